@@ -57,6 +57,8 @@ class Client:
     score_from: int | None = None
     n: int = 1  # so many clients in a row share this prompt
     has_grammar: bool = False
+    tenant: str = ""
+    max_running: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ def clients() -> st.SearchStrategy[Client]:
         scores,
         st.sampled_from([1, 1, 1, 3]),
         st.sampled_from([False] * 9 + [True]),
+        st.sampled_from(["", "", "b", "c"]),
+        st.sampled_from([None, None, None, 1]),
     )
 
 
@@ -190,6 +194,8 @@ def requests_of(world: World) -> list[tuple[Client, Request]]:
                 index=index,
                 leader=first if index else None,
                 score_from=client.score_from if scores and not index else None,
+                tenant=client.tenant,
+                max_running=client.max_running,
             )
             requests.append((client, request))
     return requests

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 
 from holdfast.core.step_plan import Pass, PassKind, Span
 from holdfast.kv_cache.page_pool import PagePool
+from holdfast.scheduler.fair_share import TokenShares, num_decode_tokens
 from holdfast.scheduler.ngram_proposer import is_worth_waiting, num_worthwhile, token_share
 from holdfast.scheduler.policy import (
     DRAFT_HIT_RATE,
@@ -60,6 +61,7 @@ class Batcher:
         self._step = step
         self._in_flight = in_flight
         self._optimistic = optimistic
+        self._shares = TokenShares({}, config.max_pass_tokens, config.reference_tokens, is_padded=False)
         self._certified = config.commits_at_once
         self._has_one_pass = self._certified or config.determinism == "off"
         # The largest canonical pass without a certificate: whole reference passes.
@@ -104,7 +106,7 @@ class Batcher:
         max_tokens = self._config.max_pass_tokens
         if certified:
             max_tokens = min(max_tokens, sizes[-1])
-        decoding, prefilling = self._queue.split()
+        decoding, prefilling = self._split(max_tokens)
         decoding = self._draft(decoding, prefilling, max_tokens)
         budget = max_tokens
         planned: dict[int, Span] = {}
@@ -147,7 +149,7 @@ class Batcher:
     # Two passes: verify
 
     def _two_passes(self) -> list[Pass]:
-        decoding, prefilling = self._queue.split()
+        decoding, prefilling = self._split(self._max_canonical_tokens)
         deterministic = [state for state in decoding if state.deterministic]
         ordinary = [state for state in decoding if not state.deterministic]
         self._draft_windows(deterministic)
@@ -208,7 +210,7 @@ class Batcher:
     def _burst(self) -> list[Pass]:
         """Fast passes, each sampling from the tokens of the one before, then the windows: the host
         waits once for all."""
-        decoding, prefilling = self._queue.split()
+        decoding, prefilling = self._split(self._max_canonical_tokens)
         ordinary = [state for state in decoding if not state.deterministic]
         proposing = [state for state in decoding if state.deterministic]
         self._draft_windows(proposing)
@@ -272,14 +274,16 @@ class Batcher:
         budget = self._config.max_pass_tokens - sum(span.num_tokens for span in spans)
         for state in prompts:
             is_blocked = bool(state.in_flight.spans) and state.is_blocked
-            if budget < 1 or not self._queue.is_running(state) or is_blocked:
+            most = min(budget, self._shares.left(state.request.tenant))
+            if most < 1 or not self._queue.is_running(state) or is_blocked:
                 continue
             if state.is_prefilling or state.expected_len <= state.page_table.capacity:
                 if state.is_prefilling:
-                    span = ordinary_span(state, budget)
+                    span = ordinary_span(state, most)
                 else:
                     span = next_token_span(state, state.logprobs)
                 state.in_flight.add(span)
+                self._shares.take(state.request.tenant, span.num_tokens)
                 spans.append(span)
                 budget -= span.num_tokens
         return _fast_pass(tuple(spans))
@@ -298,11 +302,47 @@ class Batcher:
 
     # Shared by all
 
+    def _split(self, budget: int) -> tuple[list[RequestState], list[RequestState]]:
+        """The requests that decode in this step, and those that prefill. If several tenants have
+        any, each gets its share of the step's tokens; those of its requests that decoded longest ago
+        go first."""
+        decoding, prefilling = self._queue.split()
+        if not self._queue.is_shared:
+            return decoding, prefilling
+        demands: dict[str, int] = {}
+        for state in decoding:
+            tenant = state.request.tenant
+            demands[tenant] = demands.get(tenant, 0) + 1 + state.tokens.num_candidates
+        has_prefill = {state.request.tenant for state in prefilling}
+        for state in prefilling:
+            tenant = state.request.tenant
+            demands[tenant] = demands.get(tenant, 0) + max(1, state.prefill_len - state.next_start)
+        self._shares = shares = TokenShares(
+            demands, budget, self._config.reference_tokens, is_padded=not self._has_one_pass
+        )
+        if not shares.is_shared:
+            return decoding, prefilling
+        room = {
+            tenant: num_decode_tokens(shares.left(tenant), has_prefill=tenant in has_prefill)
+            for tenant in demands
+        }
+        chosen: set[int] = set()
+        started: set[str] = set()
+        for state in sorted(decoding, key=lambda state: (state.last_planned, state.request_id)):
+            tenant, count = state.request.tenant, 1 + state.tokens.num_candidates
+            if count <= room[tenant] or tenant not in started:  # at least one
+                chosen.add(state.request_id)
+                started.add(tenant)
+                state.last_planned = self._step
+                room[tenant] -= count
+                shares.take(tenant, count)
+        return [state for state in decoding if state.request_id in chosen], prefilling
+
     def _has_room(self, state: RequestState, length: int, planned: Collection[int]) -> bool:
         """Give positions 0 .. length - 1 a slot. A request that is not planned may be preempted for
         it."""
         return length <= state.page_table.capacity or self._queue.make_room(
-            state, length, planned, in_flight=self._in_flight
+            state, length, planned, self._step, in_flight=self._in_flight
         )
 
     def _add_in_flight(self, spans: Iterable[Span]) -> None:
@@ -322,8 +362,10 @@ class Batcher:
         for state in prefilling:
             if used >= budget:
                 break
-            if self._queue.is_running(state):
-                span = planned[state.request_id] = next_span(state, budget - used)
+            most = min(budget - used, self._shares.left(state.request.tenant))
+            if most > 0 and self._queue.is_running(state):
+                span = planned[state.request_id] = next_span(state, most)
+                self._shares.take(state.request.tenant, span.num_tokens)
                 used += span.num_tokens
         return used
 
@@ -354,12 +396,14 @@ class Batcher:
             proposer = state.proposer
             if proposer is None or proposer.hit_rate <= share or state.tokens.num_candidates:
                 continue
-            max_candidates = min(num_spare, num_worthwhile(proposer.hit_rate, num_tokens))
+            left = self._shares.left(state.request.tenant)
+            max_candidates = min(num_spare, left, num_worthwhile(proposer.hit_rate, num_tokens))
             if state.in_flight.spans:
                 if proposer.has_match and is_worth_waiting(proposer.hit_rate, max_candidates):
                     left_out.add(state.request_id)
             elif max_candidates > 0 and self._pool.num_available > len(self._queue.running):
                 state.propose(max_candidates)
+                self._shares.take(state.request.tenant, state.tokens.num_candidates)
                 num_spare -= state.tokens.num_candidates
                 num_tokens += state.tokens.num_candidates
         return [state for state in decoding if state.request_id not in left_out] if left_out else decoding
@@ -367,8 +411,11 @@ class Batcher:
     def _draft_windows(self, decoding: list[RequestState]) -> None:
         """Draft whole windows: tokens to be confirmed, or n-grams that are right nearly always."""
         for state in decoding:
-            if not state.in_flight.spans and not state.tokens.num_candidates and self._drafts_windows(state):
-                state.propose(state.max_window)
+            left = min(state.max_window, self._shares.left(state.request.tenant))
+            is_free = not state.in_flight.spans and not state.tokens.num_candidates
+            if left > 0 and is_free and self._drafts_windows(state):
+                state.propose(left)
+                self._shares.take(state.request.tenant, state.tokens.num_candidates)
 
     def _drafts_windows(self, state: RequestState) -> bool:
         if state.is_confirming:

@@ -1,11 +1,24 @@
 """Waiting and running requests: admission, preemption, request indices.
 
-The oldest request comes first everywhere. It is preempted only for requests that are already in the
-same plan, so no request starves. While a plan is in flight no request is preempted: if pages are
-short, nothing more is planned until it is read.
+The oldest request of a tenant comes first everywhere. It is preempted only for requests that are
+already in the same plan, or for another tenant, so no request starves. While a plan is in flight no
+request is preempted: if one must be, nothing more is planned until it is read.
+
+Places and pages are shared between tenants. The tenant with the fewest running requests is admitted
+first; of those with equally many, the one that was admitted longest ago. A request is preempted for
+another tenant's
+
+    if all places are taken    its tenant runs at least two requests more than the other;
+                               or one to none, for SLICE_STEPS steps and at least one token
+    if pages are short         its tenant holds more than an equal part of the pages, and the other
+                               does not, nor will; or the other has waited for PATIENCE_STEPS steps,
+                               and then runs for as many
+
+These conditions are not true the other way round afterwards, so two tenants never preempt each other
+in turn. One tenant alone gets everything, in order of arrival.
 """
 
-from bisect import insort
+from collections import Counter
 from collections.abc import Collection
 
 from holdfast.kv_cache.page_pool import PagePool
@@ -13,10 +26,14 @@ from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixMatch
 from holdfast.scheduler.policy import SchedulerConfig, may_admit
 from holdfast.scheduler.request_state import Phase, RequestState
 from holdfast.scheduler.spot_checks import SpotChecker
+from holdfast.scheduler.waiting import WaitingRequests
+
+SLICE_STEPS = 64
+PATIENCE_STEPS = 512
 
 
-class OutOfPages(Exception):
-    """Pages are short while a plan is in flight."""
+class PlanInFlight(Exception):
+    """A request must be preempted, which is not possible while a plan is in flight."""
 
 
 class RequestQueue:
@@ -30,40 +47,167 @@ class RequestQueue:
         self._pool = pool
         self._prefix_cache = prefix_cache
         self._spot_checker = spot_checker
-        self.waiting: list[RequestState] = []  # by arrival
+        self.waiting = WaitingRequests()
         self.running: dict[int, RequestState] = {}
         self._by_arrival: list[RequestState] | None = []
+        self._num_running: Counter[str] = Counter()  # by tenant
+        self._last_admitted: dict[str, int] = {}  # when each tenant was, by number of admissions
+        self._num_admissions = 0
         self._match_of_head: tuple[RequestState, PrefixMatch] | None = None
         # Indices of requests that ended stay taken until no plan in flight uses them.
         self._num_request_indices = config.max_num_seqs * (2 if config.async_scheduling else 1)
         self._free_indices = list(range(self._num_request_indices - 1, -1, -1))
 
     def enqueue(self, state: RequestState) -> None:
-        insort(self.waiting, state, key=lambda other: other.request_id)
+        self.waiting.add(state)
 
-    def admit(self, *, in_flight: bool) -> None:
-        """Start waiting requests, in order of arrival, while there are pages. in_flight: passes in
-        flight hold pages."""
-        for state in tuple(self.waiting):
-            if len(self.running) >= self._config.max_num_seqs:
-                break
-            if self._waits_for_leader(state):
-                continue
-            length = state.tokens.committed_len
-            match = self._match(state)
-            for page in match.pages:
-                self._pool.hold(page)
-            num_needed = self._pool.pages_for(length) - len(match.pages)
-            if not may_admit(num_needed, self._pool.num_available, len(self.running)):
-                for page in reversed(match.pages):  # now the most recently used ones: they are evicted last
-                    self._pool.drop(page)
-                break
-            self.waiting.remove(state)
-            state.admit(match)
-            state.page_table.grow(length)
-            self._start(state)
-        is_idle = not self.running and not in_flight
+    @property
+    def num_tenants(self) -> int:
+        """The tenants with live requests."""
+        return len(self._num_running.keys() | set(self.waiting.tenants))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether requests of several tenants run."""
+        return len(self._num_running) > 1
+
+    def admit(self, step: int, *, in_flight: bool, has_checks: bool) -> None:
+        """Start waiting requests while there are places and pages. in_flight: a plan is in flight.
+        has_checks: spot checks hold pages."""
+        passed_over: set[str] = set()  # tenants that get nothing more in this step
+        is_short = False  # of pages, for one of them
+        while (state := self._next_waiting(passed_over)) is not None:
+            if not self._find_place(state, step, in_flight=in_flight):
+                passed_over.add(state.request.tenant)
+            elif not self._try_start(state, step, in_flight=in_flight, others_wait=is_short):
+                passed_over.add(state.request.tenant)
+                is_short = True
+        is_idle = not self.running and not in_flight and not has_checks
         assert not (is_idle and self.waiting), "an idle engine must be able to admit"
+
+    def _next_waiting(self, passed_over: Collection[str]) -> RequestState | None:
+        """The oldest request that can start, of the tenant whose turn it is."""
+        heads = (self._head(tenant) for tenant in self.waiting.tenants if tenant not in passed_over)
+        return min(
+            (state for state in heads if state is not None),
+            key=lambda state: (
+                self._num_running[state.request.tenant],
+                self._last_admitted.get(state.request.tenant, 0),
+                state.request_id,
+            ),
+            default=None,
+        )
+
+    def _head(self, tenant: str) -> RequestState | None:
+        for state in self.waiting.of(tenant):
+            limit = state.request.max_running
+            if limit is not None and self._num_running[tenant] >= limit:
+                return None
+            if not self._waits_for_leader(state):
+                return state
+        return None
+
+    def _find_place(self, state: RequestState, step: int, *, in_flight: bool) -> bool:
+        """Whether the request may run, after another tenant's request is preempted for it if
+        necessary."""
+        if len(self.running) < self._config.max_num_seqs:
+            return True
+        num_own = self._num_running[state.request.tenant]
+        if num_own == len(self.running):
+            return False
+        # The largest tenant, its youngest request; of tenants with one request each, the one that ran longest.
+        victim = max(
+            self._unprotected(step),
+            key=lambda other: (
+                num := self._num_running[other.request.tenant],
+                -other.admitted_at if num == 1 else other.request_id,
+            ),
+            default=None,
+        )
+        if victim is None:
+            return False
+        num_others = self._num_running[victim.request.tenant]
+        is_over = (
+            num_own == 0
+            and num_others == 1
+            and step - victim.admitted_at >= SLICE_STEPS
+            and victim.has_progressed
+        )
+        if num_others < num_own + 2 and not is_over:
+            return False
+        self._preempt(victim, in_flight=in_flight)
+        return True
+
+    def _try_start(self, state: RequestState, step: int, *, in_flight: bool, others_wait: bool) -> bool:
+        """Start the request if its pages are available, or can be taken from other tenants.
+
+        others_wait: another tenant waits for pages. Then only tenants within their share get any.
+        """
+        length = state.tokens.committed_len
+        match = self._match(state)
+        for page in match.pages:
+            self._pool.hold(page)
+        num_needed = self._pool.pages_for(length) - len(match.pages)
+        may_start = not others_wait or self._is_within_share(state, num_needed)
+        while may_start and not may_admit(num_needed, self._pool.num_available, len(self.running)):
+            victim = self._find_page_victim(state, num_needed, step)
+            if victim is None:
+                may_start = False
+            else:
+                self._preempt(victim, in_flight=in_flight)
+        if not may_start:
+            for page in reversed(match.pages):  # now the most recently used ones: they are evicted last
+                self._pool.drop(page)
+            return False
+        self.waiting.remove(state)
+        state.admit(match)
+        state.page_table.grow(length)
+        self._start(state, step)
+        return True
+
+    def _find_page_victim(self, state: RequestState, num_needed: int, step: int) -> RequestState | None:
+        """A running request that gives up its pages for a waiting one of another tenant."""
+        if self.num_tenants < 2:
+            return None
+        if state.short_since is None:
+            state.short_since = step
+        tenant = state.request.tenant
+        held = self._num_held()
+        if step - state.short_since >= PATIENCE_STEPS:
+            least = 0
+        elif self._is_within_share(state, num_needed + len(self.running)):
+            least = self._pool.num_pages // self.num_tenants
+        else:
+            return None
+        others = [
+            other
+            for other in self._unprotected(step)
+            if other.request.tenant != tenant and (least or other.has_progressed)
+        ]
+        return _youngest_of_largest(others, held, least)
+
+    def _unprotected(self, step: int) -> list[RequestState]:
+        return [state for state in self.running.values() if step >= state.protected_until]
+
+    def _num_held(self) -> Counter[str]:
+        """The pages that each tenant's running requests hold."""
+        held: Counter[str] = Counter()
+        for state in self.running.values():
+            held[state.request.tenant] += len(state.page_table)
+        return held
+
+    def _is_within_share(self, state: RequestState, num_needed: int) -> bool:
+        """Whether its tenant holds no more than an equal part of the pages with so many more."""
+        num_held = self._num_held()[state.request.tenant] + num_needed
+        return num_held <= self._pool.num_pages // self.num_tenants
+
+    def _preempt(self, victim: RequestState, *, in_flight: bool) -> None:
+        if in_flight:
+            raise PlanInFlight
+        self.free_index(self.remove(victim))
+        self._spot_checker.forget(victim)
+        victim.preempt()
+        self.enqueue(victim)
 
     def _match(self, state: RequestState) -> PrefixMatch:
         """The request's match in the prefix cache. That of a request that waits for pages is
@@ -91,7 +235,14 @@ class RequestQueue:
         shares = self._config.prefix_cache and state.cacheable_len >= self._pool.page_size
         return shares and leader is not None and leader.phase is Phase.PREFILL
 
-    def _start(self, state: RequestState) -> None:
+    def _start(self, state: RequestState, step: int) -> None:
+        tenant = state.request.tenant
+        self._num_running[tenant] += 1
+        self._num_admissions += 1
+        self._last_admitted[tenant] = self._num_admissions
+        state.admitted_at, state.admitted_len = step, state.tokens.committed_len
+        if state.short_since is not None and step - state.short_since >= PATIENCE_STEPS:
+            state.short_since, state.protected_until = None, step + PATIENCE_STEPS
         if self._config.async_scheduling:
             state.request_index = self._free_indices.pop()
         self.running[state.request_id] = state
@@ -102,8 +253,18 @@ class RequestQueue:
         if self.running.pop(state.request_id, None) is None:
             return -1
         self._by_arrival = None
+        self._forget(state.request.tenant)
         request_index, state.request_index = state.request_index, -1
         return request_index
+
+    def _forget(self, tenant: str) -> None:
+        """One request less of this tenant runs."""
+        self._num_running[tenant] -= 1
+        if not self._num_running[tenant]:
+            del self._num_running[tenant]
+        if len(self._last_admitted) > 2 * self._num_request_indices:
+            live = self._num_running.keys() | set(self.waiting.tenants)
+            self._last_admitted = {one: when for one, when in self._last_admitted.items() if one in live}
 
     def free_index(self, request_index: int) -> None:
         """No plan in flight uses it any more."""
@@ -132,20 +293,23 @@ class RequestQueue:
         return decoding, prefilling
 
     def make_room(
-        self, state: RequestState, length: int, planned: Collection[int], *, in_flight: bool
+        self, state: RequestState, length: int, planned: Collection[int], step: int, *, in_flight: bool
     ) -> bool:
         """Grow the request's page table. While pages are short, preempt the youngest request that
-        is not in this plan, the request itself at last. False: it is not running any more."""
+        is not in this plan, the request itself at last; first of the tenant that holds the most
+        pages, if that is more than an equal part. False: it is not running any more."""
         if not self.is_running(state):
             return False
         while state.page_table.num_missing(length) > self._pool.num_available:
-            if in_flight:
-                raise OutOfPages
-            victim = self.running[max(request_id for request_id in self.running if request_id not in planned)]
-            self.free_index(self.remove(victim))
-            self._spot_checker.forget(victim)
-            victim.preempt()
-            self.enqueue(victim)
+            unplanned = [other for other in self.running.values() if other.request_id not in planned]
+            unplanned = [other for other in unplanned if step >= other.protected_until] or unplanned
+            victim = None
+            if self.num_tenants > 1:
+                share = self._pool.num_pages // self.num_tenants
+                victim = _youngest_of_largest(unplanned, self._num_held(), share)
+            if victim is None:
+                victim = max(unplanned, key=lambda other: other.request_id)
+            self._preempt(victim, in_flight=in_flight)
             if victim is state:
                 return False
         state.page_table.grow(length)
@@ -160,3 +324,15 @@ class RequestQueue:
         assert sorted(indices) == list(range(self._num_request_indices)), (
             "a request index leaked, or is used twice"
         )
+
+
+def _youngest_of_largest(
+    states: Collection[RequestState], held: Counter[str], least: int
+) -> RequestState | None:
+    """The youngest request of the tenant that holds the most pages, of those with more than the
+    least."""
+    return max(
+        (state for state in states if held[state.request.tenant] > least),
+        key=lambda state: (held[state.request.tenant], state.request.tenant, state.request_id),
+        default=None,
+    )

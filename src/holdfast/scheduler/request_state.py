@@ -112,6 +112,11 @@ class RequestState:
         self.max_window = max_window
         self.window_cap = FIRST_WINDOW
         self.last_verified = 0  # the step of the last window, so that windows take turns
+        self.last_planned = 0  # the step of its last token, so that a tenant's requests take turns
+        self.admitted_at = 0  # the step
+        self.admitted_len = 0  # its committed tokens then
+        self.protected_until = 0  # the step until which it is not preempted for other tenants
+        self.short_since: int | None = None  # the step when pages that other tenants hold were first missing
         self.has_draft = False  # the candidates were proposed without a pass: n-grams, or tokens sent before
         self.finish_reason: FinishReason | None = None
         self.failure: AnswerFailed | None = None
@@ -146,6 +151,11 @@ class RequestState:
     @property
     def is_live(self) -> bool:
         return self.phase in LIVE
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether it has committed a token since it was admitted last."""
+        return self.tokens.committed_len > self.admitted_len
 
     @property
     def valid_len(self) -> int:

@@ -59,7 +59,7 @@ from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache
 from holdfast.scheduler.batching import Batcher
 from holdfast.scheduler.policy import SchedulerConfig, assume_accepted, update_acceptance_rate
-from holdfast.scheduler.request_queue import OutOfPages, RequestQueue
+from holdfast.scheduler.request_queue import PlanInFlight, RequestQueue
 from holdfast.scheduler.request_state import LIVE, Phase, RequestState
 from holdfast.scheduler.spot_checks import PendingCheck, SpotChecker
 from holdfast.scheduler.verification import SpanOutcome, verify
@@ -262,10 +262,10 @@ class Scheduler:
             return StepPlan(())
         self._step += 1
         check_passes, checks = self._spot_checker.plan_checks(self.num_running)
-        self._queue.admit(in_flight=in_flight or bool(checks))
         try:
+            self._queue.admit(self._step, in_flight=in_flight, has_checks=bool(checks))
             passes = batcher.passes()
-        except OutOfPages:
+        except PlanInFlight:
             passes = []
         plan = StepPlan(tuple(one for one in [*check_passes, *passes] if one.spans))
         if plan:

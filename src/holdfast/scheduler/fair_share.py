@@ -1,0 +1,63 @@
+"""Shares of the engine between tenants, as pure decisions. With one tenant nothing is limited.
+
+The time of a pass of n tokens is about that of reference_tokens + n tokens: below the reference's
+batch size a pass takes as long as reading the weights does. Shares are fair in this measure, not in
+seconds: no clock decides a plan.
+
+Of N tenants, the one with the least work in a step has w tokens in it. Every other one adds at most
+reference_tokens + w, so the step takes at most N times as long as without them; and each of these is
+computed at no less than 1/N of the speed it would have alone. So k hostile tenants slow another one
+down by a factor of at most k + 1.
+"""
+
+from collections.abc import Collection, Mapping
+
+
+def equal_level(demands: Collection[int], total: int) -> int:
+    """The max-min fair level: a demand up to it is met in full, a larger one gets as much as the
+    level."""
+    left, num = total, len(demands)
+    for demand in sorted(demands):
+        if demand * num > left:
+            return left // num
+        left -= demand
+        num -= 1
+    return total
+
+
+def token_quota(demands: Collection[int], budget: int, reference_tokens: int, *, is_padded: bool) -> int:
+    """The tokens that each tenant may add to a step, if the tenants have so many to compute.
+
+    is_padded: a pass of the step is padded to a multiple of the reference's batch size, so a quota
+    that is not a multiple would cost as much as the next one that is.
+    """
+    if len(demands) < 2:
+        return budget
+    most = reference_tokens + min(demands)
+    if is_padded:
+        most -= most % reference_tokens
+    return max(1, min(equal_level(demands, budget), most))
+
+
+class TokenShares:
+    """What each tenant may still add to the step that is being planned."""
+
+    def __init__(
+        self, demands: Mapping[str, int], budget: int, reference_tokens: int, *, is_padded: bool
+    ) -> None:
+        self.is_shared = len(demands) > 1
+        self._unlimited = budget
+        quota = token_quota(demands.values(), budget, reference_tokens, is_padded=is_padded)
+        self._left = dict.fromkeys(demands, quota) if self.is_shared else {}
+
+    def left(self, tenant: str) -> int:
+        return self._left.get(tenant, 0) if self.is_shared else self._unlimited
+
+    def take(self, tenant: str, num_tokens: int) -> None:
+        if self.is_shared:
+            self._left[tenant] -= num_tokens
+
+
+def num_decode_tokens(quota: int, *, has_prefill: bool) -> int:
+    """How much of its quota a tenant spends on decoding first: a quarter is left for its prompts."""
+    return quota - quota // 4 if has_prefill else quota
