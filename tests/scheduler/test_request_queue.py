@@ -1,6 +1,7 @@
 """Admission while pages are short: the match of the first waiting request is remembered."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,9 @@ def matches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lengths: list[int] = []
     match = PrefixCache.match
 
-    def counted(
-        cache: PrefixCache, token_ids: Sequence[int], *, canonical_only: bool, salt: str
-    ) -> PrefixMatch:
+    def counted(cache: PrefixCache, token_ids: Sequence[int], **details: Any) -> PrefixMatch:
         lengths.append(len(token_ids))
-        return match(cache, token_ids, canonical_only=canonical_only, salt=salt)
+        return match(cache, token_ids, **details)
 
     monkeypatch.setattr(PrefixCache, "match", counted)
     return lengths

@@ -149,15 +149,18 @@ class RequestQueue:
             self._pool.hold(page)
         num_needed = self._pool.pages_for(length) - len(match.pages)
         may_start = not others_wait or self._is_within_share(state, num_needed)
+        victim: RequestState | None = None
         while may_start and not may_admit(num_needed, self._pool.num_available, len(self.running)):
             victim = self._find_page_victim(state, num_needed, step)
-            if victim is None:
+            if victim is None or in_flight:
                 may_start = False
             else:
                 self._preempt(victim, in_flight=in_flight)
         if not may_start:
             for page in reversed(match.pages):  # now the most recently used ones: they are evicted last
                 self._pool.drop(page)
+            if victim is not None:
+                raise PlanInFlight
             return False
         self.waiting.remove(state)
         state.admit(match)
