@@ -148,10 +148,11 @@ class RequestQueue:
         for page in match.pages:
             self._pool.hold(page)
         num_needed = self._pool.pages_for(length) - len(match.pages)
-        may_start = not others_wait or self._is_within_share(state, num_needed)
+        num_pages = self._pool.pages_for(length)
+        may_start = not others_wait or self._is_within_share(state, num_pages)
         victim: RequestState | None = None
         while may_start and not may_admit(num_needed, self._pool.num_available, len(self.running)):
-            victim = self._find_page_victim(state, num_needed, step)
+            victim = self._find_page_victim(state, num_pages, step)
             if victim is None or in_flight:
                 may_start = False
             else:
@@ -168,7 +169,7 @@ class RequestQueue:
         self._start(state, step)
         return True
 
-    def _find_page_victim(self, state: RequestState, num_needed: int, step: int) -> RequestState | None:
+    def _find_page_victim(self, state: RequestState, num_pages: int, step: int) -> RequestState | None:
         """A running request that gives up its pages for a waiting one of another tenant."""
         if self.num_tenants < 2:
             return None
@@ -178,7 +179,7 @@ class RequestQueue:
         held = self._num_held()
         if step - state.short_since >= PATIENCE_STEPS:
             least = 0
-        elif self._is_within_share(state, num_needed + len(self.running)):
+        elif self._is_within_share(state, num_pages + len(self.running)):
             least = self._pool.num_pages // self.num_tenants
         else:
             return None
@@ -190,7 +191,12 @@ class RequestQueue:
         return _youngest_of_largest(others, held, least)
 
     def _unprotected(self, step: int) -> list[RequestState]:
-        return [state for state in self.running.values() if step >= state.protected_until]
+        """The requests that may be preempted for a waiting one: not those of this step."""
+        return [
+            state
+            for state in self.running.values()
+            if step >= state.protected_until and step > state.admitted_at
+        ]
 
     def _num_held(self) -> Counter[str]:
         """The pages that each tenant's running requests hold."""
@@ -199,9 +205,9 @@ class RequestQueue:
             held[state.request.tenant] += len(state.page_table)
         return held
 
-    def _is_within_share(self, state: RequestState, num_needed: int) -> bool:
+    def _is_within_share(self, state: RequestState, num_pages: int) -> bool:
         """Whether its tenant holds no more than an equal part of the pages with so many more."""
-        num_held = self._num_held()[state.request.tenant] + num_needed
+        num_held = self._num_held()[state.request.tenant] + num_pages
         return num_held <= self._pool.num_pages // self.num_tenants
 
     def _preempt(self, victim: RequestState, *, in_flight: bool) -> None:
