@@ -1,7 +1,8 @@
-"""Work before admission is bounded, fair and cancelled with its client. No test depends on a clock."""
+"""Work before admission is bounded, fair and cancelled with its client. No test has an upper bound of time."""
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -156,3 +157,22 @@ def test_token_raises_between_slices_once_cancelled() -> None:
     with pytest.raises(Cancelled), token.on_cancel(lambda: called.append(2)):
         called.append(3)
     assert called == [1, 2]
+
+
+def test_worker_rests_after_work() -> None:
+    """The result does not wait for the rest; the next work does."""
+    queue = WorkQueue("test-rest", workers=1, rest=4.0)
+    spans: list[tuple[float, float]] = []
+
+    def work(token: CancelToken) -> None:
+        began = time.monotonic()
+        time.sleep(0.01)
+        spans.append((began, time.monotonic()))
+
+    async def main() -> None:
+        await asyncio.gather(queue.run("a", work), queue.run("a", work))
+
+    asyncio.run(main())
+    queue.close()
+    (began, ended), (next_began, _) = spans
+    assert next_began - ended >= 3.9 * (ended - began)

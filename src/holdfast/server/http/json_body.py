@@ -47,9 +47,9 @@ class _FailFast:
 # A list field of a model.
 Many = Annotated[list[T], _FailFast()]
 
-# One thread: large bodies wait for each other, in turns between clients, and the event loop waits
-# for none.
-_parser = WorkQueue("holdfast-json", workers=1)
+# One thread: large bodies wait for each other, in turns between clients. Parsing holds the GIL for up
+# to a tenth of a second; two thirds of the time remain for the event loop.
+_parser = WorkQueue("holdfast-json", workers=1, rest=2.0)
 _SECONDS_PER_BYTE = 4e-8
 
 # Match from one structural character to the next, skipping strings; the group is None at the end of

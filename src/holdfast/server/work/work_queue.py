@@ -68,11 +68,22 @@ class Job:
 
 
 class WorkQueue:
-    """At most `workers` jobs run at once, `max_per_client` of them of one client."""
+    """At most `workers` jobs run at once, `max_per_client` of them of one client.
+
+    rest: after a job a worker rests so many times as long as the job took. Jobs that hold the GIL
+    leave it to the event loop meanwhile.
+    """
 
     def __init__(
-        self, name: str, *, workers: int, max_per_client: int | None = None, max_waiting: int = 256
+        self,
+        name: str,
+        *,
+        workers: int,
+        max_per_client: int | None = None,
+        max_waiting: int = 256,
+        rest: float = 0.0,
     ) -> None:
+        self._rest = rest
         self._workers = workers
         self._max_per_client = max_per_client or workers
         self._max_waiting = max_waiting
@@ -158,11 +169,14 @@ class WorkQueue:
                 self._running[job.client] += 1
             began = time.monotonic()
             job.run()
+            seconds = time.monotonic() - began
             with self._lock:
                 self._running[job.client] -= 1
                 if not self._running[job.client]:
                     del self._running[job.client]
-                self._waiting.charge(job.client, max(0.0, time.monotonic() - began - job.cost))
+                self._waiting.charge(job.client, max(0.0, seconds - job.cost))
+            if self._rest:
+                time.sleep(self._rest * seconds)
 
     def _may_run(self, client: str) -> bool:
         return self._running[client] < self._max_per_client
