@@ -143,3 +143,24 @@ def test_unwritable_stdout_does_not_end_the_server(tiny_llama: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_sighup_reads_the_key_file_again(tiny_llama: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+
+    def write(text: str, answer: str) -> None:
+        keys.write_text(text)
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for(answer)
+
+    def status(key: str) -> int:
+        return server.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+
+    keys.write_text("[[tenant]]\nname = 'alice'\nkey = 'secret-a'")
+    with serving(tiny_llama, "--key-file", str(keys), engine=FAKE) as server:
+        write("[[tenant]]\nname = 'bob'\nkey = secret-b", "the keys stay as they are: .*line 3")
+        assert (status("secret-a"), status("secret-b")) == (200, 401)
+        write("[[tenant]]\nname = 'bob'\nkey = 'secret-b'", "read the key file again: 1 tenants")
+        assert (status("secret-a"), status("secret-b")) == (401, 200)
+        server.wait_for("status=200 .*tenant=bob")
+        assert "secret-" not in server.text
