@@ -113,10 +113,10 @@ def attention(q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, w
         num_warps=4, num_stages=3 if fits_three_blocks else 1, **launch,
     )  # fmt: skip
     if work is not None:
-        _merge_splits[(len(work.shared), kv_heads)](
+        _merge_splits[(len(work.shared), heads)](
             *(out, split_accs, split_stats, batch.positions, short, work.shared, window or 0),
-            KV_HEADS=kv_heads, GROUP=group, WIDTH=width, BLOCK_D=block_d, BLOCK_M=block_m, SPLIT_LEN=SPLIT,
-            WINDOWED=window is not None, num_warps=4, **pdl_launch,
+            HEADS=heads, WIDTH=width, BLOCK_D=block_d, SPLIT_LEN=SPLIT, WINDOWED=window is not None, num_warps=1,
+            **pdl_launch,
         )  # fmt: skip
     return out
 
@@ -396,30 +396,29 @@ def _attention_short(
 
 
 @triton.jit
-def _load_split(
-    split_accs, split_stats, entry, step, split, last, valid, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr
-):  # fmt: skip
-    """Maximum, sum and result of one split, for each tile row; nothing after the last split. entry:
-    that of split 0."""
-    mask = valid & (split <= last)
-    entry += split * step
-    dim = tl.arange(0, BLOCK_D)
-    split_max = tl.load(split_stats + entry * 2, mask=mask, other=_MASKED)
-    split_sum = tl.load(split_stats + entry * 2 + 1, mask=mask, other=0.0)
-    acc_mask = mask[:, None] & (dim < WIDTH)[None, :]
-    split_acc = tl.load(split_accs + entry[:, None] * WIDTH + dim[None, :], mask=acc_mask, other=0.0)
+def _load_split(split_accs, split_stats, entry, mask, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Maximum [1], sum [1] and result [1, D] of one split; those of no split without the mask."""
+    one, dim = tl.arange(0, 1), tl.arange(0, BLOCK_D)[None, :]
+    split_max = tl.load(split_stats + entry * 2 + one, mask=mask, other=_MASKED)
+    split_sum = tl.load(split_stats + entry * 2 + 1 + one, mask=mask, other=0.0)
+    split_acc = tl.load(split_accs + entry * WIDTH + dim, mask=mask & (dim < WIDTH), other=0.0)
     return split_max, split_sum, split_acc
 
 
 @triton.jit(do_not_specialize=["window"])
 def _merge_splits(
     out, split_accs, split_stats, positions, tiles, shared, window,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    SPLIT_LEN: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_LEN: tl.constexpr, WINDOWED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits of one tile and KV head that several programs wrote, by the operations of one
-    program. Each split is loaded four steps before it is merged."""
+    """Merge the splits of one tile and head that several programs wrote, by the operations of one
+    program.
+
+    One warp for each token, so that no value crosses between threads. Each split is loaded four
+    steps before it is merged.
+    """
     pdl_launch_next(PDL)
+    head = tl.program_id(1)
     tile = tl.load(shared + tl.program_id(0) * 3)
     if tile < 0:
         pdl_wait(PDL)
@@ -428,40 +427,34 @@ def _merge_splits(
     first_row, num_tokens = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1)
     first_position = tl.load(positions + first_row).to(tl.int32)
     pdl_wait(PDL)
-    tile_row = tl.arange(0, BLOCK_M)
-    token, head = tile_row // GROUP, tl.program_id(1) * GROUP + tile_row % GROUP
-    valid = token < num_tokens
-    row_max = tl.full([BLOCK_M], _MASKED, tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    first, last = 0, (first_position + num_tokens - 1) // SPLIT_LEN
-    if WINDOWED:
-        first = tl.maximum(first_position - window + 1, 0) // SPLIT_LEN
-    entry = (slot + token) * (KV_HEADS * GROUP) + head  # of split 0
-    step = num_tokens.to(tl.int64) * (KV_HEADS * GROUP)
-    max_0, sum_0, acc_0 = _load_split(
-        split_accs, split_stats, entry, step, first, last, valid, WIDTH, BLOCK_D
-    )
-    max_1, sum_1, acc_1 = _load_split(
-        split_accs, split_stats, entry, step, first + 1, last, valid, WIDTH, BLOCK_D
-    )
-    max_2, sum_2, acc_2 = _load_split(
-        split_accs, split_stats, entry, step, first + 2, last, valid, WIDTH, BLOCK_D
-    )
-    max_3, sum_3, acc_3 = _load_split(
-        split_accs, split_stats, entry, step, first + 3, last, valid, WIDTH, BLOCK_D
-    )
-    for split in range(first, last + 1):
-        next_max, next_sum, next_acc = _load_split(
-            split_accs, split_stats, entry, step, split + 4, last, valid, WIDTH, BLOCK_D
+    step = num_tokens.to(tl.int64) * HEADS  # from an entry to that of the next split
+    for token in range(num_tokens):
+        first, last = 0, (first_position + token) // SPLIT_LEN
+        if WINDOWED:
+            first = tl.maximum(first_position + token - window + 1, 0) // SPLIT_LEN
+        entry = (slot + token) * HEADS + head + first * step
+        row_max = tl.full([1], _MASKED, tl.float32)
+        row_sum = tl.zeros([1], tl.float32)
+        acc = tl.zeros([1, BLOCK_D], tl.float32)
+        max_0, sum_0, acc_0 = _load_split(split_accs, split_stats, entry, True, WIDTH, BLOCK_D)
+        max_1, sum_1, acc_1 = _load_split(split_accs, split_stats, entry + step, first < last, WIDTH, BLOCK_D)
+        max_2, sum_2, acc_2 = _load_split(
+            split_accs, split_stats, entry + 2 * step, first + 1 < last, WIDTH, BLOCK_D
         )
-        row_max, row_sum, acc = _merge(row_max, row_sum, acc, max_0, sum_0, acc_0, 1)
-        max_0, sum_0, acc_0 = max_1, sum_1, acc_1
-        max_1, sum_1, acc_1 = max_2, sum_2, acc_2
-        max_2, sum_2, acc_2 = max_3, sum_3, acc_3
-        max_3, sum_3, acc_3 = next_max, next_sum, next_acc
-    result = acc / tl.where(valid, row_sum, 1.0)[:, None] + 0.0
-    dim = tl.arange(0, BLOCK_D)
-    row = (first_row + token).to(tl.int64) * (KV_HEADS * GROUP) + head
-    mask = valid[:, None] & (dim < WIDTH)[None, :]
-    tl.store(out + row[:, None] * WIDTH + dim[None, :], result.to(out.dtype.element_ty), mask=mask)
+        max_3, sum_3, acc_3 = _load_split(
+            split_accs, split_stats, entry + 3 * step, first + 2 < last, WIDTH, BLOCK_D
+        )
+        for split in range(first, last + 1):
+            next_max, next_sum, next_acc = _load_split(
+                split_accs, split_stats, entry + 4 * step, split + 3 < last, WIDTH, BLOCK_D
+            )
+            row_max, row_sum, acc = _merge(row_max, row_sum, acc, max_0, sum_0, acc_0, 1)
+            max_0, sum_0, acc_0 = max_1, sum_1, acc_1
+            max_1, sum_1, acc_1 = max_2, sum_2, acc_2
+            max_2, sum_2, acc_2 = max_3, sum_3, acc_3
+            max_3, sum_3, acc_3 = next_max, next_sum, next_acc
+            entry += step
+        result = acc / row_sum[:, None] + 0.0
+        dim = tl.arange(0, BLOCK_D)[None, :]
+        row = (first_row + token).to(tl.int64) * HEADS + head
+        tl.store(out + row * WIDTH + dim, result.to(out.dtype.element_ty), mask=dim < WIDTH)
