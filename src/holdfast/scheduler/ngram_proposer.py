@@ -49,21 +49,24 @@ def is_worth_waiting(hit_rate: float, num_candidates: int) -> bool:
 
 
 class NgramProposer:
-    """The committed tokens of one request, and the tokens they predict."""
+    """The committed tokens of one request, and the tokens they predict.
+
+    The prompt is read at the first use: a request that never runs costs nothing.
+    """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
+        self._unread = token_ids
         self._ids: list[int] = []
         self._gram = 0  # the last NGRAM tokens in one number
         self._next_position: dict[int, int] = {}  # n-gram -> the position after its last occurrence
         self._match: int | None = None  # the position of the token that is predicted to come next
         self._hits = 0.5
         self._misses = 0.5
-        for token_id in token_ids:
-            self._append(token_id)
 
     @property
     def has_match(self) -> bool:
         """Whether the last n-gram occurred before."""
+        self._read()
         return self._match is not None
 
     @property
@@ -73,6 +76,7 @@ class NgramProposer:
 
     def commit(self, token_id: int) -> None:
         """Append a committed token, and compare it with the prediction."""
+        self._read()
         match = self._match
         if match is None:
             self._append(token_id)
@@ -86,12 +90,19 @@ class NgramProposer:
 
     def propose(self, max_candidates: int) -> tuple[int, ...]:
         """The tokens predicted to come next, at most so many."""
+        self._read()
         if self._match is None or max_candidates < 1:
             return ()
         expected: list[int] = []
         for at in range(self._match, self._match + max_candidates):  # a run that reaches its own end repeats
             expected.append(self._ids[at] if at < len(self._ids) else expected[at - len(self._ids)])
         return tuple(expected)
+
+    def _read(self) -> None:
+        if self._unread:
+            unread, self._unread = self._unread, ()
+            for token_id in unread:
+                self._append(token_id)
 
     def _append(self, token_id: int) -> None:
         ids = self._ids

@@ -13,4 +13,4 @@ async def once(target: Target, number: int) -> int:
     return await request(target, "/v1/chat/completions", encode(body), headers=headers)
 
 
-ATTACK = Attack(__doc__, once, probe="chat", num_clients=(32, 128))
+ATTACK = Attack(__doc__, once, probe="chat", num_clients=(32, 96))

@@ -2,7 +2,8 @@
 
 Requests are checked and prepared in the thread that reads messages. Those with a grammar or with
 bad words are prepared in threads of their own (`preparation`), because that takes time. The engine's
-loop only gets valid requests. A request that is aborted while it is prepared is never submitted.
+loop only gets valid requests. A request whose abort arrives before the loop has submitted it is never
+submitted: clients that come and leave at once cost the loop nothing.
 """
 
 import logging
@@ -34,6 +35,7 @@ class EngineServer:
         self._preparation = Preparation(engine, self._prepare)
         self._preparing: set[int] = set()
         self._aborted: set[int] = set()  # while they were prepared
+        self._withdrawn: set[int] = set()  # aborts that were read and not handled yet; all threads
         self._arrived: dict[int, float] = {}  # when, of those in the queue
         self._step_ended = 0.0  # the last step, so the next one began then
         self._revocation_sent = False
@@ -48,6 +50,7 @@ class EngineServer:
             if self._preparation.cancel(message.request_id):
                 self.worker.post(lambda: self._preparing.discard(message.request_id))
             else:
+                self._withdrawn.add(message.request_id)
                 self.worker.post(lambda: self._abort(message.request_id))
         elif isinstance(message, m.SetTracing):
             self.worker.post(lambda: self._set_tracing(message.on))
@@ -100,7 +103,7 @@ class EngineServer:
             self._send(refused)
 
     def _submit(self, request: Request, arrived: float) -> None:
-        if self._was_aborted(request.request_id):
+        if self._was_aborted(request.request_id) or request.request_id in self._withdrawn:
             return
         try:
             self._engine.submit(request)
@@ -119,10 +122,11 @@ class EngineServer:
         return True
 
     def _abort(self, request_id: int) -> None:
+        self._withdrawn.discard(request_id)
         if request_id in self._preparing:
             self._aborted.add(request_id)
-        else:
-            self._deliver(self._engine.abort(request_id))
+        elif outputs := self._engine.abort(request_id):
+            self._deliver(outputs)
 
     def _set_tracing(self, on: bool) -> None:
         self._engine.tracer = Tracer(self._engine) if on else None
