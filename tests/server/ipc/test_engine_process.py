@@ -196,6 +196,22 @@ def test_request_aborted_while_prepared_is_never_submitted(
     assert (status.num_running, status.num_waiting) == (0, 0)
 
 
+def test_request_aborted_before_the_loop_sees_it_is_never_submitted(engine: Engine) -> None:
+    """The loop is busy while both messages arrive."""
+    sent: list[m.FromEngine] = []
+    server = EngineServer(engine, sent.append)
+    try:
+        for message in (submit(1), m.Abort(1), submit(2), m.Stop()):
+            server.handle(message)
+        server.worker.run()
+        accepted = [one.request_id for one in sent if isinstance(one, m.Accepted)]
+        assert accepted == [2]
+        assert not server._withdrawn and not server._preparing
+    finally:
+        engine.abort(2)
+        server.close()
+
+
 def test_abort_of_unknown_request_does_nothing(process: Process) -> None:
     process.send(m.Abort(77), submit(1))
     assert process.receive_results()[1].keys() == {1}
