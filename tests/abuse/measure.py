@@ -54,14 +54,14 @@ class Outcome:
         got = ", ".join(f"{_name(status)} {num}" for status, num in sorted(self.statuses.items()))
         return (
             f"| {self.name} | {self.num_hostile} | {self.quiet * 1e3:.0f} | {self.attacked * 1e3:.0f} "
-            f"| {self.factor:.1f} | {self.worst * 1e3:.0f} | {self.after * 1e3:.0f} "
+            f"| {self.factor:.1f} | {self.limit * 1e3:.0f} | {self.worst * 1e3:.0f} | {self.after * 1e3:.0f} "
             f"| {self.num_refused} of {self.num_probes} | {got} |"
         )
 
 
 HEADER = (
-    "| attack | tenants | quiet ms | p50 ms | factor | worst ms | first after ms | refused | attacker got |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    "| attack | tenants | quiet ms | p50 ms | factor | limit ms | worst ms | first after ms | refused "
+    "| attacker got |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 

@@ -17,7 +17,7 @@ from abuse.wire import Target
 from support.serving import Server, serving
 
 SLACK = 0.4  # seconds: the machine of the gate may be busy, and without defences the cost is seconds
-NOISE = 0.03  # of a long run
+NOISE = 0.1  # seconds, of a long run
 PATIENCE = 20.0
 
 

@@ -2,9 +2,10 @@
 documented response.
 
 schemathesis generates the cases: first the boundary values of every field, then random ones, valid
-and invalid. HOLDFAST_FUZZ_CASES sets the number of random cases for each operation, and
-HOLDFAST_FUZZ_LONG_CASES that of the long form; CONTRIBUTING.md says how to run them. A failure prints
-the case as a curl command.
+and invalid. HOLDFAST_FUZZ_CASES sets the number of random cases for each operation. The
+long form repeats the random cases with other seeds until there were HOLDFAST_FUZZ_TOTAL: generating
+a case takes longer the more there were of the same seed. CONTRIBUTING.md says how to run it. A failure
+prints the case as a curl command.
 """
 
 import json
@@ -21,8 +22,9 @@ from support.serving import Server
 TESTS = Path(__file__).parents[1]
 IS_SHORT = "HOLDFAST_FUZZ_CASES" not in os.environ
 CASES = os.environ.get("HOLDFAST_FUZZ_CASES", "16")
-LONG_CASES = os.environ.get("HOLDFAST_FUZZ_LONG_CASES", "1300")  # 20,000 of all operations
-SEED = os.environ.get("HOLDFAST_FUZZ_SEED", "1")
+TOTAL = int(os.environ.get("HOLDFAST_FUZZ_TOTAL", "20000"))  # cases of the long form
+ROUND_CASES = 60  # of each operation and seed of the long form
+SEED = int(os.environ.get("HOLDFAST_FUZZ_SEED", "1"))
 CHECKS = (
     *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
     *("response_headers_conformance", "response_schema_conformance", "negative_data_rejection"),
@@ -59,13 +61,25 @@ def test_every_response_is_documented(tiny_server: Server, tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_every_response_of_a_long_run_is_documented(tiny_server: Server, tmp_path: Path) -> None:
-    num_cases = check(tiny_server, tmp_path, int(LONG_CASES), is_short=False)
-    assert num_cases >= 20_000 or "HOLDFAST_FUZZ_LONG_CASES" in os.environ
+    num_cases = check(tiny_server, tmp_path, ROUND_CASES, is_short=False)
+    seed = SEED
+    while num_cases < TOTAL:
+        seed += 1
+        num_cases += check(tiny_server, tmp_path, ROUND_CASES, is_short=False, seed=seed, phases="fuzzing")
+        print(f"{num_cases} cases in all")
 
 
-def check(server: Server, folder: Path, num_examples: int, *, is_short: bool) -> int:
+def check(
+    server: Server,
+    folder: Path,
+    num_examples: int,
+    *,
+    is_short: bool,
+    seed: int = SEED,
+    phases: str = "coverage,fuzzing",
+) -> int:
     """Fuzz the server. Returns the number of cases."""
-    report, said = fuzz(server.url, folder, num_examples, is_short=is_short)
+    report, said = fuzz(server.url, folder, num_examples, is_short=is_short, seed=seed, phases=phases)
     cases = report["test_cases"]
     print(f"{cases['generated']} cases in {report['running_time']:.0f} s")
     assert report["complete"] and report["operations"]["tested"] == report["operations"]["total"] >= 12, said
@@ -80,11 +94,13 @@ def check(server: Server, folder: Path, num_examples: int, *, is_short: bool) ->
     return int(cases["generated"])
 
 
-def fuzz(url: str, folder: Path, num_examples: int, *, is_short: bool) -> tuple[dict[str, Any], str]:
+def fuzz(
+    url: str, folder: Path, num_examples: int, *, is_short: bool, seed: int, phases: str
+) -> tuple[dict[str, Any], str]:
     """schemathesis' report, and what it said."""
-    path, config = folder / "report.json", folder / "schemathesis.toml"
+    path, config = folder / f"report{seed}.json", folder / "schemathesis.toml"
     config.write_text(SHORT if is_short else "")
-    options = ["--max-examples", str(num_examples), "--seed", SEED, "--phases", "coverage,fuzzing"]
+    options = ["--max-examples", str(num_examples), "--seed", str(seed), "--phases", phases]
     options += ["--checks", ",".join(CHECKS), "--request-timeout", "60", "--report-json-path", str(path)]
     ended = subprocess.run(
         [

@@ -15,4 +15,4 @@ async def once(target: Target, number: int) -> int:
     return await request(target, "/v1/completions", encode(body), leave_after=0.05)
 
 
-ATTACK = Attack(__doc__, once, num_clients=(16, 64), in_gate=True)
+ATTACK = Attack(__doc__, once, num_clients=(6, 24), in_gate=True)
