@@ -251,7 +251,7 @@ def test_server_gives_the_same_answers_as_the_local_model(holdfast, model, monke
     monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
     options = ("-d", "-n", "12", "-t", "0.8", "--seed", "3", "--system", "the quick brown fox")
     turns = "the lazy dog\nthe fox\n"
-    here = holdfast("chat", model, *options, stdin=turns)
+    here = holdfast("chat", model, "--certification", "startup", *options, stdin=turns)
     with serving(model, "--api-key", "secret") as server:
         there = holdfast("chat", "--url", server.url, "--api-key", "secret", *options, stdin=turns)
         ordinary = holdfast("chat", "--url", server.url, "--api-key", "secret", "-n", "3", stdin="the dog\n")

@@ -20,7 +20,7 @@ SECRET = "sk-very-secret"
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch):
     for name in os.environ:
-        if name.startswith("HOLDFAST_") and name != "HOLDFAST_CACHE_DIR":
+        if name.startswith("HOLDFAST_") and name not in ("HOLDFAST_CACHE_DIR", "HOLDFAST_CERTIFICATION"):
             monkeypatch.delenv(name)
 
 

@@ -99,7 +99,7 @@ def test_structured_cells_are_skipped_where_unsupported(monkeypatch) -> None:
     def few(engine, prompt):
         found = {feature.name: feature for feature in find_features(engine, prompt)}
 
-        def refuse(structured):
+        def refuse(*given):
             raise InvalidRequest("this model cannot")
 
         monkeypatch.setattr(engine.grammars, "compile", refuse)
