@@ -4,6 +4,7 @@ Its p50 is at most 3 times the quiet value and one step against one hostile tena
 against k, and none of its requests is refused.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,9 @@ def attack(
 
 
 @pytest.fixture(autouse=True)
-def sound(attacked: Server) -> None:
-    """The server was not restarted, and nothing failed inside."""
-    yield  # type: ignore[misc]
+def sound(attacked: Server) -> Iterator[None]:
+    """The engine was not restarted, and nothing failed inside."""
+    yield
     assert attacked.process.poll() is None and "Traceback" not in attacked.text
     assert attacked.text.count("Ready after") == 1
 
