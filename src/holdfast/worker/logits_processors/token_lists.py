@@ -24,6 +24,7 @@ class TokenLists:
 
     bias_ids: NDArray[np.int64]  # [biased], on the host
     biases: NDArray[np.float32]  # [biased], on the host
+    bad_ids: NDArray[np.int64]  # on the host
     limit: Tensor  # fp32 [vocab], or [0] if all are allowed
     allowed_bits: int  # the allowed tokens as one number, bit i for token i; -1 if all are
 
@@ -49,6 +50,7 @@ def _make(params: SamplingParams, vocab_size: int, device: torch.device) -> Toke
     return TokenLists(
         bias_ids=np.array([token_id for token_id, _ in biases], np.int64),
         biases=np.array([bias for _, bias in biases], np.float32),
+        bad_ids=_inside(params.bad_ids, vocab_size).numpy(),
         limit=send_array(limit.numpy(), device),
         allowed_bits=_bits(limit) if len(limit) else -1,
     )

@@ -4,9 +4,11 @@ The logit of a token that is not allowed becomes -inf. The bits of allowed token
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.worker.logits_processors.device_history import is_on_device
@@ -14,6 +16,10 @@ from holdfast.worker.logits_processors.token_lists import token_lists_of
 from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
 from holdfast.worker.transfer import send_array
 
+Ints = NDArray[np.int64]
+BadWords = tuple[tuple[int, ...], ...]
+
+_MAX_INDICES = 512  # lists of bad words
 _MAX_SINGLE_IDS = 1024  # of a list of bad ids; a longer one is a limit for the whole row
 
 
@@ -22,32 +28,32 @@ def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> set[int]:
     have been masked."""
     vocab_size, device = logits.shape[1], logits.device
     masked: set[int] = set()
-    single: list[tuple[int, int]] = []  # (row, token id)
+    single: list[Ints] = []  # indices of the flattened logits
     grammar_rows: list[int] = []
     grammar_bits = bytearray()
     for at, slice_ in placed:
         rows, params = logits[at : at + slice_.num_tokens], slice_.span.sampling.params
-        if params.allowed_ids is None and len(params.bad_ids) <= _MAX_SINGLE_IDS:
-            for row in range(at, at + slice_.num_tokens):
-                single.extend((row, token_id) for token_id in params.bad_ids if token_id < vocab_size)
-        elif params.allowed_ids is not None or params.bad_ids:
+        if params.allowed_ids is not None or len(params.bad_ids) > _MAX_SINGLE_IDS:
             limit = token_lists_of(params, vocab_size, device).limit
             torch.minimum(rows, limit, out=rows)
             masked.update(range(at, at + slice_.num_tokens))
+        elif params.bad_ids:
+            bad_ids = token_lists_of(params, vocab_size, device).bad_ids
+            single.extend(row * vocab_size + bad_ids for row in range(at, at + slice_.num_tokens))
         bad_word_ends = _bad_word_ends(slice_)
         if slice_.masks:
             grammar_rows.extend(at + index for index, mask in enumerate(slice_.masks) if mask is not None)
             grammar_bits += _grammar_bits(slice_, bad_word_ends, vocab_size, device)
         for index, token_ids in enumerate(bad_word_ends):
-            token_ids = token_ids + _early_ends(slice_, index)
-            single.extend((at + index, token_id) for token_id in token_ids if token_id < vocab_size)
+            found = np.concatenate((token_ids, np.array(_early_ends(slice_, index), np.int64)))
+            single.append((at + index) * vocab_size + found[found < vocab_size])
     if grammar_rows:
         _apply_grammar_bits(logits, grammar_rows, grammar_bits)
         masked.update(grammar_rows)
-    if single:
-        where, ids = np.array(single, np.int64).T
-        logits.view(-1).index_fill_(0, send_array(where * vocab_size + ids, device), -torch.inf)
-        masked.update(row for row, _ in single)
+    places = np.concatenate((*single, np.empty(0, np.int64)))
+    if len(places):
+        logits.view(-1).index_fill_(0, send_array(places, device), -torch.inf)
+        masked.update(np.unique(places // vocab_size).tolist())
     return masked
 
 
@@ -68,7 +74,7 @@ def _apply_grammar_bits(logits: Tensor, rows: list[int], bits: bytearray) -> Non
 
 
 def _grammar_bits(
-    slice_: LogitsSlice, bad_word_ends: list[list[int]], vocab_size: int, device: torch.device
+    slice_: LogitsSlice, bad_word_ends: list[Ints], vocab_size: int, device: torch.device
 ) -> bytearray:
     """The masks of the slice that are not None, in whole bytes. A mask is read as one number, bit i
     for token i."""
@@ -87,7 +93,7 @@ def _grammar_bits(
             continue
         allowed = int.from_bytes(mask, "little") & everything
         if has_suppressed and _is_early(slice_, index):
-            others = listed_bits & ~_bits(bad_word_ends[index], vocab_size)
+            others = listed_bits & ~_bits(bad_word_ends[index].tolist(), vocab_size)
             allowed = _suppress_ends(slice_, allowed, others, vocab_size)
         bits += allowed.to_bytes(num_bytes, "little")
     return bits
@@ -124,22 +130,48 @@ def _is_early(slice_: LogitsSlice, index: int) -> bool:
     return slice_.first_position + index < sampling.prompt_len + sampling.params.min_tokens
 
 
-def _bad_word_ends(slice_: LogitsSlice) -> list[list[int]]:
+def _bad_word_ends(slice_: LogitsSlice) -> list[Ints]:
+    """The ids that would complete a bad word, for each token."""
     span, words = slice_.span, slice_.span.sampling.bad_words
     if not words or is_on_device(slice_):
-        return [[] for _ in range(slice_.num_tokens)]
-    always = [word[0] for word in words if len(word) == 1]
-    begun: dict[int, list[tuple[int, ...]]] = {}  # by the token before the last
-    for word in words:
-        if len(word) > 1:
-            begun.setdefault(word[-2], []).append(word)
+        return [np.empty(0, np.int64)] * slice_.num_tokens
+    index = _index_of(words)
     tokens = span.history + span.token_ids
     found = []
     for end in range(slice_.first_position, slice_.first_position + slice_.num_tokens):
         completed = [
             word[-1]
-            for word in begun.get(tokens[end - 1], ())
+            for word in index.begun.get(tokens[end - 1], ())
             if tokens[max(0, end + 1 - len(word)) : end] == word[:-1]
         ]
-        found.append(always + completed)
+        found.append(np.concatenate((index.single, np.array(completed, np.int64))))
     return found
+
+
+@dataclass(frozen=True)
+class _BadWordIndex:
+    words: BadWords
+    single: Ints  # words of one token
+    begun: dict[int, list[tuple[int, ...]]]  # longer words by the token before the last
+
+
+# By identity: comparing two lists would read them. The index keeps its list, so that an id is not
+# reused.
+_indices: dict[int, _BadWordIndex] = {}
+
+
+def _index_of(words: BadWords) -> _BadWordIndex:
+    """The index of a request's bad words. The last ones made are kept: all tokens of a request
+    share one list."""
+    known = _indices.get(id(words))
+    if known is None:
+        begun: dict[int, list[tuple[int, ...]]] = {}
+        for word in words:
+            if len(word) > 1:
+                begun.setdefault(word[-2], []).append(word)
+        single = np.array([word[0] for word in words if len(word) == 1], np.int64)
+        known = _BadWordIndex(words, single, begun)
+        while len(_indices) >= _MAX_INDICES:
+            del _indices[next(iter(_indices))]
+        _indices[id(words)] = known
+    return known
