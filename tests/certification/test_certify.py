@@ -308,7 +308,8 @@ def test_unwritable_certificate_folder_logs_a_warning(
 
 
 def test_no_temporary_files_are_left(cache_dir: Path, auto_llm: LLM) -> None:
-    assert {path.suffix for path in (cache_dir / "certificates").iterdir()} == {".json"}
+    files = [path for path in (cache_dir / "certificates").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json"}
     assert os.environ["HOLDFAST_CACHE_DIR"] == str(cache_dir)
 
 

@@ -96,8 +96,8 @@ def test_invalid_options_are_refused_before_a_server_starts(holdfast, monkeypatc
 
 
 def test_server_arguments_are_the_changed_options():
-    assert serve_arguments(EngineConfig()) == []
-    options = EngineConfig("m", dtype="fp32", prefix_cache=False, max_num_seqs=3)
+    assert serve_arguments(EngineConfig(certification="background")) == []
+    options = EngineConfig("m", dtype="fp32", prefix_cache=False, max_num_seqs=3, certification="background")
     assert serve_arguments(options) == ["m", "--dtype", "fp32", "--max-num-seqs", "3", "--no-prefix-cache"]
 
 
