@@ -44,6 +44,8 @@ DECIDES_NOTHING = {
     "engine/async_llm.py": "calls the engine",
     "engine/builder.py": "connects the parts; its choices are in the fingerprint",
     "engine/certifier.py": "when the certificate is made",
+    "engine/compile_ahead.py": "when kernels are compiled",
+    "engine/compile_worker.py": "when kernels are compiled",
     "engine/chat_tokenizer.py": "calls tokenizer and chat template",
     "engine/config.py": "settings; those that decide are in the fingerprint",
     "engine/engine.py": "calls scheduler and worker",

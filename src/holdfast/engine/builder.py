@@ -16,6 +16,7 @@ from holdfast.certification.checks.passes import AllPages
 from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
 from holdfast.engine.certifier import Certifier, SpareKVPages
+from holdfast.engine.compile_ahead import CompileWorker, compile_ahead
 from holdfast.engine.config import (
     DTYPES,
     BatchLimits,
@@ -148,8 +149,11 @@ def _assemble(
     config, model, thinking = setup.config, setup.model, setup.thinking
     key = None if config.receipt_key is None else SigningKey.read(Path(config.receipt_key).expanduser())
     clock = StartUpClock(setup.device)
-    backend = _open_backend(setup, show)
-    clock.end("recipes and backend")
+    with compile_ahead(model, setup.dtype, setup.device) as worker:
+        backend = _open_backend(setup, show)
+        clock.end("recipes and backend")
+        _await_kernels(worker, show)
+        clock.end("kernels")
     canary = run_canary(backend, model)  # before anything fills the device's memory
     clock.end("canary")
     if thinking is not None:
@@ -208,6 +212,15 @@ def _assemble(
             "answers are verified until then"
         )
     return engine
+
+
+def _await_kernels(worker: CompileWorker, show: ShowProgress | None) -> None:
+    progress = _stage(show, "Compiling kernels") if worker.is_running else None
+    if progress is not None:
+        progress(0, 1)
+    worker.wait()
+    if progress is not None:
+        progress(1, 1)
 
 
 def _obtain_certificate(

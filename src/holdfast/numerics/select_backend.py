@@ -72,7 +72,7 @@ def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:
         raise ConfigError(
             "kernels triton need triton, which is not installed; install it with: pip install triton"
         )
-    if device.type != "cuda" and not triton_is_interpreted():
+    if device.type == "cpu" and not triton_is_interpreted():
         raise ConfigError(
             "kernels triton need a CUDA device; on a CPU they run only under Triton's interpreter, for tests "
             "(TRITON_INTERPRET=1 in the environment), so use kernels auto"

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from holdfast.numerics.backends.triton.launch import compute_capability
 from holdfast.numerics.forward_batch import KVLayer
 
 TILE_ROWS = 128
@@ -40,12 +41,11 @@ def supports(q: Tensor, layer: KVLayer) -> bool:
     """Whether this kernel can compute q [tokens, H, D]. It needs a Hopper GPU: other generations
     have other matrix instructions."""
     return (
-        q.device.type == "cuda"
-        and q.dtype in _ELEMENTS
+        q.dtype in _ELEMENTS
         and q.shape[2] in _WIDTHS
         and layer.values.is_contiguous()
         and layer.keys.transpose(2, 3).is_contiguous()
-        and torch.cuda.get_device_capability(q.device)[0] == 9
+        and compute_capability(q.device)[0] == 9
     )
 
 

@@ -9,6 +9,7 @@ are launched in the usual way and start when all earlier kernels have ended.
 """
 
 import os
+from functools import cache
 from typing import TypedDict
 
 import torch
@@ -16,6 +17,7 @@ import triton
 import triton.language as tl
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+COMPILE_FOR = "HOLDFAST_COMPILE_FOR"  # in a process that only compiles: the compute capability, as "9.0"
 
 
 class PdlLaunch(TypedDict, total=False):
@@ -26,8 +28,19 @@ class PdlLaunch(TypedDict, total=False):
 no_pdl: PdlLaunch = {"PDL": False}
 
 
+@cache
+def compute_capability(device: torch.device | None = None) -> tuple[int, int]:
+    """Of the GPU that kernels are compiled for. (0, 0): there is none."""
+    if chosen := os.environ.get(COMPILE_FOR):
+        major, minor = map(int, chosen.split("."))
+        return major, minor
+    if INTERPRETED or not torch.cuda.is_available():
+        return 0, 0
+    return torch.cuda.get_device_capability(device)
+
+
 def _pdl_launch() -> PdlLaunch:
-    if INTERPRETED or not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
+    if compute_capability() < (9, 0):
         return no_pdl
     return {"PDL": True, "launch_pdl": True}
 

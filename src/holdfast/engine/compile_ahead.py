@@ -1,0 +1,139 @@
+"""Compile the GPU kernels of an engine ahead, in other processes, while this one prepares.
+
+    this process   [ search GEMM recipes ]  wait  [ canary ] [ weights ] [ reference's own test ]
+    worker         [ import | list kernels | compile, one process for each core ]
+
+Triton compiles a kernel when it is first launched, one after the other: 17 s of CPU time for 50
+kernels. The worker (`compile_worker.py`) needs no GPU; it fills Triton's cache on disk. It is not
+started if this was done before, or with a single core. If it fails or cannot be started, kernels
+are compiled when they are launched.
+"""
+
+import hashlib
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from holdfast.models.config import DecoderConfig
+from holdfast.numerics.cache_dir import cache_dir, write_atomic
+from holdfast.numerics.code_versions.versions import code_versions
+
+_log = logging.getLogger(__name__)
+_MAX_PROCESSES = 16
+_TIMEOUT_SECONDS = 120
+COMPILE_FOR = "HOLDFAST_COMPILE_FOR"  # read by `numerics/backends/triton/launch.py`
+
+
+@dataclass(frozen=True)
+class CompileTask:
+    """What the worker compiles: the kernels of models of this shape."""
+
+    model: DecoderConfig
+    dtype: str  # such as bfloat16
+    num_processes: int
+
+
+class CompileWorker:
+    """A running worker, or none."""
+
+    def __init__(self, process: "subprocess.Popen[bytes] | None" = None, done: Path | None = None) -> None:
+        self._process = process
+        self._done = done  # a file that says so
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def wait(self) -> None:
+        """Until the kernels are compiled."""
+        if self._process is None:
+            return
+        try:
+            status = self._process.wait(_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = None
+        if status == 0 and self._done is not None:
+            with suppress(OSError):
+                write_atomic(self._done, "")
+        elif status != 0:
+            _log.debug("kernels were not compiled ahead: the worker's status is %s", status)
+
+    def close(self) -> None:
+        """End the worker, whatever it does."""
+        if self._process is None:
+            return
+        self._process.kill()
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+@contextmanager
+def compile_ahead(model: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Iterator[CompileWorker]:
+    """Start compiling the kernels of a model of this shape. The worker is ended with the context."""
+    worker = CompileWorker()
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        worker = start_worker(model, dtype, capability, num_processes=_num_cores() - 1)
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+def start_worker(
+    model: DecoderConfig, dtype: torch.dtype, capability: tuple[int, int], *, num_processes: int
+) -> CompileWorker:
+    """None is started if its work was done before, or if it would not help."""
+    task = CompileTask(model, str(dtype).removeprefix("torch."), min(num_processes, _MAX_PROCESSES))
+    done = _done_file(task, capability)
+    if num_processes < 1 or not sys.executable or (done.exists() and _triton_cache().is_dir()):
+        return CompileWorker()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "CUDA_VISIBLE_DEVICES": "",  # a context on the GPU would take its memory
+        COMPILE_FOR: ".".join(map(str, capability)),
+    }
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "holdfast.engine.compile_worker"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=None if _log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
+        )
+    except OSError as error:
+        _log.debug("kernels are not compiled ahead: %s", error)
+        return CompileWorker()
+    assert process.stdin is not None
+    with suppress(OSError):  # it has ended
+        process.stdin.write(pickle.dumps(task))
+        process.stdin.flush()
+    return CompileWorker(process, done)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _triton_cache() -> Path:
+    """Where Triton keeps compiled kernels."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+
+
+def _done_file(task: CompileTask, capability: tuple[int, int]) -> Path:
+    """Its name is a hash of all that the compiled kernels depend on, and of where they are."""
+    versions = (str(torch.__version__), sorted(code_versions(("kernels/triton", "certification")).items()))
+    content = repr((task.model, task.dtype, capability, versions, str(_triton_cache())))
+    return cache_dir() / "kernels" / hashlib.sha256(content.encode()).hexdigest()
