@@ -14,9 +14,11 @@ supervisor adds a deadline for every answer. SIGUSR1 tells a worker that the req
 not needed any more; it answers soon, with anything. After a timeout, a crash or an interrupted request the
 process is killed, so a late answer can never be read as the answer to another request; the next
 request starts a fresh process. The process ends with its supervisor, and, at the end of its input,
-with the process that started it.
+with the process that started it. It has a lower priority than the process that started it: what a
+client makes it compute takes CPU time that others leave.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -35,6 +37,8 @@ from holdfast.core.cancel_token import Cancelled, CancelToken
 from holdfast.core.framing import MAX_FRAME_BYTES, ConnectionLost, FrameTooLong, pack_frame, read_frame
 
 _MAX_SETUP_BYTES = 4096
+_NICENESS = 5  # about a third of the CPU time of the engine where both want a core
+_LOWEST_PRIORITY = 19
 
 
 class WorkerLost(Exception):
@@ -215,6 +219,7 @@ class _Process:
         quiet = subprocess.DEVNULL
         with theirs:
             self._popen = subprocess.Popen(command, stdin=theirs.fileno(), stdout=quiet, stderr=quiet, env={})
+        _lower_priority(self._popen.pid)
 
     def interrupt(self) -> None:
         """Tell the process that its request is not needed any more. Any thread may call it."""
@@ -259,6 +264,12 @@ class _Process:
         if status < 0:
             return WorkerLost(f"its process was ended by signal {-status}", -status)
         return WorkerLost(f"its process ended with exit status {status}")
+
+
+def _lower_priority(pid: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # it has ended, or the system has no priorities
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, pid, min(_LOWEST_PRIORITY, own + _NICENESS))
 
 
 def _package_root(name: str) -> str:

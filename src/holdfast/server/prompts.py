@@ -16,6 +16,7 @@ from holdfast.text.special_tokens import Span
 from holdfast.text.token_bounds import SLICE_CHARS
 from holdfast.text.tokenizer import Tokenizer
 
+_INLINE_CHARS = 512
 _MAX_UNWRITTEN = 1 << 20  # characters a template may read without writing them to the prompt
 
 
@@ -47,7 +48,12 @@ class Prompts:
     async def encode(
         self, text: str, *, client: str, add_special_tokens: bool = True, whole: bool = False
     ) -> list[int]:
-        """Tokenise a text of this client. Refuses more tokens than the context has, unless `whole`."""
+        """Tokenise a text of this client. Refuses more tokens than the context has, unless `whole`.
+
+        A short text is tokenised at once, if no pattern can backtrack: a thread would cost more.
+        """
+        if len(text) <= _INLINE_CHARS and self.tokenizer.bounds.can_slice:
+            return self.tokenize(text, CancelToken(), add_special_tokens=add_special_tokens, whole=whole)
         return await self.lanes.run(
             client,
             lambda token: self.tokenize(text, token, add_special_tokens=add_special_tokens, whole=whole),

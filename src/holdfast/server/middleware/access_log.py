@@ -9,7 +9,7 @@ here.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -44,7 +44,7 @@ class AccessLogEntry:
 
     def write(self) -> None:
         """Write the line: a warning for a 5xx status, else info."""
-        fields = asdict(self)
+        fields = dict(vars(self))
         for name in ("first_token_ms", "total_ms"):
             if fields[name] is not None:
                 fields[name] = round(fields[name], 1)

@@ -36,21 +36,31 @@ class ApiKeyMiddleware:
     def _require_key(self, scope: Scope) -> Tenant:
         """One header with a known key is enough; a proxy may have added the other. Keys of two
         tenants are refused."""
-        headers: list[tuple[bytes, bytes]] = [
-            (name, value) for name, value in scope["headers"] if name in _KEY_HEADERS
-        ]
+        headers = _key_headers(scope)
         is_page = scope["path"] in _PAGES or scope["path"].startswith(_PAGE_FILES)
         challenge = {"WWW-Authenticate": 'Basic realm="holdfast"' if is_page else "Bearer"}
         if not headers:
             how = "X-Api-Key: YOUR_KEY" if is_anthropic(scope["path"]) else "Authorization: Bearer YOUR_KEY"
             message = f"You didn't provide an API key. Send it as {how}."
             raise ApiError(401, message, code="missing_api_key", headers=challenge)
-        keys = [value.strip() if name == b"x-api-key" else _key_of(value) for name, value in headers]
-        is_repeated = len({name for name, _ in headers}) < len(headers)
-        found = {tenant for key in keys if (tenant := self._tenants.by_key(key)) is not None}
-        if is_repeated or len(found) != 1:
+        tenant = find_tenant(scope, self._tenants)
+        if tenant is None:
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=challenge)
-        return found.pop()
+        return tenant
+
+
+def find_tenant(scope: Scope, tenants: TenantDirectory) -> Tenant | None:
+    """The tenant whose key a request has. None: no key, a wrong one, or keys of two tenants."""
+    headers = _key_headers(scope)
+    if len({name for name, _ in headers}) < len(headers):
+        return None
+    keys = [value.strip() if name == b"x-api-key" else _key_of(value) for name, value in headers]
+    found = {tenant for key in keys if (tenant := tenants.by_key(key)) is not None}
+    return found.pop() if len(found) == 1 else None
+
+
+def _key_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in scope["headers"] if name in _KEY_HEADERS]
 
 
 def _key_of(authorization: bytes) -> bytes:

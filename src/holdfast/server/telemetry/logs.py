@@ -15,6 +15,7 @@ redacts all of these.
 import json
 import logging
 import math
+import re
 import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -30,7 +31,7 @@ _REDACTED = "***"
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 
 _STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
-_UNQUOTED = frozenset("-_.:/+@*")  # characters, besides letters and digits, that need no quotes
+_UNQUOTED = re.compile(r"[A-Za-z0-9_.:/+@*-]+")  # values that need no quotes
 
 
 def configure_logging(
@@ -131,8 +132,7 @@ def escape(text: str) -> str:
 def _quoted(value: object) -> str:
     """A field's value, quoted where it would be ambiguous."""
     if isinstance(value, str):
-        plain = value != "" and all(one.isascii() and (one.isalnum() or one in _UNQUOTED) for one in value)
-        return value if plain else escape(json.dumps(value, ensure_ascii=False))
+        return value if _UNQUOTED.fullmatch(value) else escape(json.dumps(value, ensure_ascii=False))
     if isinstance(value, list):
         return f"[{','.join(map(_quoted, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
