@@ -42,9 +42,7 @@ def multiply(x: Tensor, w: Linear, *, slab: int | None = None, vendor_gemm: bool
         x = F.pad(x, (0, 0, 0, slabs * slab - rows))
     if slabs == 1:
         return _library_gemm(x, w.data, split_k)[..., :rows, :]
-    return torch.cat([_library_gemm(rows_of_slab, w.data, split_k) for rows_of_slab in x.split(slab)], -2)[
-        ..., :rows, :
-    ]
+    return _multiply_slabs(x, w.data, split_k, slab)[..., :rows, :]
 
 
 def multiply_fp32(x: Tensor, w: Linear, *, slab: int | None = None) -> Tensor:
@@ -56,6 +54,17 @@ def multiply_fp32(x: Tensor, w: Linear, *, slab: int | None = None) -> Tensor:
     return multiply(x, split, slab=slab)
 
 
+def _multiply_slabs(x: Tensor, weight: Tensor, split_k: int, slab: int) -> Tensor:
+    """One GEMM after the other, each writing its rows of the result."""
+    splits = (split_k,) if split_k else ()
+    dtype = torch.float32 if split_k else x.dtype
+    out = torch.empty((*splits, len(x), len(weight)), dtype=dtype, device=x.device)
+    for start in range(0, len(x), slab):
+        rows = slice(start, start + slab)
+        _library_gemm(x[rows], weight, split_k, out=out[..., rows, :])
+    return out
+
+
 def _multiply_split_n(x: Tensor, weight: Tensor, num_first: int) -> Tensor:
     """The library's own GEMM for the first `num_first` output columns, then for the others."""
     out = x.new_empty((x.shape[0], weight.shape[0]))
@@ -64,14 +73,16 @@ def _multiply_split_n(x: Tensor, weight: Tensor, num_first: int) -> Tensor:
     return out
 
 
-def _library_gemm(x: Tensor, weight: Tensor, split_k: int) -> Tensor:
+def _library_gemm(x: Tensor, weight: Tensor, split_k: int, *, out: Tensor | None = None) -> Tensor:
     if split_k == 0:
-        return F.linear(x, weight)
+        return F.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
     rows, width = x.shape
     x_splits = x.view(rows, split_k, width // split_k).transpose(0, 1)  # [S, rows, K / S]
     w_splits = weight.view(-1, split_k, width // split_k).permute(1, 2, 0)  # [S, K / S, N]
     if x.device.type != "cuda":
-        return torch.bmm(x_splits.to(torch.float32), w_splits.to(torch.float32))
+        return torch.bmm(x_splits.to(torch.float32), w_splits.to(torch.float32), out=out)
     if x.dtype is torch.float32:
-        return torch.bmm(x_splits, w_splits)
-    return torch.bmm(x_splits, w_splits, out_dtype=torch.float32)
+        return torch.bmm(x_splits, w_splits, out=out)
+    if out is None:
+        return torch.bmm(x_splits, w_splits, out_dtype=torch.float32)
+    return torch.bmm(x_splits, w_splits, out_dtype=torch.float32, out=out)
