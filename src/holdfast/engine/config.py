@@ -43,7 +43,7 @@ class BatchLimits:
     max_pass_tokens: int
 
 
-_BATCH_LIMITS = {"cpu": BatchLimits(64, 512), "cuda": BatchLimits(256, 8192)}
+_BATCH_LIMITS = {"cpu": BatchLimits(64, 512), "cuda": BatchLimits(512, 8192)}
 
 _option = partial(option, panel="Engine")
 
@@ -92,7 +92,7 @@ class EngineConfig:
         unset="the model's context, at most 1048576",
     )
     max_num_seqs: int | None = _option(
-        None, "Maximum number of requests that run at once.", unset="64 on a CPU, 256 on a GPU"
+        None, "Maximum number of requests that run at once.", unset="64 on a CPU, 512 on a GPU"
     )
     kv_memory: int | str | None = _option(
         None,

@@ -217,7 +217,8 @@ class Batcher:
         proposing = [state for state in proposing if not (state.in_flight.spans and state.is_confirming)]
         ordinary = self._draft(ordinary, prefilling, self._config.max_pass_tokens - len(proposing))
         chunks = [state for state in prefilling if state.deterministic]
-        counts = self._num_fast_tokens(proposing, ordinary, has_prefill=bool(chunks))
+        num_prefill = sum(max(1, state.prefill_len - state.next_start) for state in chunks)
+        counts = self._num_fast_tokens(proposing, ordinary, num_prefill)
         planned: dict[int, int] = {}
         for state in decoding:
             count = counts.get(state.request_id)
@@ -231,14 +232,14 @@ class Batcher:
         return [*passes, self._canonical_pass(windows, chunks)]
 
     def _num_fast_tokens(
-        self, proposing: list[RequestState], ordinary: list[RequestState], *, has_prefill: bool
+        self, proposing: list[RequestState], ordinary: list[RequestState], num_prefill: int
     ) -> dict[int, int]:
         """The number of fast tokens of each request in the burst: at most one if prefill waits, or
         if pages are short."""
         reference = self._config.reference_tokens
-        budget = self._max_canonical_tokens - (reference if has_prefill else 0)
-        limit = 1 if has_prefill else choose_burst(len(proposing), reference)
-        for max_count in (limit, 1):
+        budget = self._max_canonical_tokens - (reference if num_prefill else 0)
+        limit = choose_burst(len(proposing), reference, num_prefill)
+        for max_count in (limit, min(limit, 1)):
             counts = choose_windows(proposing, max_count, budget)
             longest = max(counts.values(), default=0) or 1
             for state in ordinary:

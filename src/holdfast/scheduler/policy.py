@@ -97,12 +97,29 @@ class PendingWindow:
     last_verified: int
 
 
-def choose_burst(num_windows: int, reference_tokens: int) -> int:
-    """The candidates of each of num_windows windows, so that together the windows fill a reference
-    pass."""
+def choose_burst(num_windows: int, reference_tokens: int, num_prefill: int = 0) -> int:
+    """The candidates of each of num_windows windows, in a canonical pass that computes num_prefill
+    tokens of prompts as well: so many that the windows fill a reference pass, or none if that
+    commits more tokens in the same time.
+
+    The time of a pass of n tokens is about that of reference_tokens + n. Without candidates a
+    canonical pass decodes one token of every request: the requests fill a reference pass alone, or a
+    long prompt hides what they cost.
+    """
     if not num_windows:
         return 1
-    return min(SAMPLED_RING_SIZE - 2, max(1, reference_tokens // num_windows - 1))
+    most = 1 if num_prefill else min(SAMPLED_RING_SIZE - 2, max(1, reference_tokens // num_windows - 1))
+
+    def time_per_token(num_candidates: int) -> float:
+        num_tokens = num_windows * (1 + num_candidates)
+        time = num_candidates * (reference_tokens + num_windows)
+        if num_prefill < reference_tokens:  # more would take the place of padding
+            time += reference_tokens + round_up(num_tokens + num_prefill, reference_tokens) - num_prefill
+        else:
+            time += num_tokens
+        return time / num_tokens
+
+    return min((most, 0), key=time_per_token)
 
 
 def adapt_window(window_cap: int, max_window: int, *, num_accepted: int, num_rejected: int) -> int:

@@ -15,7 +15,7 @@ OLD_SECTIONS = {"needle": "stress"}  # accepted for one release
 
 
 _LONGEST_CELL = 100_064  # tokens of a prompt and its answer
-_CELL_POSITIONS = 230_000  # of all requests of a cell that run at once
+_CELL_POSITIONS = 260_000  # of all requests of a cell that run at once
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class GpuSettings:
 
     @property
     def max_streams(self) -> int:
-        return max(*self.streams, *self.small_streams, *self.breakdown_streams, self.verify_streams)
+        counts = (*self.streams, *self.small_streams, *self.breakdown_streams, self.verify_streams)
+        return max(*counts, self.max_cell_streams)
 
     @property
     def max_len(self) -> int:
