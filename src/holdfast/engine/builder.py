@@ -4,6 +4,7 @@ CUDA graphs, certify the machine.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, sp
 from holdfast.engine.certifier import Certifier, SpareKVPages
 from holdfast.engine.compile_ahead import CompileWorker, compile_ahead
 from holdfast.engine.config import (
-    DTYPES,
     BatchLimits,
     EngineConfig,
     default_gpu_kv_bytes,
     default_kv_bytes,
+    dtype_name,
     parse_bytes,
 )
 from holdfast.engine.engine import Engine
@@ -77,15 +78,20 @@ StageProgress = Callable[[int, int], None]  # (done, total) of one stage
 
 
 def build(
-    config: EngineConfig, show: ShowProgress | None = None, opened: OpenedModel | None = None
+    config: EngineConfig,
+    show: ShowProgress | None = None,
+    opened: OpenedModel | None = None,
+    worker: CompileWorker | None = None,
 ) -> Engine:
-    """Find the model, load it and build its engine. opened is the model, if it is open already."""
+    """Find the model, load it and build its engine. opened is the model, if it is open already.
+    worker compiles its kernels, if it runs already; it is closed."""
     opened = opened or open_model(config)
-    checkpoint: Checkpoint | None = opened.checkpoint
-    if checkpoint is None:
-        device = choose_device(config.device, config.kernels)
-        checkpoint = DummyCheckpoint(opened.model, device=device)
-    return assemble(config, checkpoint, opened.tokenizer, show)
+    with closing(worker or compile_ahead(config, opened.model)) as worker:
+        checkpoint: Checkpoint | None = opened.checkpoint
+        if checkpoint is None:
+            device = choose_device(config.device, config.kernels)
+            checkpoint = DummyCheckpoint(opened.model, device=device)
+        return assemble(config, checkpoint, opened.tokenizer, show, worker)
 
 
 @dataclass(frozen=True)
@@ -107,15 +113,19 @@ class _Setup:
 
 
 def assemble(
-    config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer, show: ShowProgress | None = None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    show: ShowProgress | None = None,
+    worker: CompileWorker | None = None,
 ) -> Engine:
-    """Build an engine for an open checkpoint."""
+    """Build an engine for an open checkpoint. worker: compiles its kernels meanwhile."""
     device = choose_device(config.device, config.kernels)
     settings = numeric_settings(config.num_threads, device=device)
     with SettingsGuard(device, own_workers=True):
         setup = _make_setup(config, checkpoint, device, settings)
         try:
-            return _assemble(setup, checkpoint, tokenizer, show)
+            return _assemble(setup, checkpoint, tokenizer, worker or CompileWorker(), show)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise ConfigError(_out_of_memory(setup)) from error
         except HoldfastError:
@@ -144,16 +154,19 @@ def _make_setup(
 
 
 def _assemble(
-    setup: _Setup, checkpoint: Checkpoint, tokenizer: Tokenizer, show: ShowProgress | None
+    setup: _Setup,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    worker: CompileWorker,
+    show: ShowProgress | None,
 ) -> Engine:
     config, model, thinking = setup.config, setup.model, setup.thinking
     key = None if config.receipt_key is None else SigningKey.read(Path(config.receipt_key).expanduser())
     clock = StartUpClock(setup.device)
-    with compile_ahead(model, setup.dtype, setup.device) as worker:
-        backend = _open_backend(setup, show)
-        clock.end("recipes and backend")
-        _await_kernels(worker, show)
-        clock.end("kernels")
+    backend = _open_backend(setup, show)
+    clock.end("recipes and backend")
+    _await_kernels(worker, show)
+    clock.end("kernels")
     canary = run_canary(backend, model)  # before anything fills the device's memory
     clock.end("canary")
     if thinking is not None:
@@ -318,12 +331,8 @@ def gemm_recipes(
 
 
 def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
-    """The dtype to compute in.
-
-    "auto" is the checkpoint's own; bf16 if that is quantised or unknown.
-    """
-    name = stored if config.dtype == "auto" else config.dtype
-    return _DTYPES[DTYPES.get(name or "", "bfloat16")]
+    """The dtype to compute in; stored: the checkpoint's own."""
+    return _DTYPES[dtype_name(config.dtype, stored)]
 
 
 def _schedule(setup: _Setup, backend: Backend) -> SchedulerConfig:

@@ -1,12 +1,13 @@
 """Compile the GPU kernels of an engine ahead, in other processes, while this one prepares.
 
-    this process   [ search GEMM recipes ]  wait  [ canary ] [ weights ] [ reference's own test ]
-    worker         [ import | list kernels | compile, one process for each core ]
+    this process   [ import torch ] [ search GEMM recipes ]  wait  [ canary ] [ weights ] ...
+    worker         [ import torch ] [ list kernels ] [ compile, one process for each core ]
 
 Triton compiles a kernel when it is first launched, one after the other: 17 s of CPU time for 50
-kernels. The worker (`compile_worker.py`) needs no GPU; it fills Triton's cache on disk. It is not
-started if this was done before, or with a single core. If it fails or cannot be started, kernels
-are compiled when they are launched.
+kernels. The worker (`compile_worker.py`) needs no GPU; it fills Triton's cache on disk. It is
+started before this process imports torch, which takes seconds, so this module does not import it.
+It is not started if its work was done before, or with a single core. If it fails or cannot be
+started, kernels are compiled when they are launched.
 """
 
 import hashlib
@@ -15,16 +16,16 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
+from holdfast.engine.config import EngineConfig, dtype_name
 from holdfast.models.config import DecoderConfig
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
 from holdfast.numerics.code_versions.versions import code_versions
+from holdfast.worker.gpu_presence import compute_capability
 
 _log = logging.getLogger(__name__)
 _MAX_PROCESSES = 16
@@ -77,24 +78,21 @@ class CompileWorker:
         self._process.wait()
 
 
-@contextmanager
-def compile_ahead(model: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Iterator[CompileWorker]:
-    """Start compiling the kernels of a model of this shape. The worker is ended with the context."""
-    worker = CompileWorker()
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        worker = start_worker(model, dtype, capability, num_processes=_num_cores() - 1)
-    try:
-        yield worker
-    finally:
-        worker.close()
+def compile_ahead(config: EngineConfig, model: DecoderConfig) -> CompileWorker:
+    """Start compiling the kernels of this engine, if it will run on a GPU. The caller closes the
+    worker."""
+    capability = compute_capability(config.device, config.kernels)
+    if capability is None:
+        return CompileWorker()
+    dtype = dtype_name(config.dtype, model.torch_dtype)
+    return start_worker(model, dtype, capability, num_processes=_num_cores() - 1)
 
 
 def start_worker(
-    model: DecoderConfig, dtype: torch.dtype, capability: tuple[int, int], *, num_processes: int
+    model: DecoderConfig, dtype: str, capability: tuple[int, int], *, num_processes: int
 ) -> CompileWorker:
-    """None is started if its work was done before, or if it would not help."""
-    task = CompileTask(model, str(dtype).removeprefix("torch."), min(num_processes, _MAX_PROCESSES))
+    """dtype: such as bfloat16. None is started if its work was done before, or would not help."""
+    task = CompileTask(model, dtype, min(num_processes, _MAX_PROCESSES))
     done = _done_file(task, capability)
     if num_processes < 1 or not sys.executable or (done.exists() and _triton_cache().is_dir()):
         return CompileWorker()
@@ -134,6 +132,14 @@ def _triton_cache() -> Path:
 
 def _done_file(task: CompileTask, capability: tuple[int, int]) -> Path:
     """Its name is a hash of all that the compiled kernels depend on, and of where they are."""
-    versions = (str(torch.__version__), sorted(code_versions(("kernels/triton", "certification")).items()))
-    content = repr((task.model, task.dtype, capability, versions, str(_triton_cache())))
+    code = sorted(code_versions(("kernels/triton", "certification")).items())
+    libraries = [_version(name) for name in ("torch", "triton")]
+    content = repr((task.model, task.dtype, capability, code, libraries, str(_triton_cache())))
     return cache_dir() / "kernels" / hashlib.sha256(content.encode()).hexdigest()
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return ""

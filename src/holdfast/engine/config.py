@@ -30,6 +30,16 @@ DTYPES = {
     "float32": "float32",
     "fp32": "float32",
 }
+
+
+def dtype_name(configured: str, stored: str | None) -> str:
+    """The dtype to compute in, by torch's name.
+
+    "auto" is the checkpoint's own; bf16 if that is quantised or unknown.
+    """
+    return DTYPES.get((stored if configured == "auto" else configured) or "", "bfloat16")
+
+
 MAX_TEMPLATE_CHARS = 1 << 20
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SPOT_CHECK_RATES = {"cpu": 0.01, "cuda": 0.001}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from holdfast.core.embeddings import EmbeddingResult, embedding_result
 from holdfast.core.options import takes_fields_of
@@ -10,13 +10,12 @@ from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
 from holdfast.core.request import Request
 from holdfast.core.results import Result, decode_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
-from holdfast.engine.builder import build
 from holdfast.engine.chat_tokenizer import ChatTokenizer
+from holdfast.engine.compile_ahead import compile_ahead
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.engine import Engine
 from holdfast.engine.frozen_heap import frozen_heap
 from holdfast.engine.input_processor import Prompt
-from holdfast.engine.preflight import OpenedModel
+from holdfast.engine.preflight import OpenedModel, open_model
 from holdfast.engine.progress_bar import UseTqdm, progress_bar
 from holdfast.engine.prompts import (
     ChatOptions,
@@ -34,6 +33,9 @@ from holdfast.engine.shared_engine import Inbox, SharedEngine
 from holdfast.engine.status import ShowProgress
 from holdfast.engine.token_stream import TokenStream
 from holdfast.errors import EngineStopped, InvalidRequest
+
+if TYPE_CHECKING:
+    from holdfast.engine.engine import Engine
 
 
 class LLM:
@@ -77,16 +79,20 @@ class LLM:
         opened: OpenedModel | None = None,
     ) -> None:
         self.config = config
-        self.engine = build(config, progress, opened)
+        opened = opened or open_model(config)
+        worker = compile_ahead(config, opened.model)
+        from holdfast.engine.builder import build  # imports torch, while the worker does
+
+        self.engine = build(config, progress, opened, worker)
         self._tokenizer = ChatTokenizer(self.engine.tokenizer)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> "Engine":
         """The engine. Do not step it while a call runs."""
         return self._requests.engine
 
     @engine.setter
-    def engine(self, engine: Engine) -> None:
+    def engine(self, engine: "Engine") -> None:
         self._shared: SharedEngine | None = SharedEngine(engine)
 
     @property

@@ -17,11 +17,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from holdfast.core.request import Request
 from holdfast.core.results import RequestOutput
-from holdfast.engine.engine import Engine
 from holdfast.errors import EngineStopped, HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.engine.engine import Engine
 
 _TAKE_OVER_SECONDS = 0.02  # a waiting caller looks this often whether no other steps the engine
 
@@ -54,7 +57,7 @@ class _Stepper:
 class SharedEngine:
     """Runs the requests of several calls on one engine. Any thread may call it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: "Engine") -> None:
         self.engine = engine
         self._stepper: dict[str, _Stepper] = {}  # one entry; setdefault decides who gets it
         self._commands: deque[Callable[[], object]] = deque()

@@ -1,4 +1,4 @@
-"""Whether this machine can have a GPU that torch sees, found out without importing torch.
+"""Whether this machine can have a GPU that torch sees, and which, found out without importing torch.
 
 Only what is certain is refused here. `choose_device` asks torch for the rest, before weights are
 loaded.
@@ -13,6 +13,8 @@ from pathlib import Path
 from holdfast.errors import ConfigError
 
 _NO_CUDA = re.compile(r"^cuda(?:\s*:[^=\n]*)?\s*=\s*None\s*$", re.MULTILINE)
+_DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+_CAPABILITY = (75, 76)  # device attributes of the driver: major and minor
 _ROCM = Path("/dev/kfd")  # torch for ROCm calls its devices cuda, too
 
 
@@ -29,6 +31,24 @@ def require_gpu(device: str, kernels: str) -> None:
         raise ConfigError(f"device is {device}, but {reason}; use device auto or cpu")
     if find_spec("triton") is None:
         raise ConfigError(f"device is {device}, which needs triton; install it with: pip install triton")
+
+
+def compute_capability(device: str, kernels: str) -> tuple[int, int] | None:
+    """Of the NVIDIA GPU that the settings `device` and `kernels` mean, asked of the driver. None: they
+    mean a CPU, or it cannot be told."""
+    name, _, number = device.partition(":")
+    is_wanted = name in ("auto", "cuda") and kernels in ("auto", "triton") and find_spec("triton") is not None
+    if not is_wanted or _ROCM.exists() or _why_no_gpu() is not None:
+        return None
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+        handle, values = ctypes.c_int(), (ctypes.c_int(), ctypes.c_int())
+        failures = [driver.cuInit(0), driver.cuDeviceGet(ctypes.byref(handle), int(number or 0))]
+        for value, attribute in zip(values, _CAPABILITY, strict=True):
+            failures.append(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle))
+    except (OSError, AttributeError, ValueError):
+        return None
+    return None if any(failures) else (values[0].value, values[1].value)
 
 
 def _why_no_gpu() -> str | None:
@@ -54,7 +74,7 @@ def _torch_is_cpu_only() -> bool:
 
 def _has_driver() -> bool:
     try:
-        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        ctypes.CDLL(_DRIVER)
     except OSError:
         return False
     return True
