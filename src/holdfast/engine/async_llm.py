@@ -4,16 +4,14 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from holdfast.core.options import takes_fields_of
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, Result, decode_delta, decode_result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.async_engine import AsyncEngine, RequestHandle
-from holdfast.engine.builder import build
 from holdfast.engine.chat_tokenizer import ChatTokenizer
-from holdfast.engine.config import EngineConfig
+from holdfast.engine.loaded_model import LoadedModel
 from holdfast.engine.prompts import (
     ChatOptions,
     Messages,
@@ -24,8 +22,10 @@ from holdfast.engine.prompts import (
     params_for_each,
     read_prompt,
 )
-from holdfast.engine.status import ShowProgress
 from holdfast.errors import make_error
+
+if TYPE_CHECKING:
+    from holdfast.engine.engine import Engine
 
 
 class AsyncTokenStream(AsyncIterator[Delta]):
@@ -120,7 +120,7 @@ class AsyncTokenStream(AsyncIterator[Delta]):
             self._close()
 
 
-class AsyncLLM:
+class AsyncLLM(LoadedModel):
     """A loaded model and its engine, in a thread of its own, for asyncio.
 
         async with AsyncLLM("Qwen/Qwen3-0.6B") as llm:
@@ -132,33 +132,8 @@ class AsyncLLM:
     and any event loop may call it.
     """
 
-    @takes_fields_of(EngineConfig)
-    def __init__(self, *args: Any, **options: Any) -> None:
-        """Load a model, as `LLM` does. Loading blocks: `await asyncio.to_thread(AsyncLLM, model)`.
-
-        The other options are the fields of `EngineConfig`. Raises `ModelError` if the model cannot
-        be loaded, `ConfigError` if the settings do not fit it.
-        """
-        self._load(EngineConfig(*args, **options))
-
-    @classmethod
-    def from_config(cls, config: EngineConfig, progress: ShowProgress | None = None) -> "AsyncLLM":
-        """Load the model a configuration describes.
-
-        progress: called with (stage, done, total) while it loads.
-        """
-        llm = cls.__new__(cls)
-        llm._load(config, progress)
-        return llm
-
-    def _load(self, config: EngineConfig, progress: ShowProgress | None = None) -> None:
-        self.config = config
-        self._engine = AsyncEngine(build(config, progress))
-        self._tokenizer = ChatTokenizer(self._engine.engine.tokenizer)
-
-    def get_tokenizer(self) -> ChatTokenizer:
-        """The model's tokenizer: encode, decode, apply_chat_template and their relatives."""
-        return self._tokenizer
+    def _take(self, engine: "Engine") -> None:
+        self._engine = AsyncEngine(engine)
 
     def generate(
         self,

@@ -1,21 +1,17 @@
 """`LLM`: offline inference. Prompts in, results out, in the order of the prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from holdfast.core.embeddings import EmbeddingResult, embedding_result
-from holdfast.core.options import takes_fields_of
 from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
 from holdfast.core.request import Request
 from holdfast.core.results import Result, decode_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
-from holdfast.engine.chat_tokenizer import ChatTokenizer
-from holdfast.engine.compile_ahead import compile_ahead
-from holdfast.engine.config import EngineConfig
 from holdfast.engine.frozen_heap import frozen_heap
 from holdfast.engine.input_processor import Prompt
-from holdfast.engine.preflight import OpenedModel, open_model
+from holdfast.engine.loaded_model import LoadedModel
 from holdfast.engine.progress_bar import UseTqdm, progress_bar
 from holdfast.engine.prompts import (
     ChatOptions,
@@ -30,7 +26,6 @@ from holdfast.engine.prompts import (
     read_prompts,
 )
 from holdfast.engine.shared_engine import Inbox, SharedEngine
-from holdfast.engine.status import ShowProgress
 from holdfast.engine.token_stream import TokenStream
 from holdfast.errors import EngineStopped, InvalidRequest
 
@@ -38,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
 
 
-class LLM:
+class LLM(LoadedModel):
     """A loaded model and its engine.
 
         llm = LLM("Qwen/Qwen3-0.6B")
@@ -46,45 +41,6 @@ class LLM:
 
     Several threads may call it; their requests share batches. For asyncio there is `AsyncLLM`.
     """
-
-    @takes_fields_of(EngineConfig)
-    def __init__(self, *args: Any, **options: Any) -> None:
-        """Load a model: a folder, a GGUF file, a Hugging Face id, a built-in name or the default.
-
-        The other options are the fields of `EngineConfig`. Raises `ModelError` if the model cannot
-        be loaded, `ConfigError` if the settings do not fit it.
-        """
-        self._load(EngineConfig(*args, **options))
-
-    @classmethod
-    def from_config(
-        cls,
-        config: EngineConfig,
-        progress: ShowProgress | None = None,
-        opened: OpenedModel | None = None,
-    ) -> "LLM":
-        """Load the model a configuration describes.
-
-        progress: called with (stage, done, total) while it loads. opened: the model, if `open_model`
-        has opened it already.
-        """
-        llm = cls.__new__(cls)
-        llm._load(config, progress, opened)
-        return llm
-
-    def _load(
-        self,
-        config: EngineConfig,
-        progress: ShowProgress | None = None,
-        opened: OpenedModel | None = None,
-    ) -> None:
-        self.config = config
-        opened = opened or open_model(config)
-        worker = compile_ahead(config, opened.model)
-        from holdfast.engine.builder import build  # imports torch, while the worker does
-
-        self.engine = build(config, progress, opened, worker)
-        self._tokenizer = ChatTokenizer(self.engine.tokenizer)
 
     @property
     def engine(self) -> "Engine":
@@ -114,9 +70,8 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def get_tokenizer(self) -> ChatTokenizer:
-        """The model's tokenizer: encode, decode, apply_chat_template and their relatives."""
-        return self._tokenizer
+    def _take(self, engine: "Engine") -> None:
+        self.engine = engine
 
     def generate(
         self,
@@ -153,11 +108,8 @@ class LLM:
         use_tqdm: UseTqdm = None,
         *,
         sampling_params: SamplingParams | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         want_receipts: bool = True,
+        **options: Unpack[ChatOptions],
     ) -> Result: ...
 
     @overload
@@ -168,11 +120,8 @@ class LLM:
         use_tqdm: UseTqdm = None,
         *,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         want_receipts: bool = True,
+        **options: Unpack[ChatOptions],
     ) -> list[Result]: ...
 
     def chat(
@@ -182,23 +131,21 @@ class LLM:
         use_tqdm: UseTqdm = None,
         *,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         want_receipts: bool = True,
+        **options: Unpack[ChatOptions],
     ) -> Result | list[Result]:
         """Answer a conversation through the model's chat template, or several in one batch.
 
         messages: a conversation, `[{"role": "user", "content": "Hello"}]`, or a list of
             conversations.
         params, sampling_params, use_tqdm, want_receipts: as in `generate`.
-        tools: functions the model may call, in OpenAI's form, for a template that takes tools. The
-            answer is text: it is not constrained to a call and not parsed.
-        add_generation_prompt: end the prompt with the start of an assistant message. By default,
-            unless the last message is continued.
-        continue_final_message: the answer continues the last message.
-        chat_template_kwargs: further variables of the template, such as enable_thinking.
+        options:
+            tools: functions the model may call, in OpenAI's form, for a template that takes tools.
+                The answer is text: it is not constrained to a call and not parsed.
+            add_generation_prompt: end the prompt with the start of an assistant message. By default,
+                unless the last message is continued.
+            continue_final_message: the answer continues the last message.
+            chat_template_kwargs: further variables of the template, such as enable_thinking.
 
         A conversation gives a `Result`, a list of conversations a list of results. A single result
         can be read as a list of one, too: vLLM returns a list here.
@@ -206,17 +153,7 @@ class LLM:
         chosen = choose_params(params, sampling_params)
         several = is_batch(messages)
         conversations: Sequence[Any] = messages if several else [messages]
-        prompts = [
-            chat_prompt(
-                self._tokenizer,
-                each,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for each in conversations
-        ]
+        prompts = [chat_prompt(self._tokenizer, each, **options) for each in conversations]
         results = self._generate(prompts, chosen, use_tqdm, want_receipts)
         return results if several else results[0]
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.core.cancel_token import CancelToken
-from holdfast.sandbox.supervisor import SetupRefused, WorkerLost, WorkerPool, WorkerSupervisor
+from holdfast.sandbox.supervisor import SetupRefused, WorkerLost, WorkerSupervisor
 
 _MAX_WAIT_SECONDS = 60.0  # the worker itself gives up on a grammar long before
 _MAX_ANSWER_BYTES = 1 << 16
@@ -51,26 +51,22 @@ class GrammarSandbox:
         num_workers: int = 1,
     ) -> None:
         self._limits = limits or GrammarLimits()
-        self._worker = WorkerPool(
-            [
-                WorkerSupervisor(
-                    "grammar_worker.py",
-                    ["llguidance"],
-                    partial(_setup, texts, sorted(eos_ids)),
-                    setup_seconds=_MAX_WAIT_SECONDS,
-                )
-                for _ in range(num_workers)
-            ]
+        self._workers = WorkerSupervisor(
+            "grammar_worker.py",
+            ["llguidance"],
+            partial(_setup, texts, sorted(eos_ids)),
+            setup_seconds=_MAX_WAIT_SECONDS,
+            num_workers=num_workers,
         )
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The worker processes that run."""
-        return self._worker.pids
+        return self._workers.pids
 
     def warm(self) -> None:
         """Start the process, so that it reads the vocabulary meanwhile. Optional; never raises."""
-        self._worker.warm()
+        self._workers.warm()
 
     def try_grammar(
         self, grammar: str, *, is_lark: bool, follow: bool = True, token: CancelToken | None = None
@@ -81,11 +77,11 @@ class GrammarSandbox:
             "grammar": grammar,
             "is_lark": is_lark,
             "follow": follow,
-            "cpu_seconds": self._limits.cpu_seconds,
+            "trial_seconds": self._limits.cpu_seconds,
             "memory_bytes": self._limits.memory_bytes,
         }
         try:
-            answer = self._worker.request(
+            answer = self._workers.request(
                 request, seconds=_MAX_WAIT_SECONDS, max_bytes=_MAX_ANSWER_BYTES, token=token
             )
         except (WorkerLost, SetupRefused, OSError, ImportError) as error:
@@ -94,7 +90,7 @@ class GrammarSandbox:
 
     def close(self) -> None:
         """End the processes; a later trial starts another."""
-        self._worker.close()
+        self._workers.close()
 
 
 def _setup(texts: Sequence[bytes], eos_ids: list[int]) -> dict[str, Any]:

@@ -1,11 +1,10 @@
 """llguidance with our limits, and the process that tries a grammar before the engine compiles it.
 
-`supervisor` runs this file, which imports no other part of Holdfast. The engine's own process
-compiles with the same `open_trie` and `open_matcher`, so what was tried is what runs. Messages,
-framed as in `core.framing`, over the socket at stdin:
+`worker_process` loads this file, which imports no other part of Holdfast. The engine's own process
+compiles with the same `open_trie` and `open_matcher`, so what was tried is what runs.
 
-    set-up   {"texts": [latin-1, ...], "eos_ids": [...]}                          answered with {}
-    request  {"grammar": ..., "is_lark": ..., "follow": ..., "cpu_seconds": ..., "memory_bytes": ...}
+    set-up   {"texts": [latin-1, ...], "eos_ids": [...]}
+    request  {"grammar": ..., "is_lark": ..., "follow": ..., "trial_seconds": ..., "memory_bytes": ...}
     answer   {"num_bytes": ...} or {"error": ...}
     SIGUSR1  ends the fork that tries a grammar; the answer is an error
 
@@ -22,7 +21,8 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -190,7 +190,7 @@ def _try_in_fork(trie: "LLTokenizer", request: dict[str, Any]) -> dict[str, Any]
         return result
     ended = os.waitstatus_to_exitcode(status)
     if ended in (-signal.SIGPROF, -signal.SIGALRM):
-        return {"error": f"it takes more than {request['cpu_seconds']:g} seconds to compile and to follow"}
+        return {"error": f"it takes more than {request['trial_seconds']:g} seconds to compile and to follow"}
     return {"error": "it needs more memory, or is nested deeper, than a grammar may be"}
 
 
@@ -207,7 +207,7 @@ def _try(trie: "LLTokenizer", request: dict[str, Any], writing: int) -> None:
             answers.append({"error": explain(f"{type(error).__name__}: {error}")})
 
     try:
-        _limit(request["cpu_seconds"], request["memory_bytes"])
+        _limit(request["trial_seconds"], request["memory_bytes"])
         threading.stack_size(_STACK_BYTES)
         thread = threading.Thread(target=work)
         thread.start()
@@ -232,33 +232,8 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak << 10
 
 
-def _receive() -> dict[str, Any]:
-    """The next message, as `core.framing` frames it. Ends this process with its input."""
-    header = sys.stdin.buffer.read(4)
-    payload = sys.stdin.buffer.read(int.from_bytes(header, "little"))
-    if len(header) < 4:
-        sys.exit(0)
-    request: dict[str, Any] = json.loads(payload)
-    return request
-
-
-def _send(answer: dict[str, Any]) -> None:
-    payload = json.dumps(answer).encode()
-    message = memoryview(len(payload).to_bytes(4, "little") + payload)
-    while message:
-        message = message[os.write(0, message) :]
-
-
-def serve() -> None:
-    """Open the vocabulary, then try grammars until the supervisor closes the socket."""
+def open_worker(setup: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Open the vocabulary."""
     signal.signal(signal.SIGUSR1, _end_fork)
-    setup = _receive()
     trie = open_trie([text.encode("latin-1") for text in setup["texts"]], setup["eos_ids"])
-    _send({})
-    while True:
-        _send(_try_in_fork(trie, _receive()))
-
-
-if __name__ == "__main__":
-    sys.path[:0] = sys.argv[1:]  # the folder of llguidance; nothing else is importable
-    serve()
+    return partial(_try_in_fork, trie)

@@ -1,7 +1,7 @@
 """A worker process for untrusted programs, and the only code that starts, asks and ends one.
 
-A worker is one Python file beside this module, run as a file: `python -I -S -B worker.py PATH...`,
-without environment variables, user packages and start-up hooks, and with nothing importable but the
+A worker is one Python file beside this module, which `worker_process` loads in a Python without
+environment variables, user packages and start-up hooks, and with nothing importable but the
 packages it needs. It talks over a socket at its stdin, in frames (`core.framing`) of JSON objects:
 
     supervisor -> worker   set-up          once, first
@@ -9,7 +9,7 @@ packages it needs. It talks over a socket at its stdin, in frames (`core.framing
     supervisor -> worker   request         any number of times
     worker -> supervisor   answer          one for each request, in order
 
-The worker sets its own limits on memory and CPU time, because they depend on what it runs. The
+The kernel limits a worker's memory and CPU time as its messages say (`worker_process`). The
 supervisor adds a deadline for every answer. SIGUSR1 tells a worker that the request under way is
 not needed any more; it answers soon, with anything. After a timeout, a crash or an interrupted request the
 process is killed, so a late answer can never be read as the answer to another request; the next
@@ -28,7 +28,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from typing import Any
 from holdfast.core.cancel_token import Cancelled, CancelToken
 from holdfast.core.framing import MAX_FRAME_BYTES, ConnectionLost, FrameTooLong, pack_frame, read_frame
 
+_PROGRAM = Path(__file__).with_name("worker_process.py")
 _MAX_SETUP_BYTES = 4096
 _NICENESS = 5  # about a third of the CPU time of the engine where both want a core
 _LOWEST_PRIORITY = 19
@@ -58,7 +60,10 @@ class SetupRefused(Exception):
 
 
 class WorkerSupervisor:
-    """One worker process, started when needed. Thread-safe; one request at a time."""
+    """`num_workers` processes of one kind, started when needed. Any thread may use it.
+
+    A process answers one request at a time. The second is started when the first is busy, and so on.
+    """
 
     def __init__(
         self,
@@ -67,29 +72,25 @@ class WorkerSupervisor:
         make_setup: Callable[[], Mapping[str, Any]],
         *,
         setup_seconds: float,
+        num_workers: int = 1,
     ) -> None:
         """`worker` is a file in this folder, `packages` the third-party ones it imports."""
-        self._packages = packages
-        self._make_setup = make_setup
-        self._setup_seconds = setup_seconds
-        self._lock = threading.Lock()
-        self._process = _Process(Path(__file__).with_name(worker))
-        self._is_set_up = False
-        weakref.finalize(self, self._process.end)
+        path = Path(__file__).with_name(worker)
+        self._workers = tuple(_Worker(path, packages, make_setup, setup_seconds) for _ in range(num_workers))
+        self._idle = list(self._workers)
+        self._changed = threading.Condition()
+        for one in self._workers:
+            weakref.finalize(self, one.process.end)
 
     @property
-    def pid(self) -> int | None:
-        """The process that runs now, if one does."""
-        return self._process.pid
+    def pids(self) -> tuple[int, ...]:
+        """The processes that run now."""
+        return tuple(pid for one in self._workers if (pid := one.process.pid) is not None)
 
     def warm(self) -> None:
-        """Start the process and send its set-up, without waiting. Optional; never raises."""
-        with self._lock:
-            if not self._process.is_running():
-                try:
-                    self._start()
-                except (WorkerLost, OSError, ImportError):
-                    self._process.end()
+        """Start a process and send its set-up, without waiting. Optional; never raises."""
+        with self._one_idle() as worker:
+            worker.warm()
 
     def request(
         self,
@@ -99,98 +100,101 @@ class WorkerSupervisor:
         max_bytes: int = MAX_FRAME_BYTES,
         token: CancelToken | None = None,
     ) -> dict[str, Any]:
-        """The worker's answer. Raises `WorkerLost`, `SetupRefused`, or, if no process can be
-        started, `OSError` or `ImportError`. If the token is cancelled, raises `Cancelled`."""
+        """A worker's answer. Waits for an idle one; `seconds` are those of the answer alone. Raises
+        `WorkerLost`, `SetupRefused`, or, if no process can be started, `OSError` or `ImportError`.
+        If the token is cancelled, raises `Cancelled`."""
         token = token or CancelToken()
-        with self._lock:
-            token.check()
-            try:
-                if not self._process.is_running():
-                    self._start()
-                if not self._is_set_up:
-                    self._finish_setup()
-                deadline = time.monotonic() + seconds
-                with token.on_cancel(self._process.interrupt):
-                    self._process.send(message, deadline)
-                    answer = self._process.receive(deadline, max_bytes)
-                token.check()
-                return answer
-            except Cancelled:  # every answer was read
-                raise
-            except (
-                BaseException
-            ):  # an answer may be under way, which the next request must not read as its own
-                self._process.end()
-                raise
+        with self._one_idle(token) as worker:
+            return worker.request(message, seconds, max_bytes, token)
 
     def close(self) -> None:
-        """End the process; a later request starts another."""
-        with self._lock:
-            self._process.end()
+        """End the processes, each after its answer; a later request starts another."""
+        for one in self._workers:
+            with self._one_idle(among=(one,)) as worker:
+                worker.process.end()
+
+    @contextmanager
+    def _one_idle(
+        self, token: CancelToken | None = None, among: Sequence["_Worker"] | None = None
+    ) -> Iterator["_Worker"]:
+        """A worker for one use, one that was started if there is a choice."""
+        token = token or CancelToken()
+        with token.on_cancel(self._wake), self._changed:
+            while not (idle := [one for one in self._idle if among is None or one in among]):
+                self._changed.wait()
+                token.check()
+            worker = max(idle, key=lambda one: one.process.pid is not None)
+            self._idle.remove(worker)
+        try:
+            yield worker
+        finally:
+            with self._changed:
+                self._idle.append(worker)
+                self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+class _Worker:
+    """One process and whether it is set up. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        path: Path,
+        packages: Sequence[str],
+        make_setup: Callable[[], Mapping[str, Any]],
+        setup_seconds: float,
+    ) -> None:
+        self.process = _Process(path)
+        self._packages = packages
+        self._make_setup = make_setup
+        self._setup_seconds = setup_seconds
+        self._is_set_up = False
+
+    def warm(self) -> None:
+        if not self.process.is_running():
+            try:
+                self._start()
+            except (WorkerLost, OSError, ImportError):
+                self.process.end()
+
+    def request(
+        self, message: Mapping[str, Any], seconds: float, max_bytes: int, token: CancelToken
+    ) -> dict[str, Any]:
+        process = self.process
+        try:
+            token.check()
+            if not process.is_running():
+                self._start()
+            if not self._is_set_up:
+                self._finish_setup()
+            deadline = time.monotonic() + seconds
+            with token.on_cancel(process.interrupt):
+                process.send(message, deadline)
+                answer = process.receive(deadline, max_bytes)
+            token.check()
+            return answer
+        except Cancelled:  # every answer was read
+            raise
+        except BaseException:  # the next request must not read a late answer as its own
+            process.end()
+            raise
 
     def _start(self) -> None:
         self._is_set_up = False
-        self._process.start([_package_root(name) for name in self._packages])
-        self._process.send(self._make_setup(), time.monotonic() + self._setup_seconds)
+        self.process.start([_package_root(name) for name in self._packages])
+        self.process.send(self._make_setup(), time.monotonic() + self._setup_seconds)
 
     def _finish_setup(self) -> None:
         try:
-            answer = self._process.receive(time.monotonic() + self._setup_seconds, _MAX_SETUP_BYTES)
+            answer = self.process.receive(time.monotonic() + self._setup_seconds, _MAX_SETUP_BYTES)
         except WorkerLost as lost:
             raise SetupLost(str(lost), lost.signal) from None
         if "error" in answer:
             raise SetupRefused(answer["error"])
         self._is_set_up = True
-
-
-class WorkerPool:
-    """Some worker processes of one kind. The second is started when the first is busy, and so on."""
-
-    def __init__(self, workers: Sequence[WorkerSupervisor]) -> None:
-        self._workers = tuple(workers)
-        self._idle = list(self._workers)
-        self._changed = threading.Condition()
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The processes that run now."""
-        return tuple(worker.pid for worker in self._workers if worker.pid is not None)
-
-    def warm(self) -> None:
-        """Start the first process without waiting. Optional; never raises."""
-        self._workers[0].warm()
-
-    def request(
-        self,
-        message: Mapping[str, Any],
-        *,
-        seconds: float,
-        max_bytes: int = MAX_FRAME_BYTES,
-        token: CancelToken | None = None,
-    ) -> dict[str, Any]:
-        """See `WorkerSupervisor.request`. Waits for an idle worker."""
-        token = token or CancelToken()
-        with token.on_cancel(self._wake), self._changed:
-            while not self._idle:
-                self._changed.wait()
-                token.check()
-            worker = max(self._idle, key=lambda one: one.pid is not None)
-            self._idle.remove(worker)
-        try:
-            return worker.request(message, seconds=seconds, max_bytes=max_bytes, token=token)
-        finally:
-            with self._changed:
-                self._idle.append(worker)
-                self._changed.notify()
-
-    def close(self) -> None:
-        """End the processes; a later request starts another."""
-        for worker in self._workers:
-            worker.close()
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
 
 class _Process:
@@ -215,7 +219,7 @@ class _Process:
         ours, theirs = socket.socketpair()
         self._socket, self._owner_pid = ours, os.getpid()
         # -I -S: no environment, no user packages, no start-up hooks; -B: writes no byte code
-        command = [sys.executable, "-I", "-S", "-B", str(self._worker), *dict.fromkeys(paths)]
+        command = [sys.executable, "-I", "-S", "-B", str(_PROGRAM), str(self._worker), *dict.fromkeys(paths)]
         quiet = subprocess.DEVNULL
         with theirs:
             self._popen = subprocess.Popen(command, stdin=theirs.fileno(), stdout=quiet, stderr=quiet, env={})

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.errors import TemplateError
-from holdfast.sandbox.supervisor import SetupLost, SetupRefused, WorkerLost, WorkerPool, WorkerSupervisor
+from holdfast.sandbox.supervisor import SetupLost, SetupRefused, WorkerLost, WorkerSupervisor
 
 _NUM_WORKERS = 2  # the second is started when the first is busy
 _SETUP_SECONDS = 30.0  # imports jinja2: slow only on a very busy machine
@@ -47,31 +47,27 @@ class TemplateSandbox:
         self._refusal: str | None = None  # why this template can never be rendered
         if len(source) > _MAX_SOURCE_CHARS:
             self._refusal = f"it is larger than a template may be ({_MAX_SOURCE_CHARS} characters)"
-        self._worker = WorkerPool(
-            [
-                WorkerSupervisor(
-                    "template_worker.py",
-                    ["jinja2", "markupsafe"],
-                    partial(_setup, source, self._limits),
-                    setup_seconds=_SETUP_SECONDS,
-                )
-                for _ in range(_NUM_WORKERS)
-            ]
+        self._workers = WorkerSupervisor(
+            "template_worker.py",
+            ["jinja2", "markupsafe"],
+            partial(_setup, source, self._limits),
+            setup_seconds=_SETUP_SECONDS,
+            num_workers=_NUM_WORKERS,
         )
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The worker processes that run."""
-        return self._worker.pids
+        return self._workers.pids
 
     def warm(self) -> None:
         """Start the process without waiting for it. Optional; never raises."""
         if self._refusal is None:
-            self._worker.warm()
+            self._workers.warm()
 
     def close(self) -> None:
         """End the processes; a later rendering starts another."""
-        self._worker.close()
+        self._workers.close()
 
     def render(self, variables: Mapping[str, object], *, date: str, token: CancelToken | None = None) -> str:
         """Render the template with plain JSON values. `strftime_now` gives `date`. Raises `Cancelled`
@@ -87,7 +83,7 @@ class TemplateSandbox:
             "max_chars": max_chars,
         }
         try:
-            answer = self._worker.request(
+            answer = self._workers.request(
                 request,
                 seconds=limits.wall_seconds,
                 max_bytes=max_chars * _BYTES_PER_CHAR + 4096,
@@ -114,7 +110,14 @@ class TemplateSandbox:
 
 
 def _setup(source: str, limits: TemplateLimits) -> dict[str, Any]:
-    return {"source": source, "memory_bytes": limits.memory_bytes, "cpu_seconds": limits.cpu_seconds}
+    kernel_limits = {
+        "RLIMIT_AS": limits.memory_bytes,
+        "RLIMIT_FSIZE": 0,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NPROC": 0,
+        "RLIMIT_NOFILE": 16,
+    }
+    return {"source": source, "limits": kernel_limits, "cpu_seconds": limits.cpu_seconds}
 
 
 def _fail(reason: str) -> NoReturn:

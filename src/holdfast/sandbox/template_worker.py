@@ -1,11 +1,10 @@
-"""The process a chat template runs in. `supervisor` runs this file, which imports no other part of
-Holdfast.
+"""The process a chat template runs in. `worker_process` loads this file, which imports no other part
+of Holdfast.
 
-Messages, framed as in `core.framing`, over the socket at stdin:
-
-    set-up   {"source": ..., "memory_bytes": ..., "cpu_seconds": ...}
-    request  {"variables": {...}, "date": ..., "cpu_seconds": ..., "max_chars": ...}
+    set-up   {"source": ...}
+    request  {"variables": {...}, "date": ..., "max_chars": ...}
     answer   {"text": ...} or {"error": ...}
+    SIGUSR1  ends the rendering under way; its answer is an error
 
 The jinja2 environment is the one transformers renders with, without anything that would make two
 renderings differ: there is no clock (`strftime_now` gives the date of the request) and no
@@ -14,22 +13,11 @@ does: address space, CPU time for each rendering (the timer's signal ends the pr
 processes.
 """
 
-import contextlib
 import json
-import os
 import signal
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
-
-try:
-    import resource
-except ImportError:  # a system without resource limits: only the supervisor's deadline holds
-    resource = None  # type: ignore[assignment]
-
-if __name__ == "__main__":
-    sys.path[:0] = sys.argv[1:]  # the folders of jinja2 and markupsafe; nothing else is importable
 
 import jinja2
 from jinja2 import nodes
@@ -151,52 +139,6 @@ def explain(error: BaseException, request: dict[str, Any]) -> str:
     return text if type(error) is TemplateError else f"{type(error).__name__}: {text}"
 
 
-def attempt(work: Callable[[], Any], request: dict[str, Any]) -> dict[str, str]:
-    """The answer to one message. Every exception a template causes becomes an error."""
-    try:
-        return {"text": work()}
-    except BaseException as error:
-        return {"error": explain(error, request)}
-
-
-def _limit_process(memory_bytes: int) -> None:
-    if resource is None:
-        return
-    bounds = {
-        "RLIMIT_AS": memory_bytes,
-        "RLIMIT_FSIZE": 0,
-        "RLIMIT_CORE": 0,
-        "RLIMIT_NPROC": 0,
-        "RLIMIT_NOFILE": 16,
-    }
-    for name, bound in bounds.items():
-        with contextlib.suppress(AttributeError, ValueError, OSError):  # not every system knows every limit
-            resource.setrlimit(getattr(resource, name), (bound, bound))
-
-
-def _limit_cpu(seconds: float) -> None:
-    """End the process by SIGPROF after this CPU time; 0 removes the limit."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _receive() -> dict[str, Any]:
-    """The next message, as `core.framing` frames it. Ends this process with its input."""
-    header = sys.stdin.buffer.read(4)
-    payload = sys.stdin.buffer.read(int.from_bytes(header, "little"))
-    if len(header) < 4:
-        sys.exit(0)
-    request: dict[str, Any] = json.loads(payload)
-    return request
-
-
-def _send(answer: dict[str, Any]) -> None:
-    payload = json.dumps(answer).encode()
-    message = memoryview(len(payload).to_bytes(4, "little") + payload)
-    while message:
-        message = message[os.write(0, message) :]
-
-
 class _Interrupted(BaseException):
     """Nobody waits for the rendering any more."""
 
@@ -211,31 +153,26 @@ def _interrupt(*_: object) -> None:
         raise _Interrupted
 
 
+def open_worker(setup: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, str]]:
+    """Compile one template. Every exception that it causes becomes an error."""
+    signal.signal(signal.SIGUSR1, _interrupt)
+    try:
+        template = compile_template(setup["source"])
+    except BaseException as error:
+        raise TemplateError(explain(error, setup)) from None
+
+    def answer_to(request: dict[str, Any]) -> dict[str, str]:
+        try:
+            return {"text": _render_or_end(template, request)}
+        except BaseException as error:
+            return {"error": explain(error, request)}
+
+    return answer_to
+
+
 def _render_or_end(template: jinja2.Template, request: dict[str, Any]) -> str:
     _rendering.append(True)
     try:
         return render(template, request)
     finally:
         _rendering.clear()
-
-
-def serve() -> None:
-    """Compile one template, then render it until the supervisor closes the socket."""
-    signal.signal(signal.SIGUSR1, _interrupt)
-    setup = _receive()
-    _limit_process(setup["memory_bytes"])
-    template: list[jinja2.Template] = []
-    _limit_cpu(setup["cpu_seconds"])
-    answer = attempt(lambda: template.append(compile_template(setup["source"])), setup)
-    _limit_cpu(0)
-    _send(answer)
-    while template:
-        request = _receive()
-        _limit_cpu(request["cpu_seconds"])
-        answer = attempt(lambda request=request: _render_or_end(template[0], request), request)  # type: ignore[misc]
-        _limit_cpu(0)
-        _send(answer)
-
-
-if __name__ == "__main__":
-    serve()

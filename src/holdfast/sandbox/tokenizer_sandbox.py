@@ -26,7 +26,7 @@ from holdfast.sandbox.supervisor import SetupRefused, WorkerLost, WorkerSupervis
 
 _MAX_GROWTH = 256
 _MAX_STEPS = 64
-_MEMORY_BYTES = 1 << 30
+_LIMITS = {"RLIMIT_AS": 1 << 30, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": 16}
 _CPU_SECONDS, _TEXT_SECONDS, _WALL_SECONDS, _SETUP_SECONDS = 10.0, 1.0, 30.0, 30.0
 _RUN = 4000
 _RUNS = " \n\taA0._-é漢😀\u0301"  # the characters of runs, beside those of the patterns
@@ -96,7 +96,7 @@ def _try(parts: Mapping[str, Any], patterns: list[str]) -> None:
     worker = WorkerSupervisor(
         "tokenizer_worker.py",
         ["tokenizers"],
-        lambda: {"memory_bytes": _MEMORY_BYTES},
+        lambda: {"limits": _LIMITS},
         setup_seconds=_SETUP_SECONDS,
     )
     request = {

@@ -1,27 +1,17 @@
-"""The process a tokenizer's patterns are tried in. `supervisor` runs this file, which imports no other
-part of Holdfast.
+"""The process a tokenizer's patterns are tried in. `worker_process` loads this file, which imports no
+other part of Holdfast.
 
-Messages, framed as in `core.framing`, over the socket at stdin:
-
-    set-up   {"memory_bytes": ...}
-    request  {"tokenizer": ..., "texts": [...], "cpu_seconds": ..., "text_seconds": ...}
+    set-up   {}
+    request  {"tokenizer": ..., "texts": [...], "text_seconds": ...}
     answer   {} or {"error": ...}
 
 The tokenizer encodes and decodes each text. A text that takes too long, a panic of the library and
 an error are all answered with an error; the kernel ends the process if it needs too much.
 """
 
-import contextlib
-import json
-import os
-import resource
-import signal
-import sys
 import time
+from collections.abc import Callable
 from typing import Any
-
-if __name__ == "__main__":
-    sys.path[:0] = sys.argv[1:]  # the folder of tokenizers; nothing else is importable
 
 from tokenizers import Tokenizer
 
@@ -47,41 +37,5 @@ def attempt(request: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
-def _receive() -> dict[str, Any]:
-    """The next message, as `core.framing` frames it. Ends this process with its input."""
-    header = sys.stdin.buffer.read(4)
-    payload = sys.stdin.buffer.read(int.from_bytes(header, "little"))
-    if len(header) < 4:
-        sys.exit(0)
-    request: dict[str, Any] = json.loads(payload)
-    return request
-
-
-def _send(answer: dict[str, Any]) -> None:
-    payload = json.dumps(answer).encode()
-    message = memoryview(len(payload).to_bytes(4, "little") + payload)
-    while message:
-        message = message[os.write(0, message) :]
-
-
-def _limit_process(memory_bytes: int) -> None:
-    bounds = {"RLIMIT_AS": memory_bytes, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": 16}
-    for name, bound in bounds.items():
-        with contextlib.suppress(AttributeError, ValueError, OSError):  # not every system knows every limit
-            resource.setrlimit(getattr(resource, name), (bound, bound))
-
-
-def serve() -> None:
-    """Try tokenizers until the supervisor closes the socket."""
-    _limit_process(_receive()["memory_bytes"])
-    _send({})
-    while True:
-        request = _receive()
-        signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])  # its signal ends the process
-        answer = attempt(request)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _send(answer)
-
-
-if __name__ == "__main__":
-    serve()
+def open_worker(setup: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, str]]:
+    return attempt
