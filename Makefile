@@ -30,7 +30,7 @@ test-fast: $(VENV)/.dev  ## the inner loop: scheduler, cache, protocol, worker, 
 
 test-long: $(VENV)/.dev browser  ## what takes longer: training runs, larger stress tests, more random schedules
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) -m long
-	HOLDFAST_TEST_SCALE=10 $(PYTEST) tests/protocol
+	HOLDFAST_TEST_SCALE=20 $(PYTEST) tests/protocol
 
 clients: $(VENV)/.run  ## real clients at their current versions, each in its environment (build/clients, 5 GB)
 	$(PY) scripts/clients/run.py

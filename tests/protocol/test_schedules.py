@@ -260,7 +260,7 @@ def check_answer(played: Played, client: Client, request: Request) -> None:
         assert played.scores[number] == scores
 
 
-@settings(max_examples=examples(2000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(1200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds())
 def test_deterministic_answer_equals_the_reference(world: World) -> None:
     played = play(world)
@@ -276,7 +276,7 @@ def test_deterministic_answer_equals_the_reference(world: World) -> None:
     assert all(check.mismatch is None for check in played.checks)
 
 
-@settings(max_examples=examples(500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(350), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds(), st.integers(0, 60))
 def test_wrong_certificate_is_revoked_and_answers_are_right_afterwards(world: World, since: int) -> None:
     sizes = tuple(range(1, 65))

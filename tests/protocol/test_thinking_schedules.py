@@ -210,7 +210,7 @@ def check_answer(played: Played, client: Client, request: Request) -> None:
     assert (answer, told, played.scores[number]) == (truth, thoughts, scores)
 
 
-@settings(max_examples=examples(500))
+@settings(max_examples=examples(300))
 @given(thinkers())
 def test_deterministic_answer_and_thoughts_equal_the_reference(thinking: ThinkingWorld) -> None:
     played = play(thinking)

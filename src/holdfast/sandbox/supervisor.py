@@ -18,7 +18,6 @@ with the process that started it. It has a lower priority than the process that 
 client makes it compute takes CPU time that others leave.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -29,7 +28,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -271,7 +270,7 @@ class _Process:
 
 
 def _lower_priority(pid: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # it has ended, or the system has no priorities
+    with suppress(OSError, AttributeError):  # it has ended, or the system has no priorities
         own = os.getpriority(os.PRIO_PROCESS, 0)
         os.setpriority(os.PRIO_PROCESS, pid, min(_LOWEST_PRIORITY, own + _NICENESS))
 
