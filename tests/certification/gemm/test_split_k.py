@@ -13,6 +13,7 @@ from torch import Tensor
 
 from holdfast.certification.gemm import split_k as module
 from holdfast.certification.gemm.choose import search_recipes
+from holdfast.certification.gemm.multiply import PLAIN
 from holdfast.certification.gemm.recipes import GemmShape, split_k_by_shape, split_n_by_shape
 
 SIZES = (*range(1, 20), 24, 32)
@@ -76,6 +77,14 @@ def test_library_call_is_the_recipe_if_nothing_differs() -> None:
     assert (choice.split_k, choice.matching_sizes, choice.num_plain_results) == (0, SIZES, 1)
     assert choice.agrees and choice.relative_times == ()
     assert split_k_by_shape([choice]) == {(48, 64): 0}
+
+
+def test_results_of_the_plain_call_are_counted_only_if_asked_for() -> None:
+    library = FakeLibrary({0: {1, 2}})
+    (choice,) = search((SHAPE,), library, sizes=SIZES, counts_plain=False)
+    (counted,) = search((SHAPE,), FakeLibrary({0: {1, 2}}), sizes=SIZES, subject={"other": 1})
+    assert (choice.num_plain_results, counted.num_plain_results) == (0, 2)
+    assert choice.split_k == counted.split_k and PLAIN not in library.asked
 
 
 def test_fewest_splits_that_agree_everywhere_are_taken() -> None:

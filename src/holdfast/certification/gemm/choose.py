@@ -36,8 +36,8 @@ def choose_recipes(
     *,
     anew: bool = False,
 ) -> tuple[GemmRecipe, ...]:
-    """The recipes of all GEMMs of a model of this shape. anew: search even if they are on disk, and
-    time them."""
+    """The recipes of all GEMMs of a model of this shape. anew: search even if they are on disk, time
+    them and count the results of the plain call, which decides nothing."""
     found = search_recipes(
         model_gemm_shapes(model),
         library_multiply,
@@ -53,6 +53,7 @@ def choose_recipes(
         sizes=BATCH_SIZES if device.type == "cuda" else _INTERPRETED_SIZES,
         progress=progress,
         anew=anew,
+        counts_plain=anew,
     )
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -77,9 +78,10 @@ def search_recipes(
     reference_tokens: int = REFERENCE_TOKENS,
     progress: Progress | None = None,
     anew: bool = False,
+    counts_plain: bool = True,
 ) -> tuple[GemmRecipe, ...]:
     """A recipe for every shape, from disk or found now. `subject` is all else the result depends
-    on: device, libraries, settings."""
+    on: device, libraries, settings. counts_plain: also count the results of the plain call."""
     merged = _merge(shapes)
     subject = {
         "format": _FORMAT,
@@ -98,7 +100,11 @@ def search_recipes(
         for shape in merged:
             tested = [size for size in sizes if size <= MAX_HEAD_TOKENS or not shape.is_head]
             found.append(
-                search_split_k(shape, multiply, dtype, device, tested, reference_tokens, is_timed=anew)
+                search_split_k(
+                    *(shape, multiply, dtype, device, tested, reference_tokens),
+                    is_timed=anew,
+                    counts_plain=counts_plain,
+                )
             )
             if progress is not None:
                 progress(len(found), len(merged))

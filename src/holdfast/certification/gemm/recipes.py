@@ -39,7 +39,8 @@ class GemmRecipe:
     split_k: int  # 0: the library's own call; S >= 1: S partial sums in fp32, added in order
     matching_sizes: tuple[int, ...]  # the batch sizes that give the reference bits
     num_sizes_tested: int
-    num_plain_results: int  # how many different results the library's own call has over all batch sizes
+    # How many different results the library's own call has over all batch sizes; 0: not counted.
+    num_plain_results: int
     relative_times: tuple[
         tuple[int, float], ...
     ] = ()  # (batch size, time of the recipe / time of the plain call)

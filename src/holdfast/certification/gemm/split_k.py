@@ -35,13 +35,15 @@ def search_split_k(
     reference_tokens: int,
     *,
     is_timed: bool = True,
+    counts_plain: bool = True,
 ) -> GemmRecipe:
     """The recipe of one shape: the first split-K that agrees at all sizes, else at the most.
 
-    is_timed: compare its time with the plain call's, which decides nothing.
+    is_timed: compare its time with the plain call's. counts_plain: count the plain call's results.
+    Neither decides anything.
     """
     bench = _SplitKBench(shape, multiply, dtype, device, sizes, reference_tokens)
-    _, num_plain_results = bench.compare(PLAIN)
+    num_plain_results = bench.compare(PLAIN)[1] if counts_plain else 0
     best: tuple[int, list[int]] | None = None
     for split_k in SPLITS[1:] if shape.fp32_output else SPLITS:
         if split_k and (shape.in_features % split_k or shape.in_features // split_k < _MIN_SPLIT_WIDTH):

@@ -119,7 +119,7 @@ def _show_recipes(recipes: Sequence["GemmRecipe"]) -> None:
             str(one.split_k) if one.split_k else "plain",
             f"[{colour}]{len(one.matching_sizes)} of {one.num_sizes_tested}[/]",
             str(len(one.split_n)),
-            str(one.num_plain_results),
+            str(one.num_plain_results or "not counted"),
             ", ".join(f"{size}: {ratio:.2f}" for size, ratio in one.relative_times) or "not measured",
         )
     _console().print(table, soft_wrap=False)

@@ -1,0 +1,120 @@
+"""Kernels are compiled ahead by a worker process, if that helps, and the worker never outlives its
+caller. No GPU is needed: Triton compiles for one that is not there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.bench.tiny import tiny_fields
+from holdfast.engine.compile_ahead import COMPILE_FOR, CompileWorker, compile_ahead, start_worker
+from holdfast.engine.config import EngineConfig
+from holdfast.models.config import DecoderConfig, parse_config
+from holdfast.worker.gpu_presence import compute_capability
+
+HOPPER = (9, 0)
+_LIST = """
+import json, logging, sys, torch
+from holdfast.models.shapes import published_config
+from holdfast.certification.every_kernel import call_every_kernel
+from holdfast.numerics.backends.triton.compile_only import list_compilations
+
+failures = []
+logging.getLogger("holdfast").setLevel(logging.DEBUG)
+handler = logging.Handler()
+handler.emit = lambda record: failures.append(logging.Formatter().format(record))
+logging.getLogger("holdfast").addHandler(handler)
+found = list_compilations(lambda: call_every_kernel(published_config("smollm2-135m"), torch.bfloat16))
+sources = [dict(zip(one.__code__.co_freevars, one.__closure__))["src"].cell_contents for one in found]
+print(json.dumps({"names": sorted({one.name for one in sources}), "failures": failures}))
+"""
+
+
+@pytest.fixture
+def model() -> DecoderConfig:
+    return parse_config(tiny_fields())
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path / "holdfast"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+
+
+def process_of(worker: CompileWorker) -> "subprocess.Popen[bytes] | None":
+    return worker._process
+
+
+def test_kernels_of_passes_and_canary_are_listed_without_a_gpu() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), COMPILE_FOR: "9.0"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run([sys.executable, "-c", _LIST], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["failures"] == []
+    for name in ("_attention_short", "_attention_hopper", "_merge_splits", "_list_work", "_radix_select"):
+        assert name in found["names"]
+    for name in ("_rope_store", "_add_rms_norm", "_silu_mul", "_embed", "_finish_greedy", "_chunk_topk"):
+        assert name in found["names"]
+
+
+def test_worker_ends_with_its_caller(model: DecoderConfig) -> None:
+    worker = start_worker(model, "bfloat16", HOPPER, num_processes=2)
+    assert worker.is_running
+    worker.close()
+    assert not worker.is_running
+    worker.close()
+
+
+def test_worker_that_ran_to_its_end_is_not_started_again(
+    model: DecoderConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "triton").mkdir()
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    first = start_worker(model, "bfloat16", HOPPER, num_processes=2)
+    first.wait()
+    first.close()
+    assert process_of(first) is not None
+    assert process_of(start_worker(model, "bfloat16", HOPPER, num_processes=2)) is None
+    for other in (("float16", HOPPER), ("bfloat16", (8, 0))):
+        worker = start_worker(model, *other, num_processes=2)
+        assert process_of(worker) is not None
+        worker.close()
+
+
+def test_failed_worker_is_started_again(model: DecoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    for _ in range(2):
+        worker = start_worker(model, "bfloat16", HOPPER, num_processes=2)
+        assert process_of(worker) is not None
+        worker.wait()
+        worker.close()
+
+
+def test_nothing_is_started_with_one_core(model: DecoderConfig) -> None:
+    assert process_of(start_worker(model, "bfloat16", HOPPER, num_processes=0)) is None
+
+
+def test_no_process_can_be_started(model: DecoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise PermissionError("not allowed here")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    worker = start_worker(model, "bfloat16", HOPPER, num_processes=2)
+    assert process_of(worker) is None and not worker.is_running
+    worker.wait()
+    worker.close()
+
+
+@pytest.mark.parametrize(("device", "kernels"), [("cpu", "auto"), ("auto", "c"), ("cuda:x", "auto")])
+def test_no_worker_without_a_gpu(device: str, kernels: str, model: DecoderConfig) -> None:
+    assert compute_capability(device, kernels) is None
+
+
+def test_engine_on_a_cpu_starts_none(model: DecoderConfig) -> None:
+    assert process_of(compile_ahead(EngineConfig(device="cpu"), model)) is None
