@@ -58,13 +58,6 @@ def run_canary(backend: Backend, model: DecoderConfig) -> Canary:
     return Canary(reference, all_fast.hexdigest())
 
 
-def run_operations(backend: Backend, model: DecoderConfig) -> None:
-    """The operations of the canary, for the kernels they launch."""
-    bench = _Bench(backend, model)
-    for _ in (*bench.reference(), *bench.fast()):
-        pass
-
-
 @lru_cache(maxsize=1)
 def _values() -> NDArray[np.float32]:
     """_PERIOD numbers, by splitmix64 of their index."""
@@ -157,7 +150,7 @@ class _Bench:
     def _cut(self, shape: tuple[int, int]) -> tuple[int, int]:
         """On a GPU the library chooses its kernel by the shape, and fills the memory in no time."""
         n, k = shape
-        if self._backend.device.type != "cpu" or n * k <= _MAX_CPU_WEIGHT:
+        if self._backend.device.type == "cuda" or n * k <= _MAX_CPU_WEIGHT:
             return shape
         return max(1, _MAX_CPU_WEIGHT // k // 64 * 64), k
 
@@ -224,9 +217,7 @@ class _Bench:
             token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
             positions=slots[context - num_tokens :].contiguous(),
             slots=slots[context - num_tokens :].contiguous(),
-            span_starts=torch.tensor(
-                [0, num_tokens], dtype=torch.int32, device="cpu" if device.type == "meta" else device
-            ),
+            span_starts=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
             page_table=torch.arange(num_pages, dtype=torch.int32, device=device)[None],
         )
         q = self._rows(num_tokens, model.num_heads, model.head_dim, part=11)

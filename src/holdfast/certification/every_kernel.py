@@ -3,6 +3,9 @@
 A tensor on torch's device `meta` has a shape and a dtype, and nothing is computed. The operations
 are those of the canary and of passes, so a kernel gets the argument types and constants here that
 it gets on the GPU. One that is missed here is compiled when it is first launched.
+
+Only operations that torch implements in C++ are used: for others on `meta`, such as indexing and
+multiplying, it imports its tracing compiler, which takes seconds.
 """
 
 import logging
@@ -13,13 +16,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from holdfast.certification.canary import run_operations
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.numerics.layer import RopeCosSin, write_kv
 from holdfast.numerics.ops import Backend
+from holdfast.numerics.sampling import SamplingBatch
 from holdfast.numerics.select_backend import open_backend
 
 _log = logging.getLogger(__name__)
@@ -29,8 +33,9 @@ _SPLITS_OF_K = (0, 2)  # which of them a GEMM gets is not known yet
 _CONTEXT = 4096  # one that several programs read
 _SMALL_PASSES = (1, 32)  # tokens; the GEMMs for few rows have two tile heights
 _LARGE_PASS = 1024  # tokens; with tall tiles
-_NUM_TILES = (1, 2, 3, 8, 16, 24, 256, 512)  # short tiles of a pass; the work list has variants
-_NUM_LOGPROBS = 2
+_NUM_TILES = (1, 2, 3, 8, 16, 24, 136, 256, 512)  # short tiles of a pass; the work list has variants
+_NUM_LOGPROBS = (2, 5)  # of the reference's own test
+_EPS = 1e-5
 
 Call = Callable[[], object]
 
@@ -45,15 +50,18 @@ def call_every_kernel(model: DecoderConfig, dtype: torch.dtype) -> None:
 
 
 def _calls(model: DecoderConfig, dtype: torch.dtype) -> Iterator[Call]:
+    """In the order in which an engine first calls them (recipe search, canary, passes): Triton's hash
+    of a kernel's source depends on which kernels were hashed before it."""
     windows = dict.fromkeys(model.layer_windows)
     short = replace(model, num_layers=len(windows), layer_windows=tuple(windows))
-    logits = torch.empty((1, model.vocab_size), dtype=torch.float32, device=META)
     for split_k in _SPLITS_OF_K:
         backend = _open_backend(model, dtype, split_k)
         decoder = load_decoder(_Shapes(short), backend, dtype, _CONTEXT)
+        yield from _gemm_calls(decoder)
+        if split_k == _SPLITS_OF_K[0]:
+            yield from _token_calls(decoder)
+            yield from _sampler_calls(backend, model.vocab_size)
         yield from _pass_calls(decoder)
-        yield partial(run_operations, backend, model)
-        yield partial(backend.topk, logits, _NUM_LOGPROBS)
 
 
 def _open_backend(model: DecoderConfig, dtype: torch.dtype, split_k: int) -> Backend:
@@ -68,21 +76,74 @@ class _Shapes(DummyCheckpoint):
         return torch.empty(self.shape(name), dtype=dtype, device=META)
 
 
+def _sampler_calls(backend: Backend, vocab: int) -> Iterator[Call]:
+    def empty(dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(8, dtype=dtype, device=META)
+
+    logits = torch.empty((8, vocab), dtype=torch.float32, device=META)
+    batch = SamplingBatch(
+        *(empty(), empty(torch.int32), empty(), empty(), empty(torch.int64), empty(torch.int64))
+    )
+    yield partial(backend.sample, logits, batch)
+    yield partial(backend.sample_greedy, logits)
+    for count in _NUM_LOGPROBS:
+        yield partial(backend.topk, logits, count)
+
+
+def _gemm_calls(decoder: Decoder) -> Iterator[Call]:
+    """GEMMs that no fused kernel follows."""
+    backend = decoder.backend
+    for canonical, num_rows in ((True, backend.recipe.rows), *((False, size) for size in _SMALL_PASSES)):
+        for one in decoder.linears():
+            x = torch.empty((num_rows, one.linear.in_features), dtype=decoder.dtype, device=META)
+            gemm = backend.logits if one.name == "head" else backend.linear
+            yield partial(gemm, x, one.linear, canonical=canonical)
+
+
+def _token_calls(decoder: Decoder) -> Iterator[Call]:
+    """Operations one by one."""
+    backend, model, rows = decoder.backend, decoder.config, decoder.backend.recipe.rows
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=decoder.dtype, device=META)
+
+    hidden, q = empty(rows, model.hidden_size), empty(rows, model.num_heads, model.head_dim)
+    k = empty(rows, model.num_kv_heads, model.head_dim)
+    layer = backend.new_kv_layer(2, model.num_kv_heads, model.head_dim)
+    yield partial(backend.rms_norm, hidden, empty(model.hidden_size), _EPS)
+    yield partial(backend.rms_norm, k, empty(model.head_dim), _EPS)
+    yield partial(backend.add_rms_norm, hidden, hidden, empty(model.hidden_size), _EPS)
+    yield partial(backend.rope, q, k, *_rope(decoder, rows))
+    yield partial(backend.silu_mul, empty(rows, 2 * model.intermediate_size))
+    yield partial(backend.store_kv, k, k, layer, torch.empty(rows, dtype=torch.int64, device=META))
+    yield partial(_attend, decoder, q, _batch(rows, 0, 8))
+
+
+def _rope(decoder: Decoder, num_tokens: int) -> tuple[Tensor, Tensor]:
+    shape = (num_tokens, decoder.config.head_dim // 2)
+    return torch.empty(shape, device=META), torch.empty(shape, device=META)
+
+
 def _pass_calls(decoder: Decoder) -> Iterator[Call]:
-    """Passes of every form, and attention as its own check calls it."""
-    rows = decoder.backend.recipe.rows
+    """Attention as the canary and its own check call it, and passes of every form."""
+    rows, model = decoder.backend.recipe.rows, decoder.config
+    q = torch.empty((max(_NUM_TILES), model.num_heads, model.head_dim), dtype=decoder.dtype, device=META)
+    decode = _batch(1, 1, 0, num_pages=1)
+    last = torch.empty(2, dtype=torch.int64, device=META)[1:]  # not aligned, as in the canary
+    yield partial(_attend, decoder, q[:1], replace(decode, positions=last))
+    yield partial(_attend, decoder, q[:1], decode)
+    for num_tiles in _NUM_TILES:
+        yield partial(_attend, decoder, q[:num_tiles], _batch(num_tiles, num_tiles, 0))
     for num_tokens in _SMALL_PASSES:
         yield partial(_run_pass, decoder, _batch(num_tokens, num_tokens, 0), canonical=False)
     for num_tokens, num_short, num_tall in ((rows, rows, 0), (rows, 0, 8), (_LARGE_PASS, 2 * rows, 96)):
         for canonical in (True, False):
             yield partial(_run_pass, decoder, _batch(num_tokens, num_short, num_tall), canonical=canonical)
-    model, dtype = decoder.config, decoder.dtype
-    for num_tiles in _NUM_TILES:
-        q = torch.empty((num_tiles, model.num_heads, model.head_dim), dtype=dtype, device=META)
-        yield partial(_attend, decoder, q, _batch(num_tiles, num_tiles, 0))
 
 
-def _batch(num_tokens: int, num_short: int, num_tall: int) -> ForwardBatch:
+def _batch(
+    num_tokens: int, num_short: int, num_tall: int, *, num_pages: int = _CONTEXT // 64
+) -> ForwardBatch:
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=META)
 
@@ -91,19 +152,24 @@ def _batch(num_tokens: int, num_short: int, num_tall: int) -> ForwardBatch:
         positions=empty(num_tokens),
         slots=empty(num_tokens),
         span_starts=empty(2, dtype=torch.int32),
-        page_table=empty(1, _CONTEXT // 64, dtype=torch.int32),
+        page_table=empty(1, num_pages, dtype=torch.int32),
         tiles=empty(num_short + num_tall, 3, dtype=torch.int32),
         num_short_tiles=num_short,
     )
 
 
 def _run_pass(decoder: Decoder, batch: ForwardBatch, *, canonical: bool) -> None:
-    backend, model = decoder.backend, decoder.config
-    kv = [backend.new_kv_layer(2, model.num_kv_heads, model.head_dim) for _ in decoder.layers]
-    hidden = decoder.forward(batch, kv, canonical=canonical)
+    """As `Decoder.forward`. The last layer of a large pass is divided."""
+    backend, model, shape = decoder.backend, decoder.config, decoder.layer_shape
+    kv = backend.new_kv_layer(2, model.num_kv_heads, model.head_dim)
+    batch = backend.prepare(batch, model.num_heads, model.num_kv_heads)
+    rope = RopeCosSin(*_rope(decoder, batch.num_tokens))
+    residual = decoder.embed(batch.token_ids)
+    x = backend.rms_norm(residual, decoder.layers[0].post_norm, shape.eps)
+    for weights in decoder.layers:
+        backend.layer(residual, x, weights, shape, kv, batch, rope, canonical=canonical)
     if batch.num_tokens >= _LARGE_PASS:
-        decoder.forward_body(batch, kv, canonical=canonical)
-    backend.sample_greedy(decoder.logits(hidden[: backend.recipe.rows], canonical=canonical))
+        write_kv(backend, x, decoder.layers[-1], shape, kv, batch, rope, canonical=canonical)
 
 
 def _attend(decoder: Decoder, q: Tensor, batch: ForwardBatch) -> None:
