@@ -136,9 +136,10 @@ def test_heap_is_frozen_during_a_batch_and_collected_as_usual_afterwards(
 ) -> None:
     gc.unfreeze()  # as in a process of its own; the tests' conftest freezes
     try:
+        threshold = gc.get_threshold()
         with frozen_heap(), frozen_heap():
-            assert gc.get_freeze_count() > 1000
-        assert gc.get_freeze_count() == 0
+            assert gc.get_freeze_count() > 1000 and gc.get_threshold()[0] > threshold[0]
+        assert gc.get_freeze_count() == 0 and gc.get_threshold() == threshold
         some = gc.get_freeze_count
         with monkeypatch.context() as patch:
             patch.setattr(gc, "get_freeze_count", lambda: some() + 400)  # as some interpreters start

@@ -62,6 +62,12 @@ def test_long_context_gets_many_programs_and_short_ones_get_one() -> None:
     assert programs[0] > 20 and set(programs[1:32]) == {1}
 
 
+@pytest.mark.parametrize("contexts", [[1200] * 24, [8300] * 16, [30000] * 4], ids=["1200", "8300", "30000"])
+def test_programs_of_equal_contexts_run_at_the_same_time(contexts: list[int]) -> None:
+    entries = [entry for entry in work_of(contexts).programs.tolist() if entry[0] >= 0]
+    assert len(entries) * 8 <= 264
+
+
 def test_kernel_for_hopper_compiles() -> None:
     """Compiled for compute capability 9.0, which needs no GPU. Its bits are compared in tests/gpu."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

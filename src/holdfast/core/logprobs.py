@@ -1,7 +1,8 @@
 """Logprobs as a Python caller reads them: with the text of each token, and in vLLM's form."""
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.core.fast_dataclass import fast_dataclass
 from holdfast.core.step_plan import TokenLogprob
@@ -19,16 +20,45 @@ class Logprob:
     decoded_token: str | None = None
 
 
+class TokenTexts(dict[int, str]):
+    """The texts of tokens by id, made on first use. Reading thousands of them costs little."""
+
+    def __init__(self, make: Callable[[int], str]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, token_id: int) -> str:
+        text = self[token_id] = self._make(token_id)
+        return text
+
+
+NO_TEXTS = TokenTexts(lambda token_id: "")
+
+
 @fast_dataclass
 class DecodedLogprob(TokenLogprob):
-    """A `TokenLogprob` with the text of its token, and of those in top in the same order.
+    """A `TokenLogprob` with the text of its token, and of those in top in the same order. Texts are
+    looked up when they are read: an answer has thousands of them.
 
     It can be read as vLLM's dict as well, from token id to `Logprob`: `one[token_id].logprob`,
     `one.items()`. The token itself comes first. It equals a `TokenLogprob` without text.
     """
 
-    text: str = field(default="", compare=False)
-    top_texts: tuple[str, ...] = field(default=(), compare=False)
+    texts: Mapping[int, str] = field(default=NO_TEXTS, compare=False, repr=False)  # by token id
+
+    @property
+    def text(self) -> str:
+        return self.texts[self.token_id]
+
+    @property
+    def top_texts(self) -> tuple[str, ...]:
+        return tuple([self.texts[token_id] for token_id, _ in self.top])
+
+    def __reduce__(self) -> tuple[type["DecodedLogprob"], tuple[Any, ...]]:
+        """A copy has the texts of its own tokens only."""
+        token_ids = {self.token_id, *(token_id for token_id, _ in self.top)}
+        texts = {token_id: self.texts[token_id] for token_id in token_ids}
+        return DecodedLogprob, (self.token_id, self.logprob, self.top, texts)
 
     def to_dict(self) -> dict[int, Logprob]:
         """From token id to `Logprob`, as vLLM has it."""
@@ -68,25 +98,8 @@ class DecodedLogprob(TokenLogprob):
         return mine == its
 
 
-class TokenTexts(dict[int, str]):
-    """The texts of tokens by id, made on first use. Reading thousands of them costs little."""
-
-    def __init__(self, make: Callable[[int], str]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, token_id: int) -> str:
-        text = self[token_id] = self._make(token_id)
-        return text
-
-
-NO_TEXTS = TokenTexts(lambda token_id: "")
-
-
 def with_texts(one: TokenLogprob, texts: TokenTexts) -> DecodedLogprob:
     """A logprob with the texts of its tokens."""
     if isinstance(one, DecodedLogprob):
         return one
-    top = one.top
-    top_texts = tuple([texts[token_id] for token_id, _ in top]) if top else ()
-    return DecodedLogprob(one.token_id, one.logprob, top, texts[one.token_id], top_texts)
+    return DecodedLogprob(one.token_id, one.logprob, one.top, texts)

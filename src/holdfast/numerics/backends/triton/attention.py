@@ -46,6 +46,7 @@ KV_BLOCK = 64
 SPLIT = 256
 PAGE_SIZE = 64
 _SHORT_TILE, _TALL_TILE = 16, 128  # rows of a tile: tokens times query heads per KV head
+_SPLITS_LOADED = 8  # at once, by the kernel that merges splits
 _MAX_SHORT_SPAN = 64  # longer spans use tall tiles
 _LOG2E = 1.4426950408889634
 _MASKED = tl.constexpr(-1.0e30)
@@ -115,8 +116,8 @@ def attention(q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, w
     if work is not None:
         _merge_splits[(len(work.shared), heads)](
             *(out, split_accs, split_stats, batch.positions, short, work.shared, window or 0),
-            HEADS=heads, WIDTH=width, BLOCK_D=block_d, SPLIT_LEN=SPLIT, WINDOWED=window is not None, num_warps=1,
-            **pdl_launch,
+            HEADS=heads, WIDTH=width, BLOCK_D=block_d, SPLIT_LEN=SPLIT, LOADED=_SPLITS_LOADED,
+            WINDOWED=window is not None, num_warps=1, **pdl_launch,
         )  # fmt: skip
     return out
 
@@ -408,14 +409,14 @@ def _load_split(split_accs, split_stats, entry, mask, WIDTH: tl.constexpr, BLOCK
 @triton.jit(do_not_specialize=["window"])
 def _merge_splits(
     out, split_accs, split_stats, positions, tiles, shared, window,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_LEN: tl.constexpr, WINDOWED: tl.constexpr,
-    PDL: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_LEN: tl.constexpr, LOADED: tl.constexpr,
+    WINDOWED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of one tile and head that several programs wrote, by the operations of one
     program.
 
-    One warp for each token, so that no value crosses between threads. Each split is loaded four
-    steps before it is merged.
+    One warp for each token, so that no value crosses between threads. LOADED splits are loaded
+    together, because a load takes longer than a merge. One that is missing changes nothing.
     """
     pdl_launch_next(PDL)
     head = tl.program_id(1)
@@ -436,24 +437,18 @@ def _merge_splits(
         row_max = tl.full([1], _MASKED, tl.float32)
         row_sum = tl.zeros([1], tl.float32)
         acc = tl.zeros([1, BLOCK_D], tl.float32)
-        max_0, sum_0, acc_0 = _load_split(split_accs, split_stats, entry, True, WIDTH, BLOCK_D)
-        max_1, sum_1, acc_1 = _load_split(split_accs, split_stats, entry + step, first < last, WIDTH, BLOCK_D)
-        max_2, sum_2, acc_2 = _load_split(
-            split_accs, split_stats, entry + 2 * step, first + 1 < last, WIDTH, BLOCK_D
-        )
-        max_3, sum_3, acc_3 = _load_split(
-            split_accs, split_stats, entry + 3 * step, first + 2 < last, WIDTH, BLOCK_D
-        )
-        for split in range(first, last + 1):
-            next_max, next_sum, next_acc = _load_split(
-                split_accs, split_stats, entry + 4 * step, split + 3 < last, WIDTH, BLOCK_D
-            )
-            row_max, row_sum, acc = _merge(row_max, row_sum, acc, max_0, sum_0, acc_0, 1)
-            max_0, sum_0, acc_0 = max_1, sum_1, acc_1
-            max_1, sum_1, acc_1 = max_2, sum_2, acc_2
-            max_2, sum_2, acc_2 = max_3, sum_3, acc_3
-            max_3, sum_3, acc_3 = next_max, next_sum, next_acc
-            entry += step
+        for group in range(first, last + 1, LOADED):
+            splits = ()
+            for place in tl.static_range(LOADED):
+                splits += (
+                    _load_split(
+                        split_accs, split_stats, entry + place * step, group + place <= last, WIDTH, BLOCK_D
+                    ),
+                )
+            for place in tl.static_range(LOADED):
+                split_max, split_sum, split_acc = splits[place]
+                row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_sum, split_acc, 1)
+            entry += LOADED * step
         result = acc / row_sum[:, None] + 0.0
         dim = tl.arange(0, BLOCK_D)[None, :]
         row = (first_row + token).to(tl.int64) * HEADS + head

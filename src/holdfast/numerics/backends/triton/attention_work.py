@@ -3,7 +3,8 @@
 A context of n splits can be read by up to n programs. If every tile had one program, a pass with one
 long context among short ones would wait for a single program; if every tile had many, a pass of many
 requests would launch thousands that have nothing to do. The work list gives each tile a number of
-programs in proportion to its splits, about _TARGET_PROGRAMS in all:
+programs in proportion to its splits: if possible no more in all than run at the same time, which
+are _TARGET_PROGRAMS:
 
     splits of the tiles        400    3    3    3
     programs of the tiles       25    1    1    1
@@ -46,6 +47,17 @@ def list_work(
     return AttentionWork(programs, shared, num_slots)
 
 
+@triton.jit
+def _splits_per_program(splits, KV_HEADS: tl.constexpr, TARGET: tl.constexpr):
+    """The average of TARGET programs, or a little more if with it at most TARGET programs read all
+    splits: then none waits for another one to end."""
+    average = tl.maximum(tl.cdiv(tl.sum(splits, 0) * KV_HEADS, TARGET), 1)
+    least, limit = average, average + average // 4
+    while (least < limit) & (tl.sum(tl.cdiv(splits, least), 0) * KV_HEADS > TARGET):
+        least += 1
+    return tl.where(tl.sum(tl.cdiv(splits, least), 0) * KV_HEADS > TARGET, average, least)
+
+
 @triton.jit(do_not_specialize=["num_tiles", "num_entries", "max_shared", "num_slots"])
 def _list_work(
     programs, shared, tiles, positions, num_tiles, num_entries, max_shared, num_slots,
@@ -57,7 +69,7 @@ def _list_work(
     first_row = tl.load(tiles + tile * 3, mask=tile < num_tiles, other=0)
     position = tl.load(positions + first_row, mask=num_tokens > 0, other=0).to(tl.int32)
     splits = tl.where(num_tokens > 0, (position + num_tokens - 1) // SPLIT_LEN + 1, 0)
-    per_program = tl.maximum(tl.cdiv(tl.sum(splits, 0) * KV_HEADS, TARGET), 1)
+    per_program = _splits_per_program(splits, KV_HEADS, TARGET)
     count = tl.cdiv(splits, per_program)
     slots = tl.where(count > 1, splits * num_tokens, 0)
     last_slot = tl.cumsum(slots, 0)
