@@ -44,7 +44,9 @@ class DecodedLogprob(TokenLogprob):
     `one.items()`. The token itself comes first. It equals a `TokenLogprob` without text.
     """
 
-    texts: Mapping[int, str] = field(default=NO_TEXTS, compare=False, repr=False)  # by token id
+    texts: Mapping[int, str] = field(
+        default_factory=lambda: NO_TEXTS, compare=False, repr=False
+    )  # by token id
 
     @property
     def text(self) -> str:

@@ -440,13 +440,13 @@ def _merge_splits(
         for group in range(first, last + 1, LOADED):
             splits = ()
             for place in tl.static_range(LOADED):
-                splits += (
+                splits += (  # type: ignore[assignment]
                     _load_split(
                         split_accs, split_stats, entry + place * step, group + place <= last, WIDTH, BLOCK_D
                     ),
                 )
             for place in tl.static_range(LOADED):
-                split_max, split_sum, split_acc = splits[place]
+                split_max, split_sum, split_acc = splits[place]  # type: ignore[var-annotated]
                 row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_sum, split_acc, 1)
             entry += LOADED * step
         result = acc / row_sum[:, None] + 0.0
