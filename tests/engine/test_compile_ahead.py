@@ -14,6 +14,7 @@ from holdfast.bench.tiny import tiny_fields
 from holdfast.engine.compile_ahead import COMPILE_FOR, CompileWorker, compile_ahead, start_worker
 from holdfast.engine.config import EngineConfig
 from holdfast.models.config import DecoderConfig, parse_config
+from holdfast.models.shapes import published_config
 from holdfast.worker.gpu_presence import compute_capability
 
 HOPPER = (9, 0)
@@ -120,3 +121,18 @@ def test_no_worker_without_a_gpu(device: str, kernels: str, model: DecoderConfig
 
 def test_engine_on_a_cpu_starts_none(model: DecoderConfig) -> None:
     assert process_of(compile_ahead(EngineConfig(device="cpu"), model)) is None
+
+
+@pytest.mark.long
+def test_worker_fills_tritons_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model = published_config("smollm2-135m")
+    worker = start_worker(model, "bfloat16", HOPPER, num_processes=2)
+    worker.wait()
+    worker.close()
+    process = process_of(worker)
+    assert process is not None and process.returncode == 0
+    compiled = {path.stem for path in (tmp_path / "triton").rglob("*.cubin")}
+    assert {"_attention_short", "_attention_hopper", "_radix_select", "_rope_store"} <= compiled
+    assert process_of(start_worker(model, "bfloat16", HOPPER, num_processes=2)) is None

@@ -29,7 +29,7 @@ from holdfast.worker.gpu_presence import compute_capability
 
 _log = logging.getLogger(__name__)
 _MAX_PROCESSES = 16
-_TIMEOUT_SECONDS = 120
+_TIMEOUT_SECONDS = 60
 COMPILE_FOR = "HOLDFAST_COMPILE_FOR"  # read by `numerics/backends/triton/launch.py`
 
 
