@@ -152,7 +152,7 @@ def test_load_on_a_started_server_and_on_the_offline_engine(holdfast, model, tmp
         "--concurrency",
         "6",
         "--num-requests",
-        "80",
+        "40",
         "--prompt-tokens",
         "8-40",
         "--output-tokens",
@@ -176,7 +176,7 @@ def test_load_on_a_started_server_and_on_the_offline_engine(holdfast, model, tmp
     )
     report = json.loads(saved.read_text())
     assert report["problems"] == [], result.stdout + result.stderr
-    assert report["num_requests"] == 80 and report["num_left"] > 3
+    assert report["num_requests"] == 40 and report["num_left"] > 3
     assert report["modes"].keys() <= {"certified", "verified"}
     assert report["idle"]["holdfast_kv_pages_used"] == 0
     assert report["processes"]["fds_after"] <= report["processes"]["fds_before"]

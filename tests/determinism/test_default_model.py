@@ -31,9 +31,8 @@ def engine() -> Engine:
         locate(None)
     except ModelNotFound as error:
         pytest.skip(str(error))
-    return LLM(
-        dtype="bf16", kv_memory="256MiB"
-    ).engine  # the same settings as in other tests, so that all share a certificate
+    # Few batch sizes to certify, and those of the tests' server of this model: both share a certificate.
+    return LLM(dtype="bf16", kv_memory="256MiB", max_pass_tokens=128).engine
 
 
 @pytest.fixture(scope="module")

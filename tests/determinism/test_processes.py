@@ -43,7 +43,7 @@ def _run_process(*arguments: str, **environment: str) -> list[str]:
 )
 def test_one_result_per_process(kernels: str, environment: dict[str, str]) -> None:
     lines = _run_process(kernels, "usual" if kernels == "c" else "narrow", **environment)
-    assert len(lines) == 10
+    assert len(lines) == (10 if kernels == "c" else 5)
     assert all(line.split()[1] == "1" for line in lines)
 
 

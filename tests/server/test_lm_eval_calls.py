@@ -65,15 +65,6 @@ def test_remote_tokenizer(tiny_server: Server) -> None:
     )
 
 
-def test_remote_tokenizer_of_the_default_model(smollm2_server: Server) -> None:
-    info = call(smollm2_server, "GET", "/tokenizer_info")
-    assert info["eos_token"] == "<|im_end|>" and info["bos_token"] == "<|im_start|>"
-    assert (
-        len(encode(smollm2_server, info["eos_token"])) == len(encode(smollm2_server, info["bos_token"])) == 1
-    )
-    assert "<|im_start|>" in info["chat_template"] and not info["add_bos_token"]
-
-
 def test_conversation_as_prompt_of_tokenize(tiny_server: Server) -> None:
     """With --apply_chat_template the remote backend sends the messages as `prompt`."""
     messages = [{"role": "user", "content": "the dog"}]

@@ -36,6 +36,16 @@ def test_model_is_listed(client: openai.OpenAI) -> None:
         client.models.retrieve("gpt-5")
 
 
+def test_tokenizer_info_of_the_default_model(smollm2_server: Server) -> None:
+    """In this file, so that one server of the default model is enough."""
+    info = smollm2_server.get("/tokenizer_info").json()
+    assert info["eos_token"] == "<|im_end|>" and info["bos_token"] == "<|im_start|>"
+    for text in (info["eos_token"], info["bos_token"]):
+        answer = smollm2_server.post("/tokenize", {"prompt": text, "add_special_tokens": False})
+        assert len(answer.json()["tokens"]) == 1
+    assert "<|im_start|>" in info["chat_template"] and not info["add_bos_token"]
+
+
 def test_chat_completion(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="smollm2", messages=QUESTION, max_completion_tokens=16, temperature=0
