@@ -1,24 +1,22 @@
 """`holdfast bench gpu`: speed, determinism and its cost on a GPU."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from holdfast.cli.commands.bench_options import (
+    DtypeOption,
+    ShapeOption,
+    end_bench,
+    replace_given,
+    require_plots,
+)
 from holdfast.cli.console import note
-from holdfast.cli.requirements import require_packages
 
 
 def gpu(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help="Shape of the random weights; default llama-3.1-8b. tiny: all sections tiny, for a CPU.",
-        ),
-    ] = None,
+    model: ShapeOption = None,
     only: Annotated[
         str | None,
         typer.Option(
@@ -47,7 +45,7 @@ def gpu(
     stress_runs: Annotated[
         int | None, typer.Option(min=2, help="Random loads of the stress test, in each mode.")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
+    dtype: DtypeOption = None,
     section_seconds: Annotated[
         float | None, typer.Option(min=1, help="After so many seconds a section starts no new measurement.")
     ] = None,
@@ -70,7 +68,7 @@ def gpu(
         settings_for,
     )
 
-    require_packages(*(("matplotlib",) if out is not None else ()))
+    require_plots(out)
     sections = parse_sections(only, CELL_NAMES)
     for old, new in OLD_SECTIONS.items():
         if only is not None and old in only:
@@ -78,27 +76,23 @@ def gpu(
     for old_option, value in (("model", needle_model), ("shape", needle_shape), ("runs", needle_runs)):
         if value is not None:
             note(f"--needle-{old_option} is deprecated; use --stress-{old_option}")
-    given: dict[str, Any] = {
-        "rounds": rounds,
-        "cells": parse_cells(only, CELL_NAMES),
-        "streams": parse_numbers(streams) if streams is not None else None,
-        "num_tokens": num_tokens,
-        "verify_tokens": verify_tokens,
-        "stress_model": stress_model or needle_model,
-        "stress_shape": stress_shape or needle_shape,
-        "stress_runs": stress_runs or needle_runs,
-        "dtype": dtype,
-        "section_seconds": section_seconds,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
-    settings = replace(settings_for(model), **changes)
+    settings = replace_given(
+        settings_for(model),
+        rounds=rounds,
+        cells=parse_cells(only, CELL_NAMES),
+        streams=parse_numbers(streams) if streams is not None else None,
+        num_tokens=num_tokens,
+        verify_tokens=verify_tokens,
+        stress_model=stress_model or needle_model,
+        stress_shape=stress_shape or needle_shape,
+        stress_runs=stress_runs or needle_runs,
+        dtype=dtype,
+        section_seconds=section_seconds,
+    )
     from holdfast.bench.gpu.bench import GpuBench
     from holdfast.bench.gpu.plot import plot_report
     from holdfast.bench.gpu.table import show_report
 
     report = GpuBench(settings, out, note).run(sections)
     show_report(report)
-    if out is not None:
-        for path in plot_report(report, out):
-            note(f"wrote {path}")
-    raise typer.Exit(0 if report.is_good else 1)
+    end_bench([] if out is None else plot_report(report, out), is_good=report.is_good)

@@ -1,22 +1,22 @@
 """`holdfast bench paper`: the figures of papers on deterministic inference, on this engine."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from holdfast.cli.commands.bench_options import (
+    DtypeOption,
+    ShapeOption,
+    end_bench,
+    replace_given,
+    require_plots,
+)
 from holdfast.cli.console import note
-from holdfast.cli.requirements import require_packages
 
 
 def paper(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", "-m", help="Shape of the random weights; default llama-3.1-8b. tiny: for a CPU."
-        ),
-    ] = None,
+    model: ShapeOption = None,
     only: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Parts: throughput, latency, rollbacks; default all.")
     ] = None,
@@ -28,7 +28,7 @@ def paper(
     ] = None,
     rates: Annotated[str | None, typer.Option(help="Requests per second, such as 4,12,20.")] = None,
     latency_seconds: Annotated[float | None, typer.Option(min=0.1, help="Time of each arrival rate.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
+    dtype: DtypeOption = None,
 ) -> None:
     """Measure throughput by share of deterministic requests, latency by arrival rate, and rolled-back
     tokens by window and group, beside the published figures of LLM-42 and SGLang.
@@ -39,23 +39,19 @@ def paper(
     from holdfast.bench.gpu.settings import parse_numbers
     from holdfast.bench.paper.settings import paper_settings, parse_parts, parse_shares
 
-    require_packages(*(("matplotlib",) if out is not None else ()))
+    require_plots(out)
     parts = parse_parts(only)
-    given: dict[str, Any] = {
-        "shares": None if shares is None else parse_shares(shares),
-        "rates": None if rates is None else tuple(map(float, parse_numbers(rates))),
-        "latency_seconds": latency_seconds,
-        "dtype": dtype,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
-    settings = replace(paper_settings(model), **changes)
+    settings = replace_given(
+        paper_settings(model),
+        shares=None if shares is None else parse_shares(shares),
+        rates=None if rates is None else tuple(map(float, parse_numbers(rates))),
+        latency_seconds=latency_seconds,
+        dtype=dtype,
+    )
     from holdfast.bench.paper.bench import PaperBench
     from holdfast.bench.paper.plot import plot_paper
     from holdfast.bench.paper.table import show_paper
 
     report = PaperBench(settings, out, note).run(parts)
     show_paper(report)
-    if out is not None:
-        for path in plot_paper(report, out):
-            note(f"wrote {path}")
-    raise typer.Exit(1 if report.errors else 0)
+    end_bench([] if out is None else plot_paper(report, out), is_good=not report.errors)
