@@ -15,6 +15,7 @@ class FakeConnection:
     rate: float = 0.0
     sent_at: float = NOW
     may_give_way: bool = True
+    has_response: bool = False
     clients: list[object] = field(default_factory=list)
 
     def receive_rate(self, now: float) -> float:
@@ -44,7 +45,33 @@ def test_oldest_connection_of_the_largest_client_gives_way() -> None:
     assert table.find_room("new", NOW) is large[1]
     for one in large:
         table.set_busy(one)
-    assert table.find_room("new", NOW) is small[0]
+    assert table.find_room("new", NOW) is small[0]  # requests that are complete give way last
+
+
+def test_newest_request_of_a_client_above_its_share_gives_way() -> None:
+    table = Table(12)
+    honest, first, second = (fill(table, name, num) for name, num in (("honest", 2), ("a", 6), ("b", 4)))
+    for one in (*honest, *first, *second):
+        table.set_busy(one)
+    assert table.find_room("new", NOW) is first[-1]
+    first[-1].has_response = True
+    assert table.find_room("new", NOW) is first[-2]
+    for one in first:
+        one.has_response = True  # every stream has begun: the newest is cut off
+    assert table.find_room("new", NOW) is first[-1]
+
+
+def test_no_client_within_its_share_gives_way() -> None:
+    table = Table(12)
+    for one in (*fill(table, "a", 4), *fill(table, "b", 4), *fill(table, "c", 4)):
+        table.set_busy(one)
+    assert table.find_room("a", NOW) is None  # it has as many as each other
+    assert table.find_room("d", NOW) is not None  # 12 connections for 4 clients are 3 for each
+    table = Table(12)
+    for one in (*fill(table, "a", 3), *fill(table, "b", 3), *fill(table, "c", 3), *fill(table, "e", 3)):
+        table.set_busy(one)
+    assert table.find_room("a", NOW) is None
+    assert len(table) == 12
 
 
 def test_slowest_progress_gives_way_first() -> None:
@@ -79,7 +106,7 @@ def test_unread_response_gives_way_last_and_only_without_progress() -> None:
     table.set_read(stalled)
     assert table.find_room("b", NOW) is stalled  # it is idle again
     table.set_busy(stalled)
-    assert table.find_room("b", NOW) is None
+    assert table.find_room("a", NOW) is None
 
 
 def test_too_many_unsent_bytes_end_a_response_of_the_client_with_most(

@@ -3,6 +3,7 @@ served.
 """
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -575,6 +576,38 @@ def test_client_with_few_connections_is_not_displaced(toy: ToyApp) -> None:
         assert few.read().status == 200
         few.send(GET)  # nor while it is idle
         assert few.read().status == 200
+
+
+def test_request_of_a_client_above_its_share_gives_way_to_another_client(toy: ToyApp) -> None:
+    with served(toy, config(max_connections=4)) as server, ExitStack() as stack:
+        many = [stack.enter_context(server.connect()) for _ in range(4)]
+        for number, connection in enumerate(many, 1):
+            connection.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_until(lambda number=number: toy.num_running == number)  # type: ignore[misc]
+        try:
+            other = stack.enter_context(server.connect(address="127.0.0.2"))
+        except OSError:
+            pytest.skip("this system has one loopback address")
+        other.send(GET)
+        assert other.read().status == 200
+        reply = many[-1].read()  # the newest
+        assert (reply.status, reply.error["code"]) == (429, "too_many_connections")
+        assert reply.headers["retry-after"] == "5"
+        wait_until(lambda: toy.num_disconnected == 1)
+        toy.may_respond.set()
+        for connection in many[:-1]:
+            assert connection.read().body == b"waited"
+
+
+def test_error_below_the_application_has_the_shape_of_the_routes_api(server: ServerThread) -> None:
+    bad = b" HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n"
+    with server.connect() as connection:
+        connection.send(b"POST /v1/messages?beta=true" + bad)
+        content = json.loads(connection.read().body)
+        assert (content["type"], content["error"]["type"]) == ("error", "invalid_request_error")
+    with server.connect() as connection:
+        connection.send(b"POST /v1/completions" + bad)
+        assert set(connection.read().error) == {"message", "type", "param", "code"}
 
 
 def test_thousands_of_connections_leave_no_state(toy: ToyApp) -> None:

@@ -1,12 +1,14 @@
 """The open connections of one server, by client, and which of them gives way to another.
 
     idle, headers, body     it waits for its client's bytes; it gives way when there are too many connections
-    request                 it waits for this server; it never gives way
     response                its client does not read; it gives way when there are too many connections, after
                             all that wait for bytes, or when too many bytes are unsent
+    request                 it waits for this server; it gives way last, and only if its client has more than
+                            its share of all connections; the newest first, one whose response has begun last
 
 The connection that gives way belongs to the client with the most connections, so that no client takes
 the place of one that has fewer. Of that client's connections it is the one with the slowest progress.
+A connection counts for its address until its request names a key.
 """
 
 import itertools
@@ -37,6 +39,10 @@ class Peer(Hashable, Protocol):
     def sent_at(self) -> float:
         """When the client last took a byte of its response."""
 
+    @property
+    def has_response(self) -> bool:
+        """Whether a part of the response is sent already."""
+
     def assign(self, client: Hashable) -> None:
         """The current request turned out to be this client's."""
 
@@ -47,12 +53,13 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class _Share(Generic[C]):
-    """The connections of one client. receiving and unread are ordered by their last activity; unread
-    has the number of bytes that this process holds.
+    """The connections of one client. receiving and unread are ordered by their last activity, busy by
+    the arrival of the request; unread has the number of bytes that this process holds.
     """
 
     connections: set[C] = field(default_factory=set)
     receiving: dict[C, None] = field(default_factory=dict)
+    busy: dict[C, None] = field(default_factory=dict)
     unread: dict[C, int] = field(default_factory=dict)
 
 
@@ -85,11 +92,12 @@ class ConnectionTable(Generic[C]):
 
     def remove(self, connection: C) -> None:
         self.set_read(connection)
-        self.set_busy(connection)
         share = self._share(connection)
         client = self._clients.pop(connection, None)
         if share is not None:
             share.connections.discard(connection)
+            share.receiving.pop(connection, None)
+            share.busy.pop(connection, None)
             if not share.connections:
                 del self._shares[client]
 
@@ -110,6 +118,7 @@ class ConnectionTable(Generic[C]):
         """The connection waits for its client's bytes, or has received some: now it is the most recent."""
         share = self._share(connection)
         if share is not None:
+            share.busy.pop(connection, None)
             share.receiving.pop(connection, None)
             share.receiving[connection] = None
 
@@ -118,6 +127,7 @@ class ConnectionTable(Generic[C]):
         share = self._share(connection)
         if share is not None:
             share.receiving.pop(connection, None)
+            share.busy[connection] = None
 
     def set_unread(self, connection: C, num_bytes: int) -> None:
         """The client has left this many bytes of its response: now it is the most recent."""
@@ -147,7 +157,19 @@ class ConnectionTable(Generic[C]):
             stalled = [one for one in _first(share.unread) if now - one.sent_at >= STALL_SECONDS]
             if stalled:
                 return min(stalled, key=lambda one: one.sent_at)
-        return None
+        return self._find_displaced(client)
+
+    def _find_displaced(self, client: Hashable) -> C | None:
+        """The newest request of the client with the most connections, if it has more than an equal part
+        of all, and still as many as this client after both changed."""
+        largest = max(self._shares, key=lambda one: len(self._shares[one].busy), default=client)
+        num_clients = len(self._shares.keys() | {client})
+        fair = self._max_connections // num_clients
+        num_held = self.num_connections(largest)
+        if largest == client or num_held <= max(fair, self.num_connections(client) + 1):
+            return None
+        newest = list(itertools.islice(reversed(self._shares[largest].busy), _NUM_COMPARED))
+        return next((one for one in newest if not one.has_response), newest[0] if newest else None)
 
     def find_excess(self) -> C | None:
         """The connection whose response gives way because all together are too large; None if they are

@@ -68,6 +68,14 @@ _GAVE_WAY = ApiError(
 )
 
 
+_DISPLACED = ApiError(
+    429,
+    "The server has too many connections, and this client has more than its share of them; retry later.",
+    code="too_many_connections",
+    headers={"Retry-After": "5"},
+)
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection. uvicorn creates it, from the class that `make_protocol` returns."""
 
@@ -83,6 +91,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.url = b""  # of the current request; uvicorn sets it when a request begins
         self._close_timer: TimerHandle | None = (
             None  # until the headers are complete, and again while closing
         )
@@ -115,11 +124,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Close, for another connection. A client whose request was arriving is told so."""
         self.connections.discard(self)
         self.table.remove(self)
-        is_arriving = self._num_request_bytes > 0 and not self._drops_input
-        if not is_arriving or self._has_response or self.transport.get_write_buffer_size():
+        has_request = self._num_request_bytes > 0 and not self._drops_input
+        if not has_request or self.has_response or self.transport.get_write_buffer_size():
+            self._end_route()
             self.transport.abort()
             return
-        self.transport.write(encode_response(_GAVE_WAY, self.server_state.default_headers))
+        is_complete = self._is_responding and not self._is_in_body
+        self._write_error(_DISPLACED if is_complete else _GAVE_WAY)
         self._end_route()
         self._drops_input = True
         self.transport.close()
@@ -148,7 +159,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if slowest is None:
                 self._drops_input = True
                 self.transport = transport
-                transport.write(encode_response(_TOO_MANY, self.server_state.default_headers))
+                self._write_error(_TOO_MANY)
                 transport.close()
                 return
             slowest.give_way()
@@ -306,17 +317,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
         A running route sees a disconnect.
         """
-        if self._has_response:
+        if self.has_response:
             self._end_route()
             self.transport.abort()
             return
-        self.transport.write(encode_response(error, self.server_state.default_headers))
+        self._write_error(error)
         self._end_route()
         self._close_gracefully()
 
+    def _write_error(self, error: ApiError) -> None:
+        self.transport.write(encode_response(error, self.server_state.default_headers, self.url))
+
     @property
-    def _has_response(self) -> bool:
-        """Whether a part of a response is sent already."""
+    def has_response(self) -> bool:
         return self._is_responding and self.cycle.response_started
 
     def _end_route(self) -> None:

@@ -55,9 +55,10 @@ def find_head_error(url: bytes, headers: Headers, version: str) -> ApiError | No
     return None
 
 
-def encode_response(error: ApiError, default_headers: Headers) -> bytes:
-    """A complete error response as bytes, for errors below the application."""
-    body = json.dumps(error.body()).encode()
+def encode_response(error: ApiError, default_headers: Headers, url: bytes = b"") -> bytes:
+    """A complete error response as bytes, for errors below the application, in the shape of the API
+    at this URL."""
+    body = json.dumps(error.body_for(url.partition(b"?")[0].decode("latin-1"), None)).encode()
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
     lines += [name + b": " + value for name, value in default_headers]
     headers = {
