@@ -148,9 +148,9 @@ def test_stress_section_has_one_answer_in_both_modes(report: GpuReport) -> None:
     stress = report.sections["stress"]
     assert all(stress.one_answer.values())
     assert {(one.mode, one.asked) for one in stress.rows} == {
-        (mode, asked) for mode in ("auto", "verify", "off") for asked in ("greedy", "sampled")
+        (mode, asked) for mode in ("auto", "verify", "off") for asked in ("greedy", "sampled", "penalised")
     }
-    assert all(one.runs == TINY.stress_runs // 2 for one in stress.rows if one.mode != "off")
+    assert all(one.runs == TINY.stress_runs // 3 for one in stress.rows if one.mode != "off")
     assert all(one.runs >= 1 for one in stress.rows)
 
 

@@ -138,7 +138,8 @@ class Baseline:
         plain = self._answer({})
         self.said = plain.token_ids
         self.readable: Settings = {} if self._is_readable(plain) else {"allowed_token_ids": self._letters()}
-        self.written = self._answer(self.readable).token_ids
+        written = self._answer(self.readable).token_ids
+        self.written = tuple(id_ for id_ in written if id_ < self._tokenizer.vocab_size)  # the end may not be
         self._text = self._tokenizer.decode(self.written)
 
     def feature(self, name: str, adds: Settings, base: Settings | None = None) -> Feature:

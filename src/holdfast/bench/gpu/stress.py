@@ -1,5 +1,6 @@
-"""The determinism stress test on a GPU: a greedy and a sampled request, repeated inside random
-loads.
+"""The determinism stress test on a GPU: a greedy request, a sampled one and one with penalties,
+repeated inside random loads. Requests of a load use every feature: sampling, penalties, bad words,
+logprobs, structured output and so on.
 
 `auto` runs the certified products. `verify` and `off` run the library's plain products, so that
 there is something to roll back. With the guarantee, both modes must give one answer, to the bit of
@@ -8,11 +9,12 @@ several bit classes.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+from holdfast.bench.determinism.features import find_features
 from holdfast.bench.determinism.stress import ResultBits, StressSummary, run_in_load
 from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest, draw_load
 from holdfast.bench.gpu.engines import EnginePair, open_engine_pair, open_plain_engine
@@ -27,8 +29,14 @@ from holdfast.scheduler.policy import DeterminismMode
 
 TEXT = "The tide went out and left the rocks bare, and on every rock the weed held fast; then"
 MODES: tuple[DeterminismMode, ...] = ("auto", "verify", "off")
+_SAMPLED = {"temperature": 0.9, "top_p": 0.95}
+ASKED: Mapping[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "logprobs": 2},
+    "sampled": {**_SAMPLED, "logprobs": 5},
+    "penalised": {**_SAMPLED, "repetition_penalty": 1.1, "presence_penalty": 0.3, "logprobs": 2},
+}
 # No injected faults: all rollbacks come from numerical differences.
-_SCALE = LoadScale(max_background=31, max_prompt_len=700, max_tokens=24, fault_rates=(0.0,))
+_SCALE = LoadScale(max_background=31, max_prompt_len=1200, max_tokens=24, fault_rates=(0.0,))
 _TINY_SCALE = LoadScale(max_background=4, max_prompt_len=40, max_tokens=6, fault_rates=(0.0,))
 _MAX_LEN = 2048
 _POSITIONS = 64 * 1024
@@ -118,15 +126,13 @@ def _open_real(model: str, settings: GpuSettings, context: SectionContext) -> En
 def _cases(pair: EnginePair, settings: GpuSettings) -> Iterator[StressCase]:
     prompt = tuple(pair.exact.tokenizer.encode(TEXT))
     for mode in MODES:
-        for asked, temperature in (("greedy", 0.0), ("sampled", 0.9)):
+        for asked, special in ASKED.items():
             params = SamplingParams(
                 max_tokens=settings.stress_tokens,
-                temperature=temperature,
-                top_p=0.95 if temperature else 1.0,
                 seed=7,
                 ignore_eos=True,
-                logprobs=2,
                 deterministic=mode != "off",
+                **special,
             )
             yield StressCase(mode, asked, ProbeRequest(prompt, params), StressSummary({}, Stats()))
 
@@ -142,7 +148,9 @@ def _run_cases(
     as many runs.
     """
     scale = _TINY_SCALE if settings.model == TINY else _SCALE
-    num_loads = -(-settings.stress_runs // 2)  # each load runs a greedy and a sampled probe
+    num_loads = -(-settings.stress_runs // len(ASKED))  # each load runs all probes
+    features = () if context.is_over_time else find_features(pair.exact, cases[0].probe.prompt)
+    others = [feature.probe().params for feature in features]
     for number in range(num_loads):
         if context.is_over_time:
             found.cut_off = True
@@ -153,7 +161,7 @@ def _run_cases(
                 continue  # a third of the runs suffices to show several answers
             engine = pair.exact if case.mode == "auto" else pair.plain
             rng = random.Random(number)
-            load = draw_load(rng, engine, case.probe, case.mode, scale)
+            load = draw_load(rng, engine, case.probe, case.mode, scale, others)
             case.summary.add(run_in_load(engine, load, case.probe))
         if number % 25 == 24:
             context.log(f"{number + 1} of {num_loads} loads")
