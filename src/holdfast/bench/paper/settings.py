@@ -60,7 +60,7 @@ def _median_of(mean: float, sigma: float) -> float:
 WORKLOADS: Mapping[str, Workload] = {
     one.name: one
     for one in (
-        Workload("sharegpt", _median_of(161.31, 1.0), 1.0, _median_of(337.99, 0.9), 0.9, 2048, 1536),
+        Workload("sharegpt", _median_of(161.31, 1.0), 1.0, _median_of(337.99, 0.9), 0.9, 2048, 1024),
         Workload("arxiv", 7059, 0.48, 208, 0.45, 24_000, 1024),
     )
 }
@@ -76,12 +76,12 @@ class PaperSettings:
     dtype: str = "bf16"
     kernels: str = "auto"
     max_streams: int = 256
-    num_requests: Mapping[str, int] = field(default_factory=lambda: {"sharegpt": 128, "arxiv": 24})
+    num_requests: Mapping[str, int] = field(default_factory=lambda: {"sharegpt": 96, "arxiv": 12})
     shares: tuple[int, ...] = (0, 2, 5, 10, 20, 50, 100)  # per cent
-    rates: tuple[float, ...] = (4.0, 12.0, 20.0)
-    latency_seconds: float = 6.0
+    rates: tuple[float, ...] = (4.0, 12.0)
+    latency_seconds: float = 5.0
     windows: tuple[int, ...] = (4, 16, 62)
-    groups: tuple[int, ...] = (1, 4, 8)
+    groups: tuple[int, ...] = (1, 8)
     rollback_prompt_len: int = 512
     rollback_tokens: int = 256
     divisor: int = 1  # of all lengths
