@@ -108,10 +108,10 @@ def test_requests_that_live_through_the_switch_keep_their_bits(
         ids = [submit(engine, prompt) for prompt in PROMPTS]
         for _ in range(after):
             engine.step()
-        certifier: Any = engine.certifier
+        certifier: Any = engine.background.certifier
         certifier._certification.certificate = certificate
         results = run(engine)
-        assert engine.certificate is certificate and engine.certifier is None
+        assert engine.certificate is certificate and engine.background.certifier is None
         assert [bits(results[one]) for one in ids] == expected, f"switched after {after} steps"
         assert engine.counters.num_certified_passes > 0
         assert engine.scheduler.pool.num_held == 0
@@ -152,13 +152,13 @@ def test_next_process_continues_an_unfinished_certification(new: Callable[..., L
     from holdfast.certification.certificate import delete_certificate
 
     delete_certificate(whole.key)
-    certifier: Any = new().engine.certifier
+    certifier: Any = new().engine.background.certifier
     certification = certifier._certification
     while certification.progress[0] < 5:
         certification.advance(0.0)
     certification.interrupt()
     again = new().engine
-    assert again.certifier is not None and again.certifier.progress[0] >= 5
+    assert again.background.certifier is not None and again.background.certifier.progress[0] >= 5
     made = again.certify()
     assert made is not None and replace(made, seconds=0) == replace(whole, seconds=0)
 
@@ -228,7 +228,7 @@ def test_faulty_reference_is_refused_before_the_first_answer(
 
 def test_pages_lent_to_a_check_are_given_back_when_requests_need_them(new: Callable[..., LLM]) -> None:
     engine = new(kv_memory="256KiB").engine
-    scheduler, certifier = engine.scheduler, engine.certifier
+    scheduler, certifier = engine.scheduler, engine.background.certifier
     assert certifier is not None
     lent = scheduler.lend_pages(scheduler.pool.num_pages)
     assert 0 < len(lent) <= scheduler.pool.num_pages // 2
@@ -245,14 +245,14 @@ def test_pages_lent_to_a_check_are_given_back_when_requests_need_them(new: Calla
 def test_idle_engine_warms_up_first_and_survives_an_error_in_it(new: Callable[..., LLM]) -> None:
     engine = new().engine
     left = [True, True, False]
-    engine.warm_up = lambda: left.pop(0)
-    while engine.warm_up is not None:
+    engine.background.warm_up = lambda: left.pop(0)
+    while engine.background.warm_up is not None:
         assert engine.has_background_work and engine.work_in_background() == []
     assert not left
 
     def fail() -> bool:
         raise ValueError("no graph")
 
-    engine.warm_up = fail
+    engine.background.warm_up = fail
     engine.work_in_background()
-    assert engine.warm_up is None and engine.has_background_work  # the certificate is left
+    assert engine.background.warm_up is None and engine.has_background_work  # the certificate is left

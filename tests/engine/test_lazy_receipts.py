@@ -90,7 +90,7 @@ def test_receipt_stays_right_after_the_engine_is_closed_and_its_result_is_change
     (result,) = llm._answer([request])
     counts = {one.name: getattr(result.stats, one.name) for one in fields(result.stats)}
     result.stats.candidates = 99
-    engine.certificate = None
+    engine.background.certificate = None
     shared.end_all("closed")
     del llm, engine, shared
     receipt = parse_receipt(json.loads(json.dumps(result.receipt)))

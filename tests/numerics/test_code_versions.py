@@ -42,6 +42,7 @@ DECIDES_NOTHING = {
     "core/results.py": "data for the client",
     "engine/async_engine.py": "calls the engine",
     "engine/async_llm.py": "calls the engine",
+    "engine/background_work.py": "when checks run; the certificate says what they found",
     "engine/builder.py": "connects the parts; its choices are in the fingerprint",
     "engine/certifier.py": "when the certificate is made",
     "engine/compile_ahead.py": "when kernels are compiled",

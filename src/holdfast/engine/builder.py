@@ -216,7 +216,7 @@ def _assemble(
         certifier,
     )
     if setup.device.type == "cuda":
-        engine.warm_up = runner.capture_next
+        engine.background.warm_up = runner.capture_next
     engine.start_up_seconds = clock.seconds
     _log.debug("built the engine in %s", clock)
     if certifier is not None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
-from holdfast.certification.certificate import Certificate, delete_certificate
+from holdfast.certification.certificate import Certificate
 from holdfast.certification.certification import Progress
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.events import CertificateChecked, Event, RequestEnded, TokensCommitted
@@ -24,11 +24,12 @@ from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Thought, with_changes
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan, ThoughtIds
+from holdfast.engine.background_work import BackgroundWork
 from holdfast.engine.certifier import Certifier
 from holdfast.engine.input_processor import GrammarFactory, InputProcessor, Prompt, RequestLimits
 from holdfast.engine.output import ChoiceOutput
 from holdfast.engine.result_collector import ResultCollector
-from holdfast.engine.status import CertificateState, CertificateStateName, EngineCounters, EngineStatus
+from holdfast.engine.status import CertificateState, EngineCounters, EngineStatus
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused, EngineStopped
 from holdfast.kv_cache.page_pool import PagePool
@@ -110,15 +111,12 @@ class Engine:
         self.runner = runner
         self.tokenizer = tokenizer
         self.limits = limits
-        self.certificate = certificate
         self.grammars = grammars
         self.receipts = receipts
-        self.certifier = certifier
-        self.warm_up: Callable[[], bool] | None = None  # prepares one more thing; False: nothing is left
+        self.background = BackgroundWork(certificate, certifier)
         self.start_up_seconds: Mapping[str, float] = {}  # of each phase of building it
         self.counters = EngineCounters()
         self.tracer: Tracer | None = None  # set while an inspector page is open
-        self.revocation: str | None = None  # why the certificate was revoked, if it was
         self._process_id = os.getpid()
         self._collectors: dict[int, ResultCollector] = {}  # by the request ids of all their branches
         self._in_flight: deque[tuple[StepPlan, Callable[[], Sequence[PassResult]]]] = deque()  # oldest first
@@ -126,8 +124,7 @@ class Engine:
         self._input_processor = InputProcessor(
             tokenizer, limits, grammars, lambda max_len: self.scheduler.require_room(max_len)
         )
-        if certifier is not None:
-            certifier.attach(scheduler)
+        self.background.attach(scheduler)
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -157,23 +154,24 @@ class Engine:
         return self.scheduler.num_waiting + self.scheduler.num_running > 0
 
     @property
+    def certificate(self) -> Certificate | None:
+        """Which batch sizes give the reference's bits, once that is known."""
+        return self.background.certificate
+
+    @property
+    def revocation(self) -> str | None:
+        """Why the certificate was revoked, if it was."""
+        return self.background.revocation
+
+    @property
     def certificate_state(self) -> CertificateState:
         """Where the certificate stands, as clients see it."""
-        if self.revocation is not None:
-            return CertificateState("revoked")
-        certifier = self.certifier
-        if certifier is not None:
-            name: CertificateStateName = "certifying" if certifier.failure is None else "failed"
-            return CertificateState(name, *certifier.progress)
-        if self.certificate is None:
-            return CertificateState("none")
-        return CertificateState("certified" if self.certificate.refusal is None else "refused")
+        return self.background.state
 
     @property
     def has_background_work(self) -> bool:
         """Whether an idle engine has graphs to capture, or a certificate to make or to adopt."""
-        is_certifying = self.certifier is not None and self.certifier.failure is None
-        return is_certifying or self.warm_up is not None
+        return self.background.is_left
 
     def prepare(
         self,
@@ -267,76 +265,45 @@ class Engine:
 
         A pass that raises ends the requests in flight and no others.
         """
-        if self.certifier is None:
+        if self.background.certifier is None:
             with self._change:
                 return self._step()
-        self._certify(is_idle=False)
+        self.background.certify(self.scheduler, is_idle=False)
         with self._change:
             return self._adopt_certificate() + self._step()
 
     def work_in_background(self) -> list[RequestOutput]:
         """Capture a graph or make a part of the certificate, while there is nothing else to do."""
-        if self.warm_up is not None:
-            self._warm_up(self.warm_up)
+        if self.background.warm_up is not None:
+            self.background.warm_up_next()
             return []
-        self._certify(is_idle=True)
+        self.background.certify(self.scheduler, is_idle=True)
         with self._change:
             return self._adopt_certificate()
 
     def certify(self, progress: Progress | None = None) -> Certificate | None:
         """Make the certificate now, if there is none yet. Only for an engine without requests."""
         assert not self._in_flight and not self.has_requests
-        if self.certifier is not None:
-            self.certifier.finish(progress)
-            with self._change:
-                self._adopt_certificate()
+        self.background.finish_certificate(progress)
+        with self._change:
+            self._adopt_certificate()
         return self.certificate
 
     def prepare_fully(self, progress: Progress | None = None) -> None:
         """Capture every graph and make the certificate now, as before a benchmark."""
-        while self.warm_up is not None:
-            if not self.warm_up():
-                self.warm_up = None
+        self.background.warm_up_fully()
         self.certify(progress)
 
-    def _warm_up(self, prepare_next: Callable[[], bool]) -> None:
-        """An error must not end an idle engine: what is missing is prepared when it is needed."""
-        try:
-            if not prepare_next():
-                self.warm_up = None
-        except Exception:
-            _log.exception("the engine could not be warmed up; its first passes take longer")
-            self.warm_up = None
-
-    def _certify(self, *, is_idle: bool) -> None:
-        """A slice of the certification, between two steps."""
-        if self.certifier is not None:
-            if self.scheduler.lacks_lent_pages:
-                self.certifier.interrupt()
-            self.certifier.work(is_idle=is_idle)
-
     def _adopt_certificate(self) -> list[RequestOutput]:
-        """Use a certificate that is complete, between two plans. The bits stay the same."""
-        certifier = self.certifier
-        if certifier is None or certifier.certificate is None or self._in_flight:
+        """Use a certificate that is complete, between two plans."""
+        certificate = None if self._in_flight else self.background.adopt(self.scheduler)
+        if certificate is None:
             return []
-        certificate = self.certificate = certifier.certificate
-        self.certifier = None
         self.receipts.note_kernels(certificate.kernels)
-        if certificate.refusal is not None:
-            self.limits = self._input_processor.limits = replace(self.limits, refusal=certificate.refusal)
-            _log.error("deterministic requests are refused from now on: %s", certificate.refusal)
-            return self._publish(self.scheduler.refuse_deterministic(certificate.refusal))
-        self.scheduler.adopt(certifier.padded_sizes(certificate.sizes))
-        _log.info(
-            "certified in %.1f s: %d batch sizes give the reference's bits; %s",
-            certificate.seconds,
-            len(certificate.sizes),
-            "their passes commit at once from now on"
-            if self.scheduler.config.commits_at_once
-            else "every deterministic answer is verified",
-        )
-        return []
+        if certificate.refusal is None:
+            return []
+        self.limits = self._input_processor.limits = replace(self.limits, refusal=certificate.refusal)
+        return self._publish(self.scheduler.refuse_deterministic(certificate.refusal))
 
     def reset(self) -> None:
         """End every request, without an output, and forget all pages.
@@ -350,11 +317,9 @@ class Engine:
                 wait()
         pool = self.scheduler.pool
         self._collectors = {}
-        if self.certifier is not None:
-            self.certifier.interrupt()
+        self.background.interrupt()
         self.scheduler = Scheduler(self.scheduler.config, PagePool(pool.num_pages, pool.page_size))
-        if self.certifier is not None:
-            self.certifier.attach(self.scheduler)
+        self.background.attach(self.scheduler)
         if self.tracer is not None:
             self.tracer = Tracer(self)
 
@@ -379,7 +344,7 @@ class Engine:
     def _start_next(self) -> StepPlan:
         """Make the next plan and start it, unless it is empty. Before a certificate is adopted, the
         plans made without it are read."""
-        if self.certifier is not None and self.certifier.certificate is not None:
+        if self.background.is_complete:
             return StepPlan(())
         plan = self.scheduler.plan()
         if plan:
@@ -455,9 +420,9 @@ class Engine:
             self.certificate,
             grammars or self.grammars,
             self.receipts,
-            self.certifier,
+            self.background.certifier,
         )
-        engine.warm_up = self.warm_up
+        engine.background.warm_up = self.background.warm_up
         return engine
 
     def check(self) -> None:
@@ -521,15 +486,7 @@ class Engine:
         if event.mismatch is None:
             return
         self.counters.num_revocations += 1
-        self.revocation = event.mismatch
-        _log.error(
-            "the certificate is revoked: a certified pass gave other bits than the reference (%s); from now on every "
-            "deterministic answer is verified, and the running ones are verified from their prompts",
-            event.mismatch,
-        )
-        certificate, self.certificate = self.certificate, None
-        if certificate is not None:
-            delete_certificate(certificate.key)
+        self.background.revoke(event.mismatch)
         for collector in {id(one): one for one in self._collectors.values()}.values():
             if collector.request.params.deterministic:
                 self._recompute_ended(collector)
