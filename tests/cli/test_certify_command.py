@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+SMALL = ("--max-pass-tokens", "128")  # few batch sizes to certify
+
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
@@ -22,7 +24,7 @@ def own_certificates(monkeypatch, cache_dir: Path, tmp_path: Path):
 
 
 def test_table_has_every_kind_of_operation(holdfast, model):
-    result = holdfast("certify", model)
+    result = holdfast("certify", model, *SMALL)
     assert result.exit_code == 0, result.stderr
     for word in (
         "qkv",
@@ -38,9 +40,9 @@ def test_table_has_every_kind_of_operation(holdfast, model):
 
 
 def test_fresh_certificate_equals_the_stored_one(holdfast, model):
-    kept = json.loads(holdfast("certify", model, "--json").stdout)
-    fresh = json.loads(holdfast("certify", model, "--json", "--fresh").stdout)
-    assert "now" in holdfast("certify", model, "--fresh").stdout
+    kept = json.loads(holdfast("certify", model, *SMALL, "--json").stdout)
+    fresh = json.loads(holdfast("certify", model, *SMALL, "--json", "--fresh").stdout)
+    assert "now" in holdfast("certify", model, *SMALL, "--fresh").stdout
     assert fresh["sizes"] == kept["sizes"]
     assert fresh["key"] == kept["key"]
 
@@ -48,7 +50,7 @@ def test_fresh_certificate_equals_the_stored_one(holdfast, model):
 def test_fresh_certifies_again_if_another_process_stored_a_certificate(holdfast, model, monkeypatch):
     from holdfast.certification import certificate
 
-    assert holdfast("certify", model).exit_code == 0
+    assert holdfast("certify", model, *SMALL).exit_code == 0
     forget, asked = certificate.delete_certificate, []
 
     def beaten_once(key: str) -> None:
@@ -57,16 +59,16 @@ def test_fresh_certifies_again_if_another_process_stored_a_certificate(holdfast,
             forget(key)
 
     monkeypatch.setattr(certificate, "delete_certificate", beaten_once)
-    assert "now" in holdfast("certify", model, "--fresh").stdout
+    assert "now" in holdfast("certify", model, *SMALL, "--fresh").stdout
     assert len(asked) >= 2
 
 
 def test_certificate_that_cannot_be_deleted_is_shown_as_stored(holdfast, model, monkeypatch):
     from holdfast.certification import certificate
 
-    assert holdfast("certify", model).exit_code == 0
+    assert holdfast("certify", model, *SMALL).exit_code == 0
     monkeypatch.setattr(certificate, "delete_certificate", lambda key: None)
-    result = holdfast("certify", model, "--fresh")
+    result = holdfast("certify", model, *SMALL, "--fresh")
     assert result.exit_code == 0 and "stored earlier" in result.stdout
 
 
@@ -84,7 +86,7 @@ def test_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
             certify(*given, **more), sizes=(), refusal="the reference does not repeat"
         ),
     )
-    result = holdfast("certify", model)
+    result = holdfast("certify", model, *SMALL)
     assert result.exit_code == 1
     assert "the reference does not repeat" in result.stdout
     refused = holdfast("generate", "the dog", "-m", model, "-d", "--certification", "startup")
@@ -129,9 +131,9 @@ def test_table_lists_the_kernels_seen(holdfast, model, monkeypatch):
     from holdfast.certification import certify as certifying
 
     load = certifying.load_certificate
-    holdfast("certify", model)
+    holdfast("certify", model, *SMALL)
     monkeypatch.setattr(
         certifying, "load_certificate", lambda key: replace(load(key), kernels=("nvjet_a", "_attend_tiles"))
     )
-    shown = holdfast("certify", model).stdout
+    shown = holdfast("certify", model, *SMALL).stdout
     assert "kernels seen" in shown and "nvjet_a" in shown and "_attend_tiles" in shown
