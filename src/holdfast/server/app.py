@@ -39,5 +39,5 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
     app.include_router(docs_router())
     if frontend.config.has_inspector:
         app.include_router(inspector_router(hub))
-    add_middleware(app, frontend.config, frontend.tenants, frontend.metrics.refused)
+    add_middleware(app, frontend.config, frontend.tenants, frontend.metrics.refused, frontend.count_request)
     return app

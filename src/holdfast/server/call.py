@@ -120,6 +120,13 @@ class Call:
         return sum(map(len, self.prompts))
 
     @property
+    def num_answers(self) -> tuple[int, int]:
+        """The answers that are being generated, and those that wait."""
+        open_streams = [stream for stream in self.streams if not stream.is_over]
+        num_started = sum(stream.queue_seconds is not None for stream in open_streams)
+        return num_started * self._num_choices, (len(open_streams) - num_started) * self._num_choices
+
+    @property
     def thinks(self) -> bool:
         """Whether the model is one that thinks."""
         ready = self._link.ready

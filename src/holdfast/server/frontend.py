@@ -25,7 +25,7 @@ from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces
 from holdfast.server.tenants.directory import TenantDirectory
-from holdfast.server.tenants.tenant import tenant_of
+from holdfast.server.tenants.tenant import Tenant, tenant_of
 from holdfast.server.work.work_queue import Work
 
 _INLINE_BYTES = 4096
@@ -149,6 +149,21 @@ class Frontend:
             return await self.supervisor.link.wait_for_fingerprint()
         except EngineStopped as error:
             raise to_api_error(error) from None
+
+    def count_request(self, tenant: Tenant, entry: AccessLogEntry) -> None:
+        """Add a request that has ended to the metrics of its tenant."""
+        self.metrics.tenants.ended(
+            tenant,
+            refusal=(entry.error or str(entry.status)) if entry.status >= 400 else None,
+            num_prompt_tokens=entry.prompt_tokens or 0,
+            num_generated_tokens=entry.completion_tokens or 0,
+        )
+
+    def render_metrics(self, accept: str, reader: Tenant) -> tuple[bytes, str]:
+        """The metrics that this tenant may see, with their content type. Without keys there is one
+        series, and all see it."""
+        self.metrics.tenants.set_places((call.tenant, *call.num_answers) for call in self._calls)
+        return self.metrics.render(accept, reader)
 
     def cancel_calls(self, error: ApiError) -> None:
         """End every running call with this error."""

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.core.results import Stats, Thought
 from holdfast.engine.status import EngineCounters, EngineStatus
 from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.tenants.tenant import address_tenant, key_tenant
 
 IDLE = EngineStatus(
     num_running=0, num_waiting=0, num_pages_used=0, num_pages_idle=0, num_pages=100, counters=EngineCounters()
@@ -334,3 +335,35 @@ def test_thoughts_are_counted_by_kind(metrics):
     assert of_request(metrics, "thoughts_total", "true", kind="trivial") == 2
     assert of_request(metrics, "thought_predictions_total", "true") == 3
     assert of_request(metrics, "thought_predictions_accepted_total", "true") == 2
+
+
+ALICE, BOB, ADMIN = key_tenant("alice"), key_tenant("bob"), key_tenant("root", is_admin=True)
+
+
+def test_tenants_are_labelled_by_the_names_of_their_keys(metrics):
+    for address in ("192.0.2.1", "192.0.2.2"):
+        metrics.tenants.ended(
+            address_tenant(address), refusal="invalid_api_key", num_prompt_tokens=0, num_generated_tokens=0
+        )
+    metrics.tenants.ended(ALICE, refusal=None, num_prompt_tokens=7, num_generated_tokens=3)
+    metrics.tenants.set_places([(ALICE, 2, 1), (ALICE, 0, 4), (BOB, 1, 0)])
+    assert read(metrics, "tenant_requests_total", tenant="alice") == 1
+    assert read(metrics, "tenant_prompt_tokens_total", tenant="alice") == 7
+    assert read(metrics, "tenant_generation_tokens_total", tenant="alice") == 3
+    assert read(metrics, "tenant_requests_refused_total", tenant="anonymous", code="invalid_api_key") == 2
+    assert read(metrics, "tenant_num_requests_running", tenant="alice") == 2
+    assert read(metrics, "tenant_num_requests_waiting", tenant="alice") == 5
+    metrics.tenants.set_places([])
+    assert read(metrics, "tenant_num_requests_running", tenant="bob") == 0
+    assert "192.0.2" not in metrics.render()[0].decode()
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text"], ids=["plain", "openmetrics"])
+def test_tenant_sees_its_own_series_only(metrics, accept):
+    for tenant in (ALICE, BOB):
+        metrics.tenants.ended(tenant, refusal="x", num_prompt_tokens=1, num_generated_tokens=1)
+    metrics.tenants.set_places([(ALICE, 1, 1), (BOB, 1, 1)])
+    shown = metrics.render(accept, ALICE)[0].decode()
+    assert 'tenant="alice"' in shown and "bob" not in shown
+    everything = metrics.render(accept, ADMIN)[0].decode()
+    assert 'tenant="alice"' in everything and 'tenant="bob"' in everything

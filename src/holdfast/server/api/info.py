@@ -22,6 +22,7 @@ from holdfast.server.api.schema.responses import (
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.responses import JSONResponse
+from holdfast.server.tenants.tenant import tenant_of
 from holdfast.version import __version__
 
 _STATUS_SECONDS = 2.0
@@ -108,7 +109,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
                 await frontend.supervisor.link.status()  # the listener updates the metrics
         except (ApiError, EngineStopped, TimeoutError):
             pass  # report the last known values
-        text, media_type = frontend.metrics.render(request.headers.get("accept", ""))
+        text, media_type = frontend.render_metrics(request.headers.get("accept", ""), tenant_of(request))
         return Response(text, media_type=media_type)
 
     return router

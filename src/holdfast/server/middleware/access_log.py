@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.server.tenants.tenant import tenant_of
+from holdfast.server.tenants.tenant import Tenant, tenant_of
 
 _log = logging.getLogger("holdfast.access")
 CLIENT_DISCONNECTED = 499  # logged if the client left before the response started; never sent
@@ -52,12 +52,21 @@ class AccessLogEntry:
         _log.log(level, "request", extra=fields)
 
 
+Ended = Callable[[Tenant, AccessLogEntry], None]
+
+
 class AccessLogMiddleware:
     """Must be outside of every layer that responds, so that it sees the status that was sent."""
 
-    def __init__(self, app: ASGIApp, refused: Callable[[str], None] = lambda code: None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        refused: Callable[[str], None] = lambda code: None,
+        ended: "Ended" = lambda tenant, entry: None,
+    ) -> None:
         self.app = app
         self._refused = refused
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,8 +92,10 @@ class AccessLogMiddleware:
         finally:
             if "route" in scope:
                 access.route = scope["route"].path
-            access.tenant = tenant_of(scope).name
+            tenant = tenant_of(scope)
+            access.tenant = tenant.name
             access.total_ms = 1e3 * (time.monotonic() - began)
             access.write()
             if access.status >= 400 and access.deterministic is None:  # a `Call` counts its own errors
                 self._refused(access.error or str(access.status))
+            self._ended(tenant, access)

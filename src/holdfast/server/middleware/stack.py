@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.config import ServerConfig
-from holdfast.server.middleware.access_log import AccessLogMiddleware
+from holdfast.server.middleware.access_log import AccessLogMiddleware, Ended
 from holdfast.server.middleware.api_keys import ApiKeyMiddleware
 from holdfast.server.middleware.body_limits import BodyLimitMiddleware
 from holdfast.server.middleware.client_address import ClientAddressMiddleware
@@ -41,16 +41,18 @@ def add_middleware(
     config: ServerConfig,
     tenants: TenantDirectory,
     refused: Callable[[str], None] = lambda code: None,
+    ended: Ended = lambda tenant, entry: None,
 ) -> None:
     """Install the middleware.
 
-    `refused` is called with the code of each error that occurs before a route runs.
+    `refused` is called with the code of each error that occurs before a route runs, `ended` with the
+    access log's entry of each request.
     """
     app.user_middleware[:] = [
         Middleware(ClientAddressMiddleware, tenants),
         Middleware(RequestTurnMiddleware, tenants),
         Middleware(ResponseHeadersMiddleware),
-        Middleware(AccessLogMiddleware, refused),
+        Middleware(AccessLogMiddleware, refused, ended),
         Middleware(OriginMiddleware, config),
         Middleware(ExceptionMiddleware),
         Middleware(ApiKeyMiddleware, tenants),

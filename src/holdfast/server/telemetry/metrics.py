@@ -15,6 +15,8 @@ from prometheus_client.registry import Collector
 
 from holdfast.engine.status import EngineStatus
 from holdfast.server.telemetry.request_metrics import RequestMetricFamilies, RequestMetrics, RequestSeries
+from holdfast.server.telemetry.tenant_metrics import TenantMetrics
+from holdfast.server.tenants.tenant import Tenant
 
 _OPENMETRICS = "application/openmetrics-text"
 
@@ -70,6 +72,7 @@ class Metrics:
         self._seen = dict.fromkeys(self._counters, 0)
         self._restarts = Counter("holdfast_engine_restarts", "Engine processes that died.", registry=registry)
         self._info = Info("holdfast", "The served model and its settings.", registry=registry)
+        self.tenants = TenantMetrics()
 
     def describe(self, *, version: str, model: str, fingerprint: str, dtype: str, determinism: str) -> None:
         """Set the labels of `holdfast_info`, once they are known."""
@@ -106,12 +109,29 @@ class Metrics:
         for gauge in (self._running, self._waiting, self._usage, self._pages_used, self._pages_cached):
             gauge.set(0)
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """All metrics as text, with the content type. OpenMetrics if the Accept header names it."""
+    def render(self, accept: str = "", reader: Tenant | None = None) -> tuple[bytes, str]:
+        """All metrics as text, with the content type. OpenMetrics if the Accept header names it.
+
+        reader: of the series of tenants it gets those it may see; None gets all.
+        """
+        shown = _Shown(self._registry, self.tenants, reader)
         if any(one.partition(";")[0].strip().lower() == _OPENMETRICS for one in accept.split(",")):
-            text: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            text: bytes = openmetrics.generate_latest(shown)  # type: ignore[no-untyped-call]
             return text, openmetrics.CONTENT_TYPE_LATEST
-        return generate_latest(_WithoutCreated(self._registry)), CONTENT_TYPE_PLAIN_0_0_4
+        return generate_latest(_WithoutCreated(shown)), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class _Shown(Collector):
+    """The metrics of the server, and those of tenants that the reader may see."""
+
+    def __init__(self, registry: CollectorRegistry, tenants: TenantMetrics, reader: Tenant | None) -> None:
+        self._registry = registry
+        self._tenants = tenants
+        self._reader = reader
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._registry.collect()
+        yield from self._tenants.seen_by(self._reader)
 
 
 class _WithoutCreated(Collector):
@@ -119,10 +139,10 @@ class _WithoutCreated(Collector):
     format.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def __init__(self, shown: Collector) -> None:
+        self._shown = shown
 
     def collect(self) -> Iterable[Metric]:
-        for family in self._registry.collect():
+        for family in self._shown.collect():
             family.samples = [one for one in family.samples if not one.name.endswith("_created")]
             yield family
