@@ -31,6 +31,7 @@ from holdfast.text.special_tokens import Span, SpecialTokens
 from holdfast.text.tokenizer import Tokenizer
 
 _ROLES = {"system", "developer", "user", "assistant", "tool", "function", "ipython", "model", "tools"}
+_MAX_REMEMBERED = 64  # characters
 _PRIVATE = range(0xF0000, 0xFFFFE)
 
 
@@ -93,8 +94,13 @@ class _Finder:
         self._special = special
         self.characters: set[str] = set()
         self.has_whole = False
+        self._seen: set[tuple[str, _Kind]] = set()  # keys and roles are the same in every message
 
     def look(self, text: str, kind: "_Kind") -> str:
+        if len(text) <= _MAX_REMEMBERED:
+            if (text, kind) in self._seen:
+                return text
+            self._seen.add((text, kind))
         whole = self._special.find_in_content(text, with_markup=kind.has_markup)
         self.has_whole = self.has_whole or bool(whole)
         for start, stop in _hidden_spans(self._special, text, kind):
@@ -166,6 +172,10 @@ class _Kind:
     is_role: bool = False
 
 
+# Of a message's fields and of its role, by whether its author's markup counts.
+_KINDS = {yes: (_Kind(has_markup=yes), _Kind(has_markup=yes, is_role=True)) for yes in (False, True)}
+
+
 def _hidden_spans(special: SpecialTokens, text: str, kind: _Kind) -> list[Span]:
     """The special tokens of a content, and its ends that could become one beside another."""
     if kind.is_role and text not in _ROLES and special.is_inside(text):
@@ -198,11 +208,9 @@ def _rewrite(conversation: Conversation, change: Callable[[str, _Kind], str]) ->
 
 
 def _rewrite_message(message: Mapping[str, Any], change: Callable[[str, _Kind], str]) -> dict[str, Any]:
-    kind = _Kind(has_markup=message.get("role") != "assistant")
+    kind, role_kind = _KINDS[message.get("role") != "assistant"]
     return {
-        change(key, kind): change(value, replace(kind, is_role=True))
-        if key == "role"
-        else _map(value, change, kind)
+        change(key, kind): change(value, role_kind) if key == "role" else _map(value, change, kind)
         for key, value in message.items()
     }
 

@@ -81,8 +81,11 @@ class SpecialTokens:
         become one."""
         folded, spans = _fold(text), []
         longest = min(self._longest - 1, len(text))
-        head = next((n for n in range(longest, 0, -1) if folded[:n] in self._suffixes), 0)
-        tail = next((n for n in range(longest, 0, -1) if folded[-n:] in self._prefixes), 0)
+        head = tail = 0
+        if folded[:1] in self._suffix_starts:  # most texts have no open end
+            head = next((n for n in range(longest, 0, -1) if folded[:n] in self._suffixes), 0)
+        if folded[-1:] in self._prefix_ends:
+            tail = next((n for n in range(longest, 0, -1) if folded[-n:] in self._prefixes), 0)
         if head:
             spans.append((0, head))
         if tail:
@@ -185,6 +188,14 @@ class SpecialTokens:
     @cached_property
     def _suffixes(self) -> set[str]:
         return {text.lower()[n:] for text in self._tokens for n in range(1, len(text))}
+
+    @cached_property
+    def _prefix_ends(self) -> set[str]:
+        return {text[-1:] for text in self._prefixes}
+
+    @cached_property
+    def _suffix_starts(self) -> set[str]:
+        return {text[:1] for text in self._suffixes}
 
     @cached_property
     def _longest(self) -> int:
