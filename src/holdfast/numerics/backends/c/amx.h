@@ -142,7 +142,7 @@ static void amx_linear(void *y, const void *x, int64_t stride, const void *packe
     const AmxOutput out = {y, bias, M, N, out_dt};
     const int64_t row_parts = max64(1, min64(blocks, threads * 2 / max64(panels, 1)));
     const int64_t panel_parts = max64(1, threads / row_parts);
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads) if (M * N * K > MIN_PARALLEL_PRODUCTS)
     {
         DEFAULT_FP;
 #pragma omp for schedule(static)

@@ -343,7 +343,9 @@ void run_attention(void *out, const void *q, int64_t q_stride, const void *keys,
     const int64_t count = list_tiles(&a, rows_per_tile, group, NULL);
     Tile *tiles = scratch(&buffer, &capacity, (size_t)count * sizeof(Tile));
     list_tiles(&a, rows_per_tile, group, tiles);
-#pragma omp parallel num_threads((int)threads)
+    int64_t keys_read = 0;
+    for (int64_t r = 0; r < num_real; r++) keys_read += positions[r] + 1;
+#pragma omp parallel num_threads((int)threads) if (keys_read * heads * D > MIN_PARALLEL_PRODUCTS)
     {
         DEFAULT_FP;
 #pragma omp for schedule(dynamic, 1) nowait

@@ -274,7 +274,7 @@ void run_linear(void *y, const void *x, int64_t stride, const void *packed, cons
     const int64_t blocks = ceil_to(M, ROW_BLOCK) / ROW_BLOCK;
     const int64_t row_parts = max64(1, min64(blocks, threads * 2 / max64(panels, 1)));
     const int64_t panel_parts = max64(1, threads / row_parts);
-#pragma omp parallel num_threads((int)threads) if (M * N * K > 16384)
+#pragma omp parallel num_threads((int)threads) if (M * N * K > MIN_PARALLEL_PRODUCTS)
     {
         DEFAULT_FP;
         /* the team may be smaller than requested */

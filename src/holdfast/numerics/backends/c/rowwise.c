@@ -8,8 +8,6 @@
 #include "kernels.h"
 #include "simd.h"
 
-#define MIN_PARALLEL 16384 /* with fewer elements one thread is faster */
-
 #define BY_DTYPE(dt, call)            \
     do {                              \
         if ((dt) == F32) call(F32);   \

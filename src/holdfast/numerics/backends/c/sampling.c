@@ -221,7 +221,7 @@ static float *row_scratch(int64_t n) {
 void run_sample(int64_t *out, const float *logits, int64_t rows, int64_t n, const float *temperature,
                 const int32_t *top_k, const float *top_p, const float *min_p, const int64_t *seeds,
                 const int64_t *positions, int64_t threads) {
-#pragma omp parallel num_threads((int)threads) if (rows > 1)
+#pragma omp parallel num_threads((int)threads) if (rows > 1 && rows * n > MIN_PARALLEL)
     {
         DEFAULT_FP;
 #pragma omp for schedule(dynamic, 1) nowait
@@ -254,7 +254,7 @@ static float logsumexp_row(const float *x, int64_t n) {
 }
 
 void run_logsumexp(float *out, const float *logits, int64_t rows, int64_t n, int64_t threads) {
-#pragma omp parallel num_threads((int)threads) if (rows > 1)
+#pragma omp parallel num_threads((int)threads) if (rows > 1 && rows * n > MIN_PARALLEL)
     {
         DEFAULT_FP;
 #pragma omp for schedule(static) nowait
@@ -279,7 +279,7 @@ static void topk_row(const float *x, int64_t n, int64_t k, float *values, int64_
 }
 
 void run_topk(float *values, int64_t *ids, const float *logits, int64_t rows, int64_t n, int64_t k, int64_t threads) {
-#pragma omp parallel num_threads((int)threads) if (rows > 1)
+#pragma omp parallel num_threads((int)threads) if (rows > 1 && rows * n > MIN_PARALLEL)
     {
         DEFAULT_FP;
 #pragma omp for schedule(static) nowait

@@ -36,6 +36,11 @@ typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 #define API __attribute__((visibility("default")))
 #define UNROLL _Pragma("GCC unroll 32")
 
+/* Smaller work is done by one thread: it takes tens of microseconds. Where another process keeps a
+ * CPU busy, the threads of a parallel region wait for each other for milliseconds. */
+#define MIN_PARALLEL (1 << 14)          /* elements that are read or written */
+#define MIN_PARALLEL_PRODUCTS (1 << 18) /* products of a GEMM or of attention */
+
 enum { F32 = 0, BF16 = 1, F16 = 2 };
 
 INLINE int64_t size_of(const int dt) { return dt == F32 ? 4 : 2; }
