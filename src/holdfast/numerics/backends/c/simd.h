@@ -39,7 +39,7 @@ typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 /* Smaller work is done by one thread: it takes tens of microseconds. Where another process keeps a
  * CPU busy, the threads of a parallel region wait for each other for milliseconds. */
 #define MIN_PARALLEL (1 << 14)          /* elements that are read or written */
-#define MIN_PARALLEL_PRODUCTS (1 << 18) /* products of a GEMM or of attention */
+#define MIN_PARALLEL_PRODUCTS (1 << 17) /* products of a GEMM or of attention */
 
 enum { F32 = 0, BF16 = 1, F16 = 2 };
 
