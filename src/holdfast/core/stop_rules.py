@@ -54,8 +54,10 @@ def held_back_len(text: str, stops: Sequence[str]) -> int:
     shown yet."""
     longest = 0
     for stop in stops:
-        for length in range(min(len(stop) - 1, len(text)), longest, -1):
-            if text.endswith(stop[:length]):
-                longest = length
+        first = max(0, len(text) - len(stop) + 1)
+        while (at := text.find(stop[0], first, len(text) - longest)) >= 0:
+            if stop.startswith(text[at:]):
+                longest = len(text) - at
                 break
+            first = at + 1
     return longest

@@ -275,7 +275,7 @@ class Batcher:
         budget = self._config.max_pass_tokens - sum(span.num_tokens for span in spans)
         for state in prompts:
             is_blocked = bool(state.in_flight.spans) and state.is_blocked
-            most = min(budget, self._shares.left(state.request.tenant))
+            most = min(budget, self._shares.num_left(state.request.tenant, state.prompt_cost))
             if most < 1 or not self._queue.is_running(state) or is_blocked:
                 continue
             if state.is_prefilling or state.expected_len <= state.page_table.capacity:
@@ -284,7 +284,7 @@ class Batcher:
                 else:
                     span = next_token_span(state, state.logprobs)
                 state.in_flight.add(span)
-                self._shares.take(state.request.tenant, span.num_tokens)
+                self._shares.take(state.request.tenant, span.num_tokens, state.prompt_cost)
                 spans.append(span)
                 budget -= span.num_tokens
         return _fast_pass(tuple(spans))
@@ -313,11 +313,13 @@ class Batcher:
         demands: dict[str, int] = {}
         for state in decoding:
             tenant = state.request.tenant
-            demands[tenant] = demands.get(tenant, 0) + 1 + state.tokens.num_candidates
+            cost = state.sampled_cost * (1 + state.tokens.num_candidates)
+            demands[tenant] = demands.get(tenant, 0) + cost
         has_prefill = {state.request.tenant for state in prefilling}
         for state in prefilling:
             tenant = state.request.tenant
-            demands[tenant] = demands.get(tenant, 0) + max(1, state.prefill_len - state.next_start)
+            cost = state.prompt_cost * max(1, state.prefill_len - state.next_start)
+            demands[tenant] = demands.get(tenant, 0) + cost
         self._shares = shares = TokenShares(
             demands, budget, self._config.reference_tokens, is_padded=not self._has_one_pass
         )
@@ -330,13 +332,13 @@ class Batcher:
         chosen: set[int] = set()
         started: set[str] = set()
         for state in sorted(decoding, key=lambda state: (state.last_planned, state.request_id)):
-            tenant, count = state.request.tenant, 1 + state.tokens.num_candidates
-            if count <= room[tenant] or tenant not in started:  # at least one
+            tenant, cost = state.request.tenant, state.sampled_cost * (1 + state.tokens.num_candidates)
+            if cost <= room[tenant] or tenant not in started:  # at least one
                 chosen.add(state.request_id)
                 started.add(tenant)
                 state.last_planned = self._step
-                room[tenant] -= count
-                shares.take(tenant, count)
+                room[tenant] -= cost
+                shares.take(tenant, cost)
         return [state for state in decoding if state.request_id in chosen], prefilling
 
     def _has_room(self, state: RequestState, length: int, planned: Collection[int]) -> bool:
@@ -363,10 +365,10 @@ class Batcher:
         for state in prefilling:
             if used >= budget:
                 break
-            most = min(budget - used, self._shares.left(state.request.tenant))
+            most = min(budget - used, self._shares.num_left(state.request.tenant, state.prompt_cost))
             if most > 0 and self._queue.is_running(state):
                 span = planned[state.request_id] = next_span(state, most)
-                self._shares.take(state.request.tenant, span.num_tokens)
+                self._shares.take(state.request.tenant, span.num_tokens, state.prompt_cost)
                 used += span.num_tokens
         return used
 
@@ -397,14 +399,14 @@ class Batcher:
             proposer = state.proposer
             if proposer is None or proposer.hit_rate <= share or state.tokens.num_candidates:
                 continue
-            left = self._shares.left(state.request.tenant)
+            left = self._shares.num_left(state.request.tenant, state.sampled_cost)
             max_candidates = min(num_spare, left, num_worthwhile(proposer.hit_rate, num_tokens))
             if state.in_flight.spans:
                 if proposer.has_match and is_worth_waiting(proposer.hit_rate, max_candidates):
                     left_out.add(state.request_id)
             elif max_candidates > 0 and self._pool.num_available > len(self._queue.running):
                 state.propose(max_candidates)
-                self._shares.take(state.request.tenant, state.tokens.num_candidates)
+                self._shares.take(state.request.tenant, state.tokens.num_candidates, state.sampled_cost)
                 num_spare -= state.tokens.num_candidates
                 num_tokens += state.tokens.num_candidates
         return [state for state in decoding if state.request_id not in left_out] if left_out else decoding
@@ -412,11 +414,11 @@ class Batcher:
     def _draft_windows(self, decoding: list[RequestState]) -> None:
         """Draft whole windows: tokens to be confirmed, or n-grams that are right nearly always."""
         for state in decoding:
-            left = min(state.max_window, self._shares.left(state.request.tenant))
+            left = min(state.max_window, self._shares.num_left(state.request.tenant, state.sampled_cost))
             is_free = not state.in_flight.spans and not state.tokens.num_candidates
             if left > 0 and is_free and self._drafts_windows(state):
                 state.propose(left)
-                self._shares.take(state.request.tenant, state.tokens.num_candidates)
+                self._shares.take(state.request.tenant, state.tokens.num_candidates, state.sampled_cost)
 
     def _drafts_windows(self, state: RequestState) -> bool:
         if state.is_confirming:

@@ -24,6 +24,7 @@ These lengths cover results that are read. Spans whose results are not read yet 
 
 from dataclasses import replace
 from enum import Enum
+from functools import cached_property
 
 from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import HiddenStates
@@ -35,6 +36,7 @@ from holdfast.errors import AnswerFailed, GuaranteeLost, NoTokenAllowed, PassFai
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
+from holdfast.scheduler.fair_share import prompt_cost, sampled_cost
 from holdfast.scheduler.in_flight import InFlightSpans
 from holdfast.scheduler.ngram_proposer import NgramProposer
 from holdfast.scheduler.policy import adapt_window
@@ -147,6 +149,18 @@ class RequestState:
         self.is_synchronous = grammar is not None
 
     # Lengths
+
+    @cached_property
+    def sampled_cost(self) -> int:
+        """The tokens that one of its sampled tokens counts as in its tenant's share."""
+        return sampled_cost(self.request.params)
+
+    @cached_property
+    def prompt_cost(self) -> int:
+        """The same of one of its prompt's tokens."""
+        is_scored = self.request.score_from is not None
+        num_logprobs = self.request.params.prompt_logprobs or 0 if is_scored else None
+        return prompt_cost(num_logprobs=num_logprobs, is_pooled=self.pooled is not None)
 
     @property
     def is_live(self) -> bool:
