@@ -18,7 +18,7 @@ from support.browsing import browsing
 from support.serving import Server, serving
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ElementHandle, Page, Route
+    from playwright.sync_api import Browser, BrowserContext, ElementHandle, Page, Route
 
 SEED = "7"  # the completion has 60 tokens and rollbacks; with other seeds it may end early
 TIMEOUT_MS = 60_000.0
@@ -92,14 +92,28 @@ def browser() -> Iterator["Browser"]:
         yield browser
 
 
+def new_context(browser: "Browser", **settings: Any) -> "BrowserContext":
+    """A browser without a past."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
+    context.set_default_timeout(TIMEOUT_MS)
+    context.add_init_script(RECORD_ALL)
+    return context
+
+
+@pytest.fixture(scope="module")
+def context(browser: "Browser") -> Iterator["BrowserContext"]:
+    """Shared by the pages of tests that leave nothing behind in it."""
+    context = new_context(browser)
+    yield context
+    context.close()
+
+
 class Visit:
     """One open page and its console errors."""
 
-    def __init__(self, browser: "Browser", server: Server, **context: Any) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
-        self.context.set_default_timeout(TIMEOUT_MS)
-        self.context.add_init_script(RECORD_ALL)
-        self.page: Page = self.context.new_page()
+    def __init__(self, context: "BrowserContext", server: Server) -> None:
+        self.context = context
+        self.page: Page = context.new_page()
         self.problems: list[str] = []
         self.requested: list[str] = []
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
@@ -140,19 +154,19 @@ class Visit:
 
 
 @pytest.fixture
-def visit(browser: "Browser", server: Server) -> Iterator[Visit]:
-    visit = Visit(browser, server)
+def visit(context: "BrowserContext", server: Server) -> Iterator[Visit]:
+    visit = Visit(context, server)
     yield visit
-    visit.context.close()
+    visit.page.close()
     assert visit.problems == []
 
 
 @pytest.fixture(scope="module")
-def page(browser: "Browser", server: Server) -> Iterator["Page"]:
+def page(context: "BrowserContext", server: Server) -> Iterator["Page"]:
     """One page for all tests of pure functions."""
-    visit = Visit(browser, server)
+    visit = Visit(context, server)
     yield visit.page
-    visit.context.close()
+    visit.page.close()
     assert visit.problems == []
 
 
@@ -340,13 +354,13 @@ def test_receipt_can_be_downloaded(visit: Visit, server: Server, tmp_path: Path)
     assert replayed.status_code == 200, replayed.text
 
 
-def test_error_of_the_server_is_shown(browser: "Browser", server: Server) -> None:
-    visit = Visit(browser, server)
+def test_error_of_the_server_is_shown(context: "BrowserContext", server: Server) -> None:
+    visit = Visit(context, server)
     visit.ask("word " * 600)
     visit.page.wait_for_selector("#problem:visible")
     assert "512" in visit.page.inner_text("#problem")
     assert visit.page.is_enabled("#send")
-    visit.context.close()
+    visit.page.close()
 
 
 @pytest.mark.usefixtures("slow_steps")
@@ -375,31 +389,25 @@ def test_text_is_never_markup(visit: Visit) -> None:
 
 
 @pytest.mark.usefixtures("slow_steps")
-def test_page_opened_later_shows_running_requests(
-    browser: "Browser", visit: Visit, server: Server, endless: str
-) -> None:
+def test_page_opened_later_shows_running_requests(visit: Visit, server: Server, endless: str) -> None:
     visit.page.check("input[value=raw]", force=True)
     visit.ask(endless, max_tokens="450", temperature="0")
     visit.page.wait_for_selector(".strip .token.committed")
-    late = Visit(browser, server)
+    late = Visit(visit.context, server)
     late.page.wait_for_selector(".strip .token.prompt")
     assert late.page.locator(".request").count() == 1
     assert (
         late.page.locator(".strip .token.prompt").count()
         == visit.page.locator(".strip .token.prompt").count()
     )
-    late.context.close()
+    late.page.close()
     visit.page.click("#stop")
 
 
 def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Server) -> None:
+    size = {"width": 360, "height": 740}
     phone = Visit(
-        browser,
-        server,
-        viewport={"width": 360, "height": 740},
-        is_mobile=True,
-        has_touch=True,
-        device_scale_factor=2,
+        new_context(browser, viewport=size, is_mobile=True, has_touch=True, device_scale_factor=2), server
     )
     phone.ask("a rather long prompt, " * 5, max_tokens="24")
     phone.wait_seen("committed")
@@ -426,7 +434,7 @@ def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Serve
 
 
 def test_many_requests_leave_no_empty_column(browser: "Browser", server: Server) -> None:
-    dark = Visit(browser, server, color_scheme="dark")
+    dark = Visit(new_context(browser, color_scheme="dark"), server)
     dark.page.evaluate(
         """() => { fetch("v1/completions", { method: "POST", headers: { "Content-Type": "application/json" },
              body: JSON.stringify({ prompt: "ab", n: 12, max_tokens: 40, ignore_eos: true }) }); }"""
@@ -445,8 +453,8 @@ def test_many_requests_leave_no_empty_column(browser: "Browser", server: Server)
     dark.context.close()
 
 
-def test_playground_does_not_cover_the_proof(browser: "Browser", server: Server) -> None:
-    tall = Visit(browser, server, viewport={"width": 1280, "height": 900})
+def test_playground_does_not_cover_the_proof(context: "BrowserContext", server: Server) -> None:
+    tall = Visit(context, server)
     tall.ask(max_tokens="20")
     tall.wait_answered()
     bottom, top = tall.page.evaluate(
@@ -454,11 +462,11 @@ def test_playground_does_not_cover_the_proof(browser: "Browser", server: Server)
              .map((box, index) => (index === 0 ? box.bottom : box.top))"""
     )
     assert bottom <= top
-    tall.context.close()
+    tall.page.close()
 
 
 def test_dark_theme_by_system_and_by_choice(browser: "Browser", server: Server) -> None:
-    dark = Visit(browser, server, color_scheme="dark")
+    dark = Visit(new_context(browser, color_scheme="dark"), server)
     ground = dark.colour("html")
     light = dark.colour("html", "color")
     assert (
@@ -481,7 +489,7 @@ def test_dark_theme_by_system_and_by_choice(browser: "Browser", server: Server) 
 
 
 def test_reduced_motion_is_respected(browser: "Browser", server: Server) -> None:
-    calm = Visit(browser, server, reduced_motion="reduce")
+    calm = Visit(new_context(browser, reduced_motion="reduce"), server)
     calm.page.evaluate(  # polling could miss them
         """() => {
           window.animations = [];
@@ -569,7 +577,9 @@ def test_page_requests_only_its_own_server(visit: Visit, server: Server) -> None
 def test_browser_asks_for_the_api_key_once(browser: "Browser", tiny_llama: Path) -> None:
     with serving(tiny_llama, environment={"HOLDFAST_API_KEY": "open-sesame"}) as guarded:
         assert guarded.get("/").status_code == 401
-        visit = Visit(browser, guarded, http_credentials={"username": "anybody", "password": "open-sesame"})
+        visit = Visit(
+            new_context(browser, http_credentials={"username": "anybody", "password": "open-sesame"}), guarded
+        )
         visit.ask(max_tokens="4")
         visit.wait_answered()
         visit.card()
