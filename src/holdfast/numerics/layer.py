@@ -4,7 +4,7 @@ A backend may compute a layer in one call. Its bits must be those of `run_layer`
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
@@ -14,15 +14,28 @@ if TYPE_CHECKING:
     from holdfast.numerics.ops import Backend, Linear
 
 
+Activation = Literal["silu", "gelu_tanh"]
+
+
 @dataclass(frozen=True)
 class LayerShape:
-    """The shape that all layers of a decoder share. scale multiplies the attention scores."""
+    """What all layers of a decoder share. scale multiplies the attention scores.
+
+    soft_cap: scores become cap * tanh(score / cap). residual_scale multiplies what a layer adds to
+    the residual. is_parallel: the MLP reads the input of attention. centered_norm: norms subtract the
+    mean first (layer norm without bias).
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     eps: float
     scale: float
+    activation: Activation = "silu"
+    soft_cap: float | None = None
+    residual_scale: float = 1.0
+    is_parallel: bool = False
+    centered_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,18 +43,24 @@ class LayerWeights:
     """The weights of one layer. qkv and gate_up are fused along the output dimension.
 
     post_norm comes after attention. next_norm comes after the layer: the first norm of the next
-    layer, or the model's final norm. window: sliding window in positions; None: full attention.
+    layer, or the model's final norm. None: the residual itself is the input. q_norm and k_norm are of
+    a head or of all heads of a row. attention_norm and mlp_norm: of what is added to the residual.
+    window: sliding window in positions; None: full attention. rope: which of the decoder's rotary
+    tables the layer uses.
     """
 
     qkv: "Linear"
     q_norm: Tensor | None
     k_norm: Tensor | None
     o: "Linear"
-    post_norm: Tensor
+    post_norm: Tensor | None
     gate_up: "Linear"
     down: "Linear"
-    next_norm: Tensor
+    next_norm: Tensor | None
     window: int | None
+    attention_norm: Tensor | None = None
+    mlp_norm: Tensor | None = None
+    rope: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,14 +89,41 @@ def run_layer(
     x is the normed input of the layer, then that of the next one.
     """
     q = write_kv(ops, x, weights, shape, kv, batch, rope, canonical=canonical)  # [tokens, heads, head_dim]
-    attended = ops.attention(q, kv, batch, scale=shape.scale, window=weights.window)  # [tokens, heads * dim]
+    attended = ops.attention(
+        q, kv, batch, scale=shape.scale, window=weights.window, soft_cap=shape.soft_cap
+    )  # [tokens, heads * head_dim]
     delta = ops.linear(attended, weights.o, canonical=canonical)  # [tokens, hidden]
-    normed = ops.add_rms_norm(residual, delta, weights.post_norm, shape.eps)
-    activated = ops.silu_mul(
-        ops.linear(normed, weights.gate_up, canonical=canonical)
-    )  # [tokens, intermediate]
+    added = add_to_residual(ops, residual, delta, weights.attention_norm, weights.post_norm, shape)
+    gate_up = ops.linear(x if shape.is_parallel else added, weights.gate_up, canonical=canonical)
+    activated = activate(ops, gate_up, shape)  # [tokens, intermediate]
     delta = ops.linear(activated, weights.down, canonical=canonical)  # [tokens, hidden]
-    x.copy_(ops.add_rms_norm(residual, delta, weights.next_norm, shape.eps))
+    x.copy_(add_to_residual(ops, residual, delta, weights.mlp_norm, weights.next_norm, shape))
+
+
+def add_to_residual(
+    ops: "Backend",
+    residual: Tensor,
+    delta: Tensor,
+    delta_norm: Tensor | None,
+    norm: Tensor | None,
+    shape: LayerShape,
+) -> Tensor:
+    """residual += residual_scale * norm(delta) in place; return the norm of the sum. All [tokens,
+    hidden]; None for a norm: there is none."""
+    return ops.add_rms_norm(
+        residual,
+        delta,
+        norm,
+        shape.eps,
+        delta_norm=delta_norm,
+        delta_scale=shape.residual_scale,
+        centered=shape.centered_norm,
+    )
+
+
+def activate(ops: "Backend", gate_up: Tensor, shape: LayerShape) -> Tensor:
+    """gate_up [tokens, 2 * intermediate] -> [tokens, intermediate]."""
+    return ops.gelu_mul(gate_up) if shape.activation == "gelu_tanh" else ops.silu_mul(gate_up)
 
 
 def write_kv(
@@ -100,8 +146,16 @@ def write_kv(
     qkv = ops.linear(x, weights.qkv, canonical=canonical).view(-1, heads + 2 * kv_heads, shape.head_dim)
     q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
     if weights.q_norm is not None and weights.k_norm is not None:
-        q = ops.rms_norm(q, weights.q_norm, shape.eps)
-        k = ops.rms_norm(k, weights.k_norm, shape.eps)
+        q = _norm_heads(ops, q, weights.q_norm, shape)
+        k = _norm_heads(ops, k, weights.k_norm, shape)
     ops.rope(q, k, rope.cos, rope.sin)
     ops.store_kv(k, v, kv, batch.slots)
     return q
+
+
+def _norm_heads(ops: "Backend", x: Tensor, weight: Tensor, shape: LayerShape) -> Tensor:
+    """The norm of each head of x [tokens, heads, head_dim], or of all heads of a token together, as
+    the weight's size says."""
+    if weight.numel() == shape.head_dim:
+        return ops.rms_norm(x, weight, shape.eps, centered=shape.centered_norm)
+    return ops.rms_norm(x.flatten(1), weight, shape.eps, centered=shape.centered_norm).view(x.shape)

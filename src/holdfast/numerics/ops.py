@@ -86,12 +86,31 @@ class Backend(Protocol):
         in fp32."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [rows, D] or [rows, heads, D] -> the same shape: rounded(x / rms(x)) * weight."""
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
+        """x [rows, D] or [rows, heads, D] -> the same shape: rounded(x / rms(x)) * weight.
+
+        The inner rounding is to the weight's dtype: with fp32 weights only the result is rounded.
+        centered: the mean is subtracted first; the weight is fp32.
+        """
         ...
 
-    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """residual += delta in place, rounded to the dtype; return its rms_norm. All [rows, D]."""
+    def add_rms_norm(
+        self,
+        residual: Tensor,
+        delta: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        *,
+        delta_norm: Tensor | None = None,
+        delta_scale: float = 1.0,
+        centered: bool = False,
+    ) -> Tensor:
+        """residual += delta in place, rounded to the dtype; return its rms_norm, or without a weight
+        a copy. All [rows, D].
+
+        Before the addition delta is normed by delta_norm and multiplied by delta_scale, and rounded
+        after each.
+        """
         ...
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -107,17 +126,32 @@ class Backend(Protocol):
         ...
 
     def attention(
-        self, q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, window: int | None
+        self,
+        q: Tensor,
+        layer: KVLayer,
+        batch: ForwardBatch,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Tensor:
         """q [rows, H, D] -> [rows, H * D]; padding rows are zero.
 
         The token at position p sees positions max(0, p - window + 1) .. p of its request, all
-        written before.
+        written before. A score s becomes soft_cap * tanh(s / soft_cap).
         """
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """gate_up [rows, 2 * I] -> rounded(silu(gate)) * up, [rows, I]."""
+        ...
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """As `silu_mul`, with GELU in its tanh form."""
+        ...
+
+    def soft_cap(self, logits: Tensor, cap: float) -> None:
+        """logits fp32 [rows, V] = cap * tanh(logits / cap), in place."""
         ...
 
     def layer(

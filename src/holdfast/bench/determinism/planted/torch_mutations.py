@@ -53,9 +53,9 @@ TORCH_MUTATIONS = (
         "backend.py",
         (
             (
-                "residual.add_(delta)\n        return self.rms_norm(residual, weight, eps)",
+                "residual.add_(delta)\n        return residual.clone() if weight is None else self.rms_norm(residual,",
                 "total = residual.to(torch.float32) + delta.to(torch.float32)\n        residual.add_(delta)\n"
-                "        return self.rms_norm(total, weight, eps)",
+                "        return residual.clone() if weight is None else self.rms_norm(total,",
             ),
         ),
     ),

@@ -6,6 +6,7 @@
  * in order (online softmax):
  *
  *     s[j]  = sum over d of q[d] * key[d][j]           one fma chain over d; lanes are positions
+ *     s[j]  = cap * tanh(s[j] / cap)                   with a soft cap
  *     m'    = max(m, max s)                            masked positions are set to -inf
  *     p[j]  = exp(s[j] - m')                           0 if masked
  *     l     = l * exp(m - m') + sum p
@@ -31,7 +32,7 @@ typedef struct {
     const int64_t *positions;
     const int32_t *span_starts, *page_table;
     int64_t q_stride, heads, kv_heads, D, page, spans, max_pages, window;
-    float scale;
+    float scale, soft_cap;
     int dt;
 } Attention;
 
@@ -49,7 +50,7 @@ typedef struct {
 
 typedef struct {
     float q[MAX_QUERIES][MAX_DIM], o[MAX_QUERIES][MAX_DIM], s[MAX_QUERIES][BLOCK];
-    float m[MAX_QUERIES], l[MAX_QUERIES];
+    float m[MAX_QUERIES], l[MAX_QUERIES], soft_cap;
     int64_t first[MAX_QUERIES], last[MAX_QUERIES]; /* visible positions: first .. last-1 */
     float keys[MAX_DIM * BLOCK], values[MAX_DIM * BLOCK];
 } TileState;
@@ -148,6 +149,8 @@ static void update_softmax(TileState *w, int64_t i, int64_t start, int64_t D) {
     float *s = w->s[i];
     vf block_max = splat(-INFINITY);
     const int64_t from = max64(0, w->first[i] - start) / VL * VL, to = min64(BLOCK, w->last[i] - start);
+    if (w->soft_cap > 0.0f)
+        for (int64_t j = from; j < to; j += VL) store_v(s + j, soft_cap_v(load_v(s + j, F32), w->soft_cap), F32);
     for (int64_t j = from; j < to; j += VL) {
         vf v = load_v(s + j, F32);
         if (start + j < w->first[i] || start + j + VL > w->last[i]) {
@@ -267,6 +270,7 @@ static void prefetch_block(const Attention *a, const Tile *t, int64_t start, int
 }
 
 static void init_queries(const Attention *a, const Tile *t, TileState *w, int64_t Dv) {
+    w->soft_cap = a->soft_cap;
     for (int64_t r = 0, i = 0; r < t->rows; r++)
         for (int64_t h = 0; h < t->group; h++, i++) {
             const int64_t row = t->row + r, p = a->positions[row];
@@ -329,9 +333,9 @@ static int64_t list_tiles(const Attention *a, int64_t rows_per_tile, int64_t gro
 void run_attention(void *out, const void *q, int64_t q_stride, const void *keys, const void *values,
                    const int64_t *positions, const int32_t *span_starts, const int32_t *page_table, int64_t rows,
                    int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
-                   double scale, int64_t window, int64_t dt, int64_t threads) {
+                   double scale, double soft_cap, int64_t window, int64_t dt, int64_t threads) {
     const Attention a = {q, keys, values, out, positions, span_starts, page_table, q_stride, heads, kv_heads, D, page,
-                         spans, max_pages, window, (float)scale, (int)dt};
+                         spans, max_pages, window, (float)scale, (float)soft_cap, (int)dt};
     const int64_t es = size_of((int)dt), num_real = span_starts[spans];
     memset((char *)out + num_real * heads * D * es, 0, (size_t)((rows - num_real) * heads * D * es));
     int64_t group = min64(heads / kv_heads, MAX_QUERIES);

@@ -97,35 +97,55 @@ class CBackend:
         )
         return y
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
         rows, width = x.shape[0], x.shape[-1]
         heads = x.shape[1] if x.dim() == 3 else 1
         x = _with_packed_heads(x)
         assert x.dtype is self.dtype
-        assert weight.dtype is self.dtype
-        assert weight.numel() == width
         out = torch.empty(*x.shape, dtype=self.dtype)
         self._kernels.rms_norm(
-            *(out.data_ptr(), x.data_ptr(), x.stride(0), weight.data_ptr()),
-            *(rows, heads, width, eps, self._code, self._num_threads),
+            *(out.data_ptr(), x.data_ptr(), x.stride(0), self._norm_address(weight, width)),
+            *(rows, heads, width, eps, self._code, self._norm_code(weight, centered), centered),
+            self._num_threads,
         )
         return out
 
-    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def add_rms_norm(
+        self,
+        residual: Tensor,
+        delta: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        *,
+        delta_norm: Tensor | None = None,
+        delta_scale: float = 1.0,
+        centered: bool = False,
+    ) -> Tensor:
         rows, width = residual.shape
         assert residual.is_contiguous()
         assert residual.numel() == delta.numel()
-        assert weight.numel() == width
         assert residual.dtype is self.dtype
         assert delta.dtype is self.dtype
-        assert weight.dtype is self.dtype
+        assert weight is None or delta_norm is None or weight.dtype is delta_norm.dtype
         delta = delta.contiguous()
         out = torch.empty(rows, width, dtype=self.dtype)
         self._kernels.add_rms_norm(
-            *(out.data_ptr(), residual.data_ptr(), delta.data_ptr(), weight.data_ptr()),
-            *(rows, width, eps, self._code, self._num_threads),
+            *(out.data_ptr(), residual.data_ptr(), delta.data_ptr()),
+            *(self._norm_address(delta_norm, width), self._norm_address(weight, width)),
+            *(rows, width, self._code, self._norm_code(weight if delta_norm is None else delta_norm, centered)),
+            *(centered, self._num_threads, eps, delta_scale),
         )
         return out
+
+    def _norm_address(self, weight: Tensor | None, width: int) -> int:
+        assert weight is None or (weight.numel() == width and weight.is_contiguous())
+        return _address(weight)
+
+    def _norm_code(self, weight: Tensor | None, centered: bool) -> int:
+        """The code of the weights' dtype: the backend's or fp32."""
+        dtype = self.dtype if weight is None else weight.dtype
+        assert dtype is torch.float32 or (dtype is self.dtype and not centered)
+        return _CODES[dtype]
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         rows, heads, width = q.shape
@@ -165,7 +185,14 @@ class CBackend:
         )
 
     def attention(
-        self, q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, window: int | None
+        self,
+        q: Tensor,
+        layer: KVLayer,
+        batch: ForwardBatch,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Tensor:
         num_tokens, heads, width = q.shape
         _, kv_heads, key_width, page_size = layer.keys.shape
@@ -182,20 +209,31 @@ class CBackend:
             *(out.data_ptr(), q.data_ptr(), q.stride(0), layer.keys.data_ptr(), layer.values.data_ptr()),
             *(batch.positions.data_ptr(), batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
             *(num_tokens, spans, max_pages, heads, kv_heads, width, page_size),
-            *(scale, 0 if window is None else window, self._code, self._num_threads),
+            *(scale, soft_cap or 0.0, 0 if window is None else window, self._code, self._num_threads),
         )
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._activation_mul(gate_up, is_gelu=False)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._activation_mul(gate_up, is_gelu=True)
+
+    def _activation_mul(self, gate_up: Tensor, is_gelu: bool) -> Tensor:
         rows, double = gate_up.shape
         assert gate_up.dtype is self.dtype
         assert double % 2 == 0
         gate_up = gate_up.contiguous()
         out = torch.empty(rows, double // 2, dtype=self.dtype)
-        self._kernels.silu_mul(
-            out.data_ptr(), gate_up.data_ptr(), rows, double // 2, self._code, self._num_threads
+        self._kernels.activation_mul(
+            *(out.data_ptr(), gate_up.data_ptr(), rows, double // 2, is_gelu, self._code, self._num_threads)
         )
         return out
+
+    def soft_cap(self, logits: Tensor, cap: float) -> None:
+        assert logits.dtype is torch.float32
+        assert logits.is_contiguous()
+        self._kernels.soft_cap(logits.data_ptr(), logits.numel(), cap, self._num_threads)
 
     def layer(
         self,
@@ -219,20 +257,35 @@ class CBackend:
         assert rope.cos.shape == rope.sin.shape == (num_tokens, shape.head_dim // 2)
         assert rope.cos.is_contiguous() and rope.sin.is_contiguous()
         linears = (weights.qkv, weights.o, weights.gate_up, weights.down)
+        norms = (weights.attention_norm, weights.mlp_norm, weights.post_norm, weights.next_norm)
         spans, max_pages = batch.page_table.shape
         self._kernels.layer(
             *(residual.data_ptr(), x.data_ptr()),
             *(linear.data.data_ptr() for linear in linears),
             *(_address(linear.bias) for linear in linears),
             *(_address(weights.q_norm), _address(weights.k_norm)),
-            *(weights.post_norm.data_ptr(), weights.next_norm.data_ptr()),
+            *(self._norm_address(norm, hidden) for norm in norms),
             *(kv.keys.data_ptr(), kv.values.data_ptr(), rope.cos.data_ptr(), rope.sin.data_ptr()),
             *(batch.positions.data_ptr(), batch.slots.data_ptr()),
             *(batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
             *(num_tokens, spans, max_pages, hidden, shape.heads, shape.kv_heads, shape.head_dim),
             *(weights.down.in_features, kv.keys.shape[3], weights.window or 0, self._code, self._num_threads),
-            *(shape.eps, shape.scale),
+            *self._norm_codes(weights, shape),
+            *(shape.is_parallel, shape.activation == "gelu_tanh"),
+            *(shape.eps, shape.scale, shape.soft_cap or 0.0, shape.residual_scale),
         )
+
+    def _norm_codes(self, weights: LayerWeights, shape: LayerShape) -> tuple[int, bool, bool]:
+        """The dtype of all norms of a layer, whether they are centered, and whether those of q and k
+        are over whole rows."""
+        q_norm, k_norm = weights.q_norm, weights.k_norm
+        norms = (weights.attention_norm, weights.mlp_norm, weights.post_norm, weights.next_norm, q_norm, k_norm)
+        codes = {self._norm_code(norm, shape.centered_norm) for norm in norms if norm is not None}
+        assert len(codes) <= 1, "the norms of a layer have one dtype"
+        is_whole = q_norm is not None and q_norm.numel() != shape.head_dim
+        assert q_norm is None or q_norm.numel() == shape.head_dim * (shape.heads if is_whole else 1)
+        assert k_norm is None or k_norm.numel() == shape.head_dim * (shape.kv_heads if is_whole else 1)
+        return codes.pop() if codes else self._code, shape.centered_norm, is_whole
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return table.index_select(0, token_ids.clamp(min=0))

@@ -20,13 +20,14 @@ from holdfast.numerics.backends.c.build import Built, build
 _SIGNATURES = {
     "pack": "ppiiiii",
     "linear": "ppippiiiiii",
-    "rms_norm": "ppipiiidii",
-    "add_rms_norm": "ppppiidii",
+    "rms_norm": "ppipiiidiiii",
+    "add_rms_norm": "ppppp" + "iiiiii" + "dd",
     "rope": "piipiippiiii",
-    "silu_mul": "ppiiii",
+    "activation_mul": "ppiiiii",
+    "soft_cap": "pidi",
     "store_kv": "pppipipiiiiii",
-    "attention": "ppippppp" + "iiiiiii" + "diii",
-    "layer": "p" * 22 + "i" * 12 + "dd",
+    "attention": "ppippppp" + "iiiiiii" + "ddiii",
+    "layer": "p" * 24 + "i" * 17 + "dddd",
     "sample": "ppiippppppi",
     "logsumexp": "ppiii",
     "topk": "pppiiii",
@@ -52,7 +53,8 @@ class CKernels:
     rms_norm: Callable[..., None]
     add_rms_norm: Callable[..., None]
     rope: Callable[..., None]
-    silu_mul: Callable[..., None]
+    activation_mul: Callable[..., None]
+    soft_cap: Callable[..., None]
     store_kv: Callable[..., None]
     attention: Callable[..., None]
     layer: Callable[..., None]

@@ -22,8 +22,8 @@ void run_layer(const LayerArguments *l) {
     static __thread size_t capacity;
     const int64_t rows = l->rows, H = l->heads, KV = l->kv_heads, D = l->head_dim, es = size_of((int)l->dt);
     const int64_t width = (H + 2 * KV) * D, dt = l->dt, threads = l->threads;
-    const int64_t elements = width + 2 * H * D + KV * D + l->hidden + 3 * l->intermediate;
-    Arena arena = {scratch(&buffer, &capacity, (size_t)(rows * elements * es + 8 * 64))};
+    const int64_t elements = width + 2 * H * D + KV * D + 2 * l->hidden + 3 * l->intermediate;
+    Arena arena = {scratch(&buffer, &capacity, (size_t)(rows * elements * es + 9 * 64))};
 
     char *qkv = arena_alloc(&arena, rows * width * es);
     run_linear(qkv, l->x, l->hidden, l->qkv, l->qkv_bias, rows, width, l->hidden, dt, dt, threads);
@@ -31,21 +31,27 @@ void run_layer(const LayerArguments *l) {
     int64_t q_stride = width, k_stride = width;
     if (l->q_norm) {
         char *normed_q = arena_alloc(&arena, rows * H * D * es), *normed_k = arena_alloc(&arena, rows * KV * D * es);
-        run_rms_norm(normed_q, q, width, l->q_norm, rows, H, D, l->eps, dt, threads);
-        run_rms_norm(normed_k, k, width, l->k_norm, rows, KV, D, l->eps, dt, threads);
+        const int64_t is_whole = l->norms_whole_rows; /* one norm over all heads of a row */
+        run_rms_norm(normed_q, q, width, l->q_norm, rows, is_whole ? 1 : H, is_whole ? H * D : D, l->eps, dt, l->norm_dt, l->is_centered, threads);
+        run_rms_norm(normed_k, k, width, l->k_norm, rows, is_whole ? 1 : KV, is_whole ? KV * D : D, l->eps, dt, l->norm_dt, l->is_centered, threads);
         q = normed_q, k = normed_k, q_stride = H * D, k_stride = KV * D;
     }
     run_rope(q, q_stride, H, k, k_stride, KV, l->cos, l->sin, rows, D, dt, threads);
     run_store_kv(l->keys, l->values, k, k_stride, v, width, l->slots, rows, KV, D, l->page, dt, threads);
     char *attended = arena_alloc(&arena, rows * H * D * es), *delta = arena_alloc(&arena, rows * l->hidden * es);
     run_attention(attended, q, q_stride, l->keys, l->values, l->positions, l->span_starts, l->page_table, rows, l->spans,
-                  l->max_pages, H, KV, D, l->page, l->scale, l->window, dt, threads);
+                  l->max_pages, H, KV, D, l->page, l->scale, l->soft_cap, l->window, dt, threads);
     run_linear(delta, attended, H * D, l->o, l->o_bias, rows, l->hidden, H * D, dt, dt, threads);
-    run_add_rms_norm(l->x, l->residual, delta, l->post_norm, rows, l->hidden, l->eps, dt, threads);
+    AddNorm add = {.out = l->x, .residual = l->residual, .delta = delta, .delta_norm = l->attention_norm, .weight = l->post_norm,
+                   .rows = rows, .D = l->hidden, .dt = dt, .wdt = l->norm_dt, .is_centered = l->is_centered, .threads = threads,
+                   .eps = l->eps, .scale = l->residual_scale};
+    if (l->is_parallel) add.out = arena_alloc(&arena, rows * l->hidden * es); /* the MLP reads x, as attention did */
+    run_add_rms_norm(&add);
 
     char *gate_up = arena_alloc(&arena, rows * 2 * l->intermediate * es), *activated = arena_alloc(&arena, rows * l->intermediate * es);
     run_linear(gate_up, l->x, l->hidden, l->gate_up, l->gate_up_bias, rows, 2 * l->intermediate, l->hidden, dt, dt, threads);
-    run_silu_mul(activated, gate_up, rows, l->intermediate, dt, threads);
+    run_activation_mul(activated, gate_up, rows, l->intermediate, l->is_gelu, dt, threads);
     run_linear(delta, activated, l->intermediate, l->down, l->down_bias, rows, l->hidden, l->intermediate, dt, dt, threads);
-    run_add_rms_norm(l->x, l->residual, delta, l->next_norm, rows, l->hidden, l->eps, dt, threads);
+    add.out = l->x, add.delta_norm = l->mlp_norm, add.weight = l->next_norm;
+    run_add_rms_norm(&add);
 }

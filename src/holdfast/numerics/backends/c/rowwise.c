@@ -1,4 +1,4 @@
-/* Operations on single rows: norm, residual, rope, activation, KV store.
+/* Operations on single rows: norm, residual, rope, activation, soft cap, KV store.
  *
  * All arithmetic is fp32. Values are rounded to the dtype where the reference implementation
  * (Hugging Face) rounds, except in rope, which rounds once. Sums run over VL lanes, then over
@@ -26,16 +26,44 @@ INLINE void norm_row(void *out, const void *x, const void *weight, int64_t D, fl
     })
 }
 
+/* The same with fp32 weights, rounded once. is_centered: the mean is subtracted first, as in a layer
+ * norm without bias. out may be x. */
+INLINE void norm_row_fp32(void *out, const void *x, const float *weight, int64_t D, float eps, const int is_centered, const int dt) {
+    vf sum = splat(0.0f), mean = splat(0.0f);
+    if (is_centered) {
+        FOR_EACH_VECTOR(D, sum = sum + load_partial(at(x, i, dt), n, dt);)
+        mean = splat(reduce_sum(sum) / (float)D);
+        sum = splat(0.0f);
+    }
+    FOR_EACH_VECTOR(D, {
+        vf v = load_partial(at(x, i, dt), n, dt) - mean;
+        if (n < VL) v = first_lanes(v, n); /* the others are -mean */
+        sum = fma_v(v, v, sum);
+    })
+    const vf inverse = splat(1.0f / sqrtf(reduce_sum(sum) / (float)D + eps));
+    FOR_EACH_VECTOR(D, {
+        const vf v = (load_partial(at(x, i, dt), n, dt) - mean) * inverse;
+        store_partial(at_mut(out, i, dt), v * load_partial(weight + i, n, F32), n, dt);
+    })
+}
+
+/* By the dtype of the weights: wdt is dt or F32. */
+INLINE void norm_any_row(void *out, const void *x, const void *weight, int64_t D, float eps, const int dt, int64_t wdt, int64_t is_centered) {
+    if (is_centered) norm_row_fp32(out, x, weight, D, eps, 1, dt);
+    else if (wdt != dt) norm_row_fp32(out, x, weight, D, eps, 0, dt);
+    else norm_row(out, x, weight, D, eps, dt);
+}
+
 /* x [rows, heads, D], rows `row_stride` elements apart; out contiguous. */
 void run_rms_norm(void *out, const void *x, int64_t row_stride, const void *weight, int64_t rows, int64_t heads,
-                  int64_t D, double eps, int64_t dt, int64_t threads) {
+                  int64_t D, double eps, int64_t dt, int64_t wdt, int64_t is_centered, int64_t threads) {
 #pragma omp parallel num_threads((int)threads) if (rows * heads * D > MIN_PARALLEL)
     {
         DEFAULT_FP;
 #pragma omp for schedule(static) nowait
         for (int64_t r = 0; r < rows; r++)
             for (int64_t h = 0; h < heads; h++) {
-#define CALL(d_) norm_row(at_mut(out, (r * heads + h) * D, d_), at(x, r * row_stride + h * D, d_), weight, D, (float)eps, d_)
+#define CALL(d_) norm_any_row(at_mut(out, (r * heads + h) * D, d_), at(x, r * row_stride + h * D, d_), weight, D, (float)eps, d_, wdt, is_centered)
                 BY_DTYPE(dt, CALL);
 #undef CALL
             }
@@ -49,19 +77,35 @@ INLINE void add_row(void *residual, const void *delta, int64_t D, const int dt) 
     })
 }
 
-void run_add_rms_norm(void *out, void *residual, const void *delta, const void *weight, int64_t rows, int64_t D,
-                      double eps, int64_t dt, int64_t threads) {
-#pragma omp parallel num_threads((int)threads) if (rows * D > MIN_PARALLEL)
+/* residual += scale * delta, the product rounded. */
+INLINE void add_scaled_row(void *residual, const void *delta, int64_t D, float scale, const int dt) {
+    FOR_EACH_VECTOR(D, {
+        const vf scaled = round_v(load_partial(at(delta, i, dt), n, dt) * splat(scale), dt);
+        store_partial(at_mut(residual, i, dt), load_partial(at(residual, i, dt), n, dt) + scaled, n, dt);
+    })
+}
+
+/* residual += scale * norm(delta); out = norm(residual). Without its weight a norm is the identity. */
+INLINE void add_norm_row(void *out, void *residual, const void *delta, const AddNorm *a, const int dt) {
+    if (a->delta_norm) {
+        norm_any_row(out, delta, a->delta_norm, a->D, (float)a->eps, dt, a->wdt, a->is_centered);
+        delta = out;
+    }
+    if (a->scale == 1.0) add_row(residual, delta, a->D, dt);
+    else add_scaled_row(residual, delta, a->D, (float)a->scale, dt);
+    if (a->weight) norm_any_row(out, residual, a->weight, a->D, (float)a->eps, dt, a->wdt, a->is_centered);
+    else memcpy(out, residual, (size_t)(a->D * size_of(dt)));
+}
+
+void run_add_rms_norm(const AddNorm *a) {
+    const int64_t D = a->D;
+#pragma omp parallel num_threads((int)a->threads) if (a->rows * D > MIN_PARALLEL)
     {
         DEFAULT_FP;
 #pragma omp for schedule(static) nowait
-        for (int64_t r = 0; r < rows; r++) {
-#define CALL(d_)                                                             \
-        do {                                                                     \
-            add_row(at_mut(residual, r * D, d_), at(delta, r * D, d_), D, d_);   \
-            norm_row(at_mut(out, r * D, d_), at(residual, r * D, d_), weight, D, (float)eps, d_); \
-        } while (0)
-            BY_DTYPE(dt, CALL);
+        for (int64_t r = 0; r < a->rows; r++) {
+#define CALL(d_) add_norm_row(at_mut(a->out, r * D, d_), at_mut(a->residual, r * D, d_), at(a->delta, r * D, d_), a, d_)
+            BY_DTYPE(a->dt, CALL);
 #undef CALL
         }
     }
@@ -98,14 +142,18 @@ void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_str
 
 #define STAGE_LEN 64
 
-/* In stages of STAGE_LEN elements: one long dependency chain per vector would stall the
+/* rounded(gate * sigmoid(z)) * up. z is gate for SiLU. For GELU in its tanh form it is
+ * 2 sqrt(2 / pi) (gate + 0.044715 gate^3), because (1 + tanh(u)) / 2 = sigmoid(2 u).
+ *
+ * In stages of STAGE_LEN elements: one long dependency chain per vector would stall the
  * pipelines. */
-INLINE void silu_row(void *out, const void *gate_up, int64_t width, const int dt) {
+INLINE void activate_row(void *out, const void *gate_up, int64_t width, const int is_gelu, const int dt) {
     float stage[STAGE_LEN];
     for (int64_t start = 0; start < width; start += STAGE_LEN) {
         const int64_t count = min64(STAGE_LEN, width - start);
         FOR_EACH_VECTOR(count, {
-            const vf gate = load_partial(at(gate_up, start + i, dt), n, dt);
+            vf gate = load_partial(at(gate_up, start + i, dt), n, dt);
+            if (is_gelu) gate = gate * fma_v(gate * gate, splat(0.0713548163f), splat(1.5957691216f));
             store_v(stage + i, splat(1.0f) + exp_v(splat(0.0f) - gate), F32);
         })
         FOR_EACH_VECTOR(count, {
@@ -119,15 +167,32 @@ INLINE void silu_row(void *out, const void *gate_up, int64_t width, const int dt
     }
 }
 
-void run_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t dt, int64_t threads) {
+void run_activation_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t is_gelu, int64_t dt, int64_t threads) {
 #pragma omp parallel num_threads((int)threads) if (rows * width > MIN_PARALLEL / 4)
     {
         DEFAULT_FP;
 #pragma omp for schedule(static) nowait
         for (int64_t r = 0; r < rows; r++) {
-#define CALL(d_) silu_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, d_)
-            BY_DTYPE(dt, CALL);
-#undef CALL
+#define SILU(d_) activate_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, 0, d_)
+#define GELU(d_) activate_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, 1, d_)
+            if (is_gelu) BY_DTYPE(dt, GELU);
+            else BY_DTYPE(dt, SILU);
+#undef SILU
+#undef GELU
+        }
+    }
+}
+
+/* x = cap * tanh(x / cap), in place. */
+void run_soft_cap(float *x, int64_t count, double cap, int64_t threads) {
+#pragma omp parallel num_threads((int)threads) if (count > MIN_PARALLEL)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(static) nowait
+        for (int64_t start = 0; start < count; start += 4096) {
+            float *part = x + start;
+            const int64_t end = min64(4096, count - start);
+            FOR_EACH_VECTOR(end, store_partial(part + i, soft_cap_v(load_partial(part + i, n, F32), (float)cap), n, F32);)
         }
     }
 }

@@ -185,6 +185,15 @@ INLINE vf round_v(vf v, const int dt) {
 
 INLINE vf select_v(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 
+/* The first n lanes; the others are zero. */
+INLINE vf first_lanes(vf v, int64_t n) {
+    float lanes[VL];
+    memcpy(lanes, &v, sizeof lanes);
+    for (int64_t i = n; i < VL; i++) lanes[i] = 0.0f;
+    memcpy(&v, lanes, sizeof lanes);
+    return v;
+}
+
 /* acc + w * x[lane], for four consecutive x that NEON holds in one register. */
 #if VL == 4
 #define FMA_LANE(acc, w, name, p, lane) acc = vfmaq_laneq_f32(acc, w, name, lane)
@@ -236,6 +245,23 @@ INLINE vf exp_v(vf x) {
     const vf e = p * (vf)(((vi)shifted << 23) + 0x3f800000); /* 2^n: the low bits of `shifted` are n */
     return (vf)(~(vi)(x < splat(-87.3f)) & (vi)e);
 }
+
+/* tanh(x), about 2 ulp: a polynomial below 0.625, above it 1 - 2 / (e^2x + 1); NaN for NaN. */
+INLINE vf tanh_v(vf x) {
+    const vf size = (vf)((vi)x & 0x7fffffff);
+    const vf x2 = x * x;
+    vf p = splat(-5.70498872745e-3f);
+    p = fma_v(p, x2, splat(2.06390887954e-2f));
+    p = fma_v(p, x2, splat(-5.37397155531e-2f));
+    p = fma_v(p, x2, splat(1.33314422036e-1f));
+    p = fma_v(p, x2, splat(-3.33332819422e-1f));
+    const vf small = fma_v(p * x2, x, x);
+    const vf large = splat(1.0f) - splat(2.0f) / (exp_v(size + size) + splat(1.0f));
+    const vf signed_large = (vf)((vi)large | ((vi)x & (vi)splat(-0.0f)));
+    return select_v((vi)(size < splat(0.625f)), small, signed_large);
+}
+
+INLINE vf soft_cap_v(vf x, float cap) { return tanh_v(x / splat(cap)) * splat(cap); }
 
 /* log(x) for positive normal x, about 1 ulp. */
 INLINE vf log_v(vf x) {

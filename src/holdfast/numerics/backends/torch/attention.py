@@ -24,7 +24,15 @@ _TILES_AT_ONCE = 16
 _MASKED = -1.0e30  # score of a masked position; its exp is exactly 0
 
 
-def attention(q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, window: int | None) -> Tensor:
+def attention(
+    q: Tensor,
+    layer: KVLayer,
+    batch: ForwardBatch,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
     """q [tokens, H, D] -> [tokens, H * D]; padding tokens are zero."""
     num_tokens, heads, width = q.shape
     out = torch.zeros((num_tokens, heads * width), dtype=q.dtype)
@@ -35,7 +43,7 @@ def attention(q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, w
         if span.shape[0] * layer.keys.shape[1] == 1:
             span, index = span.repeat(2), torch.cat((index, torch.full_like(index, -1)))
         valid = index >= 0
-        result = _attend_tiles(q, layer, batch, span, index.clamp(min=0), valid, scale, window)
+        result = _attend_tiles(q, layer, batch, span, index.clamp(min=0), valid, scale, window, soft_cap)
         out[index[valid]] = result[valid].to(q.dtype)
     return out
 
@@ -61,6 +69,7 @@ def _attend_tiles(
     valid: Tensor,
     scale: float,
     window: int | None,
+    soft_cap: float | None,
 ) -> Tensor:
     """T tiles -> fp32 [T, QUERY_TILE, H * D]."""
     heads, width = q.shape[1:]
@@ -79,6 +88,8 @@ def _attend_tiles(
         visible = (positions >= first[..., None]) & (positions <= last[..., None])  # [T, tile, block]
         keys, values = _gather_block(layer, batch, span, positions, visible)
         scores = torch.bmm(queries, keys).view(tiles, kv_heads, QUERY_TILE, group, KV_BLOCK)
+        if soft_cap is not None:
+            scores = torch.tanh(scores / soft_cap) * soft_cap
         visible = visible[:, None, :, None, :]
         scores = torch.where(visible, scores, _MASKED)
         new_max = torch.maximum(row_max, scores.amax(-1, keepdim=True))

@@ -99,14 +99,32 @@ class TorchBackend:
             total += F.linear(x_split.contiguous(), w_split).to(torch.float32)
         return total[:rows]
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
         x32 = x.to(torch.float32)
+        if centered:
+            x32 = x32 - x32.mean(-1, keepdim=True)
         unit = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+        if weight.dtype is not self.dtype:
+            return (unit * weight.to(torch.float32)).to(self.dtype)
         return unit.to(self.dtype) * weight
 
-    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def add_rms_norm(
+        self,
+        residual: Tensor,
+        delta: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        *,
+        delta_norm: Tensor | None = None,
+        delta_scale: float = 1.0,
+        centered: bool = False,
+    ) -> Tensor:
+        if delta_norm is not None:
+            delta = self.rms_norm(delta, delta_norm, eps, centered=centered)
+        if delta_scale != 1.0:
+            delta = (delta.to(torch.float32) * delta_scale).to(self.dtype)
         residual.add_(delta)
-        return self.rms_norm(residual, weight, eps)
+        return residual.clone() if weight is None else self.rms_norm(residual, weight, eps, centered=centered)
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         for x in (q, k):  # [rows, heads, D]
@@ -123,14 +141,31 @@ class TorchBackend:
         layer.values[page, :, offset] = v
 
     def attention(
-        self, q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, window: int | None
+        self,
+        q: Tensor,
+        layer: KVLayer,
+        batch: ForwardBatch,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Tensor:
-        return attention(q, layer, batch, scale=scale, window=window)
+        return attention(q, layer, batch, scale=scale, window=window, soft_cap=soft_cap)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         x32 = gate.to(torch.float32)
         return (x32 / (1.0 + torch.exp(-x32))).to(self.dtype) * up
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """(1 + tanh(u)) / 2 is sigmoid(2 u)."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        x32 = gate.to(torch.float32)
+        doubled = x32 * (x32 * x32 * 0.0713548163 + 1.5957691216)
+        return (x32 / (1.0 + torch.exp(-doubled))).to(self.dtype) * up
+
+    def soft_cap(self, logits: Tensor, cap: float) -> None:
+        logits.div_(cap).tanh_().mul_(cap)
 
     def layer(
         self,

@@ -32,6 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.numerics.backends.triton.attention_work import list_work
+from holdfast.numerics.backends.triton.elementwise import tanh
 from holdfast.numerics.backends.triton.launch import (
     INTERPRETED,
     no_pdl,
@@ -72,7 +73,15 @@ def tile_tokens(span_len: int, group: int) -> int:
     return (_SHORT_TILE if span_len <= _MAX_SHORT_SPAN and group <= _SHORT_TILE else _TALL_TILE) // group
 
 
-def attention(q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, window: int | None) -> Tensor:
+def attention(
+    q: Tensor,
+    layer: KVLayer,
+    batch: ForwardBatch,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
+) -> Tensor:
     """q [tokens, H, D] -> [tokens, H * D].
 
     Tokens outside any tile are zero; in a captured graph they are undefined.
@@ -90,9 +99,14 @@ def attention(q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, w
     strides = (*(keys.stride(axis) for axis in (0, 1, 3)), *(values.stride(axis) for axis in (0, 1, 2)))
     shape = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width, "BLOCK_D": block_d, "BLOCK_N": KV_BLOCK}
     shape |= {"SPLIT_LEN": SPLIT, "PAGE": PAGE_SIZE, "WINDOWED": window is not None}
+    shape |= {"CAPPED": soft_cap is not None}
     fits_three_blocks = q.element_size() * block_d <= 256  # three blocks of K and V fit in shared memory
-    common = (batch.page_table, scale * _LOG2E, window or 0, *strides)
-    if len(tall) and not _attend_on_hopper(out, q, layer, batch, tall, scale=scale, window=window):
+    log2_scale = scale * _LOG2E if soft_cap is None else scale / soft_cap
+    common = (batch.page_table, log2_scale, (soft_cap or 0.0) * _LOG2E, window or 0, *strides)
+    if len(tall) and (
+        soft_cap is not None
+        or not _attend_on_hopper(out, q, layer, batch, tall, scale=scale, window=window)
+    ):
         _attention_tall[(len(tall), kv_heads)](
             *(out, q, keys, values, batch.positions, tall), *common, **shape, BLOCK_M=_TALL_TILE,
             num_warps=8, num_stages=3 if fits_three_blocks else 1, **pdl_launch,
@@ -205,10 +219,11 @@ def _merge(row_max, row_sum, acc, split_max, split_sum, split_acc, AXIS: tl.cons
 
 @triton.jit(do_not_specialize=["window"])
 def _attention_tall(
-    out, q, keys, values, positions, tiles, pages, scale, window,
+    out, q, keys, values, positions, tiles, pages, scale, cap, window,
     key_page, key_head, key_slot, value_page, value_head, value_slot,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_begin(PDL)
     tile, head = tl.program_id(0), tl.program_id(1)
@@ -250,6 +265,8 @@ def _attention_tall(
                 other=0.0,
             )  # [D, N]
             scores = tl.dot(query, block, input_precision="ieee") * scale  # [M, N]
+            if CAPPED:
+                scores = tanh(scores) * cap
             visible = (start + column)[None, :] <= position[:, None]
             if WINDOWED:
                 visible = visible & ((start + column)[None, :] > position[:, None] - window)
@@ -285,11 +302,11 @@ def _block_start(step, first_split, programs, SPLIT_LEN: tl.constexpr, BLOCK_N: 
 
 @triton.jit(do_not_specialize=["window"])
 def _attention_short(
-    out, split_accs, split_stats, work, q, keys, values, positions, tiles, pages, scale, window,
+    out, split_accs, split_stats, work, q, keys, values, positions, tiles, pages, scale, cap, window,
     key_page, key_head, key_slot, value_page, value_head, value_slot,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, LISTED: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    LISTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As `_attention_tall` with every matrix transposed, and the splits of a tile spread over
     programs.
@@ -362,6 +379,8 @@ def _attention_short(
             other=0.0,
         )  # [N, D]
         scores = tl.dot(block, query, input_precision="ieee") * scale  # [N, M]
+        if CAPPED:
+            scores = tanh(scores) * cap
         visible = (start + column)[:, None] <= position[None, :]
         if WINDOWED:
             visible = visible & ((start + column)[:, None] > position[None, :] - window)

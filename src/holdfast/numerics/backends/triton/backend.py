@@ -28,7 +28,7 @@ from holdfast.numerics.backends.triton import (
 from holdfast.numerics.backends.triton.token_history import DeviceTokenHistory
 from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, write_kv
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
@@ -100,12 +100,12 @@ class TritonBackend:
             return gemm.multiply(x, w, slab=self.recipe.rows)
         return gemm.multiply(x, w, vendor_gemm=self._vendor_gemm)
 
-    def _gate_up(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
-        """silu(gate) * up of [gate, up] = x w^T; one fused kernel for few rows."""
+    def _gate_up(self, x: Tensor, w: Linear, canonical: bool, gelu: bool) -> Tensor:
+        """activation(gate) * up of [gate, up] = x w^T; one fused kernel for few rows."""
         unfinished = canonical or self._vendor_gemm or w.split_k or w.bias is not None
         if not unfinished and small_m_gemm.supports(x.shape[0], w.data, 0):
-            return small_m_gemm.gate_up(x, w.data)
-        return elementwise.silu_mul(self._gemm(x, w, canonical), w.bias, self.dtype)
+            return small_m_gemm.gate_up(x, w.data, gelu=gelu)
+        return elementwise.silu_mul(self._gemm(x, w, canonical), w.bias, self.dtype, gelu=gelu)
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
         return partial_sums.reduce(self._gemm(x, w, canonical), w.bias, self.dtype)
@@ -114,11 +114,26 @@ class TritonBackend:
         product = gemm.multiply_fp32(x, w, slab=self.recipe.rows if canonical else None)
         return partial_sums.reduce(product, w.bias, torch.float32)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return norm.rms_norm(x, weight, eps)
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
+        return norm.rms_norm(x, weight, eps, centered=centered)
 
-    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return norm.add_rms_norm(residual, delta, None, weight, eps)
+    def add_rms_norm(
+        self,
+        residual: Tensor,
+        delta: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        *,
+        delta_norm: Tensor | None = None,
+        delta_scale: float = 1.0,
+        centered: bool = False,
+    ) -> Tensor:
+        return norm.add_rms_norm(
+            *(residual, delta, None, weight, eps),
+            delta_norm=delta_norm,
+            delta_scale=delta_scale,
+            centered=centered,
+        )
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         rope_store.rope(q, k, cos, sin)
@@ -127,12 +142,27 @@ class TritonBackend:
         rope_store.store(k, v, layer, slots)
 
     def attention(
-        self, q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, window: int | None
+        self,
+        q: Tensor,
+        layer: KVLayer,
+        batch: ForwardBatch,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None = None,
     ) -> Tensor:
-        return attention.attention(q.contiguous(), layer, batch, scale=scale, window=window)
+        return attention.attention(
+            q.contiguous(), layer, batch, scale=scale, window=window, soft_cap=soft_cap
+        )
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.silu_mul(gate_up, None, self.dtype)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return elementwise.silu_mul(gate_up, None, self.dtype, gelu=True)
+
+    def soft_cap(self, logits: Tensor, cap: float) -> None:
+        elementwise.soft_cap(logits, cap)
 
     def layer(
         self,
@@ -146,17 +176,47 @@ class TritonBackend:
         *,
         canonical: bool,
     ) -> None:
-        norms = None
-        if weights.q_norm is not None and weights.k_norm is not None:
-            norms = (weights.q_norm, weights.k_norm)
-        qkv = self._gemm(x, weights.qkv, canonical)
-        q = rope_store.rope_store(qkv, weights.qkv.bias, norms, shape, rope.cos, rope.sin, kv, batch.slots)
-        attended = attention.attention(q, kv, batch, scale=shape.scale, window=weights.window)
+        q = self._queries(x, weights, shape, kv, batch, rope, canonical)
+        attended = attention.attention(
+            q, kv, batch, scale=shape.scale, window=weights.window, soft_cap=shape.soft_cap
+        )
         delta = self._gemm(attended, weights.o, canonical)
-        normed = norm.add_rms_norm(residual, delta, weights.o.bias, weights.post_norm, shape.eps)
-        inner = self._gate_up(normed, weights.gate_up, canonical)
+        added = norm.add_rms_norm(
+            *(residual, delta, weights.o.bias, weights.post_norm, shape.eps),
+            delta_norm=weights.attention_norm,
+            delta_scale=shape.residual_scale,
+            centered=shape.centered_norm,
+        )
+        gelu = shape.activation == "gelu_tanh"
+        inner = self._gate_up(x if shape.is_parallel else added, weights.gate_up, canonical, gelu)
         delta = self._gemm(inner, weights.down, canonical)
-        norm.add_rms_norm(residual, delta, weights.down.bias, weights.next_norm, shape.eps, out=x)
+        norm.add_rms_norm(
+            *(residual, delta, weights.down.bias, weights.next_norm, shape.eps),
+            out=x,
+            delta_norm=weights.mlp_norm,
+            delta_scale=shape.residual_scale,
+            centered=shape.centered_norm,
+        )
+
+    def _queries(
+        self,
+        x: Tensor,
+        weights: LayerWeights,
+        shape: LayerShape,
+        kv: KVLayer,
+        batch: ForwardBatch,
+        rope: RopeCosSin,
+        canonical: bool,
+    ) -> Tensor:
+        """`write_kv`; fused, unless the norm of q is over all heads."""
+        q_norm, k_norm = weights.q_norm, weights.k_norm
+        norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
+        if norms is not None and (norms[0].numel() != shape.head_dim or shape.centered_norm):
+            return write_kv(self, x, weights, shape, kv, batch, rope, canonical=canonical)
+        qkv = self._gemm(x, weights.qkv, canonical)
+        return rope_store.rope_store(
+            qkv, weights.qkv.bias, norms, shape, rope.cos, rope.sin, kv, batch.slots
+        )
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return elementwise.embed(table, token_ids)

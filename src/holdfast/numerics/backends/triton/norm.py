@@ -8,7 +8,8 @@ pairs:
     s[i] = s[i] + s[i + n / 2]           while more than n = 1024 are left
     s[i] = s[2 i] + s[2 i + 1]           until one is left
 
-So a norm has the same bits in every kernel that computes one.
+So a norm has the same bits in every kernel that computes one. A centered norm subtracts the mean
+first; its sum has the same order.
 """
 
 from typing import NamedTuple
@@ -32,41 +33,55 @@ class RowLayout(NamedTuple):
     warps: int
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
     """x [rows, D] or [rows, heads, D] -> the same shape: rounded(x / rms(x)) * weight."""
     x = x.contiguous()
     width = x.shape[-1]
-    assert weight.shape == (width,) and weight.dtype is x.dtype
+    assert weight.shape == (width,) and weight.dtype in (x.dtype, torch.float32)
     out = torch.empty_like(x)
     if out.numel():
         layout = row_layout(width)
         _rms_norm[(out.numel() // width,)](
             *(out, x, weight, eps),
-            WIDTH=width, HALF=layout.half, BLOCK=layout.block, LEVELS=layout.levels, num_warps=layout.warps, **pdl_launch,
+            WIDTH=width, HALF=layout.half, BLOCK=layout.block, LEVELS=layout.levels, CENTERED=centered,
+            num_warps=layout.warps, **pdl_launch,
         )  # fmt: skip
     return out
 
 
 def add_rms_norm(
-    residual: Tensor, data: Tensor, bias: Tensor | None, weight: Tensor, eps: float, out: Tensor | None = None
+    residual: Tensor,
+    data: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    out: Tensor | None = None,
+    *,
+    delta_norm: Tensor | None = None,
+    delta_scale: float = 1.0,
+    centered: bool = False,
 ) -> Tensor:
     """residual [rows, D] += the GEMM result, both rounded, in place.
 
-    Returns its rms_norm, in `out` if given.
+    Returns its rms_norm, in `out` if given; without a weight a copy. Before the addition the GEMM
+    result is normed by delta_norm and multiplied by delta_scale, and rounded after each.
     """
     partial = as_partial_sums(data, bias)
     rows, width = residual.shape
     assert residual.is_contiguous()
-    assert (partial.rows, partial.width) == (rows, width) and weight.shape == (width,)
-    assert weight.dtype is residual.dtype
+    assert (partial.rows, partial.width) == (rows, width)
+    for norm in (weight, delta_norm):
+        assert norm is None or (norm.shape == (width,) and norm.dtype in (residual.dtype, torch.float32))
     out = torch.empty_like(residual) if out is None else out
     assert out.is_contiguous() and out.dtype is residual.dtype
     if out.numel():
         layout = row_layout(width)
         _add_rms_norm[(rows,)](
-            *(out, residual, partial.data, partial.bias, weight, eps, partial.split_rows),
+            *(out, residual, partial.data, partial.bias, residual if weight is None else weight),
+            *(residual if delta_norm is None else delta_norm, eps, delta_scale, partial.split_rows),
             WIDTH=width, HALF=layout.half, BLOCK=layout.block, LEVELS=layout.levels, SPLIT_K=partial.split_k,
-            HAS_BIAS=partial.has_bias, num_warps=layout.warps, **pdl_launch,
+            HAS_BIAS=partial.has_bias, NORMED=weight is not None, DELTA_NORMED=delta_norm is not None,
+            SCALED=delta_scale != 1.0, CENTERED=centered, num_warps=layout.warps, **pdl_launch,
         )  # fmt: skip
     return out
 
@@ -80,7 +95,13 @@ def row_layout(width: int) -> RowLayout:
 @triton.jit
 def inverse_rms(low, high, eps, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
     """low, high fp32 [groups, 2^LEVELS], the two halves of rows of WIDTH -> 1 / rms, [groups, 1]."""
-    total = tl.fma(low, low, high * high)
+    total = _row_sum(tl.fma(low, low, high * high), LEVELS)
+    return tl.math.rsqrt(tl.fma(total, 1.0 / WIDTH, eps))
+
+
+@triton.jit
+def _row_sum(total, LEVELS: tl.constexpr):
+    """fp32 [groups, 2^LEVELS] -> [groups, 1]."""
     for _ in tl.static_range(10, LEVELS):
         halves = tl.reshape(total, [total.shape[0], 2, total.shape[1] // 2])
         first, second = tl.split(tl.permute(halves, (0, 2, 1)))
@@ -88,20 +109,35 @@ def inverse_rms(low, high, eps, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
     for _ in tl.static_range(LEVELS if LEVELS < 10 else 10):
         first, second = tl.split(tl.reshape(total, [total.shape[0], total.shape[1] // 2, 2]))
         total = first + second
-    return tl.math.rsqrt(tl.fma(total, 1.0 / WIDTH, eps))
+    return total
 
 
 @triton.jit
-def apply_norm(x, inverse, weight):
-    """fp32 x / rms, rounded to the weight's dtype, times weight, rounded again."""
+def apply_norm(x, inverse, weight, dtype: tl.constexpr):
+    """fp32 x / rms, rounded to the weight's dtype, times weight, rounded to `dtype`."""
     unit = (x * inverse).to(weight.dtype).to(tl.float32)
-    return (unit * weight.to(tl.float32)).to(weight.dtype)
+    return (unit * weight.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def _norm_halves(
+    low, high, weight, eps, column, in_low, in_high, dtype: tl.constexpr,
+    WIDTH: tl.constexpr, HALF: tl.constexpr, LEVELS: tl.constexpr, CENTERED: tl.constexpr,
+):  # fmt: skip
+    """The norm of a row, given as its two halves in fp32, in `dtype`."""
+    if CENTERED:
+        mean = _row_sum(low + high, LEVELS) * (1.0 / WIDTH)
+        low, high = tl.where(in_low, low - mean, 0.0), tl.where(in_high, high - mean, 0.0)
+    inverse = inverse_rms(low, high, eps, WIDTH, LEVELS)
+    low_weight = tl.load(weight + column, mask=in_low, other=0.0)
+    high_weight = tl.load(weight + HALF + column, mask=in_high, other=0.0)
+    return apply_norm(low, inverse, low_weight, dtype), apply_norm(high, inverse, high_weight, dtype)
 
 
 @triton.jit
 def _rms_norm(
     out, x, weight, eps, WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr,
-    PDL: tl.constexpr,
+    CENTERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_begin(PDL)
     offset = tl.program_id(0).to(tl.int64) * WIDTH
@@ -109,36 +145,48 @@ def _rms_norm(
     in_low, in_high = column < HALF, HALF + column < WIDTH
     low = tl.load(x + offset + column, mask=in_low, other=0.0).to(tl.float32)
     high = tl.load(x + offset + HALF + column, mask=in_high, other=0.0).to(tl.float32)
-    inverse = inverse_rms(low, high, eps, WIDTH, LEVELS)
-    low_weight = tl.load(weight + column, mask=in_low, other=0.0)
-    high_weight = tl.load(weight + HALF + column, mask=in_high, other=0.0)
-    tl.store(out + offset + column, apply_norm(low, inverse, low_weight), mask=in_low)
-    tl.store(out + offset + HALF + column, apply_norm(high, inverse, high_weight), mask=in_high)
+    low_normed, high_normed = _norm_halves(
+        low, high, weight, eps, column, in_low, in_high, out.dtype.element_ty, WIDTH, HALF, LEVELS, CENTERED
+    )
+    tl.store(out + offset + column, low_normed, mask=in_low)
+    tl.store(out + offset + HALF + column, high_normed, mask=in_high)
 
 
 @triton.jit(do_not_specialize=["split_rows"])
 def _add_rms_norm(
-    out, residual, data, bias, weight, eps, split_rows,
+    out, residual, data, bias, weight, delta_norm, eps, delta_scale, split_rows,
     WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr, SPLIT_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, NORMED: tl.constexpr, DELTA_NORMED: tl.constexpr, SCALED: tl.constexpr,
+    CENTERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_begin(PDL)
     row = tl.program_id(0)
     offset = row.to(tl.int64) * WIDTH
     column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     in_low, in_high = column < HALF, HALF + column < WIDTH
-    low_weight = tl.load(weight + column, mask=in_low, other=0.0)
-    high_weight = tl.load(weight + HALF + column, mask=in_high, other=0.0)
     low = tl.load(residual + offset + column, mask=in_low, other=0.0)
     high = tl.load(residual + offset + HALF + column, mask=in_high, other=0.0)
-    low_delta = load_sum(data, bias, row, column, in_low, split_rows, WIDTH, SPLIT_K, HAS_BIAS)
-    high_delta = load_sum(data, bias, row, HALF + column, in_high, split_rows, WIDTH, SPLIT_K, HAS_BIAS)
-    low = (low.to(tl.float32) + low_delta.to(low.dtype).to(tl.float32)).to(low.dtype)
-    high = (high.to(tl.float32) + high_delta.to(high.dtype).to(tl.float32)).to(high.dtype)
+    dtype: tl.constexpr = residual.dtype.element_ty
+    low_delta = load_sum(data, bias, row, column, in_low, split_rows, WIDTH, SPLIT_K, HAS_BIAS).to(dtype)
+    high_delta = load_sum(
+        data, bias, row, HALF + column, in_high, split_rows, WIDTH, SPLIT_K, HAS_BIAS
+    ).to(dtype)
+    if DELTA_NORMED:
+        low_delta, high_delta = _norm_halves(
+            low_delta.to(tl.float32), high_delta.to(tl.float32), delta_norm, eps, column, in_low, in_high,
+            dtype, WIDTH, HALF, LEVELS, CENTERED,
+        )  # fmt: skip
+    if SCALED:
+        low_delta = (low_delta.to(tl.float32) * delta_scale).to(dtype)
+        high_delta = (high_delta.to(tl.float32) * delta_scale).to(dtype)
+    low = (low.to(tl.float32) + low_delta.to(tl.float32)).to(dtype)
+    high = (high.to(tl.float32) + high_delta.to(tl.float32)).to(dtype)
     tl.store(residual + offset + column, low, mask=in_low)
     tl.store(residual + offset + HALF + column, high, mask=in_high)
-    inverse = inverse_rms(low.to(tl.float32), high.to(tl.float32), eps, WIDTH, LEVELS)
-    tl.store(out + offset + column, apply_norm(low.to(tl.float32), inverse, low_weight), mask=in_low)
-    tl.store(
-        out + offset + HALF + column, apply_norm(high.to(tl.float32), inverse, high_weight), mask=in_high
-    )
+    if NORMED:
+        low, high = _norm_halves(
+            low.to(tl.float32), high.to(tl.float32), weight, eps, column, in_low, in_high,
+            dtype, WIDTH, HALF, LEVELS, CENTERED,
+        )  # fmt: skip
+    tl.store(out + offset + column, low, mask=in_low)
+    tl.store(out + offset + HALF + column, high, mask=in_high)

@@ -124,8 +124,8 @@ def _rope_store(
         inverse = inverse_rms(low32, high32, eps, WIDTH, LEVELS)  # [G, 1]
         low_weight = _norm_weight(q_norm, k_norm, dim, is_q, is_k, HALF)
         high_weight = _norm_weight(q_norm + HALF, k_norm + HALF, dim, is_q, is_k, HALF)
-        low32 = apply_norm(low32, inverse, low_weight).to(tl.float32)
-        high32 = apply_norm(high32, inverse, high_weight).to(tl.float32)
+        low32 = apply_norm(low32, inverse, low_weight, dtype).to(tl.float32)
+        high32 = apply_norm(high32, inverse, high_weight, dtype).to(tl.float32)
     row_cos = tl.load(cos + row.to(tl.int64) * HALF + dim, mask=dim < HALF, other=0.0)
     row_sin = tl.load(sin + row.to(tl.int64) * HALF + dim, mask=dim < HALF, other=0.0)
     rotated_low, rotated_high = _rotate(low32, high32, row_cos, row_sin)

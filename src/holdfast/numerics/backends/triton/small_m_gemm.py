@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.elementwise import silu_times
+from holdfast.numerics.backends.triton.elementwise import activated_times
 from holdfast.numerics.backends.triton.launch import pdl_launch, pdl_launch_next, pdl_wait
 
 MAX_ROWS = 32
@@ -52,15 +52,15 @@ def multiply(x: Tensor, weight: Tensor, split_k: int) -> Tensor:
     return out
 
 
-def gate_up(x: Tensor, weight: Tensor) -> Tensor:
-    """x [rows, K], weight [2 I, K], gate first -> [rows, I]."""
+def gate_up(x: Tensor, weight: Tensor, *, gelu: bool = False) -> Tensor:
+    """x [rows, K], weight [2 I, K], gate first -> [rows, I]. gelu: GELU instead of SiLU."""
     rows, width = x.shape
     intermediate = weight.shape[0] // 2
     block_k = min(128, _block_k(rows, width))
     out = x.new_empty((rows, intermediate))
     _small_m_gate_up[(intermediate // _BLOCK_N,)](
         *(out, x, weight, intermediate, width, rows), BLOCK_M=_block_m(rows), BLOCK_N=_BLOCK_N, BLOCK_K=block_k,
-        STAGES=_stages(rows, block_k, 2), num_warps=4, **pdl_launch,
+        STAGES=_stages(rows, block_k, 2), GELU=gelu, num_warps=4, **pdl_launch,
     )  # fmt: skip
     return out
 
@@ -106,7 +106,8 @@ def _small_m_gemm(
 @triton.jit(do_not_specialize=["rows"])
 def _small_m_gate_up(
     out, x, weight, intermediate, width, rows,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, GELU: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_launch_next(PDL)
     n, m, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
@@ -124,5 +125,5 @@ def _small_m_gate_up(
         gate = tl.dot(tl.load(gates + start), block_x, gate, input_precision="ieee")
         up = tl.dot(tl.load(ups + start), block_x, up, input_precision="ieee")
     dtype = out.dtype.element_ty
-    result = silu_times(gate.to(dtype), up.to(dtype))
+    result = activated_times(gate.to(dtype), up.to(dtype), GELU)
     tl.store(out + m[None, :].to(tl.int64) * intermediate + n[:, None], result, mask=row_mask)
