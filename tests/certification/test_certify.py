@@ -61,8 +61,8 @@ class FaultyNorm(FaultyGemm):
     def logits(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
         return self._inner.logits(x, w, canonical=canonical)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out = self._inner.rms_norm(x, weight, eps)
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
+        out = self._inner.rms_norm(x, weight, eps, centered=centered)
         self._fault(out, True)
         return out
 

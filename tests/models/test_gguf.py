@@ -119,7 +119,7 @@ def test_rope_scaling_keys(tmp_path: Path, llama: object) -> None:
         "llama.rope.scaling.original_context_length": 256,
     }
     assert open_with(tmp_path, llama, yarn).config.rope_scaling == YarnRope(2.0, 256)
-    with pytest.raises(UnsupportedModel, match="length seen so far"):
+    with pytest.raises(UnsupportedModel, match="short_factor"):
         open_with(tmp_path, llama, {"llama.rope.scaling.type": "longrope"})
 
 

@@ -65,8 +65,8 @@ def test_frequency_bits_match_transformers(scaling: dict, theta: float) -> None:
     ("rope", "said"),
     [
         ({"rope_type": "dynamic", "factor": 2.0}, "length seen so far"),
-        ({"rope_type": "longrope", "factor": 2.0}, "length seen so far"),
-        ({"type": "mrope"}, "default, linear, llama3 or yarn"),
+        ({"rope_type": "longrope", "factor": 2.0}, "short_factor"),
+        ({"type": "mrope"}, "default, linear, llama3, yarn or longrope"),
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "linear", "factor": 0}, "factor"),
         ({"rope_type": "linear", "factor": float("nan")}, "factor"),

@@ -18,13 +18,22 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def exact(q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, window: int | None) -> Tensor:
+def exact(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    position: int,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
+) -> Tensor:
     """q [H, D]; keys, values [length, KVH, D] -> fp64 [H * D]."""
     first = 0 if window is None else max(0, position - window + 1)
     group = q.shape[0] // keys.shape[1]
     k = keys[first : position + 1].double().repeat_interleave(group, 1)
     v = values[first : position + 1].double().repeat_interleave(group, 1)
-    weights = torch.softmax(torch.einsum("hd,lhd->hl", q.double(), k) * scale, -1)
+    scores = torch.einsum("hd,lhd->hl", q.double(), k) * scale
+    weights = torch.softmax(scores if soft_cap is None else torch.tanh(scores / soft_cap) * soft_cap, -1)
     return torch.einsum("hl,lhd->hd", weights, v).flatten()
 
 
@@ -52,19 +61,38 @@ def test_tiled_attention_is_near_the_exact_softmax(
     assert_near(*_attended_and_exact(triton_backend, sequences, [(0, 60, 20), (1, 2, 1)], heads, window))
 
 
+def test_soft_cap_bounds_the_scores(
+    backend: Backend, dtype: torch.dtype, make_sequences: MakeSequences,
+    assert_near: Callable[[Tensor, Tensor], None],
+) -> None:  # fmt: skip
+    sequences = make_sequences(backend, dtype, [80, 3], 2, 16, 64)
+    spans = [(0, 75, 5), (1, 2, 1)]
+    found, wanted = _attended_and_exact(backend, sequences, spans, 4, 30, soft_cap=0.5)
+    assert_near(found, wanted)
+    uncapped, _ = _attended_and_exact(backend, sequences, spans, 4, 30)
+    assert (found - uncapped).abs().max() > 0.05
+    alone, _ = _attended_and_exact(backend, sequences, spans[:1], 4, 30, soft_cap=0.5)
+    assert torch.equal(alone, found[:5])
+
+
 def _attended_and_exact(
-    backend: Backend, sequences: Any, spans: list[tuple[int, int, int]], heads: int, window: int | None
+    backend: Backend,
+    sequences: Any,
+    spans: list[tuple[int, int, int]],
+    heads: int,
+    window: int | None,
+    soft_cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     width, dtype = sequences.layer.keys.shape[2], sequences.layer.keys.dtype
     batch = sequences.batch(spans, padding=2)
     q = random(batch.num_tokens, heads, width, dtype=dtype)
     scale = 1 / math.sqrt(width)
-    out = backend.attention(q, sequences.layer, batch, scale=scale, window=window)
+    out = backend.attention(q, sequences.layer, batch, scale=scale, window=window, soft_cap=soft_cap)
     assert out.shape == (batch.num_tokens, heads * width)
     assert not out[-2:].any()
     owners = [s for s, _, n in spans for _ in range(n)]
     wanted = [
-        exact(q[i], sequences.keys[s], sequences.values[s], int(batch.positions[i]), scale, window)
+        exact(q[i], sequences.keys[s], sequences.values[s], int(batch.positions[i]), scale, window, soft_cap)
         for i, s in enumerate(owners)
     ]
     return out[: len(owners)], torch.stack(wanted)

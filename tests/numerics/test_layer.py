@@ -1,6 +1,7 @@
 """`Backend.layer` has the bits of `run_layer`, and `write_kv` writes the pages that a layer writes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,6 +36,31 @@ def _weights(ops: Backend, dtype: torch.dtype, extras: bool) -> LayerWeights:
     )
 
 
+# Layers of other families: norms of what is added, none before, over all heads of a token; centered
+# norms, MLP beside attention.
+FORMS: dict[str, LayerShape] = {
+    "sandwich": replace(SHAPE, activation="gelu_tanh", soft_cap=2.0, residual_scale=0.3),
+    "post": SHAPE,
+    "parallel": replace(SHAPE, is_parallel=True, centered_norm=True),
+}
+
+
+def _weights_of(ops: Backend, dtype: torch.dtype, form: str) -> LayerWeights:
+    plain = _weights(ops, dtype, False)
+    norms = torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(3)) + 1
+    heads = torch.randn(2, 64, generator=torch.Generator().manual_seed(4))
+    if form == "sandwich":
+        q_norm, k_norm = heads[:, :16].contiguous()
+        plain = replace(plain, post_norm=norms[0], next_norm=norms[1], q_norm=q_norm, k_norm=k_norm)
+        return replace(plain, attention_norm=norms[2], mlp_norm=norms[3])
+    if form == "post":
+        whole = {"q_norm": heads[0], "k_norm": heads[1, :32].contiguous()}
+        return replace(
+            plain, post_norm=None, next_norm=None, attention_norm=norms[0], mlp_norm=norms[1], **whole
+        )
+    return replace(plain, post_norm=None, next_norm=norms[0])
+
+
 def _batch(page_size: int) -> ForwardBatch:
     """Two spans: five tokens across the end of a first page, and one token at position 3; one
     padding token."""
@@ -49,8 +75,10 @@ def _batch(page_size: int) -> ForwardBatch:
     )
 
 
-def _assert_same_bits(ops: Backend, dtype: torch.dtype, extras: bool, canonical: bool) -> None:
-    weights, batch = _weights(ops, dtype, extras), _batch(ops.page_size)
+def _assert_same_bits(
+    ops: Backend, dtype: torch.dtype, weights: LayerWeights, canonical: bool, shape: LayerShape = SHAPE
+) -> None:
+    batch = _batch(ops.page_size)
     generator = torch.Generator().manual_seed(2)
     angles = torch.rand(7, 8, generator=generator) * 6
     rope = RopeCosSin(angles.cos(), angles.sin())
@@ -63,11 +91,11 @@ def _assert_same_bits(ops: Backend, dtype: torch.dtype, extras: bool, canonical:
         kv.keys.copy_(old[0].transpose(2, 3))
         kv.values.copy_(old[1])
         if form == "whole":
-            ops.layer(residual, x, weights, SHAPE, kv, batch, rope, canonical=canonical)
+            ops.layer(residual, x, weights, shape, kv, batch, rope, canonical=canonical)
         elif form == "by operations":
-            run_layer(ops, residual, x, weights, SHAPE, kv, batch, rope, canonical=canonical)
+            run_layer(ops, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
         else:
-            write_kv(ops, x, weights, SHAPE, kv, batch, rope, canonical=canonical)
+            write_kv(ops, x, weights, shape, kv, batch, rope, canonical=canonical)
         return [kv.keys, kv.values, residual[:6], x[:6]]
 
     whole, by_operations, kv_only = run("whole"), run("by operations"), run("KV only")
@@ -81,7 +109,24 @@ def _assert_same_bits(ops: Backend, dtype: torch.dtype, extras: bool, canonical:
 def test_fused_layer_has_the_bits_of_its_operations(
     c_backend: Backend, dtype: torch.dtype, extras: bool
 ) -> None:
-    _assert_same_bits(c_backend, dtype, extras, True)
+    _assert_same_bits(c_backend, dtype, _weights(c_backend, dtype, extras), True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_fused_layer_of_any_form_has_the_bits_of_its_operations(
+    c_backend: Backend, dtype: torch.dtype, form: str
+) -> None:
+    weights = _weights_of(c_backend, dtype, form)
+    _assert_same_bits(c_backend, dtype, weights, True, FORMS[form])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_triton_layer_of_any_form_has_the_bits_of_its_operations(
+    open_any: Callable[..., Backend], triton_kernels: str, form: str
+) -> None:
+    ops = open_any(triton_kernels, torch.float16, {(128, HIDDEN): 2, (HIDDEN, 64): 4})
+    weights = _weights_of(ops, torch.float16, form)
+    _assert_same_bits(ops, torch.float16, weights, False, FORMS[form])
 
 
 @pytest.mark.parametrize(("extras", "canonical"), [(False, False), (True, True)])
@@ -92,4 +137,4 @@ def test_triton_layer_has_the_bits_of_its_operations(
         triton_kernels, dtype, {(128, HIDDEN): 2, (HIDDEN, 64): 4, (2 * INNER, HIDDEN): 1, (HIDDEN, INNER): 2}
     )
     assert ops.recipe.products == "48x64/4 48x112/2 128x48/2 224x48/1"
-    _assert_same_bits(ops, dtype, extras, canonical)
+    _assert_same_bits(ops, dtype, _weights(ops, dtype, extras), canonical)

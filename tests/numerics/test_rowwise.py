@@ -53,6 +53,36 @@ def test_add_rms_norm_is_add_then_norm(backend: Backend, dtype: torch.dtype) -> 
         assert torch.equal(out, backend.rms_norm(summed, weight, 1e-5))
 
 
+def test_norms_with_fp32_weights_round_once(
+    backend: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None]
+) -> None:
+    x, weight = random(5, 70, dtype=dtype) + 3, random(70, dtype=torch.float32, seed=1)
+    wide = x.double()
+    for centered, inputs in ((False, wide), (True, wide - wide.mean(-1, keepdim=True))):
+        out = backend.rms_norm(x, weight, 1e-5, centered=centered)
+        exact = norm_reference(inputs, weight, 1e-5)
+        assert_near(out, exact)
+        if dtype is not torch.float32:
+            assert (out == exact.to(dtype)).float().mean() > 0.98
+        assert torch.equal(backend.rms_norm(x[3:4], weight, 1e-5, centered=centered)[0], out[3])
+
+
+def test_add_rms_norm_norms_and_scales_what_it_adds(backend: Backend, dtype: torch.dtype) -> None:
+    start, delta = random(3, 70, dtype=dtype), random(3, 70, dtype=dtype, seed=1)
+    weight, delta_norm = (random(70, dtype=torch.float32, seed=seed) for seed in (2, 3))
+    for centered in (False, True):
+        normed = backend.rms_norm(delta, delta_norm, 1e-5, centered=centered)
+        summed = start + (normed.float() * 0.22).to(dtype)
+        for norm in (weight, None):
+            residual = start.clone()
+            out = backend.add_rms_norm(
+                residual, delta, norm, 1e-5, delta_norm=delta_norm, delta_scale=0.22, centered=centered
+            )
+            assert torch.equal(residual, summed)
+            expected = summed if norm is None else backend.rms_norm(summed, norm, 1e-5, centered=centered)
+            assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("width", [64, 8, 80])
 def test_rope_rotates_views_in_place(
     backend: Backend, dtype: torch.dtype, width: int, assert_near: Callable[[Tensor, Tensor], None]
@@ -80,6 +110,31 @@ def test_silu_mul_is_near_and_rowwise(
     assert_near(out, torch.nn.functional.silu(gate) * up)
     for i in (0, 7, 32):
         assert torch.equal(backend.silu_mul(gate_up[i : i + 1])[0], out[i])
+
+
+def test_gelu_mul_is_near_and_rowwise(
+    backend: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None]
+) -> None:
+    gate_up = random(5, 2 * 531, dtype=dtype) * 4
+    out = backend.gelu_mul(gate_up)
+    gate, up = gate_up.double().chunk(2, -1)
+    assert_near(out, torch.nn.functional.gelu(gate, approximate="tanh") * up)
+    for i in (0, 4):
+        assert torch.equal(backend.gelu_mul(gate_up[i : i + 1])[0], out[i])
+    far = torch.tensor([[-1e4, -20.0, 0.0, 90.0, 1.0, 1.0, 1.0, 1.0]], dtype=dtype)
+    assert backend.gelu_mul(far)[0].tolist() == [0.0, 0.0, 0.0, 90.0]
+
+
+def test_soft_cap_is_near_and_rowwise(backend: Backend, dtype: torch.dtype) -> None:
+    logits = random(3, 531, dtype=torch.float32) * 40
+    logits[0, :5] = torch.tensor([0.0, 1e-6, -1e30, 1e30, -18.9])
+    capped = logits.clone()
+    backend.soft_cap(capped, 30.0)
+    assert (capped.double() - torch.tanh(logits.double() / 30) * 30).abs().max() < 1e-5
+    assert capped[0, 1].item() == pytest.approx(1e-6, rel=1e-6)
+    alone = logits[1:2].clone()
+    backend.soft_cap(alone, 30.0)
+    assert torch.equal(alone[0], capped[1])
 
 
 def test_silu_mul_is_finite_far_from_zero(backend: Backend, dtype: torch.dtype) -> None:

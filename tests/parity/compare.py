@@ -36,7 +36,8 @@ def open_reference(path: Path) -> Any:
     ):  # it reads the file twice, and maps the names for every module
         for name in ("GGUFReader", "get_tensor_name_map"):
             patch.setattr(gguf, name, cache(getattr(gguf, name)))
-        return transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+        where |= {"dtype": torch.float32, "attn_implementation": "eager"}  # others have no soft cap
+        return transformers.AutoModelForCausalLM.from_pretrained(**where).eval()
 
 
 def reference_logits(model: Any, token_ids: list[int]) -> Tensor:
@@ -84,7 +85,9 @@ def assert_greedy_parity(model: Any, result: Result, tolerance: float = TOLERANC
         assert (found - of_ids).abs().max() < tolerance
 
 
-def assert_parity(path: Path, model: Any, prompts: list[list[int]], kernels: Any, max_tokens: int) -> None:
+def assert_parity(
+    path: Path, model: Any, prompts: list[list[int]], kernels: Any, max_tokens: int, **limits: Any
+) -> None:
     """Tokens, logprobs, raw logits and embeddings of every prompt, as ordinary and deterministic requests.
 
     The torch backend's answers are verified: its certificate would take longer than everything else.
@@ -97,6 +100,7 @@ def assert_parity(path: Path, model: Any, prompts: list[list[int]], kernels: Any
         max_pass_tokens=pass_rows,
         max_num_seqs=8,
         certification=certification,
+        **limits,
     )
     greedy = [
         SamplingParams(

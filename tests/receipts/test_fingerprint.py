@@ -314,6 +314,10 @@ CHANGES: dict[str, Any] = {
     "vocab_size": 1, "hidden_size": 1, "intermediate_size": 1, "num_layers": 9, "num_heads": 9, "num_kv_heads": 9,
     "head_dim": 2, "rms_norm_eps": 1e-3, "rope_theta": 7.0, "rope_scaling": LinearRope(2.0), "qkv_bias": True,
     "o_bias": True, "mlp_bias": True, "qk_norm": True, "tie_word_embeddings": True, "layer_windows": (8,),
+    "activation": "gelu_tanh", "block": "sandwich", "norm": "rms_fp32", "norm_offset": 1.0, "whole_qk_norm": True,
+    "fused_projections": True, "rotary_dim": 4, "interleaved_rope": True, "local_rope_theta": 7.0,
+    "layer_ropes": ("none",), "attention_scale": 0.5, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0,
+    "embedding_scale": 2.0, "residual_scale": 0.5, "logits_scale": 0.5,
 }  # fmt: skip
 IDLE: dict[str, Any] = {
     "family": "mistral", "max_position_embeddings": 9, "bos_token_id": 5, "torch_dtype": "float16",

@@ -30,7 +30,8 @@ class _Moved:
         def call(*args: Any, **kwargs: Any) -> Any:
             seen: list[tuple[Tensor, Tensor]] = []
             there = [_move(arg, self._backend.device, seen) for arg in args]
-            result = method(*there, **kwargs)
+            named = {name: _move(arg, self._backend.device, seen) for name, arg in kwargs.items()}
+            result = method(*there, **named)
             for here, moved in seen:
                 if here.is_floating_point():
                     here.copy_(moved)

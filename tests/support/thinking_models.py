@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from holdfast.models.config import FAMILIES, parse_config
+from holdfast.models.config import parse_config
+from holdfast.models.families import FAMILIES
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.thinking.reference import Reference
 from holdfast.training.build import BuiltModel

@@ -19,9 +19,19 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-
-_CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+_CLASSES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "granite": "Granite",
+    "smollm3": "SmolLM3",
+    "phi3": "Phi3",
+    "olmo2": "Olmo2",
+    "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3",
+    "cohere2": "Cohere2",
+}
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": HIDDEN_SIZE,
@@ -35,7 +45,26 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": None,
     "tie_word_embeddings": False,
 }
-_FAMILY_SIZES: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}, "qwen3": {"head_dim": 32}}
+_GEMMA = {"head_dim": 24, "sliding_window": 20, "query_pre_attn_scalar": 40, "num_hidden_layers": 3}
+_FAMILY_SIZES: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "qwen3": {"head_dim": 32},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 2.5,
+    },
+    "smollm3": {"num_hidden_layers": 3, "no_rope_layer_interval": 2},
+    "gemma2": _GEMMA | {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0},
+    "gemma3_text": _GEMMA | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "cohere2": {
+        "num_hidden_layers": 3,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "logit_scale": 0.5,
+    },
+}
 _CORPUS = ("the quick brown fox jumps over the lazy dog, and then the dog sleeps", "a b c 1 2 3\n\n")
 
 
@@ -79,7 +108,8 @@ def random_model(family: str, *, seed: int = 7, std: float = 0.2, **overrides: A
     import transformers
 
     sizes = _SIZES | _FAMILY_SIZES.get(family, {}) | overrides
-    config = getattr(transformers, _CLASSES[family] + "Config")(**sizes)
+    config_class = _CLASSES[family] + ("TextConfig" if family == "gemma3_text" else "Config")
+    config = getattr(transformers, config_class)(**sizes)
     model = getattr(transformers, _CLASSES[family] + "ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

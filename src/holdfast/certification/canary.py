@@ -103,7 +103,7 @@ class _Bench:
         yield "rms_norm", self._rms_norm()
         yield "add_rms_norm", self._add_rms_norm()
         yield "rope", self._rope()
-        yield "silu_mul", self._silu_mul()
+        yield from self._activations()
         if not self._is_interpreted:  # it takes seconds for one token
             yield "attention", self._attention(self._num_rows, None)
             if any(window is not None for window in self._model.layer_windows):
@@ -200,8 +200,16 @@ class _Bench:
         self._backend.rope(q, k, cos, sin)
         return torch.cat([q.flatten(1), k.flatten(1)], 1)
 
-    def _silu_mul(self) -> Tensor:
-        return self._backend.silu_mul(self._rows(self._num_rows, 2 * self._model.intermediate_size))
+    def _activations(self) -> Iterator[tuple[str, Tensor]]:
+        rows = self._rows(self._num_rows, 2 * self._model.intermediate_size)
+        if self._model.activation == "gelu_tanh":
+            yield "gelu_mul", self._backend.gelu_mul(rows)
+        else:
+            yield "silu_mul", self._backend.silu_mul(rows)
+        if self._model.logits_soft_cap is not None:
+            logits = self._logits()
+            self._backend.soft_cap(logits, self._model.logits_soft_cap)
+            yield "soft_cap", logits
 
     def _attention(self, num_tokens: int, window: int | None) -> Tensor:
         """The last tokens of one request of two and a half KV blocks or more."""
@@ -221,7 +229,9 @@ class _Bench:
             page_table=torch.arange(num_pages, dtype=torch.int32, device=device)[None],
         )
         q = self._rows(num_tokens, model.num_heads, model.head_dim, part=11)
-        return backend.attention(q, layer, batch, scale=model.head_dim**-0.5, window=window)
+        return backend.attention(
+            q, layer, batch, scale=model.head_dim**-0.5, window=window, soft_cap=model.attention_soft_cap
+        )
 
     def _sample(self) -> Tensor:
         n, device = self._num_sampled, self._backend.device

@@ -57,6 +57,7 @@ from holdfast.certification.checks.synthetic import (
     synthetic_linears,
     token_ops,
 )
+from holdfast.models.config import FAMILY_DEFAULTS
 from holdfast.models.decoder import Decoder, NamedLinear
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, is_interpreted, sizes_to_certify
 from holdfast.numerics.code_versions.versions import code_versions
@@ -156,6 +157,11 @@ def certificate_subject(
             "biases": [model.qkv_bias, model.o_bias, model.mlp_bias],
             "qk_norm": model.qk_norm,
             "windows": sorted({window for window in model.layer_windows if window is not None}),
+            **{
+                name: getattr(model, name)
+                for name, default in FAMILY_DEFAULTS.items()
+                if getattr(model, name) != default
+            },
         },
         "rows": max_pass_tokens,
         "context": max_len,
@@ -329,6 +335,9 @@ def _model_shape(decoder: Decoder, max_len: int) -> ModelShape:
         page_size=decoder.backend.page_size,
         max_context=max_len,
         window=next((window for window in model.layer_windows if window is not None), None),
+        soft_cap=model.attention_soft_cap,
+        logits_soft_cap=model.logits_soft_cap,
+        activation=model.activation,
     )
 
 

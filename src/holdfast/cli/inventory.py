@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from holdfast.errors import HoldfastError, ModelNotFound
 from holdfast.models.checkpoint import open_checkpoint
-from holdfast.models.config import FAMILIES
+from holdfast.models.families import FAMILIES
 from holdfast.models.locate import BUILTIN, COIN, locate
 
 if TYPE_CHECKING:

@@ -140,7 +140,8 @@ def assemble(
 def _make_setup(
     config: EngineConfig, checkpoint: Checkpoint, device: torch.device, settings: NumericSettings
 ) -> _Setup:
-    model = checkpoint.config
+    max_len = context_len(config, checkpoint.config)
+    model = checkpoint.config.for_length(max_len)
     return _Setup(
         config=config,
         model=model,
@@ -149,7 +150,7 @@ def _make_setup(
         dtype=torch_dtype(config, model.torch_dtype),
         settings=settings,
         limits=config.batch_limits(device.type),
-        max_len=context_len(config, model),
+        max_len=max_len,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.errors import BadWeights, ModelNotFound
-from holdfast.models.config import DecoderConfig
+from holdfast.models.config import Block, DecoderConfig
 
 if TYPE_CHECKING:
     import torch
@@ -101,26 +101,63 @@ def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
     return tensors
 
 
+@dataclass(frozen=True)
+class NormNames:
+    """The names of a layer's norms by role; None: the layer has no such norm.
+
+    input and post: before attention and before the MLP. attention and mlp: of what they add to the
+    residual.
+    """
+
+    input: str | None
+    attention: str | None
+    post: str | None
+    mlp: str | None
+
+
+_INPUT, _POST = "input_layernorm.weight", "post_attention_layernorm.weight"
+_PRE_MLP, _POST_MLP = "pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"
+NORM_NAMES: Mapping[Block, NormNames] = {
+    "pre": NormNames(_INPUT, None, _POST, None),
+    "sandwich": NormNames(_INPUT, _POST, _PRE_MLP, _POST_MLP),
+    "post": NormNames(None, _POST, None, _POST_MLP),
+    "parallel": NormNames(_INPUT, None, None, None),
+}
+
+
+def projection_names(config: DecoderConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The stored tensors that make up qkv and gate_up, without ".weight"."""
+    if config.fused_projections:
+        return ("self_attn.qkv_proj",), ("mlp.gate_up_proj",)
+    return tuple(f"self_attn.{each}_proj" for each in "qkv"), ("mlp.gate_proj", "mlp.up_proj")
+
+
 def _layer_tensors(config: DecoderConfig) -> dict[str, Shape]:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    qkv, gate_up = projection_names(config)
+    qkv_sizes, gate_up_sizes = [queries, keys, keys], [inner, inner]
+    if config.fused_projections:
+        qkv_sizes, gate_up_sizes = [sum(qkv_sizes)], [sum(gate_up_sizes)]
     linears: tuple[tuple[str, Shape, bool], ...] = (
-        ("self_attn.q_proj", (queries, hidden), config.qkv_bias),
-        ("self_attn.k_proj", (keys, hidden), config.qkv_bias),
-        ("self_attn.v_proj", (keys, hidden), config.qkv_bias),
+        *((name, (size, hidden), config.qkv_bias) for name, size in zip(qkv, qkv_sizes, strict=True)),
         ("self_attn.o_proj", (hidden, queries), config.o_bias),
-        ("mlp.gate_proj", (inner, hidden), config.mlp_bias),
-        ("mlp.up_proj", (inner, hidden), config.mlp_bias),
+        *((name, (size, hidden), config.mlp_bias) for name, size in zip(gate_up, gate_up_sizes, strict=True)),
         ("mlp.down_proj", (hidden, inner), config.mlp_bias),
     )
-    tensors: dict[str, Shape] = {"input_layernorm.weight": (hidden,)}
+    norms = NORM_NAMES[config.block]
+    tensors: dict[str, Shape] = {} if norms.input is None else {norms.input: (hidden,)}
     for name, shape, has_bias in linears:
         tensors[f"{name}.weight"] = shape
         if has_bias:
             tensors[f"{name}.bias"] = shape[:1]
     if config.qk_norm:
-        tensors["self_attn.q_norm.weight"] = tensors["self_attn.k_norm.weight"] = (config.head_dim,)
-    tensors["post_attention_layernorm.weight"] = (hidden,)
+        is_whole = config.whole_qk_norm
+        tensors["self_attn.q_norm.weight"] = (queries if is_whole else config.head_dim,)
+        tensors["self_attn.k_norm.weight"] = (keys if is_whole else config.head_dim,)
+    for norm in (norms.attention, norms.post, norms.mlp):
+        if norm is not None:
+            tensors[norm] = (hidden,)
     return tensors
 
 

@@ -6,23 +6,31 @@ config.json.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import MISSING, dataclass, replace
+from dataclasses import fields as dataclass_fields
+from typing import Any, Literal, cast
 
 from holdfast.errors import UnsupportedModel
+from holdfast.models.families import FAMILIES, Family, FamilyName, text_fields
 from holdfast.models.fields import Fields, read_bool, read_float, read_ids, read_int, read_str, refuse
-from holdfast.models.rope import MAX_CONTEXT, RopeScaling, parse_rope
+from holdfast.models.rope import MAX_CONTEXT, LongRope, RopeKind, RopeScaling, parse_rope
 
-FamilyName = Literal["llama", "mistral", "qwen2", "qwen3"]
+Activation = Literal["silu", "gelu_tanh"]
+# Where a layer has norms: before attention and MLP, before and after each, after each; or one before
+# both, which run side by side.
+Block = Literal["pre", "sandwich", "post", "parallel"]
+# RMS norm with weights of the model's dtype, with fp32 weights, or layer norm with fp32 weights.
+Norm = Literal["rms", "rms_fp32", "layer"]
 
 _MAX_PARAMETERS = 10**13
 _DTYPES = ("float32", "float16", "bfloat16")
+_ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """One decoder. `layer_windows[i]` is the attention window of layer i, its own position
-    included; None for all."""
+    included; None for all. The fields with defaults are those in which families differ from Llama."""
 
     family: FamilyName
     vocab_size: int
@@ -45,6 +53,43 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     torch_dtype: str | None
+    activation: Activation = "silu"
+    block: Block = "pre"
+    norm: Norm = "rms"
+    norm_offset: float = 0.0  # added to the stored weights of all norms
+    whole_qk_norm: bool = False  # the norms of q and k are over all heads of a token
+    fused_projections: bool = False  # stored as one tensor: qkv_proj, gate_up_proj
+    rotary_dim: int | None = None  # the first dims of a head, which are rotated; None: all
+    interleaved_rope: bool = False  # rope rotates dims (0, 1), (2, 3), ...; else the halves of a head
+    local_rope_theta: float | None = None  # of layers with rope "local", which is never scaled
+    layer_ropes: tuple[RopeKind, ...] | None = None  # None: all "global"
+    attention_scale: float | None = None  # None: head_dim ** -0.5
+    attention_soft_cap: float | None = None
+    logits_soft_cap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+
+    @property
+    def rope_kinds(self) -> tuple[RopeKind, ...]:
+        """The kinds of rope that layers use, by first use."""
+        return tuple(dict.fromkeys(self.layer_ropes or ("global",)))
+
+    @property
+    def is_llama_like(self) -> bool:
+        """Whether a layer differs from Llama's by biases, norms of q and k, and windows at most."""
+        return all(getattr(self, name) == default for name, default in FAMILY_DEFAULTS.items())
+
+    def for_length(self, max_len: int) -> "DecoderConfig":
+        """The configuration for contexts of up to max_len tokens. It decides once which of two sets
+        of rope factors is used (longrope), whatever the length of a request."""
+        scaling = self.rope_scaling
+        if not isinstance(scaling, LongRope):
+            return self
+        chosen: Literal["short", "long"] = (
+            "long" if max_len > scaling.original_max_position_embeddings else "short"
+        )
+        return replace(self, rope_scaling=replace(scaling, chosen=chosen))
 
     @property
     def num_parameters(self) -> int:
@@ -55,40 +100,33 @@ class DecoderConfig:
         return self.num_layers * layer + heads * self.vocab_size * self.hidden_size
 
 
-@dataclass(frozen=True)
-class Family:
-    """A family's architecture, and its defaults for fields that a configuration leaves out."""
-
-    architecture: str
-    num_kv_heads: int | None
-    head_dim: int | None
-    max_position_embeddings: int
-    bos_token_id: int | None
-    eos_token_id: int | None
-
-
-FAMILIES: Mapping[FamilyName, Family] = {
-    "llama": Family("LlamaForCausalLM", None, None, 2048, 1, 2),
-    "mistral": Family("MistralForCausalLM", 8, None, 131072, 1, 2),
-    "qwen2": Family("Qwen2ForCausalLM", 32, None, 32768, None, None),
-    "qwen3": Family("Qwen3ForCausalLM", 32, 128, 32768, None, None),
+# Fields with defaults: a configuration that has them all is one of Llama's kind.
+FAMILY_DEFAULTS: Mapping[str, object] = {
+    one.name: one.default for one in dataclass_fields(DecoderConfig) if one.default is not MISSING
 }
 
 
 def parse_config(fields: Fields, generation: Fields | None = None) -> DecoderConfig:
     """The decoder that config.json describes, with the stop ids of generation_config.json."""
+    fields = text_fields(fields)
     family = _parse_family(fields)
-    _refuse_unsupported(fields)
     known = FAMILIES[family]
+    given, fields = fields, known.rewrite({**known.defaults, **fields})
+    _refuse_unsupported(fields)
     hidden_size = read_int(fields, "hidden_size", 1, 1 << 17)
     vocab_size = read_int(fields, "vocab_size", 1, 1 << 22)
     num_layers = read_int(fields, "num_hidden_layers", 1, 1 << 10)
-    num_heads, num_kv_heads, head_dim = _parse_heads(fields, known, hidden_size)
-    context = read_int(fields, "max_position_embeddings", 1, MAX_CONTEXT, known.max_position_embeddings)
-    rope_theta, rope_scaling = parse_rope(fields, context)
-    has_attention_bias = read_bool(fields, "attention_bias", False)
-    if has_attention_bias and family == "mistral":
-        raise refuse("attention_bias", True, "false: Mistral's attention has no biases")
+    num_heads, num_kv_heads, head_dim = _parse_heads(fields, hidden_size)
+    context = read_int(fields, "max_position_embeddings", 1, MAX_CONTEXT)
+    allows_partial = "partial_rotary_factor" in known.defaults
+    rope = parse_rope(fields, context, head_dim, known.rope_theta, allows_partial=allows_partial)
+    shared: dict[str, object] = {
+        "qkv_bias": False,
+        "o_bias": False,
+        "mlp_bias": False,
+        "qk_norm": False,
+        "layer_windows": (None,) * num_layers,
+    }
     config = DecoderConfig(
         family=family,
         vocab_size=vocab_size,
@@ -99,18 +137,16 @@ def parse_config(fields: Fields, generation: Fields | None = None) -> DecoderCon
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=read_float(fields, "rms_norm_eps", 0.0, 1.0, 1e-6),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
+        rotary_dim=rope.rotary_dim,
         max_position_embeddings=context,
-        qkv_bias=family == "qwen2" or has_attention_bias,
-        o_bias=family in ("llama", "qwen3") and has_attention_bias,
-        mlp_bias=family == "llama" and read_bool(fields, "mlp_bias", False),
-        qk_norm=family == "qwen3",
         tie_word_embeddings=read_bool(fields, "tie_word_embeddings", False),
-        layer_windows=_parse_windows(fields, family, num_layers),
-        eos_token_ids=_parse_eos(fields, generation or {}, known, vocab_size),
-        bos_token_id=_parse_bos(fields, known, vocab_size),
+        eos_token_ids=_parse_eos(given, generation or {}, known, vocab_size),
+        bos_token_id=_parse_bos(given, known, vocab_size),
         torch_dtype=_parse_dtype(fields),
+        activation=_ACTIVATIONS[str(fields.get("hidden_act") or "silu")],
+        **cast(dict[str, Any], shared | known.traits(fields, num_layers)),
     )
     if config.num_parameters > _MAX_PARAMETERS:
         raise UnsupportedModel(
@@ -152,19 +188,19 @@ def _refuse_unsupported(fields: Fields) -> None:
                 f"the model is a mixture of experts ({key}); Holdfast runs dense decoders only"
             )
     activation = fields.get("hidden_act", "silu")
-    if activation != "silu":
-        raise refuse("hidden_act", activation, "'silu'")
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        raise refuse("hidden_act", activation, " or ".join(map(repr, _ACTIVATIONS)))
 
 
-def _parse_heads(fields: Fields, known: Family, hidden_size: int) -> tuple[int, int, int]:
+def _parse_heads(fields: Fields, hidden_size: int) -> tuple[int, int, int]:
     num_heads = read_int(fields, "num_attention_heads", 1, 1 << 12)
     num_kv_heads = num_heads
-    if fields.get("num_key_value_heads", known.num_kv_heads) is not None:
-        num_kv_heads = read_int(fields, "num_key_value_heads", 1, 1 << 12, known.num_kv_heads)
+    if fields.get("num_key_value_heads") is not None:
+        num_kv_heads = read_int(fields, "num_key_value_heads", 1, 1 << 12)
     if num_heads % num_kv_heads:
         raise refuse("num_key_value_heads", num_kv_heads, f"a divisor of num_attention_heads, {num_heads}")
-    if fields.get("head_dim", known.head_dim) is not None:
-        head_dim = read_int(fields, "head_dim", 2, 1 << 10, known.head_dim)
+    if fields.get("head_dim") is not None:
+        head_dim = read_int(fields, "head_dim", 2, 1 << 10)
     elif hidden_size % num_heads:
         raise refuse("hidden_size", hidden_size, f"a multiple of num_attention_heads, {num_heads}")
     else:
@@ -174,47 +210,26 @@ def _parse_heads(fields: Fields, known: Family, hidden_size: int) -> tuple[int, 
     return num_heads, num_kv_heads, head_dim
 
 
-def _parse_windows(fields: Fields, family: FamilyName, num_layers: int) -> tuple[int | None, ...]:
-    if family == "llama":
-        return (None,) * num_layers
-    is_used = family == "mistral" or read_bool(fields, "use_sliding_window", False)
-    window = None
-    if is_used and fields.get("sliding_window", 4096) is not None:
-        window = read_int(fields, "sliding_window", 1, MAX_CONTEXT, 4096)
-    first = 0 if family == "mistral" else read_int(fields, "max_window_layers", 0, 1 << 20, 28)
-    windows = tuple(window if i >= first else None for i in range(num_layers))
-    types = fields.get("layer_types")
-    if types is None:
-        return windows
-    if not isinstance(types, list) or len(types) != num_layers:
-        raise refuse("layer_types", types, f"a list of {num_layers} names")
-    for each in types:
-        if each not in ("full_attention", "sliding_attention") or (
-            each != "full_attention" and window is None
-        ):
-            raise refuse("layer_types", each, "full_attention, or sliding_attention with a sliding_window")
-    by_type = tuple(window if each == "sliding_attention" else None for each in types)
-    if family == "mistral" and by_type != windows:
-        raise refuse("layer_types", types, "the same attention in every layer of a Mistral model")
-    return by_type
-
-
 def _parse_eos(fields: Fields, generation: Fields, known: Family, vocab_size: int) -> tuple[int, ...]:
     """The ids of both files, config.json's first; the family's default if neither has any."""
     key = "eos_token_id"
     ids = read_ids(fields, key, vocab_size) + read_ids(generation, key, vocab_size)
-    if not ids and key not in fields and known.eos_token_id is not None and known.eos_token_id < vocab_size:
-        ids = (known.eos_token_id,)
+    if not ids and key not in fields:
+        ids = _default_id(known, key, vocab_size)
     return tuple(dict.fromkeys(ids))
 
 
 def _parse_bos(fields: Fields, known: Family, vocab_size: int) -> int | None:
-    value = fields.get("bos_token_id", known.bos_token_id)
-    if value is None or (
-        "bos_token_id" not in fields and known.bos_token_id is not None and known.bos_token_id >= vocab_size
-    ):
-        return None
-    return read_int({"bos_token_id": value}, "bos_token_id", 0, vocab_size - 1)
+    key = "bos_token_id"
+    if key not in fields:
+        return next(iter(_default_id(known, key, vocab_size)), None)
+    return None if fields[key] is None else read_int(fields, key, 0, vocab_size - 1)
+
+
+def _default_id(known: Family, key: str, vocab_size: int) -> tuple[int, ...]:
+    """The family's id, if the vocabulary has it."""
+    value = known.defaults.get(key)
+    return (value,) if isinstance(value, int) and value < vocab_size else ()
 
 
 def _parse_dtype(fields: Fields) -> str | None:

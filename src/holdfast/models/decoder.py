@@ -1,5 +1,5 @@
-"""The decoder: Llama, Mistral, Qwen2 and Qwen3. They differ in biases, norms of q and k, sliding
-windows and rope.
+"""The decoder of all families (`families.py`). They differ in biases, norms, sliding windows, rope,
+activation, scales and soft caps, which `DecoderConfig` and `LayerShape` name.
 
 A forward pass is a pure function of the batch, the KV cache and the weights. It writes the KV of
 its own tokens and nothing else. All arithmetic goes through one `Backend`, which decides what is
@@ -14,9 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from holdfast.models.checkpoint import Checkpoint
+from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names
 from holdfast.models.config import DecoderConfig
-from holdfast.models.rope import rope_frequencies
+from holdfast.models.rope import rope_frequencies, rotary_order
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, write_kv
 from holdfast.numerics.ops import Backend, Linear
@@ -62,7 +62,7 @@ class Decoder:
         config: DecoderConfig,
         backend: Backend,
         embedding: Tensor,
-        first_norm: Tensor,
+        first_norm: Tensor | None,
         layers: Sequence[LayerWeights],
         head: Linear,
         max_len: int,
@@ -73,11 +73,11 @@ class Decoder:
         self._first_norm = first_norm
         self._layers = tuple(layers)
         self._head = head
-        # Computed on the CPU: the same bits on every device.
-        cos, sin = rope_tables(*rope_frequencies(config), max_len)  # fp32 [max_len, head_dim / 2]
-        self._cos, self._sin = cos.to(backend.device), sin.to(backend.device)
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self._shape = LayerShape(heads, kv_heads, dim, config.rms_norm_eps, scale=dim**-0.5)
+        # Computed on the CPU: the same bits on every device. fp32 [max_len, head_dim / 2] each.
+        tables = (rope_tables(*rope_frequencies(config, kind), max_len) for kind in config.rope_kinds)
+        self._ropes = [(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables]
+        self._shape = layer_shape(config)
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,8 +98,8 @@ class Decoder:
         layer_hook: LayerHook | None = None,
     ) -> Tensor:
         """Run the batch and write its KV; return the input of the LM head, [tokens, hidden]."""
-        rope = self.rope_at(batch.positions)
-        _, x = self._run(self._layers, batch, kv, rope, canonical, layer_hook)
+        ropes = self._ropes_at(batch.positions)
+        _, x = self._run(self._layers, batch, kv, ropes, canonical, layer_hook)
         return x
 
     def forward_body(
@@ -117,9 +117,11 @@ class Decoder:
         assert layer_hook is None or layer_hook.last_layer < len(self._layers), (
             "the hook is for the last layer"
         )
-        rope = self.rope_at(batch.positions)
-        residual, x = self._run(self._layers[:-1], batch, kv[:-1], rope, canonical, layer_hook)
-        write_kv(self.backend, x, self._layers[-1], self._shape, kv[-1], batch, rope, canonical=canonical)
+        ropes = self._ropes_at(batch.positions)
+        residual, x = self._run(self._layers[:-1], batch, kv[:-1], ropes, canonical, layer_hook)
+        last = self._layers[-1]
+        rope = ropes[last.rope]
+        write_kv(self.backend, x, last, self._shape, kv[-1], batch, rope, canonical=canonical)
         return residual, x
 
     def forward_last_layer(
@@ -131,8 +133,8 @@ class Decoder:
         residual and x [tokens, hidden] are updated in place.
         """
         batch = self._prepare(batch)
-        rope = self.rope_at(batch.positions)
         last = self._layers[-1]
+        rope = self.rope_at(batch.positions, last.rope)
         self.backend.layer(residual, x, last, self._shape, kv[-1], batch, rope, canonical=canonical)
         return x
 
@@ -141,7 +143,7 @@ class Decoder:
         layers: Sequence[LayerWeights],
         batch: ForwardBatch,
         kv: Sequence[KVLayer],
-        rope: RopeCosSin,
+        ropes: Sequence[RopeCosSin],
         canonical: bool,
         layer_hook: LayerHook | None,
     ) -> tuple[Tensor, Tensor]:
@@ -149,9 +151,11 @@ class Decoder:
         ops, shape = self.backend, self._shape
         batch = self._prepare(batch)
         residual = self.embed(batch.token_ids)
-        x = ops.rms_norm(residual, self._first_norm, shape.eps)
+        x = residual.clone()
+        if self._first_norm is not None:
+            x = ops.rms_norm(residual, self._first_norm, shape.eps, centered=shape.centered_norm)
         for index, (weights, layer) in enumerate(zip(layers, kv, strict=True)):
-            ops.layer(residual, x, weights, shape, layer, batch, rope, canonical=canonical)
+            ops.layer(residual, x, weights, shape, layer, batch, ropes[weights.rope], canonical=canonical)
             if layer_hook is not None:
                 layer_hook.call(index + 1, residual, x)
         return residual, x
@@ -161,11 +165,17 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [tokens] -> [tokens, hidden]."""
-        return self.backend.embed(self._embedding, token_ids)
+        embedded = self.backend.embed(self._embedding, token_ids)
+        return embedded if self._embedding_scale == 1.0 else embedded.mul_(self._embedding_scale)
 
-    def rope_at(self, positions: Tensor) -> RopeCosSin:
-        """Positions int64 [tokens] -> cos and sin, fp32 [tokens, head_dim / 2] each."""
-        return RopeCosSin(self._cos[positions], self._sin[positions])
+    def rope_at(self, positions: Tensor, index: int = 0) -> RopeCosSin:
+        """Positions int64 [tokens] -> cos and sin, fp32 [tokens, head_dim / 2] each, of one of the
+        decoder's tables."""
+        cos, sin = self._ropes[index]
+        return RopeCosSin(cos[positions], sin[positions])
+
+    def _ropes_at(self, positions: Tensor) -> list[RopeCosSin]:
+        return [self.rope_at(positions, index) for index in range(len(self._ropes))]
 
     def logits(self, hidden: Tensor, *, canonical: bool) -> Tensor:
         """The LM head: hidden [tokens, hidden] -> a new fp32 [tokens, vocab].
@@ -173,7 +183,12 @@ class Decoder:
         `canonical` may differ from that of the pass: a pass of a certified size may sample any
         number of tokens.
         """
-        return self.backend.logits(hidden, self._head, canonical=canonical)
+        logits = self.backend.logits(hidden, self._head, canonical=canonical)
+        if self.config.logits_scale != 1.0:
+            logits.mul_(self.config.logits_scale)
+        if self.config.logits_soft_cap is not None:
+            self.backend.soft_cap(logits, self.config.logits_soft_cap)
+        return logits
 
     @property
     def layers(self) -> tuple[LayerWeights, ...]:
@@ -193,6 +208,23 @@ class Decoder:
         yield NamedLinear("head", self._head, None)
 
 
+def layer_shape(config: DecoderConfig) -> LayerShape:
+    """What all layers of a decoder share."""
+    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    return LayerShape(
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        eps=config.rms_norm_eps,
+        scale=scale,
+        activation=config.activation,
+        soft_cap=config.attention_soft_cap,
+        residual_scale=config.residual_scale,
+        is_parallel=config.block == "parallel",
+        centered_norm=config.norm == "layer",
+    )
+
+
 def load_decoder(
     checkpoint: Checkpoint,
     backend: Backend,
@@ -205,17 +237,14 @@ def load_decoder(
     The host holds at most one tensor at a time, the device at most the weights and one tensor. A
     tied LM head shares the embedding's memory if the backend's `pack` does not copy.
     """
-    config = checkpoint.config
-    loader = WeightLoader(checkpoint, backend, dtype, progress)
+    config = checkpoint.config.for_length(max_len)
+    loader = WeightLoader(checkpoint, config, backend, dtype, progress)
     embedding = loader.tensor("model.embed_tokens.weight")
-    norms = [
-        loader.tensor(f"model.layers.{index}.input_layernorm.weight") for index in range(config.num_layers)
-    ]
-    norms.append(loader.tensor("model.norm.weight"))
-    layers = [
-        loader.layer(f"model.layers.{index}.", norms[index + 1], config.layer_windows[index])
-        for index in range(config.num_layers)
-    ]
+    prefixes = [f"model.layers.{index}." for index in range(config.num_layers)]
+    first = NORM_NAMES[config.block].input
+    norms = [None if first is None else loader.norm(prefix + first) for prefix in prefixes]
+    norms.append(loader.norm("model.norm.weight"))
+    layers = [loader.layer(prefix, norms[index + 1], index) for index, prefix in enumerate(prefixes)]
     head = embedding if config.tie_word_embeddings else loader.tensor("lm_head.weight")
     return Decoder(config, backend, embedding, norms[0], layers, backend.pack(head, None), max_len)
 
@@ -236,11 +265,14 @@ class WeightLoader:
     def __init__(
         self,
         checkpoint: TensorSource,
+        config: DecoderConfig,
         backend: Backend,
         dtype: torch.dtype,
         progress: Progress | None = None,
     ) -> None:
         self._checkpoint = checkpoint
+        self._config = config
+        self._order = rotary_order(config)
         self._backend = backend
         self._device = backend.device
         self._dtype = dtype
@@ -254,26 +286,49 @@ class WeightLoader:
         moved = tensor.to(self._device)
         return moved.clone() if moved is tensor and self._device.type == "cpu" else moved
 
-    def layer(self, prefix: str, next_norm: Tensor, window: int | None) -> LayerWeights:
-        """The layer whose tensor names begin with `prefix`."""
+    def norm(self, name: str) -> Tensor:
+        """The weight of a norm: in the dtype, or in fp32 with the family's offset added."""
+        if self._config.norm == "rms":
+            return self.tensor(name)
+        return (self._read(name, torch.float32) + self._config.norm_offset).to(self._device)
+
+    def layer(self, prefix: str, next_norm: Tensor | None, index: int | None = None) -> LayerWeights:
+        """The layer whose tensor names begin with `prefix`. Without an index it is none of the
+        decoder's, and attends without a window."""
+        config, norms = self._config, NORM_NAMES[self._config.block]
+        qkv, gate_up = projection_names(config)
+        kind = config.layer_ropes[index] if config.layer_ropes and index is not None else "global"
         return LayerWeights(
-            qkv=self._linear(*(f"{prefix}self_attn.{name}_proj" for name in "qkv")),
-            q_norm=self._optional(f"{prefix}self_attn.q_norm.weight"),
-            k_norm=self._optional(f"{prefix}self_attn.k_norm.weight"),
-            o=self._linear(f"{prefix}self_attn.o_proj"),
-            post_norm=self.tensor(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self._linear(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"),
-            down=self._linear(f"{prefix}mlp.down_proj"),
+            qkv=self._linear(prefix, qkv, is_qkv=True),
+            q_norm=self._optional(prefix, "self_attn.q_norm.weight" if config.qk_norm else None),
+            k_norm=self._optional(prefix, "self_attn.k_norm.weight" if config.qk_norm else None),
+            o=self._linear(prefix, ("self_attn.o_proj",)),
+            post_norm=self._optional(prefix, norms.post),
+            gate_up=self._linear(prefix, gate_up),
+            down=self._linear(prefix, ("mlp.down_proj",)),
             next_norm=next_norm,
-            window=window,
+            window=None if index is None else config.layer_windows[index],
+            attention_norm=self._optional(prefix, norms.attention),
+            mlp_norm=self._optional(prefix, norms.mlp),
+            rope=config.rope_kinds.index(kind),
         )
 
-    def _linear(self, *names: str) -> Linear:
+    def _linear(self, prefix: str, names: Sequence[str], *, is_qkv: bool = False) -> Linear:
         """Several projections of one input as one linear layer."""
-        weight = self._fused([f"{name}.weight" for name in names])  # [sum of outputs, inputs]
-        biases = [f"{name}.bias" for name in names]
+        weight = self._fused([f"{prefix}{name}.weight" for name in names])  # [sum of outputs, inputs]
+        biases = [f"{prefix}{name}.bias" for name in names]
         bias = self._fused(biases) if self._names.issuperset(biases) else None  # [sum of outputs]
+        if is_qkv and self._order is not None:
+            for tensor in (weight,) if bias is None else (weight, bias):
+                self._reorder_heads(tensor, self._order)
         return self._backend.pack(weight, bias)
+
+    def _reorder_heads(self, qkv: Tensor, order: Tensor) -> None:
+        """Bring the dims of each q and k head of a fused tensor into another order."""
+        config = self._config
+        num_heads = config.num_heads + config.num_kv_heads
+        heads = qkv[: num_heads * config.head_dim].view(num_heads, config.head_dim, -1)
+        heads.copy_(heads[:, order.to(qkv.device)])
 
     def _fused(self, names: Sequence[str]) -> Tensor:
         """Tensors concatenated along the first dimension, each read into its place."""
@@ -288,11 +343,11 @@ class WeightLoader:
             start += shape[0]
         return fused
 
-    def _optional(self, name: str) -> Tensor | None:
-        return self.tensor(name) if name in self._names else None
+    def _optional(self, prefix: str, name: str | None) -> Tensor | None:
+        return None if name is None else self.norm(prefix + name)
 
-    def _read(self, name: str) -> Tensor:
-        tensor = self._checkpoint.tensor(name, self._dtype)
+    def _read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        tensor = self._checkpoint.tensor(name, dtype or self._dtype)
         self._done += 1
         if self._progress is not None:
             self._progress(self._done, len(self._names))

@@ -2,7 +2,8 @@
 
 `parse_rope` reads both spellings: `rope_theta` with `rope_scaling` (transformers 4) and
 `rope_parameters` (transformers 5). Scaling whose frequencies depend on the length seen so far is
-refused: such a token has no canonical bits.
+refused: such a token has no canonical bits. longrope has two sets of factors; which one is used is
+decided once, by the maximum context length (`DecoderConfig.for_length`).
 
 `rope_frequencies` gives the bits transformers gives. Every expression keeps the order of operations
 of the reference, in fp32 tensors and Python floats: another formula of equal value would be another
@@ -12,7 +13,7 @@ model. The names of the scaling classes are part of the fingerprint.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from holdfast.errors import UnsupportedModel
 from holdfast.models.fields import Fields, read_bool, read_float, read_int, refuse
@@ -65,19 +66,59 @@ class FactorsRope:
     factors: tuple[float, ...]
 
 
-RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorsRope
+@dataclass(frozen=True)
+class LongRope:
+    """One divisor for each frequency, of two sets, and one factor on cos and sin. chosen: which set
+    is used; None until the maximum context length is known."""
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+    chosen: Literal["short", "long"] | None = None
 
 
-def parse_rope(fields: Fields, max_position_embeddings: int) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling) of a model configuration."""
+RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorsRope | LongRope
+# The rope of a layer: the model's, one with another theta and without scaling, or none (NoPE).
+RopeKind = Literal["global", "local", "none"]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """rotary_dim: the first dims of a head, which are rotated; None: all."""
+
+    theta: float
+    scaling: RopeScaling | None
+    rotary_dim: int | None
+
+
+def parse_rope(
+    fields: Fields,
+    max_position_embeddings: int,
+    head_dim: int,
+    default_theta: float = 10000.0,
+    *,
+    allows_partial: bool = False,
+) -> Rope:
+    """What a model configuration says about rotary positions."""
     rope = _rope_section(fields)
-    theta = _read_theta(fields, rope)
-    for section in (fields, rope):
-        if section.get("partial_rotary_factor") not in (None, 1, 1.0):
-            raise refuse(
-                "partial_rotary_factor", section["partial_rotary_factor"], "1: whole heads are rotated"
-            )
-    return theta, _parse_scaling(fields, rope, max_position_embeddings)
+    theta = _read_theta(fields, rope, default_theta)
+    rotary_dim = _read_rotary_dim(fields, rope, head_dim, allows_partial)
+    scaling = _parse_scaling(fields, rope, max_position_embeddings, rotary_dim or head_dim)
+    return Rope(theta, scaling, rotary_dim)
+
+
+def _read_rotary_dim(fields: Fields, rope: Fields, head_dim: int, allows_partial: bool) -> int | None:
+    key = "partial_rotary_factor"
+    value = rope.get(key) if rope.get(key) is not None else fields.get(key)
+    if value in (None, 1, 1.0):
+        return None
+    if not allows_partial:
+        raise refuse(key, value, "1: whole heads are rotated")
+    rotary_dim = int(head_dim * read_float({key: value}, key, 0.0, 1.0))
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise refuse(key, value, f"a factor that gives an even number of the head's {head_dim} dims")
+    return None if rotary_dim == head_dim else rotary_dim
 
 
 def _rope_section(fields: Fields) -> Fields:
@@ -97,33 +138,37 @@ def _rope_section(fields: Fields) -> Fields:
     return section
 
 
-def _read_theta(fields: Fields, rope: Fields) -> float:
+def _read_theta(fields: Fields, rope: Fields, default: float) -> float:
     outer, inner = fields.get("rope_theta"), rope.get("rope_theta")
     if outer is not None and inner is not None and outer != inner:
         raise UnsupportedModel(
             f"rope_theta is {outer!r} in the configuration and {inner!r} in its rope parameters"
         )
     return read_float(
-        {"rope_theta": outer if inner is None else inner}, "rope_theta", 1.0, _MAX_THETA, 10000.0
+        {"rope_theta": outer if inner is None else inner}, "rope_theta", 1.0, _MAX_THETA, default
     )
 
 
-def _parse_scaling(fields: Fields, rope: Fields, max_position_embeddings: int) -> RopeScaling | None:
+def _parse_scaling(
+    fields: Fields, rope: Fields, max_position_embeddings: int, rotary_dim: int
+) -> RopeScaling | None:
     kind, old_kind = rope.get("rope_type"), rope.get("type")
     if kind is not None and old_kind is not None and kind != old_kind:
         raise UnsupportedModel(f"rope scaling has two types, {kind!r} and {old_kind!r}")
     kind = kind or old_kind or "default"
     if kind == "default":
         return None
-    if kind in ("dynamic", "longrope", "su"):
+    if kind in ("longrope", "su"):
+        return _parse_longrope(fields, rope, max_position_embeddings, rotary_dim)
+    if kind == "dynamic":
         raise UnsupportedModel(
             f"rope scaling {kind!r} changes its frequencies with the length seen so far, so the same token would get "
-            "different bits in different chunks; use linear, llama3 or yarn scaling, or none"
+            "different bits in different chunks; use linear, llama3, yarn or longrope scaling, or none"
         )
     if kind == "linear":
         return LinearRope(_read_factor(rope, max_position_embeddings, None))
     if kind not in ("llama3", "yarn"):
-        raise refuse("rope_type", kind, "default, linear, llama3 or yarn")
+        raise refuse("rope_type", kind, "default, linear, llama3, yarn or longrope")
     original = _read_original(fields, rope, max_position_embeddings)
     return (_parse_llama3 if kind == "llama3" else _parse_yarn)(rope, max_position_embeddings, original)
 
@@ -149,6 +194,25 @@ def _parse_llama3(rope: Fields, max_position_embeddings: int, original: int) -> 
     return Llama3Rope(_read_factor(rope, max_position_embeddings, None), low, high, original)
 
 
+def _parse_longrope(fields: Fields, rope: Fields, max_position_embeddings: int, rotary_dim: int) -> LongRope:
+    original = _read_original(fields, rope, max_position_embeddings)
+    factor = _read_factor(rope, max_position_embeddings, original)
+    attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRope(
+        short_factors=_read_factors(rope, "short_factor", rotary_dim // 2),
+        long_factors=_read_factors(rope, "long_factor", rotary_dim // 2),
+        original_max_position_embeddings=original,
+        attention_factor=read_float(rope, "attention_factor", 0.0, _MAX_FACTOR, attention),
+    )
+
+
+def _read_factors(rope: Fields, key: str, count: int) -> tuple[float, ...]:
+    values = rope.get(key)
+    if not isinstance(values, list) or len(values) != count:
+        raise refuse(key, values, f"a list of {count} numbers, one for each frequency")
+    return tuple(read_float({key: value}, key, 0.0, _MAX_FACTOR) for value in values)
+
+
 def _parse_yarn(rope: Fields, max_position_embeddings: int, original: int) -> YarnRope:
     def optional(key: str) -> float | None:
         return None if rope.get(key) is None else read_float(rope, key, 0.0, _MAX_FACTOR)
@@ -169,35 +233,80 @@ def _read_beta(rope: Fields, key: str, default: float) -> float:
     return default if rope.get(key) == 0 else read_float(rope, key, 0.0, _MAX_FACTOR, default)
 
 
-def rope_frequencies(config: "DecoderConfig") -> tuple["Tensor", float]:
-    """(inv_freq fp32 [head_dim / 2], the factor on cos and sin)."""
+def rope_frequencies(config: "DecoderConfig", kind: RopeKind = "global") -> tuple["Tensor", "float | Tensor"]:
+    """(inv_freq fp32 [head_dim / 2], the factor on cos and sin: one, or fp32 [head_dim / 2]).
+
+    Dims that are not rotated have the frequency 0 and the factor 1: their cos is 1 and their sin 0.
+    """
     import torch  # here and below: parsing a configuration needs no torch
 
-    positions = _position_frequencies(config)
-    plain = 1.0 / positions
-    scaling = config.rope_scaling
-    match scaling:
-        case None:
-            inv_freq, attention = plain, 1.0
-        case LinearRope():
-            inv_freq, attention = plain / scaling.factor, 1.0
-        case Llama3Rope():
-            inv_freq, attention = _llama3(plain, scaling), 1.0
-        case YarnRope():
-            inv_freq, attention = _yarn(positions, scaling, config), _yarn_attention(scaling)
-        case FactorsRope():
-            inv_freq, attention = plain / torch.tensor(scaling.factors, dtype=torch.float32), 1.0
+    if kind == "none":
+        return torch.zeros(config.head_dim // 2), 1.0
+    inv_freq, attention = _scaled_frequencies(config, kind)
     if not (bool(torch.isfinite(inv_freq).all()) and math.isfinite(attention)):
-        raise UnsupportedModel(f"rope scaling {scaling!r} gives frequencies that are not finite")
-    return inv_freq, attention
+        raise UnsupportedModel(f"rope scaling {config.rope_scaling!r} gives frequencies that are not finite")
+    num_fixed = config.head_dim // 2 - len(inv_freq)
+    if not num_fixed:
+        return inv_freq, attention
+    factors = torch.cat((torch.full_like(inv_freq, attention), torch.ones(num_fixed)))
+    return torch.cat((inv_freq, torch.zeros(num_fixed))), factors
 
 
-def _position_frequencies(config: "DecoderConfig") -> "Tensor":
-    """theta ** (2 i / head_dim), fp32 [head_dim / 2]."""
+def _scaled_frequencies(config: "DecoderConfig", kind: RopeKind) -> tuple["Tensor", float]:
+    """(inv_freq fp32 [rotary_dim / 2], the factor on cos and sin)."""
     import torch
 
-    steps = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
-    return torch.pow(config.rope_theta, steps)
+    theta = config.rope_theta
+    if kind == "local":
+        assert config.local_rope_theta is not None
+        theta = config.local_rope_theta
+    positions = _position_frequencies(theta, config.rotary_dim or config.head_dim)
+    plain = 1.0 / positions
+    scaling = config.rope_scaling if kind == "global" else None
+    match scaling:
+        case None:
+            return plain, 1.0
+        case LinearRope():
+            return plain / scaling.factor, 1.0
+        case Llama3Rope():
+            return _llama3(plain, scaling), 1.0
+        case YarnRope():
+            return _yarn(positions, scaling, theta), _yarn_attention(scaling)
+        case FactorsRope():
+            return plain / torch.tensor(scaling.factors, dtype=torch.float32), 1.0
+        case LongRope():
+            assert scaling.chosen is not None, "the maximum context length is not known yet"
+            chosen = scaling.long_factors if scaling.chosen == "long" else scaling.short_factors
+            factors = torch.tensor(chosen, dtype=torch.float32)
+            return 1.0 / (factors * positions), scaling.attention_factor
+
+
+def rotary_order(config: "DecoderConfig") -> "Tensor | None":
+    """The order in which the dims of q and k heads are loaded, int64 [head_dim]; None: as stored.
+
+    Kernels rotate dims (i, i + head_dim / 2). A model that rotates other pairs has the same scores
+    with the dims of its q and k in another order:
+
+        interleaved     0 2 4 ... | 1 3 5 ...
+        first R dims    0 .. R/2, half of the rest | R/2 .. R, the other half
+    """
+    import torch
+
+    dim, rotary_dim = config.head_dim, config.rotary_dim
+    if config.interleaved_rope:
+        return torch.arange(dim).view(-1, 2).t().reshape(-1)
+    if rotary_dim is None:
+        return None
+    rotated, fixed = torch.arange(rotary_dim).view(2, -1), torch.arange(rotary_dim, dim).view(2, -1)
+    return torch.cat((rotated, fixed), 1).reshape(-1)
+
+
+def _position_frequencies(theta: float, dim: int) -> "Tensor":
+    """theta ** (2 i / dim), fp32 [dim / 2]."""
+    import torch
+
+    steps = torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim
+    return torch.pow(theta, steps)
 
 
 def _llama3(inv_freq: "Tensor", scaling: Llama3Rope) -> "Tensor":
@@ -213,14 +322,14 @@ def _llama3(inv_freq: "Tensor", scaling: Llama3Rope) -> "Tensor":
     return torch.where(~is_short & ~is_long, blended, stretched)
 
 
-def _yarn(positions: "Tensor", scaling: YarnRope, config: "DecoderConfig") -> "Tensor":
+def _yarn(positions: "Tensor", scaling: YarnRope, theta: float) -> "Tensor":
     import torch
 
     kept, interpolated = 1.0 / positions, 1.0 / (scaling.factor * positions)
-    low, high = _yarn_range(scaling, config.head_dim, config.rope_theta)
+    low, high = _yarn_range(scaling, 2 * len(positions), theta)
     if low == high:
         high += 0.001
-    steps = (torch.arange(config.head_dim // 2, dtype=torch.float32) - low) / (high - low)
+    steps = (torch.arange(len(positions), dtype=torch.float32) - low) / (high - low)
     keep = 1 - torch.clamp(steps, 0, 1)
     return interpolated * (1 - keep) + kept * keep
 

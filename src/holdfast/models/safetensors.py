@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+# Where the tensors of the language model are: alone, or in a model with images.
+_PREFIXES = {
+    "model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
 _MAX_SHARDS = 4096
@@ -46,7 +53,8 @@ class SafetensorsCheckpoint:
         self._headers = {name: _open_file(folder / name, "np") for name in sorted(set(shards.values()))}
         if folder.joinpath(SINGLE_FILE).is_file():
             shards = dict.fromkeys(self._headers[SINGLE_FILE].keys(), SINGLE_FILE)
-        self._shards = shards
+        self._stored = {_plain_name(stored): stored for stored in shards}
+        self._shards = {name: shards[stored] for name, stored in self._stored.items()}
         self._names = {name: frozenset(file.keys()) for name, file in self._headers.items()}
         self._files: dict[str, _OpenFile] = {}  # opened with torch when a tensor is read
         require_tensors(self._shapes, self._find_shape, str(folder))
@@ -62,14 +70,14 @@ class SafetensorsCheckpoint:
         """The tensor as stored (sharing the file's memory), or rounded to `dtype`."""
         if name not in self._shapes:
             raise KeyError(name)
-        stored = self._open(self._shards[name]).get_tensor(name)
+        stored = self._open(self._shards[name]).get_tensor(self._stored[name])
         return stored if dtype is None else stored.to(dtype)
 
     def raw(self, name: str) -> RawTensor:
         """The tensor's bytes in the mapped file."""
         import torch
 
-        format_ = self._headers[self._shards[name]].get_slice(name).get_dtype()
+        format_ = self._headers[self._shards[name]].get_slice(self._stored[name]).get_dtype()
         return RawTensor(format_, self.tensor(name).reshape(-1).view(torch.uint8).numpy().data)
 
     def _open(self, shard: str) -> _OpenFile:
@@ -81,18 +89,24 @@ class SafetensorsCheckpoint:
 
     def _find_shape(self, name: str) -> Shape | None:
         shard = self._shards.get(name)
-        if shard is None or name not in self._names[shard]:
+        if shard is None or self._stored[name] not in self._names[shard]:
             return None
-        return tuple(self._headers[shard].get_slice(name).get_shape())
+        return tuple(self._headers[shard].get_slice(self._stored[name]).get_shape())
 
     def _require_dtypes(self) -> None:
         for name in self._shapes:
-            stored = self._headers[self._shards[name]].get_slice(name).get_dtype()
+            stored = self._headers[self._shards[name]].get_slice(self._stored[name]).get_dtype()
             if stored not in _DTYPES:
                 raise UnsupportedModel(
                     f"tensor {name} is stored as {stored}; Holdfast reads safetensors "
                     f"in {', '.join(_DTYPES)}: use the unquantised model or a GGUF of it"
                 )
+
+
+def _plain_name(stored: str) -> str:
+    """The name of a tensor in a model without images."""
+    prefix = next((one for one in sorted(_PREFIXES, key=len, reverse=True) if stored.startswith(one)), "")
+    return _PREFIXES.get(prefix, "") + stored[len(prefix) :]
 
 
 def read_config(folder: Path) -> DecoderConfig:

@@ -28,11 +28,12 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict
 from importlib import metadata
+from typing import Any
 
 import torch
 
 from holdfast.models.checkpoint import Checkpoint
-from holdfast.models.config import DecoderConfig
+from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig
 from holdfast.models.rope import rope_frequencies
 from holdfast.numerics.code_versions.versions import code_versions
 from holdfast.numerics.recipe import Recipe
@@ -97,7 +98,12 @@ def _machine_parts(
 
 def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, JsonValue]:
     """The fields of a configuration that decide bits, and all ids that end an answer."""
-    kept = {name: value for name, value in vars(config).items() if name not in _EXCLUDED_FIELDS}
+    kept: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in vars(config).items()
+        if name not in _EXCLUDED_FIELDS
+        and not (name in FAMILY_DEFAULTS and value == FAMILY_DEFAULTS[name])  # as in Llama
+    }
     scaling, windows = config.rope_scaling, config.layer_windows
     return {
         **kept,
@@ -111,11 +117,12 @@ def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, J
 
 def digest_rope_tables(config: DecoderConfig) -> str:
     """SHA-256 over the cosines and sines of some positions, whatever the model's limit."""
-    inv_freq, attention_scaling = rope_frequencies(config)
     digest = hashlib.sha256()
-    for start in _ROPE_STARTS:
-        tables = torch.stack(rope_chunk(inv_freq, attention_scaling, start))  # fp32 [2, 128, D / 2]
-        digest.update(tables.numpy().tobytes())
+    for kind in config.rope_kinds:
+        inv_freq, attention_scaling = rope_frequencies(config, kind)
+        for start in _ROPE_STARTS:
+            tables = torch.stack(rope_chunk(inv_freq, attention_scaling, start))  # fp32 [2, 128, D / 2]
+            digest.update(tables.numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -200,11 +200,11 @@ class ThoughtBlocks:
 def load_blocks(folder: Path, config: ThinkingConfig, decoder: Decoder) -> ThoughtBlocks:
     """Load T and C from a model folder, in the decoder's dtype and weight layout."""
     held = ThinkingTensors(read_thinking_weights(folder, config, decoder.config))
-    loader = WeightLoader(held, decoder.backend, decoder.dtype)
+    loader = WeightLoader(held, decoder.config, decoder.backend, decoder.dtype)
     blocks = []
     for name in ("t", "c"):
         norm = loader.tensor(f"{name}.layer.input_layernorm.weight")
-        layer = loader.layer(f"{name}.layer.", loader.tensor(f"{name}.norm.weight"), window=None)
+        layer = loader.layer(f"{name}.layer.", loader.tensor(f"{name}.norm.weight"))
         blocks.append(ThoughtBlock(norm, layer))
     t, c = blocks
     return ThoughtBlocks(decoder, config, t, c, loader.tensor("c.queries"), loader.tensor("c.scale"))

@@ -88,6 +88,10 @@ def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
     while_answering = fields.get("while_answering")
     if not isinstance(while_answering, bool):
         raise refuse("while_answering", while_answering, "true or false")
+    if not decoder.is_llama_like:
+        raise UnsupportedModel(
+            f"the decoder of a thinking model is a Llama, Mistral, Qwen2 or Qwen3 model; this one is {decoder.family}"
+        )
     l_in = read_int(fields, "l_in", 1, decoder.num_layers)
     return ThinkingConfig(
         chunk=read_int(fields, "chunk", 1, MAX_CHUNK),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
 from holdfast.models.checkpoint import open_checkpoint
-from holdfast.models.config import FAMILIES, DecoderConfig, parse_config
+from holdfast.models.config import DecoderConfig, parse_config
+from holdfast.models.families import FAMILIES
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.training.model import ThinkingModel, fresh_model, start_blocks_from_backbone
 from holdfast.training.settings import TrainingSettings
@@ -84,6 +85,10 @@ def _from_backbone(settings: TrainingSettings, folder: Path) -> BuiltModel:
     if not folder.is_dir() or not folder.joinpath("tokenizer.json").is_file():
         raise ConfigError(
             f"{folder} is no folder with a tokenizer.json; convert the model to safetensors first"
+        )
+    if not config.is_llama_like:
+        raise ConfigError(
+            f"{folder} is a {config.family} model; training starts from Llama, Mistral, Qwen2 or Qwen3 models"
         )
     if not config.eos_token_ids:
         raise ConfigError(f"{folder} names no eos_token_id; an answer and a thought must be able to end")

@@ -103,6 +103,7 @@ class ThoughtRunner:
         themselves; state_slots: of the states they add, -1 for none."""
         config, backend, shape = self._config, self._decoder.backend, self._decoder.layer_shape
         norm = self._decoder.layers[config.l_in - 1].next_norm
+        assert norm is not None
 
         def act(layers_done: int, residual: Tensor, x: Tensor) -> None:
             if layers_done == config.l_in:

@@ -216,7 +216,9 @@ class _AttentionBench:
             page_table=order.to(torch.int32).expand(len(spans), -1).contiguous(),
         )
         scale = self._model.head_dim**-0.5
-        return self._backend.attention(q, layer, batch, scale=scale, window=self._window)
+        return self._backend.attention(
+            q, layer, batch, scale=scale, window=self._window, soft_cap=self._model.soft_cap
+        )
 
     def _slots(self, at: Tensor, order: Tensor) -> Tensor:
         size = self._model.page_size

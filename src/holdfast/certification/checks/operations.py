@@ -23,7 +23,7 @@ from holdfast.certification.checks.probes import (
     run_full,
 )
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
+from holdfast.numerics.layer import Activation, LayerShape, LayerWeights, RopeCosSin, run_layer
 from holdfast.numerics.ops import Backend, Linear
 
 BatchOp = Callable[[Tensor], Tensor]  # [tokens, width] -> [tokens, ...]
@@ -42,6 +42,9 @@ class ModelShape:
     page_size: int
     max_context: int
     window: int | None
+    soft_cap: float | None = None
+    logits_soft_cap: float | None = None
+    activation: Activation = "silu"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from holdfast.certification.checks.operations import ModelShape, SamplerOp, TokenOp
+from holdfast.certification.checks.operations import BatchOp, ModelShape, SamplerOp, TokenOp
 from holdfast.certification.checks.order_probes import (
     MIN_COLUMNS,
     NUM_GEMM_PROBES,
@@ -54,7 +54,9 @@ def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
         like,
         qkv=next(synthetic_linears(backend, like.qkv)),
         o=backend.pack(zeros, None if like.o.bias is None else torch.zeros_like(like.o.bias)),
-        post_norm=torch.full_like(like.post_norm, 128 if dtype is torch.float16 else 1),
+        post_norm=None
+        if like.post_norm is None
+        else torch.full_like(like.post_norm, 128 if dtype is torch.float16 else 1),
         gate_up=next(synthetic_linears(backend, like.gate_up)),
         down=next(synthetic_linears(backend, like.down)),
     )
@@ -98,8 +100,17 @@ def token_ops(backend: Backend, model: ModelShape, *, is_quick: bool = False) ->
         TokenOp("rms_norm", squares, lambda x: backend.rms_norm(x, weight, _EPS)),
         TokenOp("add_rms_norm", squares, add_norm),
         TokenOp("rope", rotated, rope),
-        TokenOp("silu_mul", silu_inputs(model.intermediate, count, dtype), backend.silu_mul),
+        TokenOp(*_activation_op(backend, model, count, dtype)),
     ]
+
+
+def _activation_op(
+    backend: Backend, model: ModelShape, count: int, dtype: torch.dtype
+) -> tuple[str, Tensor, BatchOp]:
+    inputs = silu_inputs(model.intermediate, count, dtype)
+    if model.activation == "gelu_tanh":
+        return "gelu_mul", inputs, backend.gelu_mul
+    return "silu_mul", inputs, backend.silu_mul
 
 
 def sampler_ops(backend: Backend, vocab: int, *, is_quick: bool = False) -> list[SamplerOp]:

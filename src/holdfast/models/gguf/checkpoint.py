@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, require_tensors
-from holdfast.models.gguf.names import architecture, gguf_config, gguf_name
+from holdfast.models.gguf.names import PERMUTED, architecture, gguf_config, gguf_name
 from holdfast.models.gguf.reader import GgufFile
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class GgufCheckpoint:
         self.path = path
         self.file = GgufFile(path)
         self.config = gguf_config(self.file)
-        self._is_permuted = architecture(self.file) == "llama"
+        self._is_permuted = architecture(self.file) in PERMUTED
         self._shapes = expected_tensors(self.config)
         require_tensors(self._shapes, self._find_shape, path.name)
 
@@ -39,23 +39,26 @@ class GgufCheckpoint:
 
         from holdfast.models.gguf.dequantize import dequantize
 
-        shape, stored = self._shapes[name], self.file.tensors[gguf_name(name)].stored
+        shape, stored = self._shapes[name], self.file.tensors[self._stored_name(name)].stored
         return dequantize(torch.from_numpy(self._bytes(name)), stored, dtype).view(shape)
 
     def raw(self, name: str) -> RawTensor:
         """The tensor's bytes: in the mapped file, or a copy if the rows were permuted."""
-        return RawTensor(self.file.tensors[gguf_name(name)].stored.name, self._bytes(name).data)
+        return RawTensor(self.file.tensors[self._stored_name(name)].stored.name, self._bytes(name).data)
 
     def _bytes(self, name: str) -> NDArray[np.uint8]:
-        stored_name = gguf_name(name)
+        stored_name = self._stored_name(name)
         return self._restore_rows(stored_name, self.file.raw(stored_name))
 
+    def _stored_name(self, name: str) -> str:
+        return gguf_name(name, self.config.block)
+
     def _find_shape(self, name: str) -> Shape | None:
-        tensor = self.file.tensors.get(gguf_name(name))
+        tensor = self.file.tensors.get(self._stored_name(name))
         return None if tensor is None else tensor.shape
 
     def _restore_rows(self, stored_name: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Undo the permutation of llama files, on the stored bytes: they interleave the halves of
+        """Undo the permutation of llama files and their like, on the stored bytes: they interleave the halves of
         each query and key head.
 
         file            a0 b0 a1 b1 ... Hugging Face    a0 a1 ... b0 b1 ...

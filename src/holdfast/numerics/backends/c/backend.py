@@ -132,7 +132,12 @@ class CBackend:
         self._kernels.add_rms_norm(
             *(out.data_ptr(), residual.data_ptr(), delta.data_ptr()),
             *(self._norm_address(delta_norm, width), self._norm_address(weight, width)),
-            *(rows, width, self._code, self._norm_code(weight if delta_norm is None else delta_norm, centered)),
+            *(
+                rows,
+                width,
+                self._code,
+                self._norm_code(weight if delta_norm is None else delta_norm, centered),
+            ),
             *(centered, self._num_threads, eps, delta_scale),
         )
         return out
@@ -279,7 +284,14 @@ class CBackend:
         """The dtype of all norms of a layer, whether they are centered, and whether those of q and k
         are over whole rows."""
         q_norm, k_norm = weights.q_norm, weights.k_norm
-        norms = (weights.attention_norm, weights.mlp_norm, weights.post_norm, weights.next_norm, q_norm, k_norm)
+        norms = (
+            weights.attention_norm,
+            weights.mlp_norm,
+            weights.post_norm,
+            weights.next_norm,
+            q_norm,
+            k_norm,
+        )
         codes = {self._norm_code(norm, shape.centered_norm) for norm in norms if norm is not None}
         assert len(codes) <= 1, "the norms of a layer have one dtype"
         is_whole = q_norm is not None and q_norm.numel() != shape.head_dim

@@ -104,8 +104,7 @@ def attention(
     log2_scale = scale * _LOG2E if soft_cap is None else scale / soft_cap
     common = (batch.page_table, log2_scale, (soft_cap or 0.0) * _LOG2E, window or 0, *strides)
     if len(tall) and (
-        soft_cap is not None
-        or not _attend_on_hopper(out, q, layer, batch, tall, scale=scale, window=window)
+        soft_cap is not None or not _attend_on_hopper(out, q, layer, batch, tall, scale=scale, window=window)
     ):
         _attention_tall[(len(tall), kv_heads)](
             *(out, q, keys, values, batch.positions, tall), *common, **shape, BLOCK_M=_TALL_TILE,

@@ -214,9 +214,7 @@ class TritonBackend:
         if norms is not None and (norms[0].numel() != shape.head_dim or shape.centered_norm):
             return write_kv(self, x, weights, shape, kv, batch, rope, canonical=canonical)
         qkv = self._gemm(x, weights.qkv, canonical)
-        return rope_store.rope_store(
-            qkv, weights.qkv.bias, norms, shape, rope.cos, rope.sin, kv, batch.slots
-        )
+        return rope_store.rope_store(qkv, weights.qkv.bias, norms, shape, rope.cos, rope.sin, kv, batch.slots)
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return elementwise.embed(table, token_ids)

@@ -49,10 +49,7 @@ def _silu_mul(
 @triton.jit
 def activated_times(gate, up, GELU: tl.constexpr):
     """rounded(activation(gate)) * up, in their dtype."""
-    if GELU:
-        return _gelu_times(gate, up)
-    else:
-        return silu_times(gate, up)
+    return _gelu_times(gate, up) if GELU else silu_times(gate, up)
 
 
 @triton.jit

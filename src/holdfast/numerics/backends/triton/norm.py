@@ -168,9 +168,9 @@ def _add_rms_norm(
     high = tl.load(residual + offset + HALF + column, mask=in_high, other=0.0)
     dtype: tl.constexpr = residual.dtype.element_ty
     low_delta = load_sum(data, bias, row, column, in_low, split_rows, WIDTH, SPLIT_K, HAS_BIAS).to(dtype)
-    high_delta = load_sum(
-        data, bias, row, HALF + column, in_high, split_rows, WIDTH, SPLIT_K, HAS_BIAS
-    ).to(dtype)
+    high_delta = load_sum(data, bias, row, HALF + column, in_high, split_rows, WIDTH, SPLIT_K, HAS_BIAS).to(
+        dtype
+    )
     if DELTA_NORMED:
         low_delta, high_delta = _norm_halves(
             low_delta.to(tl.float32), high_delta.to(tl.float32), delta_norm, eps, column, in_low, in_high,

@@ -1,0 +1,335 @@
+"""The families of decoders: what each adds to the fields that all share.
+
+A family is its architecture's name, the defaults of fields that a configuration leaves out, and a
+function from the configuration to the fields of `DecoderConfig` in which it differs from Llama.
+docs/adding-a-family.md says how to add one.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.models.fields import Fields, read_bool, read_float, read_int, refuse
+from holdfast.models.rope import MAX_CONTEXT
+
+FamilyName = Literal[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "granite",
+    "smollm3",
+    "phi3",
+    "olmo2",
+    "gemma2",
+    "gemma3_text",
+    "cohere2",
+]
+Traits = dict[str, Any]  # fields of DecoderConfig
+Windows = tuple[int | None, ...]
+
+_MAX_SCALE = 1e6
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+def _unchanged(fields: Fields) -> Fields:
+    return fields
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family. traits(fields, number of layers) gives what differs from Llama; rewrite brings
+    other spellings of a configuration into one form. rope_theta: the default, wherever a
+    configuration has it."""
+
+    architecture: str
+    defaults: Mapping[str, object]
+    traits: Callable[[Fields, int], Traits]
+    rewrite: Callable[[Fields], Fields] = _unchanged
+    rope_theta: float = 10000.0
+
+
+def _llama(fields: Fields, num_layers: int) -> Traits:
+    return _biases(fields, "qkv", "o") | {"mlp_bias": read_bool(fields, "mlp_bias", False)}
+
+
+def _mistral(fields: Fields, num_layers: int) -> Traits:
+    if read_bool(fields, "attention_bias", False):
+        raise refuse("attention_bias", True, "false: Mistral's attention has no biases")
+    window = _optional_window(fields)
+    windows = _windows(fields, num_layers, window, lambda layer: True)
+    if set(windows) != {window}:
+        types = fields.get("layer_types")
+        raise refuse("layer_types", types, "the same attention in every layer of a Mistral model")
+    return {"layer_windows": windows}
+
+
+def _qwen2(fields: Fields, num_layers: int) -> Traits:
+    first = read_int(fields, "max_window_layers", 0, 1 << 20, 28)
+    window = _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None
+    windows = _windows(fields, num_layers, window, lambda layer: layer >= first)
+    return {"qkv_bias": True, "layer_windows": windows}
+
+
+def _qwen3(fields: Fields, num_layers: int) -> Traits:
+    windows = _qwen2(fields, num_layers)["layer_windows"]
+    return _biases(fields, "qkv", "o") | {"qk_norm": True, "layer_windows": windows}
+
+
+def _granite(fields: Fields, num_layers: int) -> Traits:
+    return _llama(fields, num_layers) | {
+        "embedding_scale": _scale(fields, "embedding_multiplier"),
+        "attention_scale": _scale(fields, "attention_multiplier"),
+        "residual_scale": _scale(fields, "residual_multiplier"),
+        "logits_scale": 1.0 / _scale(fields, "logits_scaling"),
+    }
+
+
+def _smollm3(fields: Fields, num_layers: int) -> Traits:
+    interval = read_int(fields, "no_rope_layer_interval", 1, 1 << 20, 4)
+    rotated = fields.get("no_rope_layers")  # despite its name: 1 for a layer with rope
+    if rotated is None:
+        rotated = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    if not isinstance(rotated, list) or len(rotated) != num_layers or not {0, 1}.issuperset(rotated):
+        raise refuse("no_rope_layers", rotated, f"a list of {num_layers} zeros and ones")
+    has_rope: Sequence[int] = rotated
+    window = _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None
+    return _llama(fields, num_layers) | {
+        "layer_ropes": tuple("global" if each else "none" for each in has_rope),
+        "layer_windows": _windows(fields, num_layers, window, lambda layer: not has_rope[layer]),
+    }
+
+
+def _phi3(fields: Fields, num_layers: int) -> Traits:
+    return {
+        "fused_projections": True,
+        "layer_windows": _windows(fields, num_layers, _optional_window(fields), lambda layer: True),
+    }
+
+
+def _olmo2(fields: Fields, num_layers: int) -> Traits:
+    own = {"norm": "rms_fp32", "block": "post", "qk_norm": True, "whole_qk_norm": True}
+    return _biases(fields, "qkv", "o") | own
+
+
+def _gemma2(fields: Fields, num_layers: int) -> Traits:
+    if read_bool(fields, "use_bidirectional_attention", False):
+        raise refuse("use_bidirectional_attention", True, "false: a decoder sees no later tokens")
+    pattern = read_int(fields, "sliding_window_pattern", 1, 1 << 20)
+    window = read_int(fields, "sliding_window", 1, MAX_CONTEXT)
+    hidden_size = read_int(fields, "hidden_size", 1, 1 << 17)
+    return _biases(fields, "qkv", "o") | {
+        "norm": "rms_fp32",
+        "norm_offset": 1.0,
+        "block": "sandwich",
+        "embedding_scale": math.sqrt(hidden_size),
+        "attention_scale": read_float(fields, "query_pre_attn_scalar", 0.0, _MAX_SCALE) ** -0.5,
+        "attention_soft_cap": _soft_cap(fields, "attn_logit_softcapping"),
+        "logits_soft_cap": _soft_cap(fields, "final_logit_softcapping"),
+        "layer_windows": _windows(fields, num_layers, window, lambda layer: (layer + 1) % pattern != 0),
+    }
+
+
+def _gemma3(fields: Fields, num_layers: int) -> Traits:
+    traits = _gemma2(fields, num_layers)
+    windows: Windows = traits["layer_windows"]
+    return traits | {
+        "qk_norm": True,
+        "local_rope_theta": read_float(fields, "rope_local_base_freq", 1.0, 1e15),
+        "layer_ropes": tuple("global" if window is None else "local" for window in windows),
+    }
+
+
+def _cohere2(fields: Fields, num_layers: int) -> Traits:
+    if read_bool(fields, "use_qk_norm", False):
+        raise refuse("use_qk_norm", True, "false: Cohere2 has no norms of q and k")
+    pattern = read_int(fields, "sliding_window_pattern", 1, 1 << 20)
+    window = read_int(fields, "sliding_window", 1, MAX_CONTEXT)
+    windows = _windows(fields, num_layers, window, lambda layer: (layer + 1) % pattern != 0)
+    return _biases(fields, "qkv", "o") | {
+        "norm": "layer",
+        "block": "parallel",
+        "interleaved_rope": True,
+        "layer_windows": windows,
+        "layer_ropes": tuple("none" if each is None else "global" for each in windows),
+        "logits_scale": _scale(fields, "logit_scale"),
+    }
+
+
+def _gemma_fields(fields: Fields) -> Fields:
+    """`hidden_activation` is Gemma's name; `hidden_act` may hold an older value."""
+    activation = fields.get("hidden_activation") or fields.get("hidden_act") or "gelu_pytorch_tanh"
+    return {**fields, "hidden_act": activation}
+
+
+def _gemma3_fields(fields: Fields) -> Fields:
+    """Rope of both kinds of layers: `rope_theta` and `rope_local_base_freq` (transformers 4), or two
+    sections of `rope_parameters` (transformers 5)."""
+    fields = _gemma_fields(fields)
+    rope = fields.get("rope_parameters")
+    if not isinstance(rope, Mapping) or not (_SLIDING in rope or _FULL in rope):
+        return fields
+    local, whole = ({} if rope.get(kind) is None else rope[kind] for kind in (_SLIDING, _FULL))
+    if not isinstance(local, Mapping) or not isinstance(whole, Mapping):
+        raise refuse("rope_parameters", rope, f"an object for {_SLIDING} and one for {_FULL}")
+    if local.get("rope_type", "default") != "default":
+        raise refuse("rope_type", local["rope_type"], "default in layers with a sliding window")
+    plain = {key: value for key, value in fields.items() if key not in ("rope_parameters", "rope_scaling")}
+    if local.get("rope_theta") is not None:
+        plain["rope_local_base_freq"] = local["rope_theta"]
+    if whole.get("rope_theta") is not None:
+        plain["rope_theta"] = whole["rope_theta"]
+    return {**plain, "rope_parameters": dict(whole)}
+
+
+def _cohere_fields(fields: Fields) -> Fields:
+    return {**fields, "rms_norm_eps": fields["layer_norm_eps"]}
+
+
+def text_fields(fields: Fields) -> Fields:
+    """The configuration of the language model in that of a model with images (`text_config`)."""
+    if fields.get("model_type") != "gemma3":
+        return fields
+    text = fields.get("text_config")
+    if not isinstance(text, Mapping):
+        raise refuse("text_config", text, "an object: the configuration of the language model")
+    outer = {key: value for key, value in fields.items() if key not in ("text_config", "vision_config")}
+    return {**outer, **text, "model_type": "gemma3_text", "architectures": None}
+
+
+def _biases(fields: Fields, *projections: str) -> Traits:
+    """`attention_bias` means the biases of these projections."""
+    has_bias = read_bool(fields, "attention_bias", False)
+    return {f"{projection}_bias": has_bias for projection in projections}
+
+
+def _scale(fields: Fields, key: str) -> float:
+    return read_float(fields, key, 0.0, _MAX_SCALE, 1.0)
+
+
+def _soft_cap(fields: Fields, key: str) -> float | None:
+    return None if fields.get(key) is None else read_float(fields, key, 0.0, _MAX_SCALE)
+
+
+def _optional_window(fields: Fields) -> int | None:
+    if fields.get("sliding_window", 4096) is None:
+        return None
+    return read_int(fields, "sliding_window", 1, MAX_CONTEXT, 4096)
+
+
+def _windows(
+    fields: Fields, num_layers: int, window: int | None, is_windowed: Callable[[int], bool]
+) -> Windows:
+    """The window of each layer: as `layer_types` says, without it by the family's rule."""
+    types = fields.get("layer_types")
+    if types is None:
+        return tuple(window if is_windowed(layer) else None for layer in range(num_layers))
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise refuse("layer_types", types, f"a list of {num_layers} names")
+    for each in types:
+        if each not in (_FULL, _SLIDING) or (each == _SLIDING and window is None):
+            raise refuse("layer_types", each, f"{_FULL}, or {_SLIDING} with a sliding_window")
+    return tuple(window if each == _SLIDING else None for each in types)
+
+
+_GEMMA: dict[str, object] = {
+    "vocab_size": 256000,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+}
+FAMILIES: Mapping[FamilyName, Family] = {
+    "llama": Family(
+        "LlamaForCausalLM", {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2}, _llama
+    ),
+    "mistral": Family(
+        "MistralForCausalLM",
+        {"num_key_value_heads": 8, "max_position_embeddings": 131072, "bos_token_id": 1, "eos_token_id": 2},
+        _mistral,
+    ),
+    "qwen2": Family(
+        "Qwen2ForCausalLM", {"num_key_value_heads": 32, "max_position_embeddings": 32768}, _qwen2
+    ),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768},
+        _qwen3,
+    ),
+    "granite": Family(
+        "GraniteForCausalLM",
+        {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
+        _granite,
+    ),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        {
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "bos_token_id": 128000,
+            "eos_token_id": 128001,
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+        },
+        _smollm3,
+        rope_theta=2000000.0,
+    ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        {
+            "max_position_embeddings": 4096,
+            "bos_token_id": 1,
+            "eos_token_id": 32000,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 1.0,
+            "sliding_window": None,
+        },
+        _phi3,
+    ),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        {"max_position_embeddings": 2048, "eos_token_id": 50279, "rms_norm_eps": 1e-5},
+        _olmo2,
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        _gemma2,
+        _gemma_fields,
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        _GEMMA
+        | {
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+            "rope_local_base_freq": 10000.0,
+            "sliding_window_pattern": 6,
+        },
+        _gemma3,
+        _gemma3_fields,
+        rope_theta=1000000.0,
+    ),
+    "cohere2": Family(
+        "Cohere2ForCausalLM",
+        {
+            "max_position_embeddings": 8192,
+            "bos_token_id": 5,
+            "eos_token_id": 255001,
+            "tie_word_embeddings": True,
+            "logit_scale": 0.0625,
+            "layer_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        _cohere2,
+        _cohere_fields,
+    ),
+}
