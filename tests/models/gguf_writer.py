@@ -1,12 +1,14 @@
 """Writes a transformers model as the GGUF file llama.cpp's converter would: `write_gguf(path,
 model, quant)`.
 
-Query and key rows of llama models are interleaved. One-dimensional tensors stay F32, and so do rows
+Query and key rows of llama models and their like are interleaved, norms of Gemma models have 1 added.
+One-dimensional tensors stay F32, and so do rows
 that are not a multiple of the format's block. Holdfast and transformers'
 `from_pretrained(gguf_file=...)` read it. transformers ignores rope scaling and `head_dim` there:
 give qwen3 models heads of 128 to compare with it.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ def write_gguf(
     """`metadata`: further keys (tokenizer.ggml...); `tensors`: further F32 tensors
     (rope_freqs.weight)."""
     config = model.config
-    arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
+    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     _add_sizes(writer, config, arch)
     for key, value in (metadata or {}).items():
@@ -38,7 +40,9 @@ def write_gguf(
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.detach().float().numpy()
-        if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
+        if arch in ("llama", "granite", "smollm3") and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             values = interleave(values, heads)
         _add_tensor(writer, names.get_name(name, try_suffixes=(".weight", ".bias")), values, quant)
@@ -66,13 +70,44 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if arch == "cohere2":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if arch != "phi3":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    if arch == "llama":
-        writer.add_rope_dimension_count(head_dim)
+    if arch in ("llama", "phi3"):
+        writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1.0)))
+    _add_family(writer, config, arch)
+
+
+def _add_family(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
+    """What the converter writes for one family only."""
+    if arch == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if arch in ("gemma2", "gemma3", "cohere2"):
+        writer.add_sliding_window(config.sliding_window)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if arch == "cohere2":
+        writer.add_logit_scale(config.logit_scale)
+    rope = config.rope_parameters
+    if arch == "phi3" and rope["rope_type"] == "longrope":
+        original = config.original_max_position_embeddings
+        factor = config.max_position_embeddings / original
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(factor) / math.log(original)))
+        for length in ("long", "short"):
+            factors = np.array(rope[f"{length}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
 
 
 def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -12,13 +13,15 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
-from holdfast.models.config import parse_config
+from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.gguf.types import STORED
 from holdfast.models.rope import FactorsRope, LinearRope, YarnRope, rope_frequencies
 from models.gguf_writer import QUANTS, write_gguf
 from models.tiny import tiny_config, tiny_model
+from support.tiny import LONG_PHI, random_model, tiny_gguf
+from support.tiny import tiny_model as tiny_folder
 
 QWEN_QUANTS = ("F32", "Q8_0", "Q6_K")
 TOKENS = {
@@ -98,6 +101,50 @@ def test_sliding_window_makes_a_mistral_config(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", model, metadata={"llama.attention.sliding_window": 64})
     config = open_checkpoint(path).config
     assert (config.family, config.layer_windows) == ("mistral", (64, 64))
+
+
+# What llama.cpp knows by the architecture's name and the file does not say.
+FAMILY_GGUFS: dict[str, dict[str, Any]] = {
+    "granite": {},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
+    "phi3": LONG_PHI,
+    "olmo2": {},
+    "gemma2": {"query_pre_attn_scalar": 24},
+    "gemma3_text": {"query_pre_attn_scalar": 24, "num_hidden_layers": 6, "layer_types": None},
+    "cohere2": {"num_hidden_layers": 4, "layer_types": None},
+}
+
+
+@pytest.mark.parametrize("family", FAMILY_GGUFS)
+def test_other_families_are_those_of_safetensors(family: str, tmp_path: Path) -> None:
+    plain = open_checkpoint(tiny_folder(tmp_path / "folder", family, **FAMILY_GGUFS[family]))
+    stored = open_checkpoint(tiny_gguf(tmp_path / "tiny.gguf", family, **FAMILY_GGUFS[family]))
+    offset = plain.config.norm_offset
+    assert stored.names() == plain.names()
+    for name in plain.names():
+        expected = plain.tensor(name) + (offset if name.endswith("norm.weight") else 0.0)
+        assert torch.equal(stored.tensor(name, torch.float32), expected), name
+    assert _rounded(stored.config) == _rounded(dataclasses.replace(plain.config, norm_offset=0.0))
+
+
+def _rounded(config: DecoderConfig) -> dict[str, Any]:
+    """Numbers as GGUF stores them, in fp32; without what the tokenizer decides."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, float):
+            return float(np.float32(value))
+        return tuple(map(rounded, value)) if isinstance(value, tuple) else value
+
+    parts = dataclasses.asdict(dataclasses.replace(config, bos_token_id=None, torch_dtype=None))
+    scaling = parts.pop("rope_scaling")
+    return {key: rounded(value) for key, value in (parts | (scaling or {})).items()}
+
+
+def test_factors_of_longrope_must_fit_the_head(tmp_path: Path) -> None:
+    model = random_model("phi3", **LONG_PHI)
+    model.config.rope_parameters["long_factor"] = [1.0] * 5
+    with pytest.raises(BadWeights, match=r"rope_factors_long\.weight is F32 \(5,\); expected"):
+        open_checkpoint(write_gguf(tmp_path / "tiny.gguf", model))
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,8 @@ def test_gelu_mul_is_near_and_rowwise(
     for i in (0, 4):
         assert torch.equal(backend.gelu_mul(gate_up[i : i + 1])[0], out[i])
     far = torch.tensor([[-1e4, -20.0, 0.0, 90.0, 1.0, 1.0, 1.0, 1.0]], dtype=dtype)
-    assert backend.gelu_mul(far)[0].tolist() == [0.0, 0.0, 0.0, 90.0]
+    capped = backend.gelu_mul(far)[0].float()
+    assert capped[:3].abs().max() < 1e-30 and capped[3] == 90.0
 
 
 def test_soft_cap_is_near_and_rowwise(backend: Backend, dtype: torch.dtype) -> None:

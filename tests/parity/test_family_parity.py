@@ -12,17 +12,8 @@ from holdfast.engine.llm import LLM
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
 from parity.compare import TOLERANCE, assert_parity, open_reference, raw_logits, reference_logits
-from support.tiny import VOCAB_SIZE, random_model, tiny_model, write_tokenizer
+from support.tiny import LONG_PHI, VOCAB_SIZE, random_model, tiny_model, write_tokenizer
 
-LONG_ROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0 + 0.1 * i for i in range(6)],
-    "long_factor": [2.0 + 0.3 * i for i in range(6)],
-    "original_max_position_embeddings": 64,
-    "partial_rotary_factor": 0.75,
-}
-LONG_PHI = {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 64}
 VARIANTS: dict[str, dict[str, Any]] = {
     "granite": {},
     "smollm3": {},

@@ -65,6 +65,17 @@ _FAMILY_SIZES: dict[str, dict[str, Any]] = {
         "logit_scale": 0.5,
     },
 }
+LONG_PHI: dict[str, Any] = {  # a phi3 model with longrope and partial rotary positions
+    "original_max_position_embeddings": 64,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + 0.125 * i for i in range(6)],
+        "long_factor": [2.0 + 0.25 * i for i in range(6)],
+        "original_max_position_embeddings": 64,
+        "partial_rotary_factor": 0.75,
+    },
+}
 _CORPUS = ("the quick brown fox jumps over the lazy dog, and then the dog sleeps", "a b c 1 2 3\n\n")
 
 

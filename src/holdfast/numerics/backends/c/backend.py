@@ -148,9 +148,10 @@ class CBackend:
 
     def _norm_code(self, weight: Tensor | None, centered: bool) -> int:
         """The code of the weights' dtype: the backend's or fp32."""
-        dtype = self.dtype if weight is None else weight.dtype
-        assert dtype is torch.float32 or (dtype is self.dtype and not centered)
-        return _CODES[dtype]
+        if weight is None:
+            return self._code
+        assert weight.dtype is torch.float32 or (weight.dtype is self.dtype and not centered)
+        return _CODES[weight.dtype]
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         rows, heads, width = q.shape
