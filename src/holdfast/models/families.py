@@ -136,6 +136,7 @@ def _gemma3(fields: Fields, num_layers: int) -> Traits:
     windows: Windows = traits["layer_windows"]
     return traits | {
         "qk_norm": True,
+        "attention_soft_cap": None,  # the reference implementation reads it and has none
         "local_rope_theta": read_float(fields, "rope_local_base_freq", 1.0, 1e15),
         "layer_ropes": tuple("global" if window is None else "local" for window in windows),
     }
