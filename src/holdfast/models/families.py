@@ -91,7 +91,7 @@ def _smollm3(fields: Fields, num_layers: int) -> Traits:
     rotated = fields.get("no_rope_layers")  # despite its name: 1 for a layer with rope
     if rotated is None:
         rotated = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
-    if not isinstance(rotated, list) or len(rotated) != num_layers or not {0, 1}.issuperset(rotated):
+    if not isinstance(rotated, list) or len(rotated) != num_layers or any(x not in (0, 1) for x in rotated):
         raise refuse("no_rope_layers", rotated, f"a list of {num_layers} zeros and ones")
     has_rope: Sequence[int] = rotated
     window = _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None

@@ -21,6 +21,7 @@ from holdfast.engine.engine import Engine
 from holdfast.models.checkpoint import RawTensor
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.families import FAMILIES, FamilyName
 from holdfast.numerics.cache_dir import cache_dir
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.text.tokenizer import byte_tokenizer
@@ -107,7 +108,40 @@ HOSTILE_WEIGHTS: dict[str, Edit] = {
     "huge weights": huge,
 }
 
+_TWO_KINDS = ["sliding_attention", "full_attention"]
+OTHER_FAMILIES: dict[FamilyName, dict[str, Any]] = {
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 2.5,
+    },
+    "smollm3": {"no_rope_layer_interval": 2},
+    "phi3": {
+        "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0 + 0.1 * i for i in range(6)],
+            "long_factor": [2.0 + 0.3 * i for i in range(6)],
+        },
+    },
+    "olmo2": {},
+    "gemma2": {
+        "head_dim": 32,
+        "sliding_window": 17,
+        "query_pre_attn_scalar": 40,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 6.0,
+    },
+    "gemma3_text": {"head_dim": 32, "sliding_window": 17, "layer_types": _TWO_KINDS},
+    "cohere2": {"sliding_window": 17, "layer_types": _TWO_KINDS, "logit_scale": 0.5},
+}
 HOSTILE_SHAPES: dict[str, dict[str, Any]] = {
+    **{
+        name: {"architectures": [FAMILIES[name].architecture], "model_type": name, **fields}
+        for name, fields in OTHER_FAMILIES.items()
+    },
     "sliding window": {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",

