@@ -109,9 +109,9 @@ FAMILY_GGUFS: dict[str, dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
     "phi3": LONG_PHI,
     "olmo2": {},
-    "gemma2": {"query_pre_attn_scalar": 24},
+    "gemma2": {"query_pre_attn_scalar": 24, "tie_word_embeddings": True},
     "gemma3_text": {"query_pre_attn_scalar": 24, "num_hidden_layers": 6, "layer_types": None},
-    "cohere2": {"num_hidden_layers": 4, "layer_types": None},
+    "cohere2": {"num_hidden_layers": 4, "layer_types": None, "tie_word_embeddings": True},
 }
 
 

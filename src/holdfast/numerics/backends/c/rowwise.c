@@ -29,18 +29,17 @@ INLINE void norm_row(void *out, const void *x, const void *weight, int64_t D, fl
 /* The same with fp32 weights, rounded once. is_centered: the mean is subtracted first, as in a layer
  * norm without bias. out may be x. */
 INLINE void norm_row_fp32(void *out, const void *x, const float *weight, int64_t D, float eps, const int is_centered, const int dt) {
-    vf sum = splat(0.0f), mean = splat(0.0f);
+    vf total = splat(0.0f), squares = splat(0.0f), mean = splat(0.0f);
     if (is_centered) {
-        FOR_EACH_VECTOR(D, sum = sum + load_partial(at(x, i, dt), n, dt);)
-        mean = splat(reduce_sum(sum) / (float)D);
-        sum = splat(0.0f);
+        FOR_EACH_VECTOR(D, total = total + load_partial(at(x, i, dt), n, dt);)
+        mean = splat(reduce_sum(total) / (float)D);
     }
     FOR_EACH_VECTOR(D, {
         vf v = load_partial(at(x, i, dt), n, dt) - mean;
         if (n < VL) v = first_lanes(v, n); /* the others are -mean */
-        sum = fma_v(v, v, sum);
+        squares = fma_v(v, v, squares);
     })
-    const vf inverse = splat(1.0f / sqrtf(reduce_sum(sum) / (float)D + eps));
+    const vf inverse = splat(1.0f / sqrtf(reduce_sum(squares) / (float)D + eps));
     FOR_EACH_VECTOR(D, {
         const vf v = (load_partial(at(x, i, dt), n, dt) - mean) * inverse;
         store_partial(at_mut(out, i, dt), v * load_partial(weight + i, n, F32), n, dt);
