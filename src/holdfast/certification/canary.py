@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.certification.checks.synthetic import norm_dtype
 from holdfast.models.config import DecoderConfig
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.backends.torch.sampling import SPLITMIX_GAMMA, mix64
@@ -174,11 +175,13 @@ class _Bench:
         return self._backend.logits(x, linear, canonical=True)
 
     def _norm_weight(self) -> Tensor:
-        return self._take(self._model.hidden_size, self._dtype, 4)
+        dtype = norm_dtype(self._model.norm, self._dtype)
+        return self._take(self._model.hidden_size, dtype, 4)
 
     def _rms_norm(self) -> Tensor:
         model, rows = self._model, self._num_rows
-        plain = self._backend.rms_norm(self._rows(rows, model.hidden_size), self._norm_weight(), 1e-5)
+        inputs, weight = self._rows(rows, model.hidden_size), self._norm_weight()
+        plain = self._backend.rms_norm(inputs, weight, 1e-5, centered=model.norm == "layer")
         heads = self._rows(rows, model.num_kv_heads, model.head_dim)
         of_heads = self._backend.rms_norm(heads, self._take(model.head_dim, self._dtype, 5), 1e-5)
         return torch.cat([plain, of_heads.flatten(1)], 1)
@@ -186,9 +189,9 @@ class _Bench:
     def _add_rms_norm(self) -> Tensor:
         hidden = self._model.hidden_size
         residual = self._rows(self._num_rows, hidden, part=6)
-        normed = self._backend.add_rms_norm(
-            residual, self._rows(self._num_rows, hidden), self._norm_weight(), 1e-5
-        )
+        delta, weight = self._rows(self._num_rows, hidden), self._norm_weight()
+        centered = self._model.norm == "layer"
+        normed = self._backend.add_rms_norm(residual, delta, weight, 1e-5, centered=centered)
         return torch.cat([residual, normed], 1)
 
     def _rope(self) -> Tensor:

@@ -336,8 +336,8 @@ def _model_shape(decoder: Decoder, max_len: int) -> ModelShape:
         max_context=max_len,
         window=next((window for window in model.layer_windows if window is not None), None),
         soft_cap=model.attention_soft_cap,
-        logits_soft_cap=model.logits_soft_cap,
         activation=model.activation,
+        norm=model.norm,
     )
 
 

@@ -16,12 +16,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from holdfast.certification.checks.synthetic import norm_dtype
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.layer import RopeCosSin, write_kv
+from holdfast.numerics.layer import RopeCosSin, activate, write_kv
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.numerics.select_backend import open_backend
@@ -110,11 +111,16 @@ def _token_calls(decoder: Decoder) -> Iterator[Call]:
     hidden, q = empty(rows, model.hidden_size), empty(rows, model.num_heads, model.head_dim)
     k = empty(rows, model.num_kv_heads, model.head_dim)
     layer = backend.new_kv_layer(2, model.num_kv_heads, model.head_dim)
-    yield partial(backend.rms_norm, hidden, empty(model.hidden_size), _EPS)
+    norm = empty(model.hidden_size).to(norm_dtype(model.norm, decoder.dtype))
+    centered = model.norm == "layer"
+    yield partial(backend.rms_norm, hidden, norm, _EPS, centered=centered)
     yield partial(backend.rms_norm, k, empty(model.head_dim), _EPS)
-    yield partial(backend.add_rms_norm, hidden, hidden, empty(model.hidden_size), _EPS)
+    yield partial(backend.add_rms_norm, hidden, hidden, norm, _EPS, centered=centered)
     yield partial(backend.rope, q, k, *_rope(decoder, rows))
-    yield partial(backend.silu_mul, empty(rows, 2 * model.intermediate_size))
+    yield partial(activate, backend, empty(rows, 2 * model.intermediate_size), decoder.layer_shape)
+    if model.logits_soft_cap is not None:
+        logits = torch.empty((rows, model.vocab_size), dtype=torch.float32, device=META)
+        yield partial(backend.soft_cap, logits, model.logits_soft_cap)
     yield partial(backend.store_kv, k, k, layer, torch.empty(rows, dtype=torch.int64, device=META))
     yield partial(_attend, decoder, q, _batch(rows, 0, 8))
 
@@ -165,7 +171,9 @@ def _run_pass(decoder: Decoder, batch: ForwardBatch, *, canonical: bool) -> None
     batch = backend.prepare(batch, model.num_heads, model.num_kv_heads)
     rope = RopeCosSin(*_rope(decoder, batch.num_tokens))
     residual = decoder.embed(batch.token_ids)
-    x = backend.rms_norm(residual, decoder.layers[0].post_norm, shape.eps)
+    x = residual.clone()
+    if decoder.first_norm is not None:
+        x = backend.rms_norm(residual, decoder.first_norm, shape.eps, centered=shape.centered_norm)
     for weights in decoder.layers:
         backend.layer(residual, x, weights, shape, kv, batch, rope, canonical=canonical)
     if batch.num_tokens >= _LARGE_PASS:
@@ -176,4 +184,5 @@ def _attend(decoder: Decoder, q: Tensor, batch: ForwardBatch) -> None:
     backend, model = decoder.backend, decoder.config
     layer = backend.new_kv_layer(2, model.num_kv_heads, model.head_dim)
     for window in dict.fromkeys(model.layer_windows):
-        backend.attention(q, layer, batch, scale=decoder.layer_shape.scale, window=window)
+        shape = decoder.layer_shape
+        backend.attention(q, layer, batch, scale=shape.scale, window=window, soft_cap=shape.soft_cap)

@@ -191,6 +191,11 @@ class Decoder:
         return logits
 
     @property
+    def first_norm(self) -> Tensor | None:
+        """The norm before the first layer."""
+        return self._first_norm
+
+    @property
     def layers(self) -> tuple[LayerWeights, ...]:
         return self._layers
 

@@ -22,6 +22,7 @@ from holdfast.certification.checks.probes import (
     rows_at,
     run_full,
 )
+from holdfast.models.config import Norm
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.layer import Activation, LayerShape, LayerWeights, RopeCosSin, run_layer
 from holdfast.numerics.ops import Backend, Linear
@@ -43,8 +44,8 @@ class ModelShape:
     max_context: int
     window: int | None
     soft_cap: float | None = None
-    logits_soft_cap: float | None = None
     activation: Activation = "silu"
+    norm: Norm = "rms"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from holdfast.certification.checks.order_probes import (
     silu_inputs,
     top_p_inputs,
 )
+from holdfast.models.config import Norm
 from holdfast.numerics.batch_sizes import is_interpreted
 from holdfast.numerics.layer import LayerWeights
 from holdfast.numerics.ops import Backend, Linear
@@ -33,6 +34,11 @@ _NUM_FEW_PROBES, _FEW_TOKENS = 2048, 8
 _EPS = 1e-5
 _EDGE_DRAWS, _EDGE_DRAWS_ON_GPU = 8192, 1 << 17
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
+
+
+def norm_dtype(norm: Norm, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the weights of such norms in a model of this dtype."""
+    return dtype if norm == "rms" else torch.float32
 
 
 def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:
@@ -69,7 +75,10 @@ def token_ops(backend: Backend, model: ModelShape, *, is_quick: bool = False) ->
     is_quick = is_quick or is_interpreted(backend)
     count = NUM_GEMM_PROBES if is_quick else NUM_TOKEN_PROBES
     generator = torch.Generator().manual_seed(1)
-    weight = torch.rand(hidden, generator=generator).add(0.5).to(dtype).to(backend.device)
+    weight = (
+        torch.rand(hidden, generator=generator).add(0.5).to(norm_dtype(model.norm, dtype)).to(backend.device)
+    )
+    centered = model.norm == "layer"
     angles = torch.rand(dim // 2, generator=generator) * 6
     rotations = [table.to(backend.device) for table in (angles.cos(), angles.sin())]
 
@@ -78,7 +87,8 @@ def token_ops(backend: Backend, model: ModelShape, *, is_quick: bool = False) ->
         found: list[Tensor] = []
         for first in (0.5, 0.6):
             residual = x * first
-            found += [residual, backend.add_rms_norm(residual, x * (1 - first), weight, _EPS)]
+            delta = x * (1 - first)
+            found += [residual, backend.add_rms_norm(residual, delta, weight, _EPS, centered=centered)]
         return torch.cat(found, 1)
 
     def rope(x: Tensor) -> Tensor:
@@ -97,7 +107,7 @@ def token_ops(backend: Backend, model: ModelShape, *, is_quick: bool = False) ->
         squares = torch.cat((norm_inputs(hidden, 4 * count, dtype), edges))
     rotated = rope_inputs(heads, angles.cos(), angles.sin(), count, dtype)
     return [
-        TokenOp("rms_norm", squares, lambda x: backend.rms_norm(x, weight, _EPS)),
+        TokenOp("rms_norm", squares, lambda x: backend.rms_norm(x, weight, _EPS, centered=centered)),
         TokenOp("add_rms_norm", squares, add_norm),
         TokenOp("rope", rotated, rope),
         TokenOp(*_activation_op(backend, model, count, dtype)),
