@@ -93,15 +93,8 @@ def assert_parity(
     The torch backend's answers are verified: its certificate would take longer than everything else.
     """
     pass_rows, certification = (64, "startup") if kernels == "c" else (32, "background")
-    llm = LLM(
-        str(path),
-        dtype="fp32",
-        kernels=kernels,
-        max_pass_tokens=pass_rows,
-        max_num_seqs=8,
-        certification=certification,
-        **limits,
-    )
+    limits = {"max_pass_tokens": pass_rows, "certification": certification} | limits
+    llm = LLM(str(path), dtype="fp32", kernels=kernels, max_num_seqs=8, **limits)
     greedy = [
         SamplingParams(
             max_tokens=max_tokens, temperature=0, ignore_eos=True, logprobs=5, deterministic=deterministic

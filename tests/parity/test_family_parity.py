@@ -58,7 +58,8 @@ def prompts(*lengths: int) -> list[list[int]]:
 @pytest.mark.parametrize("family", VARIANTS)
 def test_tokens_and_logits_match_transformers(family: str, tmp_path: Path) -> None:
     folder = tiny_model(tmp_path, family, **VARIANTS[family])
-    assert_parity(folder, open_reference(folder), prompts(1, 70), "c", max_tokens=8)
+    model = open_reference(folder)
+    assert_parity(folder, model, prompts(1, 70), "c", max_tokens=8, certification="background")
 
 
 @pytest.mark.long
@@ -75,7 +76,8 @@ def test_longrope_factors_follow_max_model_len(max_len: int, length: int, tmp_pa
     """transformers chooses by the length seen, so each side is compared where it agrees."""
     folder = tiny_model(tmp_path, "phi3", **LONG_PHI)
     model = open_reference(folder)
-    assert_parity(folder, model, prompts(length), "c", max_tokens=8, max_model_len=max_len)
+    limits = {"max_model_len": max_len, "certification": "background"}
+    assert_parity(folder, model, prompts(length), "c", max_tokens=8, **limits)
 
 
 def test_longrope_bits_do_not_depend_on_the_length_seen(tmp_path: Path) -> None:
