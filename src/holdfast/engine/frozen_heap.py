@@ -34,5 +34,6 @@ def frozen_heap() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*_usual_threshold)
+        gc.collect()  # of the newer objects; otherwise one of all objects would be due at once
         gc.unfreeze()
         _frozen_here = False
