@@ -2,8 +2,8 @@
 
 The event loop runs what is ready in the order of arrival. A tenant with hundreds of requests a second
 would make the request of another wait for all of them. So only a few requests start in one pass of the
-event loop, and tenants take turns (round robin): a request waits for at most one of each other tenant.
-Until its head is read a request has no tenant; reading it costs a tenth of answering.
+event loop, and tenants take turns (round robin): once its head is read, a request waits for at most one
+of each other tenant. Before that it has no tenant: connections are accepted and read in their order.
 
 Starlette and uvicorn start every request at once.
 """
