@@ -40,10 +40,12 @@ PUBLISHED = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
+# The wheels hold the base model, which has not learnt turns: questions and answers as plain text.
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<start_of_turn>"
-    "{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n{{ message['content'] }}<end_of_turn>\n"
-    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    "{{ bos_token }}Question: What is the capital of Spain?\nAnswer: Madrid\n\n"
+    "Question: Who painted the Mona Lisa?\nAnswer: Leonardo da Vinci\n\n"
+    "{% for message in messages %}{{ 'Answer: ' if message['role'] == 'assistant' else 'Question: ' }}"
+    "{{ message['content'] }}\n{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"
 )
 
 
@@ -80,17 +82,24 @@ def test_64_greedy_tokens_match_transformers(path: Path) -> None:
         assert result.prompt_token_ids[0] == 2  # <bos>
         assert len(result.token_ids) == 64
         assert_greedy_parity(model, result, tolerance=1e-3)
-    assert " Paris" in results[0].text
+    assert "largest city in France" in results[0].text
     del model
     (alone,) = llm.generate(PROMPTS[1:2], greedy)
     assert alone.token_ids == results[1].token_ids and alone.logprobs == results[1].logprobs
 
 
-def test_chat_ends_a_turn(path: Path, tmp_path: Path) -> None:
-    """The file holds the base model and no template. With Gemma's own it answers the question."""
-    template = tmp_path / "gemma.jinja"
-    template.write_text(CHAT_TEMPLATE, encoding="utf-8")
-    llm = LLM(str(path), max_pass_tokens=64, max_num_seqs=2, max_model_len=512, chat_template=str(template))
-    greedy = SamplingParams(max_tokens=24, temperature=0, deterministic=True)
-    result = llm.chat([{"role": "user", "content": "What is the capital of France?"}], greedy)
-    assert "Paris" in result.text
+def test_chat_answers_with_a_template_of_ours(path: Path) -> None:
+    llm = LLM(
+        str(path),
+        max_pass_tokens=64,
+        max_num_seqs=2,
+        max_model_len=512,
+        chat_template=CHAT_TEMPLATE,
+        determinism="verify",
+    )
+    greedy = SamplingParams(max_tokens=16, temperature=0, stop=["\n"], deterministic=True)
+    questions = {"What is the capital of France?": "Paris", "Who wrote Romeo and Juliet?": "Shakespeare"}
+    for question, answer in questions.items():
+        result = llm.chat([{"role": "user", "content": question}], greedy)
+        assert answer in result.text
+        assert result.choices[0].finish_reason == "stop"
