@@ -126,8 +126,9 @@ def _norm_halves(
 ):  # fmt: skip
     """The norm of a row, given as its two halves in fp32, in `dtype`."""
     if CENTERED:
-        mean = _row_sum(low + high, LEVELS) * (1.0 / WIDTH)
-        low, high = tl.where(in_low, low - mean, 0.0), tl.where(in_high, high - mean, 0.0)
+        total = _row_sum(low + high, LEVELS)
+        low = tl.where(in_low, tl.fma(total, -1.0 / WIDTH, low), 0.0)
+        high = tl.where(in_high, tl.fma(total, -1.0 / WIDTH, high), 0.0)
     inverse = inverse_rms(low, high, eps, WIDTH, LEVELS)
     low_weight = tl.load(weight + column, mask=in_low, other=0.0)
     high_weight = tl.load(weight + HALF + column, mask=in_high, other=0.0)
