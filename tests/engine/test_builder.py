@@ -107,7 +107,7 @@ def test_batch_limits_default_to_the_device() -> None:
         return found.max_num_seqs, found.max_pass_tokens
 
     assert limits("cpu") == (64, 512)
-    assert limits("cuda") == (256, 8192)
+    assert limits("cuda") == (512, 8192)
     assert limits("cuda", max_num_seqs=3, max_pass_tokens=700) == (3, 700)
     assert limits("cpu", max_pass_tokens=32) == (32, 32)
     assert limits("cpu", max_num_seqs=1000) == (1000, 1000)

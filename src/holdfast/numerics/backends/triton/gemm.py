@@ -74,8 +74,10 @@ def _multiply_split_n(x: Tensor, weight: Tensor, num_first: int) -> Tensor:
 
 
 def _library_gemm(x: Tensor, weight: Tensor, split_k: int, *, out: Tensor | None = None) -> Tensor:
+    if split_k == 0 and out is not None:
+        return torch.mm(x, weight.t(), out=out)
     if split_k == 0:
-        return F.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
+        return F.linear(x, weight)
     rows, width = x.shape
     x_splits = x.view(rows, split_k, width // split_k).transpose(0, 1)  # [S, rows, K / S]
     w_splits = weight.view(-1, split_k, width // split_k).permute(1, 2, 0)  # [S, K / S, N]
