@@ -22,6 +22,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma2": {},
     "gemma3_text": {"tie_word_embeddings": True},
     "cohere2": {},
+    "mixtral": {},
+    "qwen2_moe": {},
+    "qwen3_moe": {},
+    "olmoe": {},
 }
 CORNERS: dict[str, dict[str, Any]] = {
     "granite-tied-biases": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
@@ -46,6 +50,20 @@ CORNERS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
         },
     },
+    "mixtral-one-expert-tied": {
+        "num_local_experts": 1,
+        "num_experts_per_tok": 1,
+        "tie_word_embeddings": True,
+    },
+    "mixtral-window-sharded": {"sliding_window": 17, "sharded": True},
+    "qwen2_moe-sparse-step-normalized": {
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 6,
+    },
+    "qwen3_moe-all-experts": {"num_experts_per_tok": 6, "norm_topk_prob": False, "mlp_only_layers": [0]},
+    "olmoe-normalized-tied": {"norm_topk_prob": True, "tie_word_embeddings": True},
     "cohere2-tied-biases": {"tie_word_embeddings": True, "attention_bias": True},
 }
 

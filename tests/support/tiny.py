@@ -31,6 +31,10 @@ _CLASSES = {
     "gemma2": "Gemma2",
     "gemma3_text": "Gemma3",
     "cohere2": "Cohere2",
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen2Moe",
+    "qwen3_moe": "Qwen3Moe",
+    "olmoe": "Olmoe",
 }
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -46,6 +50,7 @@ _SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _GEMMA = {"head_dim": 24, "sliding_window": 20, "query_pre_attn_scalar": 40, "num_hidden_layers": 3}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 _FAMILY_SIZES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "qwen3": {"head_dim": 32},
@@ -64,6 +69,11 @@ _FAMILY_SIZES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "logit_scale": 0.5,
     },
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": _EXPERTS
+    | {"num_hidden_layers": 3, "mlp_only_layers": [1], "shared_expert_intermediate_size": 40},
+    "qwen3_moe": _EXPERTS | {"head_dim": 32, "norm_topk_prob": True},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 3},
 }
 LONG_PHI: dict[str, Any] = {  # a phi3 model with longrope and partial rotary positions
     "original_max_position_embeddings": 64,

@@ -204,7 +204,7 @@ class _Bench:
         return torch.cat([q.flatten(1), k.flatten(1)], 1)
 
     def _activations(self) -> Iterator[tuple[str, Tensor]]:
-        rows = self._rows(self._num_rows, 2 * self._model.intermediate_size)
+        rows = self._rows(self._num_rows, 2 * self._model.activation_size)
         if self._model.activation == "gelu_tanh":
             yield "gelu_mul", self._backend.gelu_mul(rows)
         else:

@@ -185,20 +185,32 @@ def _gemm_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
     backend = decoder.backend
     sizes = sizes_to_certify(backend, max_pass_tokens)
     few, sampled = _few_sizes(backend, sizes), _sampled_layers(decoder)
+    last_expert = decoder.config.num_experts - 1
+    sampled_experts = {None, 0, last_expert // 2, last_expert}
     for product in _distinct_shapes(decoder):
         yield partial(_check_synthetic, backend, product, sizes)
     for product in decoder.linears():
         case = GemmCase(product.name, product.linear, is_head=product.is_head)
         if product.is_head:
             yield partial(check_head, backend, case, (1, 2))
-        elif product.layer in sampled:
+        elif product.layer not in sampled or product.expert not in sampled_experts:
+            continue
+        elif product.is_routed:
+            yield partial(check_head, backend, case, few)
+        else:
             yield partial(check_gemm, backend, case, few)
 
 
 def _distinct_shapes(decoder: Decoder) -> list[NamedLinear]:
     """One linear layer of each shape, the head apart: it runs in another form."""
     found = {
-        (one.is_head, one.linear.out_features, one.linear.in_features, one.linear.bias is not None): one
+        (
+            one.is_head,
+            one.is_routed,
+            one.linear.out_features,
+            one.linear.in_features,
+            one.linear.bias is not None,
+        ): one
         for one in decoder.linears()
     }
     return list(found.values())
@@ -208,7 +220,7 @@ def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, .
     """A GEMM of this shape with weights that show the order of summation. The second weight of a wide
     GEMM has the kinds of columns swapped; it is for an odd column at the end, and small sizes do."""
     name = f"synthetic {product.name.rpartition('.')[2]}"
-    check = _check_synthetic_head if product.is_head else check_gemm
+    check = _check_synthetic_head if product.is_head else check_head if product.is_routed else check_gemm
     cases = (
         GemmCase(name, linear, is_head=product.is_head, is_thorough=number == 0)
         for number, linear in enumerate(synthetic_linears(backend, product.linear))
@@ -283,7 +295,7 @@ def _reference_checks(decoder: Decoder, shape: ModelShape) -> Iterator[Check]:
     backend = decoder.backend
     rows = backend.recipe.rows
     for product in _distinct_shapes(decoder):
-        if product.is_head:
+        if product.is_head or product.is_routed:
             case = GemmCase(product.name, product.linear, is_head=True)
             yield partial(check_head, backend, case, (*_QUICK_SIZES, rows))
         else:
@@ -330,7 +342,7 @@ def _model_shape(decoder: Decoder, max_len: int) -> ModelShape:
         heads=model.num_heads,
         kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        intermediate=model.intermediate_size,
+        intermediate=model.activation_size,
         vocab=model.vocab_size,
         page_size=decoder.backend.page_size,
         max_context=max_len,
@@ -338,6 +350,9 @@ def _model_shape(decoder: Decoder, max_len: int) -> ModelShape:
         soft_cap=model.attention_soft_cap,
         activation=model.activation,
         norm=model.norm,
+        num_experts=model.num_experts,
+        experts_per_token=model.experts_per_token,
+        normalizes_experts=model.normalizes_experts,
     )
 
 

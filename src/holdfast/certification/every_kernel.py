@@ -117,7 +117,7 @@ def _token_calls(decoder: Decoder) -> Iterator[Call]:
     yield partial(backend.rms_norm, k, empty(model.head_dim), _EPS)
     yield partial(backend.add_rms_norm, hidden, hidden, norm, _EPS, centered=centered)
     yield partial(backend.rope, q, k, *_rope(decoder, rows))
-    yield partial(activate, backend, empty(rows, 2 * model.intermediate_size), decoder.layer_shape)
+    yield partial(activate, backend, empty(rows, 2 * model.activation_size), decoder.layer_shape)
     if model.logits_soft_cap is not None:
         logits = torch.empty((rows, model.vocab_size), dtype=torch.float32, device=META)
         yield partial(backend.soft_cap, logits, model.logits_soft_cap)

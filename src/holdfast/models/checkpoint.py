@@ -93,7 +93,7 @@ def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
     embedding = (config.vocab_size, config.hidden_size)
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": embedding}
     for layer in range(config.num_layers):
-        for name, shape in _layer_tensors(config).items():
+        for name, shape in _layer_tensors(config, has_experts=config.has_experts(layer)).items():
             tensors[f"model.layers.{layer}.{name}"] = shape
     tensors["model.norm.weight"] = (config.hidden_size,)
     if not config.tie_word_embeddings:
@@ -132,18 +132,35 @@ def projection_names(config: DecoderConfig) -> tuple[tuple[str, ...], tuple[str,
     return tuple(f"self_attn.{each}_proj" for each in "qkv"), ("mlp.gate_proj", "mlp.up_proj")
 
 
-def _layer_tensors(config: DecoderConfig) -> dict[str, Shape]:
+def expert_tensors(config: DecoderConfig) -> dict[str, Shape]:
+    """Router, experts and shared expert of a layer."""
+    hidden = config.hidden_size
+    tensors: dict[str, Shape] = {"mlp.gate.weight": (config.num_experts, hidden)}
+    sizes = {f"mlp.experts.{number}": config.expert_size for number in range(config.num_experts)}
+    if config.shared_expert_size:
+        sizes["mlp.shared_expert"] = config.shared_expert_size
+        tensors["mlp.shared_expert_gate.weight"] = (1, hidden)
+    for name, inner in sizes.items():
+        tensors[f"{name}.gate_proj.weight"] = tensors[f"{name}.up_proj.weight"] = (inner, hidden)
+        tensors[f"{name}.down_proj.weight"] = (hidden, inner)
+    return tensors
+
+
+def _layer_tensors(config: DecoderConfig, *, has_experts: bool = False) -> dict[str, Shape]:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv, gate_up = projection_names(config)
     qkv_sizes, gate_up_sizes = [queries, keys, keys], [inner, inner]
     if config.fused_projections:
         qkv_sizes, gate_up_sizes = [sum(qkv_sizes)], [sum(gate_up_sizes)]
+    mlp: tuple[tuple[str, Shape, bool], ...] = (
+        *((name, (size, hidden), config.mlp_bias) for name, size in zip(gate_up, gate_up_sizes, strict=True)),
+        ("mlp.down_proj", (hidden, inner), config.mlp_bias),
+    )
     linears: tuple[tuple[str, Shape, bool], ...] = (
         *((name, (size, hidden), config.qkv_bias) for name, size in zip(qkv, qkv_sizes, strict=True)),
         ("self_attn.o_proj", (hidden, queries), config.o_bias),
-        *((name, (size, hidden), config.mlp_bias) for name, size in zip(gate_up, gate_up_sizes, strict=True)),
-        ("mlp.down_proj", (hidden, inner), config.mlp_bias),
+        *(() if has_experts else mlp),
     )
     norms = NORM_NAMES[config.block]
     tensors: dict[str, Shape] = {} if norms.input is None else {norms.input: (hidden,)}
@@ -158,7 +175,7 @@ def _layer_tensors(config: DecoderConfig) -> dict[str, Shape]:
     for norm in (norms.attention, norms.post, norms.mlp):
         if norm is not None:
             tensors[norm] = (hidden,)
-    return tensors
+    return tensors | (expert_tensors(config) if has_experts else {})
 
 
 def require_tensors(

@@ -69,6 +69,12 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0
+    num_experts: int = 0  # in each layer that has experts; 0: the model has none
+    experts_per_token: int = 0
+    expert_size: int = 0  # the intermediate size of an expert
+    shared_expert_size: int = 0  # of the expert that sees all tokens; 0: there is none
+    normalizes_experts: bool = False  # the weights of a token's experts add up to 1
+    dense_layers: tuple[int, ...] = ()  # layers of a mixture of experts that have one MLP
 
     @property
     def rope_kinds(self) -> tuple[RopeKind, ...]:
@@ -79,6 +85,14 @@ class DecoderConfig:
     def is_llama_like(self) -> bool:
         """Whether a layer differs from Llama's by biases, norms of q and k, and windows at most."""
         return all(getattr(self, name) == default for name, default in FAMILY_DEFAULTS.items())
+
+    @property
+    def activation_size(self) -> int:
+        """The intermediate size of an expert, or of the MLP of a model without experts."""
+        return self.expert_size or self.intermediate_size
+
+    def has_experts(self, layer: int) -> bool:
+        return self.num_experts > 0 and layer not in self.dense_layers
 
     def for_length(self, max_len: int) -> "DecoderConfig":
         """The configuration for contexts of up to max_len tokens. It decides once which of two sets
@@ -95,9 +109,15 @@ class DecoderConfig:
     def num_parameters(self) -> int:
         """The number of weights, without norms and biases."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
-        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        num_sparse = sum(map(self.has_experts, range(self.num_layers)))
+        inner = (self.num_layers - num_sparse) * self.intermediate_size
+        inner += num_sparse * (self.num_experts * self.expert_size + self.shared_expert_size)
         heads = 1 if self.tie_word_embeddings else 2
-        return self.num_layers * layer + heads * self.vocab_size * self.hidden_size
+        return (
+            self.num_layers * attention
+            + 3 * self.hidden_size * inner
+            + heads * self.vocab_size * self.hidden_size
+        )
 
 
 # Fields with defaults: a configuration that has them all is one of Llama's kind.
@@ -112,7 +132,7 @@ def parse_config(fields: Fields, generation: Fields | None = None) -> DecoderCon
     family = _parse_family(fields)
     known = FAMILIES[family]
     given, fields = fields, known.rewrite({**known.defaults, **fields})
-    _refuse_unsupported(fields)
+    _refuse_unsupported(fields, has_experts="num_experts_per_tok" in known.defaults)
     hidden_size = read_int(fields, "hidden_size", 1, 1 << 17)
     vocab_size = read_int(fields, "vocab_size", 1, 1 << 22)
     num_layers = read_int(fields, "num_hidden_layers", 1, 1 << 10)
@@ -174,7 +194,7 @@ def _parse_family(fields: Fields) -> FamilyName:
     return family
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _refuse_unsupported(fields: Fields, *, has_experts: bool) -> None:
     quantization = fields.get("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
@@ -183,9 +203,9 @@ def _refuse_unsupported(fields: Fields) -> None:
             "float16 or bfloat16 and GGUF: use the unquantised model or a GGUF of it"
         )
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if fields.get(key) not in (None, 0):
+        if fields.get(key) not in (None, 0) and not has_experts:
             raise UnsupportedModel(
-                f"the model is a mixture of experts ({key}); Holdfast runs dense decoders only"
+                f"the model is a mixture of experts ({key}), which its architecture does not have; check model_type"
             )
     activation = fields.get("hidden_act", "silu")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:

@@ -14,9 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from holdfast.errors import BadWeights
 from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope import rope_frequencies, rotary_order
+from holdfast.numerics.experts import Expert, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, write_kv
 from holdfast.numerics.ops import Backend, Linear
@@ -42,12 +44,15 @@ class LayerHook:
 class NamedLinear:
     """A linear layer of the model, with its name in the certificate.
 
-    layer: its index; None for the LM head.
+    layer: its index; None for the LM head. is_routed: it runs in canonical form in all passes, as
+    the number of its tokens is not the pass's. expert: the index of its expert.
     """
 
     name: str
     linear: Linear
     layer: int | None
+    is_routed: bool = False
+    expert: int | None = None
 
     @property
     def is_head(self) -> bool:
@@ -208,9 +213,24 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             yield NamedLinear(f"layers.{index}.qkv", layer.qkv, index)
             yield NamedLinear(f"layers.{index}.o", layer.o, index)
-            yield NamedLinear(f"layers.{index}.gate_up", layer.gate_up, index)
-            yield NamedLinear(f"layers.{index}.down", layer.down, index)
+            if layer.gate_up is not None and layer.down is not None:
+                yield NamedLinear(f"layers.{index}.gate_up", layer.gate_up, index)
+                yield NamedLinear(f"layers.{index}.down", layer.down, index)
+            if layer.experts is not None:
+                yield from _expert_linears(layer.experts, index)
         yield NamedLinear("head", self._head, None)
+
+
+def _expert_linears(layer: Experts, index: int) -> Iterator[NamedLinear]:
+    yield NamedLinear(f"layers.{index}.router", layer.router, index, is_routed=True)
+    for number, one in enumerate(layer.experts):
+        name = f"layers.{index}.{number}.expert"
+        yield NamedLinear(f"{name}_gate_up", one.gate_up, index, is_routed=True, expert=number)
+        yield NamedLinear(f"{name}_down", one.down, index, is_routed=True, expert=number)
+    if layer.shared is not None and layer.shared_gate is not None:
+        yield NamedLinear(f"layers.{index}.shared_gate", layer.shared_gate, index, is_routed=True)
+        yield NamedLinear(f"layers.{index}.shared_gate_up", layer.shared.gate_up, index)
+        yield NamedLinear(f"layers.{index}.shared_down", layer.shared.down, index)
 
 
 def layer_shape(config: DecoderConfig) -> LayerShape:
@@ -302,6 +322,7 @@ class WeightLoader:
         decoder's, and attends without a window."""
         config, norms = self._config, NORM_NAMES[self._config.block]
         qkv, gate_up = projection_names(config)
+        has_experts = index is not None and config.has_experts(index)
         kind = config.layer_ropes[index] if config.layer_ropes and index is not None else "global"
         return LayerWeights(
             qkv=self._linear(prefix, qkv, is_qkv=True),
@@ -309,14 +330,39 @@ class WeightLoader:
             k_norm=self._optional(prefix, "self_attn.k_norm.weight" if config.qk_norm else None),
             o=self._linear(prefix, ("self_attn.o_proj",)),
             post_norm=self._optional(prefix, norms.post),
-            gate_up=self._linear(prefix, gate_up),
-            down=self._linear(prefix, ("mlp.down_proj",)),
+            gate_up=None if has_experts else self._linear(prefix, gate_up),
+            down=None if has_experts else self._linear(prefix, ("mlp.down_proj",)),
             next_norm=next_norm,
             window=None if index is None else config.layer_windows[index],
             attention_norm=self._optional(prefix, norms.attention),
             mlp_norm=self._optional(prefix, norms.mlp),
             rope=config.rope_kinds.index(kind),
+            experts=self._experts(prefix) if has_experts else None,
         )
+
+    def _experts(self, prefix: str) -> Experts:
+        config = self._config
+        has_shared = config.shared_expert_size > 0
+        return Experts(
+            router=self._router(prefix + "mlp.gate.weight"),
+            experts=tuple(self._expert(f"{prefix}mlp.experts.{i}.") for i in range(config.num_experts)),
+            top_k=config.experts_per_token,
+            normalizes=config.normalizes_experts,
+            shared=self._expert(prefix + "mlp.shared_expert.") if has_shared else None,
+            shared_gate=self._router(prefix + "mlp.shared_expert_gate.weight") if has_shared else None,
+        )
+
+    def _expert(self, prefix: str) -> Expert:
+        return Expert(
+            self._linear(prefix, ("gate_proj", "up_proj")),
+            self._linear(prefix, ("down_proj",)),
+        )
+
+    def _router(self, name: str) -> Linear:
+        weight = self.tensor(name)
+        if weight.device.type != "meta" and not bool(weight.isfinite().all()):
+            raise BadWeights(f"{name} contains NaN or infinite numbers; it decides which experts see a token")
+        return self._backend.pack(weight, None)
 
     def _linear(self, prefix: str, names: Sequence[str], *, is_qkv: bool = False) -> Linear:
         """Several projections of one input as one linear layer."""

@@ -25,6 +25,10 @@ FamilyName = Literal[
     "gemma2",
     "gemma3_text",
     "cohere2",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
 ]
 Traits = dict[str, Any]  # fields of DecoderConfig
 Windows = tuple[int | None, ...]
@@ -156,6 +160,58 @@ def _cohere2(fields: Fields, num_layers: int) -> Traits:
         "layer_ropes": tuple("none" if each is None else "global" for each in windows),
         "logits_scale": _scale(fields, "logit_scale"),
     }
+
+
+def _mixtral(fields: Fields, num_layers: int) -> Traits:
+    experts = _experts(fields, "num_local_experts", "intermediate_size")
+    return _mistral(fields, num_layers) | experts | {"normalizes_experts": True}
+
+
+def _qwen2_moe(fields: Fields, num_layers: int) -> Traits:
+    """Without `layer_types` every second layer below `max_window_layers` has the window."""
+    last = read_int(fields, "max_window_layers", 0, 1 << 20, 28)
+    window = _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None
+    shared = "shared_expert_intermediate_size"
+    return {
+        "qkv_bias": read_bool(fields, "qkv_bias", True),
+        "layer_windows": _windows(fields, num_layers, window, lambda layer: layer < last and layer % 2 == 0),
+        "shared_expert_size": read_int(fields, shared, 1, 1 << 20, 5632),
+        **_experts(fields, "num_experts", "moe_intermediate_size"),
+        "dense_layers": _dense_layers(fields, num_layers),
+    }
+
+
+def _qwen3_moe(fields: Fields, num_layers: int) -> Traits:
+    window = _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None
+    own = {"qk_norm": True, "layer_windows": (window,) * num_layers}
+    experts = _experts(fields, "num_experts", "moe_intermediate_size")
+    return _biases(fields, "qkv", "o") | own | experts | {"dense_layers": _dense_layers(fields, num_layers)}
+
+
+def _olmoe(fields: Fields, num_layers: int) -> Traits:
+    if fields.get("clip_qkv") is not None:
+        raise refuse("clip_qkv", fields["clip_qkv"], "nothing: q, k and v are not clipped")
+    own = {"qk_norm": True, "whole_qk_norm": True}
+    return _biases(fields, "qkv", "o") | own | _experts(fields, "num_experts", "intermediate_size")
+
+
+def _experts(fields: Fields, count_key: str, size_key: str) -> Traits:
+    num_experts = read_int(fields, count_key, 1, 1 << 12)
+    return {
+        "num_experts": num_experts,
+        "experts_per_token": read_int(fields, "num_experts_per_tok", 1, num_experts),
+        "expert_size": read_int(fields, size_key, 1, 1 << 20),
+        "normalizes_experts": read_bool(fields, "norm_topk_prob", False),
+    }
+
+
+def _dense_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """Layers with one MLP: those listed, and those between every `decoder_sparse_step`-th."""
+    step = read_int(fields, "decoder_sparse_step", 1, 1 << 20, 1)
+    listed = fields.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or any(type(each) is not int for each in listed):
+        raise refuse("mlp_only_layers", listed, "a list of layers")
+    return tuple(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)
 
 
 def _gemma_fields(fields: Fields) -> Fields:
@@ -332,5 +388,53 @@ FAMILIES: Mapping[FamilyName, Family] = {
         },
         _cohere2,
         _cohere_fields,
+    ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "sliding_window": None,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        _mixtral,
+        rope_theta=1000000.0,
+    ),
+    "qwen2_moe": Family(
+        "Qwen2MoeForCausalLM",
+        {
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 32768,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+        },
+        _qwen2_moe,
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        {
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
+        _qwen3_moe,
+    ),
+    "olmoe": Family(
+        "OlmoeForCausalLM",
+        {
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 50279,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+        },
+        _olmoe,
     ),
 }

@@ -42,6 +42,12 @@ class _OpenFile(Protocol):
     def get_tensor(self, name: str) -> "Tensor": ...
 
 
+# Mixtral's names of experts.
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_MIXTRAL_EXPERT = re.compile(r"(experts\.\d+\.)(w[123])(\.weight)$")
+_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
 class SafetensorsCheckpoint:
     """The weights of a Hugging Face folder, checked against its configuration when opened."""
 
@@ -57,6 +63,7 @@ class SafetensorsCheckpoint:
         self._shards = {name: shards[stored] for name, stored in self._stored.items()}
         self._names = {name: frozenset(file.keys()) for name, file in self._headers.items()}
         self._files: dict[str, _OpenFile] = {}  # opened with torch when a tensor is read
+        self._fused = self._find_fused()
         require_tensors(self._shapes, self._find_shape, str(folder))
         self._require_dtypes()
 
@@ -70,14 +77,16 @@ class SafetensorsCheckpoint:
         """The tensor as stored (sharing the file's memory), or rounded to `dtype`."""
         if name not in self._shapes:
             raise KeyError(name)
-        stored = self._open(self._shards[name]).get_tensor(self._stored[name])
+        source, _, part = self._fused.get(name, (name, (), ()))
+        stored = self._open(self._shards[source]).get_tensor(self._stored[source])[part]
         return stored if dtype is None else stored.to(dtype)
 
     def raw(self, name: str) -> RawTensor:
         """The tensor's bytes in the mapped file."""
         import torch
 
-        format_ = self._headers[self._shards[name]].get_slice(self._stored[name]).get_dtype()
+        source = self._fused[name][0] if name in self._fused else name
+        format_ = self._headers[self._shards[source]].get_slice(self._stored[source]).get_dtype()
         return RawTensor(format_, self.tensor(name).reshape(-1).view(torch.uint8).numpy().data)
 
     def _open(self, shard: str) -> _OpenFile:
@@ -87,7 +96,31 @@ class SafetensorsCheckpoint:
             file = self._files[shard] = _open_file(self.path / shard, "pt")
         return file
 
+    def _find_fused(self) -> dict[str, tuple[str, Shape, tuple[int | slice, ...]]]:
+        """Experts stored together: by name the tensor of all experts, its shape and the expert's part.
+
+        gate_up_proj [experts, 2 * I, hidden], down_proj [experts, hidden, I].
+        """
+        found: dict[str, tuple[str, Shape, tuple[int | slice, ...]]] = {}
+        for name, shape in self._shapes.items():
+            match = _EXPERT.fullmatch(name)
+            if match is None or name in self._shards:
+                continue
+            prefix, expert, kind = match[1], int(match[2]), match[3]
+            source = f"{prefix}.down_proj" if kind == "down" else f"{prefix}.gate_up_proj"
+            if source not in self._shards:
+                continue
+            rows = shape[0]
+            starts = {"gate": slice(0, rows), "up": slice(rows, 2 * rows), "down": slice(0, rows)}
+            whole = (self.config.num_experts, rows if kind == "down" else 2 * rows, shape[1])
+            found[name] = source, whole, (expert, starts[kind])
+        return found
+
     def _find_shape(self, name: str) -> Shape | None:
+        if name in self._fused:
+            source, whole, _ = self._fused[name]
+            stored = self._find_shape(source)
+            return self._shapes[name] if stored == whole else stored
         shard = self._shards.get(name)
         if shard is None or self._stored[name] not in self._names[shard]:
             return None
@@ -95,7 +128,8 @@ class SafetensorsCheckpoint:
 
     def _require_dtypes(self) -> None:
         for name in self._shapes:
-            stored = self._headers[self._shards[name]].get_slice(self._stored[name]).get_dtype()
+            source = self._fused[name][0] if name in self._fused else name
+            stored = self._headers[self._shards[source]].get_slice(self._stored[source]).get_dtype()
             if stored not in _DTYPES:
                 raise UnsupportedModel(
                     f"tensor {name} is stored as {stored}; Holdfast reads safetensors "
@@ -106,7 +140,8 @@ class SafetensorsCheckpoint:
 def _plain_name(stored: str) -> str:
     """The name of a tensor in a model without images."""
     prefix = next((one for one in sorted(_PREFIXES, key=len, reverse=True) if stored.startswith(one)), "")
-    return _PREFIXES.get(prefix, "") + stored[len(prefix) :]
+    name = (_PREFIXES.get(prefix, "") + stored[len(prefix) :]).replace(".block_sparse_moe.", ".mlp.")
+    return _MIXTRAL_EXPERT.sub(lambda match: match[1] + _MIXTRAL[match[2]] + match[3], name)
 
 
 def read_config(folder: Path) -> DecoderConfig:

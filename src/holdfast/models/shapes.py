@@ -103,10 +103,23 @@ def gemm_shapes(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
     """Every kind of GEMM: its name, outputs N, inputs K, and whether it has a bias."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    sparse = [config.has_experts(layer) for layer in range(config.num_layers)]
+    mlps = [] if all(sparse) else [("", inner)]
+    mlps += [("expert_", config.expert_size)] if any(sparse) else []
+    mlps += [("shared_", config.shared_expert_size)] if any(sparse) and config.shared_expert_size else []
+    gates = [("router", config.num_experts, hidden, False)] if any(sparse) else []
+    gates += [("shared_gate", 1, hidden, False)] if any(sparse) and config.shared_expert_size else []
     return [
         ("qkv", queries + 2 * keys, hidden, config.qkv_bias),
         ("o", hidden, queries, config.o_bias),
-        ("gate_up", 2 * inner, hidden, config.mlp_bias),
-        ("down", hidden, inner, config.mlp_bias),
+        *gates,
+        *(
+            part
+            for name, size in mlps
+            for part in (
+                (f"{name}gate_up", 2 * size, hidden, config.mlp_bias),
+                (f"{name}down", hidden, size, config.mlp_bias),
+            )
+        ),
         ("head", config.vocab_size, hidden, False),
     ]

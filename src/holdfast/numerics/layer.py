@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
+from holdfast.numerics.experts import Experts, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class LayerWeights:
     layer, or the model's final norm. None: the residual itself is the input. q_norm and k_norm are of
     a head or of all heads of a row. attention_norm and mlp_norm: of what is added to the residual.
     window: sliding window in positions; None: full attention. rope: which of the decoder's rotary
-    tables the layer uses.
+    tables the layer uses. experts: in place of gate_up and down.
     """
 
     qkv: "Linear"
@@ -54,13 +55,14 @@ class LayerWeights:
     k_norm: Tensor | None
     o: "Linear"
     post_norm: Tensor | None
-    gate_up: "Linear"
-    down: "Linear"
+    gate_up: "Linear | None"
+    down: "Linear | None"
     next_norm: Tensor | None
     window: int | None
     attention_norm: Tensor | None = None
     mlp_norm: Tensor | None = None
     rope: int = 0
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,22 @@ def run_layer(
     )  # [tokens, heads * head_dim]
     delta = ops.linear(attended, weights.o, canonical=canonical)  # [tokens, hidden]
     added = add_to_residual(ops, residual, delta, weights.attention_norm, weights.post_norm, shape)
-    gate_up = ops.linear(x if shape.is_parallel else added, weights.gate_up, canonical=canonical)
-    activated = activate(ops, gate_up, shape)  # [tokens, intermediate]
-    delta = ops.linear(activated, weights.down, canonical=canonical)  # [tokens, hidden]
+    delta = run_mlp(ops, x if shape.is_parallel else added, weights, shape, canonical=canonical)
     x.copy_(add_to_residual(ops, residual, delta, weights.mlp_norm, weights.next_norm, shape))
+
+
+def run_mlp(
+    ops: "Backend", x: Tensor, weights: LayerWeights, shape: LayerShape, *, canonical: bool
+) -> Tensor:
+    """The layer's MLP or its experts: x [tokens, hidden] -> [tokens, hidden]."""
+    if weights.experts is not None:
+        return run_experts(
+            ops, x, weights.experts, lambda gate_up: activate(ops, gate_up, shape), canonical=canonical
+        )
+    assert weights.gate_up is not None
+    assert weights.down is not None
+    activated = activate(ops, ops.linear(x, weights.gate_up, canonical=canonical), shape)
+    return ops.linear(activated, weights.down, canonical=canonical)
 
 
 def add_to_residual(

@@ -150,6 +150,10 @@ class Backend(Protocol):
         """As `silu_mul`, with GELU in its tanh form."""
         ...
 
+    def exp(self, x: Tensor) -> Tensor:
+        """e^x of fp32 x, element by element."""
+        ...
+
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         """logits fp32 [rows, V] = cap * tanh(logits / cap), in place."""
         ...

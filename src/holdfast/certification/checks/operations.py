@@ -46,6 +46,9 @@ class ModelShape:
     soft_cap: float | None = None
     activation: Activation = "silu"
     norm: Norm = "rms"
+    num_experts: int = 0
+    experts_per_token: int = 0
+    normalizes_experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,8 @@ def merge_checks(checks: Sequence[OperationCheck]) -> OperationCheck:
 
 
 def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> CheckSteps:
-    """The head in its canonical form, which runs for any number of sampled tokens. A difference
-    at any size is a fault of the reference: it is reported as size 0."""
+    """A GEMM that runs in its canonical form for any number of tokens: the head, a router, an
+    expert. A difference at any size is a fault of the reference: it is reported as size 0."""
     linear = case.linear
 
     def canonical(x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from holdfast.certification.checks.order_probes import (
 )
 from holdfast.models.config import Norm
 from holdfast.numerics.batch_sizes import is_interpreted
+from holdfast.numerics.experts import combine, route
 from holdfast.numerics.layer import LayerWeights
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
@@ -53,8 +54,8 @@ def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:
 def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
     """A layer of the same shape. Its o is zero and its post norm constant, so that the inputs reach
     gate_up as they are: there the probes show the order of summation. In fp16 the norm is large:
-    the product of gate and up must not be zero."""
-    dtype, device = like.gate_up.dtype, backend.device
+    the product of gate and up must not be zero. Experts are the layer's own."""
+    dtype, device = like.o.dtype, backend.device
     zeros = torch.zeros((like.o.out_features, like.o.in_features), dtype=dtype, device=device)
     return replace(
         like,
@@ -63,8 +64,8 @@ def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
         post_norm=None
         if like.post_norm is None
         else torch.full_like(like.post_norm, 128 if dtype is torch.float16 else 1),
-        gate_up=next(synthetic_linears(backend, like.gate_up)),
-        down=next(synthetic_linears(backend, like.down)),
+        gate_up=None if like.gate_up is None else next(synthetic_linears(backend, like.gate_up)),
+        down=None if like.down is None else next(synthetic_linears(backend, like.down)),
     )
 
 
@@ -111,7 +112,28 @@ def token_ops(backend: Backend, model: ModelShape, *, is_quick: bool = False) ->
         TokenOp("add_rms_norm", squares, add_norm),
         TokenOp("rope", rotated, rope),
         TokenOp(*_activation_op(backend, model, count, dtype)),
+        *_expert_ops(backend, model, count, dtype),
     ]
+
+
+def _expert_ops(backend: Backend, model: ModelShape, count: int, dtype: torch.dtype) -> Iterator[TokenOp]:
+    """The choice of experts, and the sum of their outputs. Logits of two experts are equal."""
+    if not model.num_experts:
+        return
+    top_k, generator = model.experts_per_token, torch.Generator().manual_seed(2)
+    logits = torch.randn(count, model.num_experts, generator=generator) * 3
+    logits[:, -1] = logits[:, 0]
+
+    def choose(x: Tensor) -> Tensor:
+        weights, ids = route(backend, x, top_k, normalizes=model.normalizes_experts)
+        return torch.cat([weights.double(), ids.double()], 1)
+
+    def add(x: Tensor) -> Tensor:
+        outputs = x.view(-1, top_k, model.hidden)
+        return combine(outputs, outputs[:, :, 0].to(torch.float32))
+
+    yield TokenOp("route", logits, choose)
+    yield TokenOp("combine", torch.randn(count, top_k * model.hidden, generator=generator).to(dtype), add)
 
 
 def _activation_op(

@@ -109,6 +109,7 @@ HOSTILE_WEIGHTS: dict[str, Edit] = {
 }
 
 _TWO_KINDS = ["sliding_attention", "full_attention"]
+_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 OTHER_FAMILIES: dict[FamilyName, dict[str, Any]] = {
     "granite": {
         "embedding_multiplier": 3.0,
@@ -136,6 +137,10 @@ OTHER_FAMILIES: dict[FamilyName, dict[str, Any]] = {
     },
     "gemma3_text": {"head_dim": 32, "sliding_window": 17, "layer_types": _TWO_KINDS},
     "cohere2": {"sliding_window": 17, "layer_types": _TWO_KINDS, "logit_scale": 0.5},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [0]},
+    "qwen3_moe": _EXPERTS | {"head_dim": 32, "norm_topk_prob": True},
+    "olmoe": {"num_experts": 7, "num_experts_per_tok": 3},
 }
 HOSTILE_SHAPES: dict[str, dict[str, Any]] = {
     **{

@@ -11,7 +11,7 @@ from holdfast.numerics.backends.c.kernels import CKernels
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
 from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
@@ -236,6 +236,12 @@ class CBackend:
         )
         return out
 
+    def exp(self, x: Tensor) -> Tensor:
+        assert x.dtype is torch.float32
+        out = x.contiguous().clone()
+        self._kernels.exp(out.data_ptr(), out.numel(), self._num_threads)
+        return out
+
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         assert logits.dtype is torch.float32
         assert logits.is_contiguous()
@@ -253,6 +259,9 @@ class CBackend:
         *,
         canonical: bool,
     ) -> None:
+        if weights.gate_up is None or weights.down is None:  # a layer of experts
+            run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
+            return
         num_tokens, hidden = x.shape
         assert residual.is_contiguous() and x.is_contiguous() and residual.shape == x.shape
         assert residual.dtype is x.dtype is kv.keys.dtype is weights.qkv.dtype is self.dtype

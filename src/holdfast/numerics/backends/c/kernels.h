@@ -21,6 +21,7 @@ typedef struct {
 } AddNorm;
 void run_add_rms_norm(const AddNorm *a);
 void run_soft_cap(float *x, int64_t count, double cap, int64_t threads);
+void run_exp(float *x, int64_t count, int64_t threads);
 void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
               const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads);
 void run_activation_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t is_gelu, int64_t dt,

@@ -25,6 +25,7 @@ _SIGNATURES = {
     "rope": "piipiippiiii",
     "activation_mul": "ppiiiii",
     "soft_cap": "pidi",
+    "exp": "pii",
     "store_kv": "pppipipiiiiii",
     "attention": "ppippppp" + "iiiiiii" + "ddiii",
     "layer": "p" * 24 + "i" * 17 + "dddd",
@@ -55,6 +56,7 @@ class CKernels:
     rope: Callable[..., None]
     activation_mul: Callable[..., None]
     soft_cap: Callable[..., None]
+    exp: Callable[..., None]
     store_kv: Callable[..., None]
     attention: Callable[..., None]
     layer: Callable[..., None]

@@ -196,6 +196,20 @@ void run_soft_cap(float *x, int64_t count, double cap, int64_t threads) {
     }
 }
 
+/* x = e^x, in place. */
+void run_exp(float *x, int64_t count, int64_t threads) {
+#pragma omp parallel num_threads((int)threads) if (count > MIN_PARALLEL)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(static) nowait
+        for (int64_t start = 0; start < count; start += 4096) {
+            float *part = x + start;
+            const int64_t end = min64(4096, count - start);
+            FOR_EACH_VECTOR(end, store_partial(part + i, exp_v(load_partial(part + i, n, F32)), n, F32);)
+        }
+    }
+}
+
 /* k, v [rows, heads, D] into keys [pages, heads, D, page] and values [pages, heads, page, D];
  * slot -1 is skipped. */
 void run_store_kv(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,

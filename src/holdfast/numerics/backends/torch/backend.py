@@ -164,6 +164,9 @@ class TorchBackend:
         doubled = x32 * (x32 * x32 * 0.0713548163 + 1.5957691216)
         return (x32 / (1.0 + torch.exp(-doubled))).to(self.dtype) * up
 
+    def exp(self, x: Tensor) -> Tensor:
+        return torch.exp(x)
+
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         logits.div_(cap).tanh_().mul_(cap)
 

@@ -161,6 +161,9 @@ class TritonBackend:
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.silu_mul(gate_up, None, self.dtype, gelu=True)
 
+    def exp(self, x: Tensor) -> Tensor:
+        return torch.exp(x)
+
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         elementwise.soft_cap(logits, cap)
 
@@ -187,6 +190,8 @@ class TritonBackend:
             delta_scale=shape.residual_scale,
             centered=shape.centered_norm,
         )
+        assert weights.gate_up is not None, "experts are not implemented in this backend"
+        assert weights.down is not None
         gelu = shape.activation == "gelu_tanh"
         inner = self._gate_up(x if shape.is_parallel else added, weights.gate_up, canonical, gelu)
         delta = self._gemm(inner, weights.down, canonical)

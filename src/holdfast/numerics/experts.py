@@ -1,0 +1,115 @@
+"""The experts of one layer: routing, and the sum of a token's expert outputs.
+
+    x [tokens, hidden] -> router -> fp32 logits [tokens, experts] -> the top k of each token
+    tokens sorted by expert, each expert's tokens through its own gate_up and down
+    back in the order of tokens: [tokens, k, hidden], summed in the order of a token's own top k
+
+How many tokens an expert gets depends on the batch. So the products of router and experts run in
+canonical form in every pass, and a row of the result depends on the same row of x only. Outside the
+backend only operations are used that copy, or whose result IEEE 754 defines.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from holdfast.numerics.ops import Backend, Linear
+
+Activate = Callable[[Tensor], Tensor]  # gate_up [tokens, 2 * I] -> [tokens, I]
+
+
+@dataclass(frozen=True)
+class Expert:
+    """One gated MLP; gate and up are fused along the output dimension."""
+
+    gate_up: "Linear"
+    down: "Linear"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of one layer. top_k experts see a token. normalizes: their weights add up to 1,
+    else they are probabilities among all experts.
+
+    shared: an expert for all tokens, whose output is multiplied by sigmoid(shared_gate x).
+    """
+
+    router: "Linear"
+    experts: Sequence[Expert]
+    top_k: int
+    normalizes: bool
+    shared: Expert | None = None
+    shared_gate: "Linear | None" = None
+
+
+def run_experts(ops: "Backend", x: Tensor, layer: Experts, activate: Activate, *, canonical: bool) -> Tensor:
+    """x [tokens, hidden] -> [tokens, hidden], summed in fp32 and rounded once."""
+    logits = ops.logits(x, layer.router, canonical=True)  # fp32 [tokens, experts]
+    weights, ids = route(ops, logits, layer.top_k, normalizes=layer.normalizes)
+    outputs = _expert_outputs(ops, x, ids, layer.experts, activate)  # [tokens, k, hidden]
+    total = combine(outputs, weights)  # fp32 [tokens, hidden]
+    if layer.shared is not None and layer.shared_gate is not None:
+        shared = _run_expert(ops, x, layer.shared, activate, canonical=canonical)
+        gate = sigmoid(ops, ops.logits(x, layer.shared_gate, canonical=True))  # fp32 [tokens, 1]
+        total += shared.to(torch.float32) * gate
+    return total.to(x.dtype)
+
+
+def route(ops: "Backend", logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
+    """fp32 logits [tokens, experts] -> the weights fp32 [tokens, k] and ids int64 [tokens, k] of each
+    token's experts, by descending probability, ties to the lowest id.
+
+    A logit that is no number is the lowest.
+    """
+    lowest, highest = torch.finfo(torch.float32).min / 4, torch.finfo(torch.float32).max / 4
+    logits = logits.nan_to_num(nan=lowest, posinf=highest, neginf=lowest)
+    top, ids = ops.topk(logits, top_k)
+    if not normalizes:
+        return ops.exp(top - ops.logsumexp(logits)[:, None]), ids
+    weights = ops.exp(top - top[:, :1])
+    total = weights[:, :1].clone()
+    for k in range(1, top_k):
+        total += weights[:, k : k + 1]
+    return weights / total, ids
+
+
+def combine(outputs: Tensor, weights: Tensor) -> Tensor:
+    """outputs [tokens, k, hidden], weights fp32 [tokens, k] -> fp32 [tokens, hidden], added in the
+    order of k. Every product and every sum is rounded to fp32."""
+    total = outputs[:, 0].to(torch.float32) * weights[:, :1]
+    for k in range(1, outputs.shape[1]):
+        total += outputs[:, k].to(torch.float32) * weights[:, k : k + 1]
+    return total
+
+
+def sigmoid(ops: "Backend", x: Tensor) -> Tensor:
+    """1 / (1 + e^-x) of fp32 x."""
+    return ops.exp(-x).add_(1.0).reciprocal_()
+
+
+def _expert_outputs(
+    ops: "Backend", x: Tensor, ids: Tensor, experts: Sequence[Expert], activate: Activate
+) -> Tensor:
+    """x [tokens, hidden], ids int64 [tokens, k] -> the output of each token's experts, [tokens, k,
+    hidden]."""
+    num_tokens, top_k = ids.shape
+    order = ids.flatten().argsort(stable=True)  # int64 [tokens * k]: by expert, then by token
+    counts = torch.bincount(ids.flatten(), minlength=len(experts)).tolist()
+    rows = x.index_select(0, order // top_k)
+    outputs = torch.empty_like(rows)
+    start = 0
+    for expert, count in zip(experts, counts, strict=True):
+        if count:
+            part = _run_expert(ops, rows[start : start + count], expert, activate, canonical=True)
+            outputs.index_copy_(0, order[start : start + count], part)
+            start += count
+    return outputs.view(num_tokens, top_k, -1)
+
+
+def _run_expert(ops: "Backend", x: Tensor, expert: Expert, activate: Activate, *, canonical: bool) -> Tensor:
+    inner = activate(ops.linear(x, expert.gate_up, canonical=canonical))
+    return ops.linear(inner, expert.down, canonical=canonical)
