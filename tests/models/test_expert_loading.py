@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.llm import LLM
 from holdfast.errors import BadWeights, ConfigError, UnsupportedModel
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import parse_config
+from holdfast.models.decoder import load_decoder
+from holdfast.numerics.backends.torch.backend import TorchBackend
 from support.tiny import random_model, tiny_model
 
 Tensors = dict[str, torch.Tensor]
@@ -56,7 +57,7 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [4, 8], ids=["fewer", "more"])
 def test_another_number_of_experts_is_refused(count: int, tmp_path: Path) -> None:
-    folder = _configure(tiny_model(tmp_path, "qwen3_moe"), num_experts=count)
+    folder = _configure(tiny_model(tmp_path, "qwen3_moe"), num_experts=count, num_local_experts=count)
     with pytest.raises(BadWeights, match=rf"mlp.gate.weight \[6, 64\] instead of \[{count}, 64\]"):
         open_checkpoint(folder)
 
@@ -65,20 +66,21 @@ def test_a_router_with_nan_is_refused(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.gate.weight"
     folder = _edit(tiny_model(tmp_path, "qwen3_moe"), lambda tensors: tensors[name][2].fill_(float("nan")))
     with pytest.raises(BadWeights, match=f"{name} contains NaN"):
-        LLM(str(folder), determinism="off")
+        load_decoder(open_checkpoint(folder), TorchBackend(torch.float32), torch.float32, 64)
 
 
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"num_experts": 0}, "num_experts"),
+        ({"num_experts": 0, "num_local_experts": 0}, "num_experts"),
+        ({"num_experts": 5, "num_local_experts": 6}, "num_local_experts"),
         ({"num_experts_per_tok": 7}, "num_experts_per_tok"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok"),
         ({"mlp_only_layers": ["1"]}, "mlp_only_layers"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step"),
         ({"norm_topk_prob": 1}, "norm_topk_prob"),
     ],
-    ids=["no-experts", "too-many", "none", "names", "no-step", "number"],
+    ids=["no-experts", "two-counts", "too-many", "none", "names", "no-step", "number"],
 )
 def test_bad_fields_are_refused(changes: dict[str, Any], key: str) -> None:
     fields = random_model("qwen3_moe").config.to_dict() | {"model_type": "qwen3_moe"}
@@ -91,5 +93,5 @@ def test_experts_on_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("holdfast.engine.builder.uses_triton", lambda kernels, device: True)
     config = parse_config(random_model("olmoe").config.to_dict())
-    with pytest.raises(ConfigError, match="mixture of experts \\(olmoe\\).*device cpu"):
+    with pytest.raises(ConfigError, match=r"mixture of experts \(olmoe\).*device cpu"):
         _refuse_experts_on_gpu(EngineConfig(), config, torch.device("cpu"))

@@ -163,7 +163,7 @@ def _cohere2(fields: Fields, num_layers: int) -> Traits:
 
 
 def _mixtral(fields: Fields, num_layers: int) -> Traits:
-    experts = _experts(fields, "num_local_experts", "intermediate_size")
+    experts = _experts(fields, 8, "intermediate_size")
     return _mistral(fields, num_layers) | experts | {"normalizes_experts": True}
 
 
@@ -176,7 +176,7 @@ def _qwen2_moe(fields: Fields, num_layers: int) -> Traits:
         "qkv_bias": read_bool(fields, "qkv_bias", True),
         "layer_windows": _windows(fields, num_layers, window, lambda layer: layer < last and layer % 2 == 0),
         "shared_expert_size": read_int(fields, shared, 1, 1 << 20, 5632),
-        **_experts(fields, "num_experts", "moe_intermediate_size"),
+        **_experts(fields, 60, "moe_intermediate_size"),
         "dense_layers": _dense_layers(fields, num_layers),
     }
 
@@ -184,7 +184,7 @@ def _qwen2_moe(fields: Fields, num_layers: int) -> Traits:
 def _qwen3_moe(fields: Fields, num_layers: int) -> Traits:
     window = _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None
     own = {"qk_norm": True, "layer_windows": (window,) * num_layers}
-    experts = _experts(fields, "num_experts", "moe_intermediate_size")
+    experts = _experts(fields, 128, "moe_intermediate_size")
     return _biases(fields, "qkv", "o") | own | experts | {"dense_layers": _dense_layers(fields, num_layers)}
 
 
@@ -192,11 +192,15 @@ def _olmoe(fields: Fields, num_layers: int) -> Traits:
     if fields.get("clip_qkv") is not None:
         raise refuse("clip_qkv", fields["clip_qkv"], "nothing: q, k and v are not clipped")
     own = {"qk_norm": True, "whole_qk_norm": True}
-    return _biases(fields, "qkv", "o") | own | _experts(fields, "num_experts", "intermediate_size")
+    return _biases(fields, "qkv", "o") | own | _experts(fields, 64, "intermediate_size")
 
 
-def _experts(fields: Fields, count_key: str, size_key: str) -> Traits:
-    num_experts = read_int(fields, count_key, 1, 1 << 12)
+def _experts(fields: Fields, default: int, size_key: str) -> Traits:
+    """Files name the number of experts in either way, whatever the family."""
+    counts = [fields[key] for key in ("num_experts", "num_local_experts") if fields.get(key) is not None]
+    if len(set(map(repr, counts))) > 1:
+        raise refuse("num_local_experts", counts[1], f"num_experts, {counts[0]!r}")
+    num_experts = read_int({"num_experts": (counts or [default])[0]}, "num_experts", 1, 1 << 12)
     return {
         "num_experts": num_experts,
         "experts_per_token": read_int(fields, "num_experts_per_tok", 1, num_experts),
@@ -398,7 +402,6 @@ FAMILIES: Mapping[FamilyName, Family] = {
             "bos_token_id": 1,
             "eos_token_id": 2,
             "sliding_window": None,
-            "num_local_experts": 8,
             "num_experts_per_tok": 2,
         },
         _mixtral,
@@ -409,7 +412,6 @@ FAMILIES: Mapping[FamilyName, Family] = {
         {
             "num_key_value_heads": 16,
             "max_position_embeddings": 32768,
-            "num_experts": 60,
             "num_experts_per_tok": 4,
             "moe_intermediate_size": 1408,
         },
@@ -420,7 +422,6 @@ FAMILIES: Mapping[FamilyName, Family] = {
         {
             "num_key_value_heads": 4,
             "max_position_embeddings": 32768,
-            "num_experts": 128,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
         },
@@ -432,7 +433,6 @@ FAMILIES: Mapping[FamilyName, Family] = {
             "max_position_embeddings": 4096,
             "rms_norm_eps": 1e-5,
             "eos_token_id": 50279,
-            "num_experts": 64,
             "num_experts_per_tok": 8,
         },
         _olmoe,
