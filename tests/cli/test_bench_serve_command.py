@@ -5,9 +5,10 @@ import re
 
 import pytest
 
+from holdfast.bench.percentiles import Percentiles
 from holdfast.bench.serve import bench, interference
 from holdfast.bench.serve import offline as serve_offline
-from holdfast.bench.serve.latency import Percentiles, ServeLatency
+from holdfast.bench.serve.latency import ServeLatency
 from holdfast.cli.commands.bench_serve import serve_arguments
 from holdfast.engine.config import EngineConfig
 from support.fake_server import FakeServer

@@ -4,8 +4,9 @@ import statistics
 
 import pytest
 
+from holdfast.bench.percentiles import Percentiles, percentile
 from holdfast.bench.serve.http_client import StreamResult
-from holdfast.bench.serve.latency import Percentiles, ServeLatency, gaps, percentile, truncate
+from holdfast.bench.serve.latency import ServeLatency, gaps, truncate
 
 
 def stream(sent=0.0, arrivals=(1.0, 1.5, 2.5), ended=3.0, num_tokens=4, **more):

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.bench.percentiles import Percentiles
 from holdfast.bench.serve.bench import TargetServer, inspect_model, measure
 from holdfast.bench.serve.http_connection import Address
 from holdfast.bench.serve.interference import InterferenceFinding, InterferenceRounds, measure_server
-from holdfast.bench.serve.latency import Percentiles, ServeLatency
+from holdfast.bench.serve.latency import ServeLatency
 from holdfast.bench.serve.load import ArrivalConfig
 from holdfast.bench.serve.monitor import PAGES_USED, RUNNING, WAITING
 from holdfast.bench.serve.offline import OfflineLoad

@@ -20,8 +20,8 @@ from holdfast.bench.paper import published
 from holdfast.bench.paper.online import Arrival, run_online
 from holdfast.bench.paper.report import LatencyPoint, PaperReport, RollbackPoint, ThroughputPoint
 from holdfast.bench.paper.settings import WORKLOADS, PaperSettings, Workload
+from holdfast.bench.percentiles import percentile
 from holdfast.bench.report import write_report
-from holdfast.bench.serve.latency import percentile
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine

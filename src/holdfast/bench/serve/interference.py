@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from holdfast.bench.percentiles import Percentiles
 from holdfast.bench.serve.answers import count_modes
 from holdfast.bench.serve.bench import TargetServer, connect_or_start, inspect_model
 from holdfast.bench.serve.http_client import StreamResult
-from holdfast.bench.serve.latency import Percentiles, ServeLatency, truncate
+from holdfast.bench.serve.latency import ServeLatency, truncate
 from holdfast.bench.serve.load import ArrivalConfig, LoadGenerator, LoadResult, LoadRun
 from holdfast.bench.serve.workload import Workload, WorkloadConfig
 from holdfast.errors import EngineStopped

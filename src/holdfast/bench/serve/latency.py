@@ -4,38 +4,12 @@ A delta may hold several tokens (a verified window is sent at once), so the time
 the time per token are different figures.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from holdfast.bench.percentiles import Percentiles
 from holdfast.bench.serve.http_client import StreamResult
-
-PERCENTS = (50, 90, 99)
-
-
-@dataclass(frozen=True)
-class Percentiles:
-    """Percentiles of `count` values, in seconds; all 0 where count is 0."""
-
-    count: int
-    p50: float
-    p90: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> "Percentiles":
-        ordered = sorted(values)
-        return cls(len(ordered), *(percentile(ordered, percent) for percent in PERCENTS))
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Linear interpolation between neighbours; 0 for no values."""
-    if not ordered:
-        return 0.0
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 @dataclass(frozen=True)

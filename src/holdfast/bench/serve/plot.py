@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.bench import plots
-from holdfast.bench.serve.latency import PERCENTS, Percentiles
+from holdfast.bench.percentiles import PERCENTS, Percentiles
 from holdfast.bench.serve.report import DETERMINISTIC, ORDINARY, ServeReport
 from holdfast.bench.serve.table import LATENCIES
 

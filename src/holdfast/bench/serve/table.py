@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from holdfast.bench.percentiles import Percentiles
 from holdfast.bench.serve.interference import JUDGED, InterferenceFinding, InterferenceReport
-from holdfast.bench.serve.latency import Percentiles
 from holdfast.bench.serve.report import MIN_OFFLINE_RATIO, ServeReport
 from holdfast.bench.tables import make_table, open_console
 
