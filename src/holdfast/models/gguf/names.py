@@ -104,7 +104,9 @@ def gguf_config(file: GgufFile) -> DecoderConfig:
     prefix = arch + "."
     own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     if own.get("expert_count") not in (None, 0):
-        raise UnsupportedModel(f"{file.path.name} is a mixture of experts; Holdfast runs dense decoders only")
+        raise UnsupportedModel(
+            f"{file.path.name} is a mixture of experts, which Holdfast reads from safetensors only"
+        )
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise BadWeights(f"{file.path.name} has no token_embd.weight; it is not a complete language model")
