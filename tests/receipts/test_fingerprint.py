@@ -317,7 +317,8 @@ CHANGES: dict[str, Any] = {
     "activation": "gelu_tanh", "block": "sandwich", "norm": "rms_fp32", "norm_offset": 1.0, "whole_qk_norm": True,
     "fused_projections": True, "rotary_dim": 4, "interleaved_rope": True, "local_rope_theta": 7.0,
     "layer_ropes": ("none",), "attention_scale": 0.5, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0,
-    "embedding_scale": 2.0, "residual_scale": 0.5, "logits_scale": 0.5,
+    "embedding_scale": 2.0, "residual_scale": 0.5, "logits_scale": 0.5, "num_experts": 4, "experts_per_token": 2,
+    "expert_size": 8, "shared_expert_size": 8, "normalizes_experts": True, "dense_layers": (0,),
 }  # fmt: skip
 IDLE: dict[str, Any] = {
     "family": "mistral", "max_position_embeddings": 9, "bos_token_id": 5, "torch_dtype": "float16",

@@ -7,6 +7,7 @@ BPE whose vocabulary fits the model's.
 """
 
 import json
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def random_model(family: str, *, seed: int = 7, std: float = 0.2, **overrides: A
     import torch
     import transformers
 
-    sizes = _SIZES | _FAMILY_SIZES.get(family, {}) | overrides
+    sizes = deepcopy(_SIZES | _FAMILY_SIZES.get(family, {}) | overrides)  # a test may change its model
     config_class = _CLASSES[family] + ("TextConfig" if family == "gemma3_text" else "Config")
     config = getattr(transformers, config_class)(**sizes)
     model = getattr(transformers, _CLASSES[family] + "ForCausalLM")(config).eval()
