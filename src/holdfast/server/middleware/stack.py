@@ -3,7 +3,6 @@
 The order matters: each layer relies on the others.
 
     ClientAddressMiddleware     the client's address and its tenant, for all layers
-    RequestTurnMiddleware       requests start in turns between tenants
     ResponseHeadersMiddleware   every response has the request id, also an error
     AccessLogMiddleware         logs the status that was sent
     OriginMiddleware            adds CORS headers also to errors, so that a browser can read them
@@ -31,7 +30,6 @@ from holdfast.server.middleware.body_limits import BodyLimitMiddleware
 from holdfast.server.middleware.client_address import ClientAddressMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware, add_exception_handlers
 from holdfast.server.middleware.origins import OriginMiddleware
-from holdfast.server.middleware.request_turns import RequestTurnMiddleware
 from holdfast.server.middleware.response_headers import ResponseHeadersMiddleware
 from holdfast.server.tenants.directory import TenantDirectory
 
@@ -50,7 +48,6 @@ def add_middleware(
     """
     app.user_middleware[:] = [
         Middleware(ClientAddressMiddleware, tenants),
-        Middleware(RequestTurnMiddleware, tenants),
         Middleware(ResponseHeadersMiddleware),
         Middleware(AccessLogMiddleware, refused, ended),
         Middleware(OriginMiddleware, config),
