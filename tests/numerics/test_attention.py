@@ -26,6 +26,7 @@ def exact(
     scale: float,
     window: int | None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q [H, D]; keys, values [length, KVH, D] -> fp64 [H * D]."""
     first = 0 if window is None else max(0, position - window + 1)
@@ -33,7 +34,11 @@ def exact(
     k = keys[first : position + 1].double().repeat_interleave(group, 1)
     v = values[first : position + 1].double().repeat_interleave(group, 1)
     scores = torch.einsum("hd,lhd->hl", q.double(), k) * scale
-    weights = torch.softmax(scores if soft_cap is None else torch.tanh(scores / soft_cap) * soft_cap, -1)
+    scores = scores if soft_cap is None else torch.tanh(scores / soft_cap) * soft_cap
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[:, None]), -1)
+        v = torch.cat((v, torch.zeros_like(v[:1])))
+    weights = torch.softmax(scores, -1)
     return torch.einsum("hl,lhd->hd", weights, v).flatten()
 
 
@@ -75,6 +80,24 @@ def test_soft_cap_bounds_the_scores(
     assert torch.equal(alone, found[:5])
 
 
+SINKS = torch.tensor([-2.0, 0.0, 1.5, 40.0, -30.0, 3.0])  # far above and far below the scores, too
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_sinks_take_weight_from_all_positions(
+    quick_backend: Backend, dtype: torch.dtype, make_sequences: MakeSequences,
+    assert_near: Callable[[Tensor, Tensor], None], window: int | None,
+) -> None:  # fmt: skip
+    sequences = make_sequences(quick_backend, dtype, [150, 3], 2, 24, 16)
+    spans = [(0, 100, 50), (1, 2, 1)]
+    found, wanted = _attended_and_exact(quick_backend, sequences, spans, 6, window, sinks=SINKS)
+    assert_near(found, wanted)
+    heads = found.view(-1, 6, 24).float().abs().amax((0, 2))
+    assert heads[3] < 1e-9 and heads[4] > 0.1
+    without, _ = _attended_and_exact(quick_backend, sequences, spans, 6, window)
+    assert (found - without).abs().max() > 0.05
+
+
 def _attended_and_exact(
     backend: Backend,
     sequences: Any,
@@ -82,28 +105,38 @@ def _attended_and_exact(
     heads: int,
     window: int | None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     width, dtype = sequences.layer.keys.shape[2], sequences.layer.keys.dtype
     batch = sequences.batch(spans, padding=2)
     q = random(batch.num_tokens, heads, width, dtype=dtype)
     scale = 1 / math.sqrt(width)
-    out = backend.attention(q, sequences.layer, batch, scale=scale, window=window, soft_cap=soft_cap)
+    out = backend.attention(
+        q, sequences.layer, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks
+    )
     assert out.shape == (batch.num_tokens, heads * width)
     assert not out[-2:].any()
     owners = [s for s, _, n in spans for _ in range(n)]
     wanted = [
-        exact(q[i], sequences.keys[s], sequences.values[s], int(batch.positions[i]), scale, window, soft_cap)
+        exact(
+            *(q[i], sequences.keys[s], sequences.values[s], int(batch.positions[i]), scale, window),
+            soft_cap,
+            sinks,
+        )
         for i, s in enumerate(owners)
     ]
     return out[: len(owners)], torch.stack(wanted)
 
 
 @pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 24), (2, 1, 128)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "has_sinks"),
+    [(9, 3, 64, False), (4, 4, 24, False), (2, 1, 128, False), (6, 2, 24, True)],
+)
 @pytest.mark.usefixtures("shape_dependent_gemm")
 def test_token_has_the_same_bits_in_decode_and_in_any_chunk(
     quick_backend: Backend, dtype: torch.dtype, make_sequences: MakeSequences, heads: int, kv_heads: int,
-    width: int, window: int | None,
+    width: int, has_sinks: bool, window: int | None,
 ) -> None:  # fmt: skip
     length = 200
     sequences = make_sequences(quick_backend, dtype, [length, 90], kv_heads, width, 16)
@@ -111,7 +144,10 @@ def test_token_has_the_same_bits_in_decode_and_in_any_chunk(
 
     def attend(spans: list[tuple[int, int, int]], queries: Tensor, **batch: int) -> Tensor:
         placed = sequences.batch(spans, **batch)
-        return quick_backend.attention(queries, sequences.layer, placed, scale=0.2, window=window)
+        sinks = SINKS if has_sinks else None
+        return quick_backend.attention(
+            queries, sequences.layer, placed, scale=0.2, window=window, sinks=sinks
+        )
 
     whole = attend([(0, 0, length)], q)
     is_torch = quick_backend.recipe.path == "torch"

@@ -42,6 +42,7 @@ FORMS: dict[str, LayerShape] = {
     "sandwich": replace(SHAPE, activation="gelu_tanh", soft_cap=2.0, residual_scale=0.3),
     "post": SHAPE,
     "parallel": replace(SHAPE, is_parallel=True, centered_norm=True),
+    "clipped": replace(SHAPE, clip_qkv=0.5),
 }
 
 

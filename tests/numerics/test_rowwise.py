@@ -126,6 +126,21 @@ def test_gelu_mul_is_near_and_rowwise(
     assert capped[:3].abs().max() < 1e-30 and capped[3] == 90.0
 
 
+def test_swiglu_mul_limits_gate_and_up(
+    backend: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None]
+) -> None:
+    gate_up = random(5, 2 * 531, dtype=dtype) * 6
+    gate_up[0, :3] = torch.tensor([-1e4, 1e4, float("nan")])
+    out = backend.swiglu_mul(gate_up, alpha=1.702, limit=7.0)
+    gate, up = gate_up.double().chunk(2, -1)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    wanted = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    assert out[0, 2].isnan() and abs(out[0, 0].item()) < 1e-30
+    assert_near(out.nan_to_num(), wanted.nan_to_num())
+    for i in (1, 4):
+        assert torch.equal(backend.swiglu_mul(gate_up[i : i + 1], alpha=1.702, limit=7.0)[0], out[i])
+
+
 def test_soft_cap_is_near_and_rowwise(backend: Backend, dtype: torch.dtype) -> None:
     logits = random(3, 531, dtype=torch.float32) * 40
     logits[0, :5] = torch.tensor([0.0, 1e-6, -1e30, 1e30, -18.9])

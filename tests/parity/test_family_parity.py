@@ -26,6 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {},
     "qwen3_moe": {},
     "olmoe": {},
+    "gpt_oss": {},
 }
 CORNERS: dict[str, dict[str, Any]] = {
     "granite-tied-biases": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},

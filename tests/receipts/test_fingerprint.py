@@ -319,6 +319,8 @@ CHANGES: dict[str, Any] = {
     "layer_ropes": ("none",), "attention_scale": 0.5, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0,
     "embedding_scale": 2.0, "residual_scale": 0.5, "logits_scale": 0.5, "num_experts": 4, "experts_per_token": 2,
     "expert_size": 8, "shared_expert_size": 8, "normalizes_experts": True, "dense_layers": (0,),
+    "router_bias": True, "interleaved_experts": True, "attention_sinks": True, "clip_qkv": 8.0,
+    "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
 }  # fmt: skip
 IDLE: dict[str, Any] = {
     "family": "mistral", "max_position_embeddings": 9, "bos_token_id": 5, "torch_dtype": "float16",

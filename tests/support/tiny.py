@@ -36,6 +36,7 @@ _CLASSES = {
     "qwen2_moe": "Qwen2Moe",
     "qwen3_moe": "Qwen3Moe",
     "olmoe": "Olmoe",
+    "gpt_oss": "GptOss",
 }
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -75,6 +76,14 @@ _FAMILY_SIZES: dict[str, dict[str, Any]] = {
     | {"num_hidden_layers": 3, "mlp_only_layers": [1], "shared_expert_intermediate_size": 40},
     "qwen3_moe": _EXPERTS | {"head_dim": 32, "norm_topk_prob": True},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 3},
+    "gpt_oss": {
+        "num_hidden_layers": 3,
+        "head_dim": 32,
+        "sliding_window": 20,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "swiglu_limit": 1.5,  # small enough to limit these weights
+    },
 }
 LONG_PHI: dict[str, Any] = {  # a phi3 model with longrope and partial rotary positions
     "original_max_position_embeddings": 64,

@@ -22,10 +22,12 @@ from torch import Tensor
 
 from holdfast.certification.checks.synthetic import norm_dtype
 from holdfast.models.config import DecoderConfig
+from holdfast.models.decoder import layer_shape
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.backends.torch.sampling import SPLITMIX_GAMMA, mix64
 from holdfast.numerics.batch_sizes import is_interpreted
 from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.numerics.layer import activate
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.worker.spot_check import logits_checksums
@@ -205,10 +207,8 @@ class _Bench:
 
     def _activations(self) -> Iterator[tuple[str, Tensor]]:
         rows = self._rows(self._num_rows, 2 * self._model.activation_size)
-        if self._model.activation == "gelu_tanh":
-            yield "gelu_mul", self._backend.gelu_mul(rows)
-        else:
-            yield "silu_mul", self._backend.silu_mul(rows)
+        name = {"silu": "silu_mul", "gelu_tanh": "gelu_mul", "clamped_swiglu": "swiglu_mul"}
+        yield name[self._model.activation], activate(self._backend, rows, layer_shape(self._model))
         if self._model.logits_soft_cap is not None:
             logits = self._logits()
             self._backend.soft_cap(logits, self._model.logits_soft_cap)
@@ -233,7 +233,11 @@ class _Bench:
         )
         q = self._rows(num_tokens, model.num_heads, model.head_dim, part=11)
         return backend.attention(
-            q, layer, batch, scale=model.head_dim**-0.5, window=window, soft_cap=model.attention_soft_cap
+            *(q, layer, batch),
+            scale=model.head_dim**-0.5,
+            window=window,
+            soft_cap=model.attention_soft_cap,
+            sinks=self._take(model.num_heads, torch.float32, 12) if model.attention_sinks else None,
         )
 
     def _sample(self) -> Tensor:

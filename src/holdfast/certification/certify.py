@@ -353,6 +353,9 @@ def _model_shape(decoder: Decoder, max_len: int) -> ModelShape:
         num_experts=model.num_experts,
         experts_per_token=model.experts_per_token,
         normalizes_experts=model.normalizes_experts,
+        has_sinks=model.attention_sinks,
+        swiglu_alpha=model.swiglu_alpha,
+        swiglu_limit=model.swiglu_limit,
     )
 
 

@@ -182,7 +182,7 @@ def _run_pass(decoder: Decoder, batch: ForwardBatch, *, canonical: bool) -> None
 
 def _attend(decoder: Decoder, q: Tensor, batch: ForwardBatch) -> None:
     backend, model = decoder.backend, decoder.config
-    layer = backend.new_kv_layer(2, model.num_kv_heads, model.head_dim)
+    layer, shape = backend.new_kv_layer(2, model.num_kv_heads, model.head_dim), decoder.layer_shape
+    attend = partial(backend.attention, q, layer, batch, scale=shape.scale, soft_cap=shape.soft_cap)
     for window in dict.fromkeys(model.layer_windows):
-        shape = decoder.layer_shape
-        backend.attention(q, layer, batch, scale=shape.scale, window=window, soft_cap=shape.soft_cap)
+        attend(window=window, sinks=decoder.layers[0].sinks)

@@ -141,6 +141,7 @@ def _make_setup(
     config: EngineConfig, checkpoint: Checkpoint, device: torch.device, settings: NumericSettings
 ) -> _Setup:
     _refuse_experts_on_gpu(config, checkpoint.config, device)
+    _refuse_sinks_on_gpu(config, checkpoint.config, device)
     max_len = context_len(config, checkpoint.config)
     model = checkpoint.config.for_length(max_len)
     return _Setup(
@@ -160,6 +161,14 @@ def _refuse_experts_on_gpu(config: EngineConfig, model: DecoderConfig, device: t
         raise ConfigError(
             f"the model is a mixture of experts ({model.family}), which runs on a CPU only: the Triton kernels have "
             "no experts yet; use device cpu"
+        )
+
+
+def _refuse_sinks_on_gpu(config: EngineConfig, model: DecoderConfig, device: torch.device) -> None:
+    if model.attention_sinks and uses_triton(config.kernels, device):
+        raise ConfigError(
+            f"the model has attention sinks ({model.family}), which run on a CPU only: the Triton kernels have "
+            "none yet; use device cpu"
         )
 
 

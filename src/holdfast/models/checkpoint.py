@@ -135,15 +135,24 @@ def projection_names(config: DecoderConfig) -> tuple[tuple[str, ...], tuple[str,
 def expert_tensors(config: DecoderConfig) -> dict[str, Shape]:
     """Router, experts and shared expert of a layer."""
     hidden = config.hidden_size
-    tensors: dict[str, Shape] = {"mlp.gate.weight": (config.num_experts, hidden)}
+    router = f"mlp.{router_name(config)}"
+    tensors: dict[str, Shape] = {f"{router}.weight": (config.num_experts, hidden)}
+    if config.router_bias:
+        tensors[f"{router}.bias"] = (config.num_experts,)
     sizes = {f"mlp.experts.{number}": config.expert_size for number in range(config.num_experts)}
     if config.shared_expert_size:
         sizes["mlp.shared_expert"] = config.shared_expert_size
         tensors["mlp.shared_expert_gate.weight"] = (1, hidden)
     for name, inner in sizes.items():
-        tensors[f"{name}.gate_proj.weight"] = tensors[f"{name}.up_proj.weight"] = (inner, hidden)
-        tensors[f"{name}.down_proj.weight"] = (hidden, inner)
+        for kind, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+            tensors[f"{name}.{kind}_proj.weight"] = shape
+            if config.mlp_bias:
+                tensors[f"{name}.{kind}_proj.bias"] = shape[:1]
     return tensors
+
+
+def router_name(config: DecoderConfig) -> str:
+    return "router" if config.interleaved_experts else "gate"
 
 
 def _layer_tensors(config: DecoderConfig, *, has_experts: bool = False) -> dict[str, Shape]:
@@ -172,6 +181,8 @@ def _layer_tensors(config: DecoderConfig, *, has_experts: bool = False) -> dict[
         is_whole = config.whole_qk_norm
         tensors["self_attn.q_norm.weight"] = (queries if is_whole else config.head_dim,)
         tensors["self_attn.k_norm.weight"] = (keys if is_whole else config.head_dim,)
+    if config.attention_sinks:
+        tensors["self_attn.sinks"] = (config.num_heads,)
     for norm in (norms.attention, norms.post, norms.mlp):
         if norm is not None:
             tensors[norm] = (hidden,)

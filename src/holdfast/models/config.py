@@ -15,7 +15,7 @@ from holdfast.models.families import FAMILIES, Family, FamilyName, text_fields
 from holdfast.models.fields import Fields, read_bool, read_float, read_ids, read_int, read_str, refuse
 from holdfast.models.rope import MAX_CONTEXT, LongRope, RopeKind, RopeScaling, parse_rope
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 # Where a layer has norms: before attention and MLP, before and after each, after each; or one before
 # both, which run side by side.
 Block = Literal["pre", "sandwich", "post", "parallel"]
@@ -75,6 +75,12 @@ class DecoderConfig:
     shared_expert_size: int = 0  # of the expert that sees all tokens; 0: there is none
     normalizes_experts: bool = False  # the weights of a token's experts add up to 1
     dense_layers: tuple[int, ...] = ()  # layers of a mixture of experts that have one MLP
+    router_bias: bool = False
+    interleaved_experts: bool = False  # stored together: [experts, inputs, outputs], gate and up in turns
+    attention_sinks: bool = False  # each query head has one more score, which has no value
+    clip_qkv: float | None = None  # q, k and v are clamped to -clip_qkv .. clip_qkv
+    swiglu_alpha: float = 1.0  # of the activation "clamped_swiglu"
+    swiglu_limit: float = 0.0
 
     @property
     def rope_kinds(self) -> tuple[RopeKind, ...]:
@@ -132,7 +138,7 @@ def parse_config(fields: Fields, generation: Fields | None = None) -> DecoderCon
     family = _parse_family(fields)
     known = FAMILIES[family]
     given, fields = fields, known.rewrite({**known.defaults, **fields})
-    _refuse_unsupported(fields, has_experts="num_experts_per_tok" in known.defaults)
+    _refuse_unsupported(fields, known)
     hidden_size = read_int(fields, "hidden_size", 1, 1 << 17)
     vocab_size = read_int(fields, "vocab_size", 1, 1 << 22)
     num_layers = read_int(fields, "num_hidden_layers", 1, 1 << 10)
@@ -146,6 +152,7 @@ def parse_config(fields: Fields, generation: Fields | None = None) -> DecoderCon
         "mlp_bias": False,
         "qk_norm": False,
         "layer_windows": (None,) * num_layers,
+        "activation": _ACTIVATIONS[str(fields.get("hidden_act") or "silu")],
     }
     config = DecoderConfig(
         family=family,
@@ -165,7 +172,6 @@ def parse_config(fields: Fields, generation: Fields | None = None) -> DecoderCon
         eos_token_ids=_parse_eos(given, generation or {}, known, vocab_size),
         bos_token_id=_parse_bos(given, known, vocab_size),
         torch_dtype=_parse_dtype(fields),
-        activation=_ACTIVATIONS[str(fields.get("hidden_act") or "silu")],
         **cast(dict[str, Any], shared | known.traits(fields, num_layers)),
     )
     if config.num_parameters > _MAX_PARAMETERS:
@@ -194,14 +200,16 @@ def _parse_family(fields: Fields) -> FamilyName:
     return family
 
 
-def _refuse_unsupported(fields: Fields, *, has_experts: bool) -> None:
+def _refuse_unsupported(fields: Fields, known: Family) -> None:
     quantization = fields.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if quantization is not None and (method is None or method != known.quant_method):
+        own = f", {known.quant_method} as its publisher stores it" if known.quant_method else ""
         raise UnsupportedModel(
             f"the weights are quantised ({method or 'quantization_config'}); Holdfast reads safetensors in float32, "
-            "float16 or bfloat16 and GGUF: use the unquantised model or a GGUF of it"
+            f"float16 or bfloat16{own} and GGUF: use the unquantised model or a GGUF of it"
         )
+    has_experts = "num_experts_per_tok" in known.defaults
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if fields.get(key) not in (None, 0) and not has_experts:
             raise UnsupportedModel(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import BadWeights
-from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names
+from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names, router_name
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope import rope_frequencies, rotary_order
 from holdfast.numerics.experts import Expert, Experts
@@ -247,6 +247,9 @@ def layer_shape(config: DecoderConfig) -> LayerShape:
         residual_scale=config.residual_scale,
         is_parallel=config.block == "parallel",
         centered_norm=config.norm == "layer",
+        clip_qkv=config.clip_qkv,
+        swiglu_alpha=config.swiglu_alpha,
+        swiglu_limit=config.swiglu_limit,
     )
 
 
@@ -338,18 +341,19 @@ class WeightLoader:
             mlp_norm=self._optional(prefix, norms.mlp),
             rope=config.rope_kinds.index(kind),
             experts=self._experts(prefix) if has_experts else None,
+            sinks=self._sinks(prefix + "self_attn.sinks") if config.attention_sinks else None,
         )
 
     def _experts(self, prefix: str) -> Experts:
         config = self._config
         has_shared = config.shared_expert_size > 0
         return Experts(
-            router=self._router(prefix + "mlp.gate.weight"),
+            router=self._router(f"{prefix}mlp.{router_name(config)}"),
             experts=tuple(self._expert(f"{prefix}mlp.experts.{i}.") for i in range(config.num_experts)),
             top_k=config.experts_per_token,
             normalizes=config.normalizes_experts,
             shared=self._expert(prefix + "mlp.shared_expert.") if has_shared else None,
-            shared_gate=self._router(prefix + "mlp.shared_expert_gate.weight") if has_shared else None,
+            shared_gate=self._router(prefix + "mlp.shared_expert_gate") if has_shared else None,
         )
 
     def _expert(self, prefix: str) -> Expert:
@@ -359,10 +363,16 @@ class WeightLoader:
         )
 
     def _router(self, name: str) -> Linear:
-        weight = self.tensor(name)
-        if weight.device.type != "meta" and not bool(weight.isfinite().all()):
-            raise BadWeights(f"{name} contains NaN or infinite numbers; it decides which experts see a token")
-        return self._backend.pack(weight, None)
+        purpose = "it decides which experts see a token"
+        weight = _require_finite(self.tensor(f"{name}.weight"), f"{name}.weight", purpose)
+        has_bias = f"{name}.bias" in self._names
+        bias = _require_finite(self.tensor(f"{name}.bias"), f"{name}.bias", purpose) if has_bias else None
+        return self._backend.pack(weight, bias)
+
+    def _sinks(self, name: str) -> Tensor:
+        """fp32, as scores are."""
+        sinks = self._read(name, torch.float32)
+        return _require_finite(sinks, name, "it is part of every score's softmax").to(self._device, copy=True)
 
     def _linear(self, prefix: str, names: Sequence[str], *, is_qkv: bool = False) -> Linear:
         """Several projections of one input as one linear layer."""
@@ -403,3 +413,9 @@ class WeightLoader:
         if self._progress is not None:
             self._progress(self._done, len(self._names))
         return tensor
+
+
+def _require_finite(tensor: Tensor, name: str, purpose: str) -> Tensor:
+    if tensor.device.type != "meta" and not bool(tensor.isfinite().all()):
+        raise BadWeights(f"{name} contains NaN or infinite numbers; {purpose}")
+    return tensor

@@ -29,6 +29,7 @@ FamilyName = Literal[
     "qwen2_moe",
     "qwen3_moe",
     "olmoe",
+    "gpt_oss",
 ]
 Traits = dict[str, Any]  # fields of DecoderConfig
 Windows = tuple[int | None, ...]
@@ -45,13 +46,14 @@ def _unchanged(fields: Fields) -> Fields:
 class Family:
     """One family. traits(fields, number of layers) gives what differs from Llama; rewrite brings
     other spellings of a configuration into one form. rope_theta: the default, wherever a
-    configuration has it."""
+    configuration has it. quant_method: the quantised form of its safetensors that is read."""
 
     architecture: str
     defaults: Mapping[str, object]
     traits: Callable[[Fields, int], Traits]
     rewrite: Callable[[Fields], Fields] = _unchanged
     rope_theta: float = 10000.0
+    quant_method: str | None = None
 
 
 def _llama(fields: Fields, num_layers: int) -> Traits:
@@ -129,8 +131,8 @@ def _gemma2(fields: Fields, num_layers: int) -> Traits:
         "block": "sandwich",
         "embedding_scale": math.sqrt(hidden_size),
         "attention_scale": read_float(fields, "query_pre_attn_scalar", 0.0, _MAX_SCALE) ** -0.5,
-        "attention_soft_cap": _soft_cap(fields, "attn_logit_softcapping"),
-        "logits_soft_cap": _soft_cap(fields, "final_logit_softcapping"),
+        "attention_soft_cap": _optional_scale(fields, "attn_logit_softcapping"),
+        "logits_soft_cap": _optional_scale(fields, "final_logit_softcapping"),
         "layer_windows": _windows(fields, num_layers, window, lambda layer: (layer + 1) % pattern != 0),
     }
 
@@ -189,10 +191,26 @@ def _qwen3_moe(fields: Fields, num_layers: int) -> Traits:
 
 
 def _olmoe(fields: Fields, num_layers: int) -> Traits:
-    if fields.get("clip_qkv") is not None:
-        raise refuse("clip_qkv", fields["clip_qkv"], "nothing: q, k and v are not clipped")
-    own = {"qk_norm": True, "whole_qk_norm": True}
+    own = {"qk_norm": True, "whole_qk_norm": True, "clip_qkv": _optional_scale(fields, "clip_qkv")}
     return _biases(fields, "qkv", "o") | own | _experts(fields, 64, "intermediate_size")
+
+
+def _gpt_oss(fields: Fields, num_layers: int) -> Traits:
+    window = _optional_window(fields)
+    return {
+        **_biases(fields, "qkv", "o"),
+        **_experts(fields, 128, "intermediate_size"),
+        "normalizes_experts": True,
+        "interleaved_experts": True,
+        "mlp_bias": True,
+        "router_bias": True,
+        "norm": "rms_fp32",
+        "attention_sinks": True,
+        "layer_windows": _windows(fields, num_layers, window, lambda layer: layer % 2 == 0),
+        "activation": "clamped_swiglu",
+        "swiglu_alpha": _scale(fields, "swiglu_alpha"),
+        "swiglu_limit": _scale(fields, "swiglu_limit"),
+    }
 
 
 def _experts(fields: Fields, default: int, size_key: str) -> Traits:
@@ -248,6 +266,13 @@ def _cohere_fields(fields: Fields) -> Fields:
     return {**fields, "rms_norm_eps": fields["layer_norm_eps"]}
 
 
+def _gpt_oss_fields(fields: Fields) -> Fields:
+    """A configuration without rope scaling has that of the published models."""
+    if fields.get("rope_parameters") or fields.get("rope_scaling"):
+        return fields
+    return {**fields, "rope_scaling": _GPT_OSS_ROPE}
+
+
 def text_fields(fields: Fields) -> Fields:
     """The configuration of the language model in that of a model with images (`text_config`)."""
     if fields.get("model_type") != "gemma3":
@@ -269,7 +294,7 @@ def _scale(fields: Fields, key: str) -> float:
     return read_float(fields, key, 0.0, _MAX_SCALE, 1.0)
 
 
-def _soft_cap(fields: Fields, key: str) -> float | None:
+def _optional_scale(fields: Fields, key: str) -> float | None:
     return None if fields.get(key) is None else read_float(fields, key, 0.0, _MAX_SCALE)
 
 
@@ -306,6 +331,14 @@ _GEMMA: dict[str, object] = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "sliding_window_pattern": 2,
+}
+_GPT_OSS_ROPE: dict[str, object] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
 }
 FAMILIES: Mapping[FamilyName, Family] = {
     "llama": Family(
@@ -436,5 +469,23 @@ FAMILIES: Mapping[FamilyName, Family] = {
             "num_experts_per_tok": 8,
         },
         _olmoe,
+    ),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+        },
+        _gpt_oss,
+        _gpt_oss_fields,
+        rope_theta=150000.0,
+        quant_method="mxfp4",
     ),
 }

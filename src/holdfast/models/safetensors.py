@@ -11,6 +11,7 @@ from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
 from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, require_tensors
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.fields import read_json
+from holdfast.models.stored_experts import MXFP4_SUFFIXES, ExpertPart, find_expert_part
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,6 @@ class _OpenFile(Protocol):
 # Mixtral's names of experts.
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _MIXTRAL_EXPERT = re.compile(r"(experts\.\d+\.)(w[123])(\.weight)$")
-_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 class SafetensorsCheckpoint:
@@ -63,8 +63,8 @@ class SafetensorsCheckpoint:
         self._shards = {name: shards[stored] for name, stored in self._stored.items()}
         self._names = {name: frozenset(file.keys()) for name, file in self._headers.items()}
         self._files: dict[str, _OpenFile] = {}  # opened with torch when a tensor is read
-        self._fused = self._find_fused()
-        require_tensors(self._shapes, self._find_shape, str(folder))
+        self._parts = self._find_parts()
+        require_tensors(self._stored_shapes(), self._find_shape, str(folder))
         self._require_dtypes()
 
     def names(self) -> tuple[str, ...]:
@@ -77,17 +77,23 @@ class SafetensorsCheckpoint:
         """The tensor as stored (sharing the file's memory), or rounded to `dtype`."""
         if name not in self._shapes:
             raise KeyError(name)
-        source, _, part = self._fused.get(name, (name, (), ()))
-        stored = self._open(self._shards[source]).get_tensor(self._stored[source])[part]
+        part = self._parts.get(name)
+        stored = self._read(name) if part is None else part.read([self._read(one) for one in part.sources])
         return stored if dtype is None else stored.to(dtype)
 
     def raw(self, name: str) -> RawTensor:
-        """The tensor's bytes in the mapped file."""
+        """The tensor's bytes: in the mapped file, or a copy if they are not together there."""
         import torch
 
-        source = self._fused[name][0] if name in self._fused else name
-        format_ = self._headers[self._shards[source]].get_slice(self._stored[source]).get_dtype()
-        return RawTensor(format_, self.tensor(name).reshape(-1).view(torch.uint8).numpy().data)
+        part = self._parts.get(name)
+        if part is not None and part.is_mxfp4:
+            blocks, scales = (self._read(one)[part.at].flatten() for one in part.sources)
+            return RawTensor("MXFP4", torch.cat((blocks, scales)).numpy().data)
+        format_ = self._dtype(name if part is None else next(iter(part.sources)))
+        return RawTensor(format_, self.tensor(name).contiguous().view(-1).view(torch.uint8).numpy().data)
+
+    def _read(self, source: str) -> "Tensor":
+        return self._open(self._shards[source]).get_tensor(self._stored[source])
 
     def _open(self, shard: str) -> _OpenFile:
         """The shard as torch maps it. Two threads may both open it, which does no harm."""
@@ -96,44 +102,37 @@ class SafetensorsCheckpoint:
             file = self._files[shard] = _open_file(self.path / shard, "pt")
         return file
 
-    def _find_fused(self) -> dict[str, tuple[str, Shape, tuple[int | slice, ...]]]:
-        """Experts stored together: by name the tensor of all experts, its shape and the expert's part.
+    def _find_parts(self) -> dict[str, ExpertPart]:
+        found = {
+            name: find_expert_part(name, shape, self.config, self._shards)
+            for name, shape in self._shapes.items()
+        }
+        return {name: part for name, part in found.items() if part is not None}
 
-        gate_up_proj [experts, 2 * I, hidden], down_proj [experts, hidden, I].
-        """
-        found: dict[str, tuple[str, Shape, tuple[int | slice, ...]]] = {}
+    def _stored_shapes(self) -> dict[str, Shape]:
+        """The tensors as they are stored."""
+        shapes: dict[str, Shape] = {}
         for name, shape in self._shapes.items():
-            match = _EXPERT.fullmatch(name)
-            if match is None or name in self._shards:
-                continue
-            prefix, expert, kind = match[1], int(match[2]), match[3]
-            source = f"{prefix}.down_proj" if kind == "down" else f"{prefix}.gate_up_proj"
-            if source not in self._shards:
-                continue
-            rows = shape[0]
-            starts = {"gate": slice(0, rows), "up": slice(rows, 2 * rows), "down": slice(0, rows)}
-            whole = (self.config.num_experts, rows if kind == "down" else 2 * rows, shape[1])
-            found[name] = source, whole, (expert, starts[kind])
-        return found
+            shapes |= self._parts[name].sources if name in self._parts else {name: shape}
+        return shapes
 
     def _find_shape(self, name: str) -> Shape | None:
-        if name in self._fused:
-            source, whole, _ = self._fused[name]
-            stored = self._find_shape(source)
-            return self._shapes[name] if stored == whole else stored
         shard = self._shards.get(name)
         if shard is None or self._stored[name] not in self._names[shard]:
             return None
         return tuple(self._headers[shard].get_slice(self._stored[name]).get_shape())
 
+    def _dtype(self, source: str) -> str:
+        return self._headers[self._shards[source]].get_slice(self._stored[source]).get_dtype()
+
     def _require_dtypes(self) -> None:
-        for name in self._shapes:
-            source = self._fused[name][0] if name in self._fused else name
-            stored = self._headers[self._shards[source]].get_slice(self._stored[source]).get_dtype()
-            if stored not in _DTYPES:
+        for name in self._stored_shapes():
+            is_mxfp4 = self.config.interleaved_experts and name.endswith(MXFP4_SUFFIXES)
+            stored, expected = self._dtype(name), ("U8",) if is_mxfp4 else _DTYPES
+            if stored not in expected:
                 raise UnsupportedModel(
-                    f"tensor {name} is stored as {stored}; Holdfast reads safetensors "
-                    f"in {', '.join(_DTYPES)}: use the unquantised model or a GGUF of it"
+                    f"tensor {name} is stored as {stored}; Holdfast reads it in {', '.join(expected)}: "
+                    "use the unquantised model or a GGUF of it"
                 )
 
 

@@ -107,7 +107,7 @@ def gemm_shapes(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
     mlps = [] if all(sparse) else [("", inner)]
     mlps += [("expert_", config.expert_size)] if any(sparse) else []
     mlps += [("shared_", config.shared_expert_size)] if any(sparse) and config.shared_expert_size else []
-    gates = [("router", config.num_experts, hidden, False)] if any(sparse) else []
+    gates = [("router", config.num_experts, hidden, config.router_bias)] if any(sparse) else []
     gates += [("shared_gate", 1, hidden, False)] if any(sparse) and config.shared_expert_size else []
     return [
         ("qkv", queries + 2 * keys, hidden, config.qkv_bias),

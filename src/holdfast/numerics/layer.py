@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from holdfast.numerics.ops import Backend, Linear
 
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class LayerShape:
 
     soft_cap: scores become cap * tanh(score / cap). residual_scale multiplies what a layer adds to
     the residual. is_parallel: the MLP reads the input of attention. centered_norm: norms subtract the
-    mean first (layer norm without bias).
+    mean first (layer norm without bias). clip_qkv: q, k and v are clamped to [-clip_qkv, clip_qkv]
+    before rope. swiglu_alpha, swiglu_limit: of the activation "clamped_swiglu".
     """
 
     heads: int
@@ -37,6 +38,9 @@ class LayerShape:
     residual_scale: float = 1.0
     is_parallel: bool = False
     centered_norm: bool = False
+    clip_qkv: float | None = None
+    swiglu_alpha: float = 1.0
+    swiglu_limit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class LayerWeights:
     layer, or the model's final norm. None: the residual itself is the input. q_norm and k_norm are of
     a head or of all heads of a row. attention_norm and mlp_norm: of what is added to the residual.
     window: sliding window in positions; None: full attention. rope: which of the decoder's rotary
-    tables the layer uses. experts: in place of gate_up and down.
+    tables the layer uses. experts: in place of gate_up and down. sinks: fp32 [heads], one more score
+    of every query in the softmax's denominator.
     """
 
     qkv: "Linear"
@@ -63,6 +68,7 @@ class LayerWeights:
     mlp_norm: Tensor | None = None
     rope: int = 0
     experts: Experts | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,11 @@ def run_layer(
     """
     q = write_kv(ops, x, weights, shape, kv, batch, rope, canonical=canonical)  # [tokens, heads, head_dim]
     attended = ops.attention(
-        q, kv, batch, scale=shape.scale, window=weights.window, soft_cap=shape.soft_cap
+        *(q, kv, batch),
+        scale=shape.scale,
+        window=weights.window,
+        soft_cap=shape.soft_cap,
+        sinks=weights.sinks,
     )  # [tokens, heads * head_dim]
     delta = ops.linear(attended, weights.o, canonical=canonical)  # [tokens, hidden]
     added = add_to_residual(ops, residual, delta, weights.attention_norm, weights.post_norm, shape)
@@ -137,7 +147,13 @@ def add_to_residual(
 
 def activate(ops: "Backend", gate_up: Tensor, shape: LayerShape) -> Tensor:
     """gate_up [tokens, 2 * intermediate] -> [tokens, intermediate]."""
-    return ops.gelu_mul(gate_up) if shape.activation == "gelu_tanh" else ops.silu_mul(gate_up)
+    match shape.activation:
+        case "silu":
+            return ops.silu_mul(gate_up)
+        case "gelu_tanh":
+            return ops.gelu_mul(gate_up)
+        case "clamped_swiglu":
+            return ops.swiglu_mul(gate_up, alpha=shape.swiglu_alpha, limit=shape.swiglu_limit)
 
 
 def write_kv(
@@ -162,6 +178,9 @@ def write_kv(
     if weights.q_norm is not None and weights.k_norm is not None:
         q = _norm_heads(ops, q, weights.q_norm, shape)
         k = _norm_heads(ops, k, weights.k_norm, shape)
+    if shape.clip_qkv is not None:
+        for part in (q, k, v):
+            part.clamp_(-shape.clip_qkv, shape.clip_qkv)
     ops.rope(q, k, rope.cos, rope.sin)
     ops.store_kv(k, v, kv, batch.slots)
     return q

@@ -134,11 +134,14 @@ class Backend(Protocol):
         scale: float,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """q [rows, H, D] -> [rows, H * D]; padding rows are zero.
 
         The token at position p sees positions max(0, p - window + 1) .. p of its request, all
-        written before. A score s becomes soft_cap * tanh(s / soft_cap).
+        written before. A score s becomes soft_cap * tanh(s / soft_cap). sinks, fp32 [H]: a score of
+        each head whose value is zero. It is neither scaled nor capped. It is the first of the sum, before
+        all positions.
         """
         ...
 
@@ -148,6 +151,13 @@ class Backend(Protocol):
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """As `silu_mul`, with GELU in its tanh form."""
+        ...
+
+    def swiglu_mul(self, gate_up: Tensor, *, alpha: float, limit: float) -> Tensor:
+        """gate_up [rows, 2 * I] -> gate * sigmoid(alpha * gate) * (up + 1), [rows, I], rounded once.
+
+        Before that, gate is limited to `limit` and up to -limit .. limit. NaN stays NaN.
+        """
         ...
 
     def exp(self, x: Tensor) -> Tensor:

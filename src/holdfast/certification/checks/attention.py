@@ -120,6 +120,7 @@ class _AttentionBench:
                 torch.randn(shape, generator=generator, device=self._device).to(dtype)
                 for shape in ((queries, heads, dim), (context, kv_heads, dim), (context, kv_heads, dim))
             )
+        self._sinks = torch.linspace(-3, 5, heads, device=self._device) if model.has_sinks else None
         num_pages = -(-context // model.page_size)
         in_order = torch.arange(num_pages, device=self._device)
         order = torch.randperm(num_pages, generator=generator, device=self._device)
@@ -215,9 +216,12 @@ class _AttentionBench:
             span_starts=torch.tensor(starts, dtype=torch.int32, device=self._device),
             page_table=order.to(torch.int32).expand(len(spans), -1).contiguous(),
         )
-        scale = self._model.head_dim**-0.5
         return self._backend.attention(
-            q, layer, batch, scale=scale, window=self._window, soft_cap=self._model.soft_cap
+            *(q, layer, batch),
+            scale=self._model.head_dim**-0.5,
+            window=self._window,
+            soft_cap=self._model.soft_cap,
+            sinks=self._sinks,
         )
 
     def _slots(self, at: Tensor, order: Tensor) -> Tensor:

@@ -49,6 +49,9 @@ class ModelShape:
     num_experts: int = 0
     experts_per_token: int = 0
     normalizes_experts: bool = False
+    has_sinks: bool = False
+    swiglu_alpha: float = 1.0
+    swiglu_limit: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,9 @@ def _activation_op(
     inputs = silu_inputs(model.intermediate, count, dtype)
     if model.activation == "gelu_tanh":
         return "gelu_mul", inputs, backend.gelu_mul
+    if model.activation == "clamped_swiglu":
+        limits = {"alpha": model.swiglu_alpha, "limit": model.swiglu_limit}
+        return "swiglu_mul", inputs, lambda x: backend.swiglu_mul(x, **limits)
     return "silu_mul", inputs, backend.silu_mul
 
 

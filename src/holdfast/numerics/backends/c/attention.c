@@ -12,6 +12,9 @@
  *     l     = l * exp(m - m') + sum p
  *     o[d]  = o[d] * exp(m - m') + sum over j of p[j] * value[j][d]     one fma chain over j, unmasked j only
  *
+ * They start with m = -inf, l = 0, o = 0. With attention sinks they start with m = sink, l = 1, o = 0: the
+ * sink is a score before all positions, whose value is zero.
+ *
  * The queries of a tile (several tokens of a span, the query heads of one KV head) share the
  * loads and nothing else. A masked position is never multiplied, so its content has no effect.
  * Decode is a tile of one token. */
@@ -31,6 +34,7 @@ typedef struct {
     char *out;
     const int64_t *positions;
     const int32_t *span_starts, *page_table;
+    const float *sinks; /* [heads] or NULL */
     int64_t q_stride, heads, kv_heads, D, page, spans, max_pages, window;
     float scale, soft_cap;
     int dt;
@@ -281,8 +285,8 @@ static void init_queries(const Attention *a, const Tile *t, TileState *w, int64_
             for (int64_t d = 0; d < a->D; d++) w->q[i][d] *= a->scale;
             for (int64_t d = a->D; d < ceil_to(a->D, 4); d++) w->q[i][d] = 0.0f; /* scores are computed in steps of four */
             for (int64_t d = 0; d < Dv; d++) w->o[i][d] = 0.0f;
-            w->m[i] = -INFINITY;
-            w->l[i] = 0.0f;
+            w->m[i] = a->sinks ? a->sinks[t->head + h] : -INFINITY;
+            w->l[i] = a->sinks ? 1.0f : 0.0f;
             w->last[i] = p + 1;
             w->first[i] = a->window > 0 ? max64(0, p + 1 - a->window) : 0;
         }
@@ -331,10 +335,10 @@ static int64_t list_tiles(const Attention *a, int64_t rows_per_tile, int64_t gro
 }
 
 void run_attention(void *out, const void *q, int64_t q_stride, const void *keys, const void *values,
-                   const int64_t *positions, const int32_t *span_starts, const int32_t *page_table, int64_t rows,
-                   int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
+                   const int64_t *positions, const int32_t *span_starts, const int32_t *page_table,
+                   const float *sinks, int64_t rows, int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
                    double scale, double soft_cap, int64_t window, int64_t dt, int64_t threads) {
-    const Attention a = {q, keys, values, out, positions, span_starts, page_table, q_stride, heads, kv_heads, D, page,
+    const Attention a = {q, keys, values, out, positions, span_starts, page_table, sinks, q_stride, heads, kv_heads, D, page,
                          spans, max_pages, window, (float)scale, (float)soft_cap, (int)dt};
     const int64_t es = size_of((int)dt), num_real = span_starts[spans];
     memset((char *)out + num_real * heads * D * es, 0, (size_t)((rows - num_real) * heads * D * es));

@@ -199,6 +199,7 @@ class CBackend:
         scale: float,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         num_tokens, heads, width = q.shape
         _, kv_heads, key_width, page_size = layer.keys.shape
@@ -209,11 +210,14 @@ class CBackend:
         assert _KV_BLOCK % page_size == 0 or page_size % _KV_BLOCK == 0, (
             f"pages of {page_size} positions do not fit blocks of 64"
         )
+        assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32)
+        assert sinks is None or sinks.is_contiguous()
         q = _with_packed_heads(q)
         out = torch.empty(num_tokens, heads * width, dtype=self.dtype)
         self._kernels.attention(
             *(out.data_ptr(), q.data_ptr(), q.stride(0), layer.keys.data_ptr(), layer.values.data_ptr()),
             *(batch.positions.data_ptr(), batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
+            _address(sinks),
             *(num_tokens, spans, max_pages, heads, kv_heads, width, page_size),
             *(scale, soft_cap or 0.0, 0 if window is None else window, self._code, self._num_threads),
         )
@@ -233,6 +237,18 @@ class CBackend:
         out = torch.empty(rows, double // 2, dtype=self.dtype)
         self._kernels.activation_mul(
             *(out.data_ptr(), gate_up.data_ptr(), rows, double // 2, is_gelu, self._code, self._num_threads)
+        )
+        return out
+
+    def swiglu_mul(self, gate_up: Tensor, *, alpha: float, limit: float) -> Tensor:
+        rows, double = gate_up.shape
+        assert gate_up.dtype is self.dtype
+        assert double % 2 == 0
+        gate_up = gate_up.contiguous()
+        out = torch.empty(rows, double // 2, dtype=self.dtype)
+        self._kernels.swiglu_mul(
+            *(out.data_ptr(), gate_up.data_ptr(), rows, double // 2, alpha, limit),
+            *(self._code, self._num_threads),
         )
         return out
 
@@ -259,7 +275,8 @@ class CBackend:
         *,
         canonical: bool,
     ) -> None:
-        if weights.gate_up is None or weights.down is None:  # a layer of experts
+        is_other = weights.sinks is not None or shape.clip_qkv or shape.activation == "clamped_swiglu"
+        if weights.gate_up is None or weights.down is None or is_other:  # as layers of experts are
             run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
             return
         num_tokens, hidden = x.shape

@@ -26,12 +26,16 @@ void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_str
               const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads);
 void run_activation_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t is_gelu, int64_t dt,
                         int64_t threads);
+/* gate_up [rows, 2 * width], gate first -> gate * sigmoid(alpha * gate) * (up + 1), rounded once; gate is limited
+ * to `limit`, up to -limit .. limit. */
+void run_swiglu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, double alpha, double limit, int64_t dt,
+                    int64_t threads);
 void run_store_kv(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
                const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt,
                int64_t threads);
 void run_attention(void *out, const void *q, int64_t q_stride, const void *keys, const void *values,
-                   const int64_t *positions, const int32_t *span_starts, const int32_t *page_table, int64_t rows,
-                   int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
+                   const int64_t *positions, const int32_t *span_starts, const int32_t *page_table,
+                   const float *sinks, int64_t rows, int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
                    double scale, double soft_cap, int64_t window, int64_t dt, int64_t threads);
 
 /* The arguments of one decoder layer; each field is one 64-bit word, in the order of backend.py.

@@ -24,10 +24,11 @@ _SIGNATURES = {
     "add_rms_norm": "ppppp" + "iiiiii" + "dd",
     "rope": "piipiippiiii",
     "activation_mul": "ppiiiii",
+    "swiglu_mul": "ppiiddii",
     "soft_cap": "pidi",
     "exp": "pii",
     "store_kv": "pppipipiiiiii",
-    "attention": "ppippppp" + "iiiiiii" + "ddiii",
+    "attention": "ppipppppp" + "iiiiiii" + "ddiii",
     "layer": "p" * 24 + "i" * 17 + "dddd",
     "sample": "ppiippppppi",
     "logsumexp": "ppiii",
@@ -55,6 +56,7 @@ class CKernels:
     add_rms_norm: Callable[..., None]
     rope: Callable[..., None]
     activation_mul: Callable[..., None]
+    swiglu_mul: Callable[..., None]
     soft_cap: Callable[..., None]
     exp: Callable[..., None]
     store_kv: Callable[..., None]

@@ -39,7 +39,7 @@ void run_layer(const LayerArguments *l) {
     run_rope(q, q_stride, H, k, k_stride, KV, l->cos, l->sin, rows, D, dt, threads);
     run_store_kv(l->keys, l->values, k, k_stride, v, width, l->slots, rows, KV, D, l->page, dt, threads);
     char *attended = arena_alloc(&arena, rows * H * D * es), *delta = arena_alloc(&arena, rows * l->hidden * es);
-    run_attention(attended, q, q_stride, l->keys, l->values, l->positions, l->span_starts, l->page_table, rows, l->spans,
+    run_attention(attended, q, q_stride, l->keys, l->values, l->positions, l->span_starts, l->page_table, NULL, rows, l->spans,
                   l->max_pages, H, KV, D, l->page, l->scale, l->soft_cap, l->window, dt, threads);
     run_linear(delta, attended, H * D, l->o, l->o_bias, rows, l->hidden, H * D, dt, dt, threads);
     AddNorm add = {.out = l->x, .residual = l->residual, .delta = delta, .delta_norm = l->attention_norm, .weight = l->post_norm,

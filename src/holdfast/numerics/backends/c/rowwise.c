@@ -182,6 +182,44 @@ void run_activation_mul(void *out, const void *gate_up, int64_t rows, int64_t wi
     }
 }
 
+/* A NaN is neither above nor below a limit. */
+INLINE vf limit_v(vf x, float low, float high) {
+    x = select_v((vi)(x > splat(high)), splat(high), x);
+    return select_v((vi)(x < splat(low)), splat(low), x);
+}
+
+/* gate * sigmoid(alpha * gate) * (up + 1) of limited gate and up, rounded once. */
+INLINE void swiglu_row(void *out, const void *gate_up, int64_t width, float alpha, float limit, const int dt) {
+    float stage[STAGE_LEN];
+    for (int64_t start = 0; start < width; start += STAGE_LEN) {
+        const int64_t count = min64(STAGE_LEN, width - start);
+        FOR_EACH_VECTOR(count, {
+            const vf gate = limit_v(load_partial(at(gate_up, start + i, dt), n, dt), -INFINITY, limit);
+            store_v(stage + i, splat(1.0f) + exp_v(gate * splat(-alpha)), F32);
+        })
+        FOR_EACH_VECTOR(count, {
+            const vf gate = limit_v(load_partial(at(gate_up, start + i, dt), n, dt), -INFINITY, limit);
+            const vf up = limit_v(load_partial(at(gate_up, width + start + i, dt), n, dt), -limit, limit);
+            const vf activated = gate / load_v(stage + i, F32);
+            store_partial(at_mut(out, start + i, dt), activated * (up + splat(1.0f)), n, dt);
+        })
+    }
+}
+
+void run_swiglu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, double alpha, double limit, int64_t dt,
+                    int64_t threads) {
+#pragma omp parallel num_threads((int)threads) if (rows * width > MIN_PARALLEL / 4)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(static) nowait
+        for (int64_t r = 0; r < rows; r++) {
+#define CALL(d_) swiglu_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, (float)alpha, (float)limit, d_)
+            BY_DTYPE(dt, CALL);
+#undef CALL
+        }
+    }
+}
+
 /* x = cap * tanh(x / cap), in place. */
 void run_soft_cap(float *x, int64_t count, double cap, int64_t threads) {
 #pragma omp parallel num_threads((int)threads) if (count > MIN_PARALLEL)

@@ -32,6 +32,7 @@ def attention(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """q [tokens, H, D] -> [tokens, H * D]; padding tokens are zero."""
     num_tokens, heads, width = q.shape
@@ -43,7 +44,9 @@ def attention(
         if span.shape[0] * layer.keys.shape[1] == 1:
             span, index = span.repeat(2), torch.cat((index, torch.full_like(index, -1)))
         valid = index >= 0
-        result = _attend_tiles(q, layer, batch, span, index.clamp(min=0), valid, scale, window, soft_cap)
+        result = _attend_tiles(
+            q, layer, batch, span, index.clamp(min=0), valid, scale, window, soft_cap, sinks
+        )
         out[index[valid]] = result[valid].to(q.dtype)
     return out
 
@@ -70,6 +73,7 @@ def _attend_tiles(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """T tiles -> fp32 [T, QUERY_TILE, H * D]."""
     heads, width = q.shape[1:]
@@ -81,6 +85,9 @@ def _attend_tiles(
     queries = queries.transpose(1, 2).reshape(tiles * kv_heads, QUERY_TILE * group, width)
     row_max = torch.full((tiles, kv_heads, QUERY_TILE, group, 1), _MASKED)
     row_sum = torch.zeros_like(row_max)
+    if sinks is not None:  # a score before the first position: its weight is exp(0), its value zero
+        row_max = sinks.view(1, kv_heads, 1, group, 1).expand_as(row_max)
+        row_sum = torch.ones_like(row_sum)
     acc = torch.zeros((tiles, kv_heads, QUERY_TILE, group, width))
     seen_from = int(torch.where(valid, first, last.max() + 1).min()) if window is not None else 0
     for start in range(seen_from // KV_BLOCK * KV_BLOCK, int(last.max()) + 1, KV_BLOCK):

@@ -149,8 +149,9 @@ class TorchBackend:
         scale: float,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        return attention(q, layer, batch, scale=scale, window=window, soft_cap=soft_cap)
+        return attention(q, layer, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -163,6 +164,11 @@ class TorchBackend:
         x32 = gate.to(torch.float32)
         doubled = x32 * (x32 * x32 * 0.0713548163 + 1.5957691216)
         return (x32 / (1.0 + torch.exp(-doubled))).to(self.dtype) * up
+
+    def swiglu_mul(self, gate_up: Tensor, *, alpha: float, limit: float) -> Tensor:
+        gate, up = (part.to(torch.float32) for part in gate_up.chunk(2, dim=-1))
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return (gate / (1.0 + torch.exp(gate * -alpha)) * (up + 1.0)).to(self.dtype)
 
     def exp(self, x: Tensor) -> Tensor:
         return torch.exp(x)

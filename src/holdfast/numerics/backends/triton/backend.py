@@ -150,7 +150,9 @@ class TritonBackend:
         scale: float,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        assert sinks is None, "attention sinks are not implemented in this backend"
         return attention.attention(
             q.contiguous(), layer, batch, scale=scale, window=window, soft_cap=soft_cap
         )
@@ -160,6 +162,9 @@ class TritonBackend:
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.silu_mul(gate_up, None, self.dtype, gelu=True)
+
+    def swiglu_mul(self, gate_up: Tensor, *, alpha: float, limit: float) -> Tensor:
+        return elementwise.swiglu_mul(gate_up, None, self.dtype, alpha=alpha, limit=limit)
 
     def exp(self, x: Tensor) -> Tensor:
         return torch.exp(x)
@@ -213,11 +218,12 @@ class TritonBackend:
         rope: RopeCosSin,
         canonical: bool,
     ) -> Tensor:
-        """`write_kv`; fused, unless the norm of q is over all heads."""
+        """`write_kv`; fused, unless the norm of q is over all heads or q, k and v are clipped."""
         q_norm, k_norm = weights.q_norm, weights.k_norm
         norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
-        if norms is not None and (norms[0].numel() != shape.head_dim or shape.centered_norm):
-            return write_kv(self, x, weights, shape, kv, batch, rope, canonical=canonical)
+        is_whole = norms is not None and norms[0].numel() != shape.head_dim
+        if is_whole or (norms is not None and shape.centered_norm) or shape.clip_qkv is not None:
+            return write_kv(self, x, weights, shape, kv, batch, rope, canonical=canonical).contiguous()
         qkv = self._gemm(x, weights.qkv, canonical)
         return rope_store.rope_store(qkv, weights.qkv.bias, norms, shape, rope.cos, rope.sin, kv, batch.slots)
 

@@ -1,5 +1,5 @@
 """Elementwise kernels: the embedding lookup, the gated activation after the gate-up GEMM
-(rounded(silu(gate)) * up, or with GELU), the soft cap of logits, and tanh."""
+(rounded(silu(gate)) * up, or with GELU; the clamped SwiGLU), the soft cap of logits, and tanh."""
 
 import torch
 import triton
@@ -67,6 +67,51 @@ def _gelu_times(gate, up):
     doubled = gate32 * tl.fma(gate32 * gate32, 0.0713548163, 1.5957691216)
     activated = (gate32 / (1.0 + tl.exp(-doubled))).to(gate.dtype).to(tl.float32)
     return (activated * up.to(tl.float32)).to(gate.dtype)
+
+
+def swiglu_mul(
+    data: Tensor, bias: Tensor | None, dtype: torch.dtype, *, alpha: float, limit: float
+) -> Tensor:
+    """The gate-up GEMM's result [rows, 2 I], gate first -> the clamped SwiGLU [rows, I], rounded
+    once."""
+    partial = as_partial_sums(data, bias)
+    assert partial.width % 2 == 0
+    out = torch.empty((partial.rows, partial.width // 2), dtype=dtype, device=data.device)
+    if out.numel():
+        _swiglu_mul[(partial.rows, triton.cdiv(partial.width // 2, _SILU_BLOCK))](
+            *(out, partial.data, partial.bias, partial.split_rows, alpha, limit),
+            WIDTH=partial.width // 2, SPLIT_K=partial.split_k, HAS_BIAS=partial.has_bias, BLOCK=_SILU_BLOCK,
+            num_warps=4, **pdl_launch,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["split_rows", "alpha", "limit"])
+def _swiglu_mul(
+    out, data, bias, split_rows, alpha, limit,
+    WIDTH: tl.constexpr, SPLIT_K: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    pdl_begin(PDL)
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < WIDTH
+    dtype = out.dtype.element_ty
+    gate = load_sum(data, bias, row, column, mask, split_rows, 2 * WIDTH, SPLIT_K, HAS_BIAS)
+    up = load_sum(data, bias, row, WIDTH + column, mask, split_rows, 2 * WIDTH, SPLIT_K, HAS_BIAS)
+    result = swiglu_times(gate.to(dtype), up.to(dtype), alpha, limit)
+    tl.store(out + row.to(tl.int64) * WIDTH + column, result, mask=mask)
+
+
+@triton.jit
+def swiglu_times(gate, up, alpha, limit):
+    """gate * sigmoid(alpha * gate) * (up + 1) of limited gate and up, rounded once to their dtype. NaN
+    stays NaN: it is neither above nor below a limit."""
+    gate32, up32 = gate.to(tl.float32), up.to(tl.float32)
+    gate32 = tl.where(gate32 > limit, limit, gate32)
+    up32 = tl.where(up32 > limit, limit, tl.where(up32 < -limit, -limit, up32))
+    activated = gate32 / (1.0 + tl.exp(-(gate32 * alpha)))
+    return (activated * (up32 + 1.0)).to(gate.dtype)
 
 
 @triton.jit
