@@ -40,6 +40,7 @@ DECIDES_NOTHING = {
     "core/logprobs.py": "data for the client",
     "core/options.py": "declares settings",
     "core/results.py": "data for the client",
+    "core/sent_answer.py": "data from the server to the engine; the engine verifies it",
     "engine/async_engine.py": "calls the engine",
     "engine/async_llm.py": "calls the engine",
     "engine/background_work.py": "when checks run; the certificate says what they found",

@@ -15,6 +15,14 @@ class TokensCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class TokensConfirmed:
+    """Tokens that another engine sent came out again, bit for bit."""
+
+    request_id: int
+    samples: tuple[Sampled, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PromptScored:
     """Logprobs of the next tokens of the prompt."""
 
@@ -60,4 +68,12 @@ class RequestEnded:
     error_code: str | None = None  # of a class in `holdfast.errors`
 
 
-Event = TokensCommitted | PromptScored | PromptPooled | ThoughtsCommitted | CertificateChecked | RequestEnded
+Event = (
+    TokensCommitted
+    | TokensConfirmed
+    | PromptScored
+    | PromptPooled
+    | ThoughtsCommitted
+    | CertificateChecked
+    | RequestEnded
+)

@@ -9,6 +9,7 @@ from typing import Protocol
 from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sent_answer import SentChoice
 
 _MASK = (1 << 64) - 1
 
@@ -36,7 +37,8 @@ class Request:
     before the salt, their full pages are shared by all. tenant is an opaque name:
     tenants get equal shares of the engine while it is busy. max_running is the number of requests of
     this tenant that may run at once.
-    pooling: the result is an embedding of the prompt.
+    pooling: the result is an embedding of the prompt. sent is what the client has of each answer
+    already, if another engine began it.
     """
 
     request_id: int
@@ -56,6 +58,7 @@ class Request:
     tenant: str = ""
     max_running: int | None = None
     pooling: Pooling | None = None
+    sent: tuple[SentChoice, ...] = ()
     grammars: tuple[Grammar, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -83,6 +86,7 @@ class Request:
                 index=index,
                 leader=self.request_id if index else None,
                 score_from=None if index else self.score_from,
+                sent=self.sent[index : index + 1],
             )
             for index in range(self.params.n)
         )

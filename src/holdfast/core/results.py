@@ -270,10 +270,12 @@ class Delta(NamedTuple):
     """What one choice gained since its last delta.
 
     Tokens may come without text, and text later than its tokens. Thoughts come before the tokens
-    they led to. The last delta of a choice has its finish_reason and stop_reason. A named tuple, because a server
-    sends thousands a second between its processes, and msgspec encodes tuples ten times as fast as
-    dataclasses. Where one is made for each token, `tuple.__new__` makes it: the named tuple's own
-    constructor is a Python function and takes longer.
+    they led to. The last delta of a choice has its finish_reason and stop_reason. token_logprobs are the
+    exact fp32 logprobs of a deterministic request's tokens, requested or not: if the engine must be
+    restarted, they are compared. A named tuple, because a server sends thousands a second between its
+    processes, and msgspec encodes tuples ten times as fast as dataclasses. Where one is made for each
+    token, `tuple.__new__` makes it: the named tuple's own constructor is a Python function and takes
+    longer.
     """
 
     text: str = ""
@@ -283,6 +285,7 @@ class Delta(NamedTuple):
     finish_reason: FinishReason | None = None
     thoughts: tuple[Thought, ...] = ()
     stop_reason: str | int | None = None
+    token_logprobs: tuple[float, ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -21,8 +21,9 @@ from holdfast.core.events import CertificateChecked, Event, RequestEnded, Tokens
 from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import Request
-from holdfast.core.results import Delta, RequestOutput, Thought, with_changes
+from holdfast.core.results import Delta, RequestOutput, Stats, Thought, with_changes
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sent_answer import SentAnswer, SentChoice
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan, ThoughtIds
 from holdfast.engine.background_work import BackgroundWork
 from holdfast.engine.certifier import Certifier
@@ -188,6 +189,7 @@ class Engine:
         tenant: str = "",
         max_running: int | None = None,
         token: CancelToken | None = None,
+        sent: SentAnswer | None = None,
     ) -> Request:
         """Make a valid request, or raise an error that says what is wrong.
 
@@ -200,7 +202,8 @@ class Engine:
         share cached pages if they have the same cache_salt; those of the first shared_len tokens of
         the prompt are shared by all. tenant is an opaque name: tenants get
         equal shares of the engine while it is busy, and at most max_running requests of one run at
-        once. Raises `Cancelled` soon after the token is cancelled.
+        once. sent is what the client has of the answers already, if another engine began them: the
+        outputs continue after it. Raises `Cancelled` soon after the token is cancelled.
         """
         self._require_own_process()
         return self._input_processor.process(
@@ -216,6 +219,7 @@ class Engine:
             tenant=tenant,
             max_running=max_running,
             token=token,
+            sent=sent,
         )
 
     def prepares_quickly(self, params: SamplingParams) -> bool:
@@ -240,13 +244,40 @@ class Engine:
         collector = ResultCollector(request, outputs, wants_deltas=wants_deltas)
         with self._change:
             for branch in branches:
-                self.scheduler.submit(branch, outputs[branch.request_id], _grammar(request, branch))
                 self._collectors[branch.request_id] = collector
+                if branch.sent and branch.sent[0].has_ended:
+                    self._restore_ended(collector, branch, branch.sent[0])
+                else:
+                    self.scheduler.submit(branch, outputs[branch.request_id], _grammar(request, branch))
 
     def _choice_output(self, branch: Request) -> ChoiceOutput:
         skip = branch.params.skip_special_tokens
         detokenizer = Detokenizer(self.tokenizer, branch.prompt_ids, skip_special_tokens=skip)
-        return ChoiceOutput(branch, detokenizer)
+        output = ChoiceOutput(branch, detokenizer)
+        if branch.sent:
+            sent = branch.sent[0]
+            output.restore(sent, [self._decode_thought(*one) for one in enumerate(sent.thoughts)])
+        return output
+
+    def _restore_ended(self, collector: ResultCollector, branch: Request, sent: SentChoice) -> None:
+        """A choice ended in another engine, and others of its request run. A deterministic one is
+        computed again and must end alike. An ordinary one only if it scores the prompt."""
+        assert sent.finish_reason is not None
+        branch_id = branch.request_id
+        ended = RequestEnded(branch_id, sent.finish_reason, "none", Stats())
+        _, choice = collector.outputs[branch_id].finish(ended)
+        if not branch.deterministic and branch.score_from is None:
+            collector.adopt_ended(choice, ended)
+            return
+        if branch.deterministic:
+            if choice.logprobs is not None:
+                choice = replace(choice, logprobs=sent.logprobs)
+        else:
+            branch = replace(branch, params=_up_to(branch.params, len(sent.token_ids)))
+        again = replace(branch, sent=(sent.before_last(),))
+        output = self._choice_output(again)
+        collector.restore_ended(branch_id, output, choice)
+        self.scheduler.submit(again, output, _grammar(collector.request, branch))
 
     def abort(self, request_id: int) -> list[RequestOutput]:
         """End a request with all its choices."""
@@ -498,7 +529,7 @@ class Engine:
         """
         branches = {branch.request_id: branch for branch in collector.request.branches()}
         for branch_id in collector.ended_ids:
-            branch = branches[branch_id]
+            branch = replace(branches[branch_id], sent=())
             output = self._choice_output(branch)
             collector.recompute(branch_id, output)
             grammar = _grammar(collector.request, branch)
@@ -520,6 +551,10 @@ class Engine:
 
 def _grammar(request: Request, branch: Request) -> Grammar | None:
     return request.grammars[branch.index] if request.grammars else None
+
+
+def _up_to(params: SamplingParams, num_tokens: int) -> SamplingParams:
+    return replace(params, max_tokens=num_tokens, min_tokens=min(num_tokens, params.min_tokens))
 
 
 def _ends_tokens(before: Event | None, event: Event) -> bool:

@@ -16,6 +16,7 @@ from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import Request
 from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults, SamplingParams, show
+from holdfast.core.sent_answer import SentAnswer
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
 from holdfast.text.tokenizer import Tokenizer
@@ -92,6 +93,7 @@ class InputProcessor:
         tenant: str = "",
         max_running: int | None = None,
         token: CancelToken | None = None,
+        sent: SentAnswer | None = None,
     ) -> Request:
         """See `Engine.prepare`. A text completion is tokenised alone, without special tokens."""
         if not isinstance(params, SamplingParams):
@@ -111,6 +113,8 @@ class InputProcessor:
         if params.echo and completion is None:
             echo = echo_text or self._decode(prompt, prompt_ids)
         self._require_room(len(prompt_ids) + params.max_tokens)
+        if sent is not None:
+            self._check_sent(sent, params)
         grammars: tuple[Grammar, ...] = ()
         if params.structured is not None:
             grammars = tuple(self._grammars.compile(params.structured, token) for _ in range(params.n))
@@ -118,7 +122,7 @@ class InputProcessor:
             request_id=self._take_ids(params.n) if request_id is None else request_id,
             prompt_ids=prompt_ids,
             params=params,
-            seed=self.limits.defaults.seed_of(params),
+            seed=self.limits.defaults.seed_of(params) if sent is None else sent.seed,
             eos_ids=self.limits.eos_ids,
             score_from=score_from,
             bad_words=self._bad_words.get(params.bad_texts),
@@ -130,8 +134,34 @@ class InputProcessor:
             tenant=tenant,
             max_running=max_running,
             pooling=pooling,
+            sent=() if sent is None else sent.choices,
             grammars=grammars,
         )
+
+    def _check_sent(self, sent: SentAnswer, params: SamplingParams) -> None:
+        """What was sent must be the beginning of an answer to this request."""
+        if len(sent.choices) != params.n:
+            raise InvalidRequest(f"{len(sent.choices)} answers were sent, but n is {params.n}")
+        if all(choice.has_ended for choice in sent.choices):
+            raise InvalidRequest("every answer that was sent has ended; nothing is left to generate")
+        for choice in sent.choices:
+            ids = choice.token_ids
+            if ids and not (min(ids) >= 0 and max(ids) < self.limits.vocab_size):
+                raise InvalidRequest(
+                    f"the answer that was sent holds a token id that is not in the vocabulary of "
+                    f"{self.limits.vocab_size} tokens"
+                )
+            if choice.has_ended and not ids:
+                raise InvalidRequest("an answer that has ended holds at least one token")
+            if ids and not choice.has_ended and len(ids) >= params.max_tokens:
+                raise InvalidRequest(
+                    f"{len(ids)} tokens were sent and max_tokens is {params.max_tokens}; ask for more tokens"
+                )
+            logprob_ids = tuple(one.token_id for one in choice.logprobs)
+            if params.deterministic and logprob_ids != ids:
+                raise InvalidRequest(
+                    "a deterministic answer that was sent needs the logprob of each of its tokens"
+                )
 
     def is_quick(self, params: SamplingParams) -> bool:
         """Whether the grammar and the bad words of such a request are known already."""

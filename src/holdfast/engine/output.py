@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from holdfast.core.events import RequestEnded
 from holdfast.core.request import Request
 from holdfast.core.results import Choice, Delta, Thought
+from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import Sampled, TokenLogprob
 from holdfast.core.stop_rules import find_stop, held_back_len
 from holdfast.text.detokenizer import Detokenizer
@@ -28,6 +29,7 @@ class ChoiceOutput:
         self._stop_ids = eos_ids | frozenset(request.params.stop_ids)
         self._shows_stop = request.params.include_stop_str_in_output
         self._wants_logprobs = request.params.logprobs is not None
+        self._is_deterministic = request.deterministic
         self._text = ""
         self._shown_len = 0  # characters of the text that were in a delta
         self._stop: str | None = None  # the stop string that ended the text
@@ -37,6 +39,24 @@ class ChoiceOutput:
         self._echo = request.echo_text  # until it is shown
         self._thoughts: list[Thought] = []
         self.logprobs: list[TokenLogprob] = []  # of every token whose logprob was computed, requested or not
+
+    def restore(self, sent: SentChoice, thoughts: Sequence[Thought]) -> None:
+        """Continue after what another engine sent. Logprobs of a deterministic choice are added when
+        they are confirmed."""
+        for token_id in sent.token_ids:
+            self.push(token_id)
+        self._detokenize()
+        self._token_ids += sent.token_ids
+        self._thoughts += thoughts
+        if not self.request.deterministic:
+            self.logprobs += sent.logprobs
+        if sent.num_chars:
+            self._shown_len = sent.num_chars - len(self._echo)
+            self._echo = ""
+
+    def confirm_samples(self, samples: Sequence[Sampled]) -> None:
+        """Tokens that another engine sent came out again."""
+        self.logprobs += [sample.logprob for sample in samples if sample.logprob is not None]
 
     def push(self, token_id: int) -> bool:
         """Take one committed token.
@@ -96,7 +116,9 @@ class ChoiceOutput:
         hidden_len = held_back_len(self._text, self._stops) if self._stops and self._stop is None else 0
         text = self._show(len(self._text) - hidden_len)
         shown_logprobs = logprobs if self._wants_logprobs else None
-        return tuple.__new__(Delta, (text, token_ids, shown_logprobs, self.request.index, None, (), None))
+        values = tuple([one.logprob for one in logprobs]) if self._is_deterministic else ()
+        index = self.request.index
+        return tuple.__new__(Delta, (text, token_ids, shown_logprobs, index, None, (), None, values))
 
     def add_thoughts(self, thoughts: Sequence[Thought]) -> Delta:
         """The delta of newly committed thoughts."""

@@ -8,7 +8,14 @@ with `GuaranteeLost`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.core.events import PromptPooled, PromptScored, RequestEnded, ThoughtsCommitted, TokensCommitted
+from holdfast.core.events import (
+    PromptPooled,
+    PromptScored,
+    RequestEnded,
+    ThoughtsCommitted,
+    TokensCommitted,
+    TokensConfirmed,
+)
 from holdfast.core.request import Request
 from holdfast.core.results import Choice, Delta, Result, Thought, sum_stats, weakest
 from holdfast.core.step_plan import ThoughtIds, TokenLogprob
@@ -47,6 +54,7 @@ class ResultCollector:
         self._scores: list[TokenLogprob] = []
         self._embedding: bytes | None = None
         self._sent: dict[int, _SentChoice] = {}  # of branches that are computed again
+        self._restored: dict[int, Choice] = {}  # of branches that ended in another engine
 
     @property
     def open_ids(self) -> tuple[int, ...]:
@@ -77,15 +85,32 @@ class ResultCollector:
         self.outputs[branch] = output
         del self._ends[branch]
 
+    def restore_ended(self, branch: int, output: ChoiceOutput, sent: Choice) -> None:
+        """A choice that ended in another engine is computed again, into this output."""
+        self.outputs[branch] = output
+        self._restored[branch] = sent
+
+    def adopt_ended(self, choice: Choice, ended: RequestEnded) -> None:
+        """An ordinary choice ended in another engine. It is not computed again."""
+        self._choices[ended.request_id], self._ends[ended.request_id] = choice, ended
+
     def process(
         self,
-        event: TokensCommitted | PromptScored | PromptPooled | ThoughtsCommitted | RequestEnded,
+        event: TokensCommitted
+        | TokensConfirmed
+        | PromptScored
+        | PromptPooled
+        | ThoughtsCommitted
+        | RequestEnded,
         decode_thought: DecodeThought,
     ) -> Delta | None:
         """Process an event of one branch. Returns what the client is sent, if anything."""
         branch = event.request_id
         if isinstance(event, PromptScored):
             self._scores.extend(event.logprobs)
+            return None
+        if isinstance(event, TokensConfirmed):
+            self.outputs[branch].confirm_samples(event.samples)
             return None
         if isinstance(event, PromptPooled):
             self._embedding = event.embedding
@@ -101,11 +126,14 @@ class ResultCollector:
             )
         else:
             delta = self._end(event)
-        return delta if self._wants_deltas and branch not in self._sent else None
+        is_known = branch in self._sent or branch in self._restored
+        return delta if self._wants_deltas and not is_known else None
 
     def _end(self, ended: RequestEnded) -> Delta:
         branch = ended.request_id
         delta, choice = self.outputs[branch].finish(ended)
+        if branch in self._restored:
+            choice, ended = self._confirm_restored(choice, ended, self._restored[branch])
         sent = self._sent.get(branch)
         if sent is not None:
             choice, ended = self._confirm(choice, ended, sent)
@@ -129,6 +157,22 @@ class ResultCollector:
             return replace(sent.choice, finish_reason=ended.reason), replace(ended, determinism="none")
         return sent.choice, ended
 
+    def _confirm_restored(
+        self, choice: Choice, ended: RequestEnded, sent: Choice
+    ) -> tuple[Choice, RequestEnded]:
+        """Compare a deterministic choice with what another engine sent. An ordinary one may differ:
+        the client keeps what it has."""
+        if ended.reason in ("abort", "error"):
+            return replace(sent, finish_reason=ended.reason), ended
+        if not self.request.deterministic:
+            return sent, ended
+        if _without_top(choice) != _without_top(sent):
+            ended = replace(
+                ended, reason="error", determinism="none", error=_LOST, error_code=GuaranteeLost.code
+            )
+            return replace(sent, finish_reason="error"), ended
+        return choice, ended
+
     def _make_result(self) -> Result:
         request, ends = self.request, list(self._ends.values())
         scores: tuple[TokenLogprob | None, ...] | None = None
@@ -148,3 +192,10 @@ class ResultCollector:
             error_code=None if failed is None else failed.error_code,
             embedding=self._embedding,
         )
+
+
+def _without_top(choice: Choice) -> Choice:
+    """The choice with the logprobs of its own tokens only."""
+    if choice.logprobs is None:
+        return choice
+    return replace(choice, logprobs=tuple(replace(one, top=()) for one in choice.logprobs))

@@ -107,6 +107,7 @@ class Batcher:
         if certified:
             max_tokens = min(max_tokens, sizes[-1])
         decoding, prefilling = self._split(max_tokens)
+        decoding = self._draft_unconfirmed(decoding, max_tokens)
         decoding = self._draft(decoding, prefilling, max_tokens)
         budget = max_tokens
         planned: dict[int, Span] = {}
@@ -410,6 +411,28 @@ class Batcher:
                 num_spare -= state.tokens.num_candidates
                 num_tokens += state.tokens.num_candidates
         return [state for state in decoding if state.request_id not in left_out] if left_out else decoding
+
+    def _draft_unconfirmed(self, decoding: list[RequestState], budget: int) -> list[RequestState]:
+        """Draft tokens that another engine sent, as many as fit the pass. Returns the requests of
+        this plan: one with a token in flight drafts in the next."""
+        confirming = self._queue.confirming
+        if not confirming:
+            return decoding
+        num_spare = budget - len(decoding)
+        left_out: set[int] = set()
+        for state in [one for one in decoding if one.request_id in confirming]:
+            if not state.is_confirming:
+                confirming.discard(state.request_id)
+                continue
+            left = self._shares.num_left(state.request.tenant, state.sampled_cost)
+            max_candidates = min(num_spare, left, self._pool.num_available * self._pool.page_size)
+            if state.in_flight.spans:
+                left_out.add(state.request_id)
+            elif max_candidates > 0 and not state.tokens.num_candidates:
+                state.propose(max_candidates)
+                self._shares.take(state.request.tenant, state.tokens.num_candidates, state.sampled_cost)
+                num_spare -= state.tokens.num_candidates
+        return [state for state in decoding if state.request_id not in left_out]
 
     def _draft_windows(self, decoding: list[RequestState]) -> None:
         """Draft whole windows: tokens to be confirmed, or n-grams that are right nearly always."""

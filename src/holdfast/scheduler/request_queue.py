@@ -49,6 +49,7 @@ class RequestQueue:
         self._spot_checker = spot_checker
         self.waiting = WaitingRequests()
         self.running: dict[int, RequestState] = {}
+        self.confirming: set[int] = set()  # requests with tokens of another engine to confirm
         self._by_arrival: list[RequestState] | None = []
         self._num_running: Counter[str] = Counter()  # by tenant
         self._last_admitted: dict[str, int] = {}  # when each tenant was, by number of admissions
@@ -60,6 +61,8 @@ class RequestQueue:
 
     def enqueue(self, state: RequestState) -> None:
         self.waiting.add(state)
+        if state.request.sent and state.is_confirming:
+            self.confirming.add(state.request_id)
 
     @property
     def num_tenants(self) -> int:
@@ -261,6 +264,7 @@ class RequestQueue:
         """The request no longer runs. Returns its request index, which the caller frees, or -1."""
         if self.running.pop(state.request_id, None) is None:
             return -1
+        self.confirming.discard(state.request_id)
         self._by_arrival = None
         self._forget(state.request.tenant)
         request_index, state.request_index = state.request_index, -1

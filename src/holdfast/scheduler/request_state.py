@@ -30,6 +30,7 @@ from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import HiddenStates
 from holdfast.core.request import AnswerText, Request
 from holdfast.core.results import Determinism, Stats
+from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import Sampled, Sampling, ThoughtIds
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
 from holdfast.errors import AnswerFailed, GuaranteeLost, NoTokenAllowed, PassFailed
@@ -147,6 +148,26 @@ class RequestState:
         # The host must know the tokens before the next one: it is not planned while a token is in
         # flight. Other requests do not wait for it.
         self.is_synchronous = grammar is not None
+        self.confirmed: list[Sampled] = []  # tokens of another engine, confirmed since the last step
+        if request.sent:
+            self._restore(request.sent[0])
+
+    def _restore(self, sent: SentChoice) -> None:
+        """Continue an answer of another engine. What a deterministic request was sent must be
+        confirmed; an ordinary one goes on after it."""
+        if self.thoughts is not None:
+            self.thoughts.restore(sent.thoughts)
+        if self.deterministic:
+            self.sent.restore(sent)
+            return
+        for token_id in sent.token_ids:
+            self.tokens.commit(token_id)
+            if self.proposer is not None:
+                self.proposer.commit(token_id)
+            if self.grammar is not None:
+                self.grammar.commit(token_id)
+        self.stats.candidates += len(sent.token_ids)
+        self.stats.accepted += len(sent.token_ids)
 
     # Lengths
 
@@ -365,6 +386,8 @@ class RequestState:
             if self.grammar is not None:
                 self.grammar.commit(token_id)
             if num_committed <= outcome.num_sent_before:
+                if self.sent.recompute(tokens.num_output, sample):
+                    self.confirmed.append(sample)
                 continue
             self.sent.add(sample)
             if self._text.push(token_id):
@@ -431,7 +454,8 @@ class RequestState:
         )
 
     def _lose_guarantee(self) -> None:
-        self.is_lost = True
+        # Bits of another engine prove nothing about this one's certificate.
+        self.is_lost = not self.request.sent
         if self.failure is None:
             self._fail(
                 GuaranteeLost(

@@ -40,6 +40,7 @@ from holdfast.core.events import (
     RequestEnded,
     ThoughtsCommitted,
     TokensCommitted,
+    TokensConfirmed,
 )
 from holdfast.core.grammar import Grammar
 from holdfast.core.request import AnswerText, Request
@@ -335,6 +336,9 @@ class Scheduler:
             events.append(PromptPooled(state.request_id, state.pooled.embedding))
         if new_thoughts:
             events.append(ThoughtsCommitted(state.request_id, new_thoughts))
+        if state.confirmed:
+            events.append(TokensConfirmed(state.request_id, tuple(state.confirmed)))
+            state.confirmed.clear()
         if new_tokens:
             events.append(TokensCommitted(state.request_id, new_tokens))
         if state.computed_len >= state.prefix_cursor.next_len and self.config.prefix_cache:

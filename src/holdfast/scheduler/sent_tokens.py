@@ -1,9 +1,11 @@
 """What a client has been sent. After a revocation every deterministic answer is computed again, and
-what was sent must come out again, bit for bit. Until it has, it is unconfirmed.
+what was sent must come out again, bit for bit. Until it has, it is unconfirmed. So is what another
+engine sent before this one continued the answer.
 """
 
 from collections.abc import Sequence
 
+from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import Sampled, TokenLogprob
 
 
@@ -16,6 +18,8 @@ class SentTokens:
         self._samples: list[Sampled] = []
         self._scores: list[TokenLogprob] = []
         self._num_scored = 0  # scores that are confirmed
+        self._num_restored = 0  # tokens that another engine sent
+        self._num_recomputed = 0  # those of them that this engine has computed
 
     @property
     def num_sent(self) -> int:
@@ -25,10 +29,30 @@ class SentTokens:
         if self._keeps:
             self._samples.append(sample)
 
+    def restore(self, sent: SentChoice) -> None:
+        """Another engine sent this. Of its logprobs only those of the tokens themselves are known."""
+        self._samples = [
+            Sampled(token_id, logprob)
+            for token_id, logprob in zip(sent.token_ids, sent.logprobs, strict=True)
+        ]
+        self._num_restored = len(self._samples)
+
+    def recompute(self, number: int, sample: Sampled) -> bool:
+        """The number-th token is confirmed by this sample. Whether another engine sent it, and this
+        one computed it for the first time."""
+        if not self._num_recomputed < number <= self._num_restored:
+            return False
+        self._samples[number - 1] = sample
+        self._num_recomputed = number
+        return True
+
     def confirms(self, number: int, sample: Sampled) -> bool:
         """Whether the sample is the number-th token that was sent, counted from 1, its logprobs
         included."""
         sent = self._samples[number - 1]
+        if self._num_recomputed < number <= self._num_restored:
+            assert sent.logprob is not None and sample.logprob is not None
+            return (sent.token_id, sent.logprob.logprob) == (sample.token_id, sample.logprob.logprob)
         return (sent.token_id, sent.logprob) == (sample.token_id, sample.logprob)
 
     def unconfirmed(self, num_output: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from holdfast.core.pooling import Pooling
 from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, weakest
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sent_answer import SentAnswer
 from holdfast.errors import EngineStopped, HoldfastError
 from holdfast.server.cache_isolation import SharedPrompts, cache_scope
 from holdfast.server.errors import ApiError, answer_error, to_api_error
@@ -77,9 +78,10 @@ class Call:
         want_receipt: bool = False,
         cache_salt: str | None = None,
         pooling: Pooling | None = None,
+        sent: SentAnswer | None = None,
     ) -> None:
         """Send the engine one prompt; with completion_ids, to score this completion; with pooling,
-        to embed it.
+        to embed it; with sent, to continue answers that the client has so far.
 
         A receipt needs the fingerprint. Wait for it here, so that the engine's loop never has to.
         """
@@ -103,6 +105,7 @@ class Call:
                 pooling=pooling,
                 tenant=self.tenant.id,
                 max_running=self.tenant.limits.max_running,
+                sent=sent,
             )
         self.streams.append(stream)
         self._meter.add_prompt(len(self.prompts[-1]), params.n, params.max_tokens)

@@ -54,6 +54,14 @@ class ThoughtLog:
         """Whether thoughts that were sent are not confirmed yet."""
         return self._num_committed < self._num_unconfirmed
 
+    def restore(self, thoughts: Sequence[ThoughtIds]) -> None:
+        """Another engine sent these, after chunks 0, 1, 2, ... They are the best guesses."""
+        self._sent = list(thoughts)
+        self._latest.update(enumerate(thoughts))
+        self._guess_limit = max(self._guess_limit, len(thoughts))
+        if self._confirms:
+            self._num_unconfirmed = len(thoughts)
+
     # Guesses
 
     def max_stop(self, start: int, stop: int, *, is_window: bool = False) -> int:

@@ -17,6 +17,7 @@ from holdfast.core.framing import ConnectionLost
 from holdfast.core.pooling import Pooling
 from holdfast.core.results import RequestOutput
 from holdfast.core.sampling_params import SamplingParams, params_to_json
+from holdfast.core.sent_answer import SentAnswer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import CertificateState, EngineStatus
 from holdfast.engine.tracer import StepTrace
@@ -121,6 +122,7 @@ class EngineLink:
         pooling: Pooling | None = None,
         tenant: str = "",
         max_running: int | None = None,
+        sent: SentAnswer | None = None,
     ) -> ResponseStream:
         """Send a request.
 
@@ -141,6 +143,7 @@ class EngineLink:
             pooling,
             tenant,
             max_running,
+            sent,
         )
         self._send(message)  # raises for what cannot be encoded; then there is no stream
         self.next_id += params.n

@@ -80,6 +80,7 @@ class EngineServer:
                 tenant=message.tenant,
                 max_running=message.max_running,
                 token=token,
+                sent=message.sent,
             )
         except Cancelled:
             self.worker.post(lambda: self._forget(message.request_id))

@@ -20,6 +20,7 @@ import msgspec
 from holdfast.core.framing import pack_frame, read_frame, read_frame_async
 from holdfast.core.pooling import Pooling
 from holdfast.core.results import RequestOutput
+from holdfast.core.sent_answer import SentAnswer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import CertificateState, EngineStatus
 from holdfast.engine.tracer import StepTrace
@@ -45,7 +46,8 @@ class Submit(Message, frozen=True):
     embed the prompt.
 
     settings are those of `SamplingParams`, as a receipt writes them. The n choices take the ids
-    request_id to request_id + n - 1.
+    request_id to request_id + n - 1. sent: another engine began the answers, and the client has this
+    of them.
     """
 
     request_id: int
@@ -59,6 +61,7 @@ class Submit(Message, frozen=True):
     pooling: Pooling | None = None
     tenant: str = ""
     max_running: int | None = None
+    sent: SentAnswer | None = None
 
 
 class Abort(Message, frozen=True):
