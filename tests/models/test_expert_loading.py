@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from holdfast.engine.config import EngineConfig
-from holdfast.errors import BadWeights, ConfigError, UnsupportedModel
+from holdfast.errors import BadWeights, UnsupportedModel
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import parse_config
 from holdfast.models.decoder import load_decoder
@@ -86,12 +85,3 @@ def test_bad_fields_are_refused(changes: dict[str, Any], key: str) -> None:
     fields = random_model("qwen3_moe").config.to_dict() | {"model_type": "qwen3_moe"}
     with pytest.raises(UnsupportedModel, match=key):
         parse_config(fields | changes)
-
-
-def test_experts_on_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.engine.builder import _refuse_experts_on_gpu
-
-    monkeypatch.setattr("holdfast.engine.builder.uses_triton", lambda kernels, device: True)
-    config = parse_config(random_model("olmoe").config.to_dict())
-    with pytest.raises(ConfigError, match=r"mixture of experts \(olmoe\).*device cpu"):
-        _refuse_experts_on_gpu(EngineConfig(), config, torch.device("cpu"))

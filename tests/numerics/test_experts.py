@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.numerics.experts import Expert, Experts, combine, route, run_experts
+from holdfast.numerics.experts import Expert, ExpertLinears, Experts, combine, route, run_experts
 from holdfast.numerics.ops import Backend
 
 HIDDEN, INNER, NUM_EXPERTS, TOP_K = 48, 40, 5, 2
@@ -21,9 +21,11 @@ def _experts(ops: Backend, dtype: torch.dtype, router: Tensor, *, has_shared: bo
         gate_up, down = _random(2 * INNER, HIDDEN, seed=seed), _random(HIDDEN, INNER, seed=seed + 50)
         return Expert(ops.pack(gate_up.mul(0.2).to(dtype)), ops.pack(down.mul(0.2).to(dtype)))
 
+    experts = [expert(seed) for seed in range(NUM_EXPERTS)]
     return Experts(
         router=ops.pack(router.to(dtype)),
-        experts=tuple(expert(seed) for seed in range(NUM_EXPERTS)),
+        gate_up=ExpertLinears(tuple(one.gate_up for one in experts)),
+        down=ExpertLinears(tuple(one.down for one in experts)),
         top_k=TOP_K,
         normalizes=not has_shared,
         shared=expert(90) if has_shared else None,

@@ -42,6 +42,19 @@ def tiny_config(**changes: Any) -> DecoderConfig:
     return parse_config(tiny_fields(**changes))
 
 
+def tiny_moe_config() -> DecoderConfig:
+    """The same with eight experts in each layer, of which a token has two."""
+    experts = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    }
+    return tiny_config(**experts)
+
+
 def tiny_engine(config: EngineConfig, *, near_ties: bool = False, seed: int = 0, eos_id: int = EOS) -> Engine:
     """An engine over random weights with a large deviation, so that tokens vary.
 

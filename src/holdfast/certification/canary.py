@@ -37,6 +37,7 @@ _MAX_CPU_WEIGHT = 1 << 23  # elements; a larger weight is tried with fewer colum
 _STRIDE = 20011  # values between the starts of two parts
 _NUM_SAMPLED = 8
 _SHORT_WINDOW = 40  # shorter than the context of the attention
+_FP32_OUTPUTS = ("head", "router", "shared_gate")
 _FAST_SIZES = (1, 5)  # and twice the reference
 
 
@@ -100,8 +101,8 @@ class _Bench:
     def reference(self) -> Iterator[tuple[str, Tensor]]:
         """(name, result) of every operation, in canonical form where there are two."""
         for (n, k), (name, has_bias) in reversed(self._shapes.items()):
-            linear = self._linear(n, k, has_bias)
-            yield f"{name} {n}x{k}", self._gemm(linear, self._num_rows, name == "head", canonical=True)
+            linear = self._linear(name, n, k, has_bias)
+            yield f"{name} {n}x{k}", self._gemm(linear, self._num_rows, name in _FP32_OUTPUTS, canonical=True)
         yield "subnormal numbers", self._subnormal()
         yield "rms_norm", self._rms_norm()
         yield "add_rms_norm", self._add_rms_norm()
@@ -124,12 +125,12 @@ class _Bench:
         only."""
         sizes = _FAST_SIZES if self._is_interpreted else (*_FAST_SIZES, 2 * self._num_rows)
         for (n, k), (name, has_bias) in reversed(self._shapes.items()):
-            is_head = name == "head"
-            if is_head and self._backend.recipe.path != "triton":
+            if name == "head" and self._backend.recipe.path != "triton":
                 continue
-            linear = self._linear(n, k, has_bias)
+            linear = self._linear(name, n, k, has_bias)
             for size in sizes:
-                yield f"{name} {n}x{k} {size}", self._gemm(linear, size, is_head, canonical=False)
+                out = self._gemm(linear, size, name in _FP32_OUTPUTS, canonical=False)
+                yield f"{name} {n}x{k} {size}", out
         if not self._is_interpreted:
             yield "decode", self._attention(1, None)
 
@@ -157,15 +158,18 @@ class _Bench:
             return shape
         return max(1, _MAX_CPU_WEIGHT // k // 64 * 64), k
 
-    def _linear(self, n: int, k: int, has_bias: bool) -> Linear:
+    def _linear(self, name: str, n: int, k: int, has_bias: bool) -> Linear:
         n, k = self._cut((n, k))
         bias = self._take(n, torch.float32, 3) if has_bias else None
-        return self._backend.pack(self._buffer[: n * k].view(n, k), bias)
+        weight = self._buffer[: n * k].view(n, k)
+        if name.startswith("expert_"):
+            return self._backend.pack_experts([(weight, bias)], 1).linears[0]
+        return self._backend.pack(weight, bias)
 
-    def _gemm(self, linear: Linear, num_rows: int, is_head: bool, *, canonical: bool) -> Tensor:
+    def _gemm(self, linear: Linear, num_rows: int, is_fp32: bool, *, canonical: bool) -> Tensor:
         """As it runs: on a GPU a GEMM that is rounded by the library is another kernel."""
         backend = self._backend
-        gemm = backend.linear if backend.recipe.path == "triton" and not is_head else backend.logits
+        gemm = backend.linear if backend.recipe.path == "triton" and not is_fp32 else backend.logits
         return gemm(self._rows(num_rows, linear.in_features), linear, canonical=canonical)
 
     def _subnormal(self) -> Tensor:

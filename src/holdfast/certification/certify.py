@@ -196,7 +196,7 @@ def _gemm_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
         elif product.layer not in sampled or product.expert not in sampled_experts:
             continue
         elif product.is_routed:
-            yield partial(check_head, backend, case, few)
+            yield partial(_check_routed, backend, replace(case, is_head=True), few)
         else:
             yield partial(check_gemm, backend, case, few)
 
@@ -220,9 +220,10 @@ def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, .
     """A GEMM of this shape with weights that show the order of summation. The second weight of a wide
     GEMM has the kinds of columns swapped; it is for an odd column at the end, and small sizes do."""
     name = f"synthetic {product.name.rpartition('.')[2]}"
-    check = _check_synthetic_head if product.is_head else check_head if product.is_routed else check_gemm
+    check = _check_synthetic_head if product.is_head else _check_routed if product.is_routed else check_gemm
+    is_fp32 = product.is_head or product.is_routed
     cases = (
-        GemmCase(name, linear, is_head=product.is_head, is_thorough=number == 0)
+        GemmCase(name, linear, is_head=is_fp32, is_thorough=number == 0)
         for number, linear in enumerate(synthetic_linears(backend, product.linear))
     )
     is_wide = product.linear.out_features >= MIN_COLUMNS
@@ -230,6 +231,20 @@ def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, .
     found = []
     for case in cases:
         found.append((yield from check(backend, case, sizes if case.is_thorough or not is_wide else small)))
+    return merge_checks(found)
+
+
+def _check_routed(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> CheckSteps:
+    """A router or an expert. On a CPU both always run in canonical form. On a GPU a router follows the
+    pass; a pass of any size may give an expert any number of tokens, in any form."""
+    if backend.recipe.path != "triton":
+        return (yield from check_head(backend, case, sizes))
+    if case.linear.expert_form is None:
+        return (yield from check_gemm(backend, case, sizes))
+    found = [(yield from check_head(backend, case, sizes))]
+    for form in range(backend.num_expert_forms):
+        linear = replace(case.linear, expert_form=form)
+        found.append((yield from check_fast_head(backend, replace(case, linear=linear), sizes, sizes)))
     return merge_checks(found)
 
 

@@ -66,7 +66,9 @@ def _calls(model: DecoderConfig, dtype: torch.dtype) -> Iterator[Call]:
 
 
 def _open_backend(model: DecoderConfig, dtype: torch.dtype, split_k: int) -> Backend:
-    splits = {(n, k): max(split_k, 1 if name == "head" else 0) for name, n, k, _ in gemm_shapes(model)}
+    splits = {
+        (n, k): max(split_k, 1 if name in ("head", "router") else 0) for name, n, k, _ in gemm_shapes(model)
+    }
     return open_backend(dtype, kernels="triton", num_threads=1, device=META, split_k=splits)
 
 
@@ -95,9 +97,9 @@ def _gemm_calls(decoder: Decoder) -> Iterator[Call]:
     """GEMMs that no fused kernel follows."""
     backend = decoder.backend
     for canonical, num_rows in ((True, backend.recipe.rows), *((False, size) for size in _SMALL_PASSES)):
-        for one in decoder.linears():
+        for one in (one for one in decoder.linears() if not one.expert):
             x = torch.empty((num_rows, one.linear.in_features), dtype=decoder.dtype, device=META)
-            gemm = backend.logits if one.name == "head" else backend.linear
+            gemm = backend.logits if one.is_head or one.is_routed else backend.linear
             yield partial(gemm, x, one.linear, canonical=canonical)
 
 

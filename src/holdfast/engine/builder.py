@@ -140,7 +140,6 @@ def assemble(
 def _make_setup(
     config: EngineConfig, checkpoint: Checkpoint, device: torch.device, settings: NumericSettings
 ) -> _Setup:
-    _refuse_experts_on_gpu(config, checkpoint.config, device)
     _refuse_sinks_on_gpu(config, checkpoint.config, device)
     max_len = context_len(config, checkpoint.config)
     model = checkpoint.config.for_length(max_len)
@@ -154,14 +153,6 @@ def _make_setup(
         limits=config.batch_limits(device.type),
         max_len=max_len,
     )
-
-
-def _refuse_experts_on_gpu(config: EngineConfig, model: DecoderConfig, device: torch.device) -> None:
-    if model.num_experts and uses_triton(config.kernels, device):
-        raise ConfigError(
-            f"the model is a mixture of experts ({model.family}), which runs on a CPU only: the Triton kernels have "
-            "no experts yet; use device cpu"
-        )
 
 
 def _refuse_sinks_on_gpu(config: EngineConfig, model: DecoderConfig, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from holdfast.errors import BadWeights
 from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names, router_name
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope import rope_frequencies, rotary_order
-from holdfast.numerics.experts import Expert, Experts
+from holdfast.numerics.experts import Expert, ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, write_kv
 from holdfast.numerics.ops import Backend, Linear
@@ -223,10 +223,10 @@ class Decoder:
 
 def _expert_linears(layer: Experts, index: int) -> Iterator[NamedLinear]:
     yield NamedLinear(f"layers.{index}.router", layer.router, index, is_routed=True)
-    for number, one in enumerate(layer.experts):
+    for number, (gate_up, down) in enumerate(zip(layer.gate_up.linears, layer.down.linears, strict=True)):
         name = f"layers.{index}.{number}.expert"
-        yield NamedLinear(f"{name}_gate_up", one.gate_up, index, is_routed=True, expert=number)
-        yield NamedLinear(f"{name}_down", one.down, index, is_routed=True, expert=number)
+        yield NamedLinear(f"{name}_gate_up", gate_up, index, is_routed=True, expert=number)
+        yield NamedLinear(f"{name}_down", down, index, is_routed=True, expert=number)
     if layer.shared is not None and layer.shared_gate is not None:
         yield NamedLinear(f"layers.{index}.shared_gate", layer.shared_gate, index, is_routed=True)
         yield NamedLinear(f"layers.{index}.shared_gate_up", layer.shared.gate_up, index)
@@ -349,12 +349,18 @@ class WeightLoader:
         has_shared = config.shared_expert_size > 0
         return Experts(
             router=self._router(f"{prefix}mlp.{router_name(config)}"),
-            experts=tuple(self._expert(f"{prefix}mlp.experts.{i}.") for i in range(config.num_experts)),
+            gate_up=self._expert_linears(prefix, ("gate_proj", "up_proj")),
+            down=self._expert_linears(prefix, ("down_proj",)),
             top_k=config.experts_per_token,
             normalizes=config.normalizes_experts,
             shared=self._expert(prefix + "mlp.shared_expert.") if has_shared else None,
             shared_gate=self._router(prefix + "mlp.shared_expert_gate") if has_shared else None,
         )
+
+    def _expert_linears(self, prefix: str, names: Sequence[str]) -> ExpertLinears:
+        count = self._config.num_experts
+        weights = (self._weights(f"{prefix}mlp.experts.{number}.", names) for number in range(count))
+        return self._backend.pack_experts(weights, count)
 
     def _expert(self, prefix: str) -> Expert:
         return Expert(
@@ -376,13 +382,17 @@ class WeightLoader:
 
     def _linear(self, prefix: str, names: Sequence[str], *, is_qkv: bool = False) -> Linear:
         """Several projections of one input as one linear layer."""
-        weight = self._fused([f"{prefix}{name}.weight" for name in names])  # [sum of outputs, inputs]
-        biases = [f"{prefix}{name}.bias" for name in names]
-        bias = self._fused(biases) if self._names.issuperset(biases) else None  # [sum of outputs]
+        weight, bias = self._weights(prefix, names)
         if is_qkv and self._order is not None:
             for tensor in (weight,) if bias is None else (weight, bias):
                 self._reorder_heads(tensor, self._order)
         return self._backend.pack(weight, bias)
+
+    def _weights(self, prefix: str, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of several projections of one input."""
+        weight = self._fused([f"{prefix}{name}.weight" for name in names])  # [sum of outputs, inputs]
+        biases = [f"{prefix}{name}.bias" for name in names]
+        return weight, self._fused(biases) if self._names.issuperset(biases) else None  # [sum of outputs]
 
     def _reorder_heads(self, qkv: Tensor, order: Tensor) -> None:
         """Bring the dims of each q and k head of a fused tensor into another order."""

@@ -31,15 +31,25 @@ class Expert:
 
 
 @dataclass(frozen=True)
+class ExpertLinears:
+    """One projection of all experts of a layer. stacked, for backends that multiply all at once: data
+    [experts, N, K], of which those of `linears` are parts, and bias fp32 [experts, N]."""
+
+    linears: "tuple[Linear, ...]"
+    stacked: "Linear | None" = None
+
+
+@dataclass(frozen=True)
 class Experts:
-    """The experts of one layer. top_k experts see a token. normalizes: their weights add up to 1,
-    else they are probabilities among all experts.
+    """The experts of one layer; gate and up are fused along the output dimension. top_k experts see a
+    token. normalizes: their weights add up to 1, else they are probabilities among all experts.
 
     shared: an expert for all tokens, whose output is multiplied by sigmoid(shared_gate x).
     """
 
     router: "Linear"
-    experts: Sequence[Expert]
+    gate_up: ExpertLinears
+    down: ExpertLinears
     top_k: int
     normalizes: bool
     shared: Expert | None = None
@@ -49,9 +59,10 @@ class Experts:
 def run_experts(ops: "Backend", x: Tensor, layer: Experts, activate: Activate, *, canonical: bool) -> Tensor:
     """x [tokens, hidden] -> [tokens, hidden], summed in fp32 and rounded once."""
     logits = ops.logits(x, layer.router, canonical=True)  # fp32 [tokens, experts]
-    weights, ids = route(ops, logits, layer.top_k, normalizes=layer.normalizes)
-    outputs = _expert_outputs(ops, x, ids, layer.experts, activate)  # [tokens, k, hidden]
-    total = combine(outputs, weights)  # fp32 [tokens, hidden]
+    weights, ids = ops.route(logits, layer.top_k, normalizes=layer.normalizes)
+    experts = [Expert(*parts) for parts in zip(layer.gate_up.linears, layer.down.linears, strict=True)]
+    outputs = _expert_outputs(ops, x, ids, experts, activate)  # [tokens, k, hidden]
+    total = ops.combine(outputs, weights)  # fp32 [tokens, hidden]
     if layer.shared is not None and layer.shared_gate is not None:
         shared = _run_expert(ops, x, layer.shared, activate, canonical=canonical)
         gate = sigmoid(ops, ops.logits(x, layer.shared_gate, canonical=True))  # fp32 [tokens, 1]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from holdfast.numerics.experts import Experts, run_experts
+from holdfast.numerics.experts import Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 
 if TYPE_CHECKING:
@@ -115,9 +115,7 @@ def run_mlp(
 ) -> Tensor:
     """The layer's MLP or its experts: x [tokens, hidden] -> [tokens, hidden]."""
     if weights.experts is not None:
-        return run_experts(
-            ops, x, weights.experts, lambda gate_up: activate(ops, gate_up, shape), canonical=canonical
-        )
+        return ops.experts(x, weights.experts, shape, canonical=canonical)
     assert weights.gate_up is not None
     assert weights.down is not None
     activated = activate(ops, ops.linear(x, weights.gate_up, canonical=canonical), shape)

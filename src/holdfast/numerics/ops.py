@@ -9,13 +9,14 @@ Shapes: a row is a token. H query heads, KVH KV heads, D head_dim, N and K out a
 vocabulary. Activations, weights and the KV cache have one dtype; all arithmetic is fp32.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.recipe import Recipe
@@ -38,6 +39,8 @@ class Linear:
     # Triton, split-N: {number of rows: output columns of the first of two GEMMs}, if two are faster
     # than one. Same bits.
     split_n: Mapping[int, int] = field(default_factory=dict)
+    # Triton, a weight of an expert: the form of its grouped GEMM in fast passes.
+    expert_form: int | None = None
 
 
 class Backend(Protocol):
@@ -52,6 +55,11 @@ class Backend(Protocol):
     @property
     def page_size(self) -> int:
         """Positions per KV page."""
+        ...
+
+    @property
+    def num_expert_forms(self) -> int:
+        """Forms of an expert's GEMM in fast passes, by `Linear.expert_form`."""
         ...
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
@@ -75,6 +83,11 @@ class Backend(Protocol):
 
         The C backend copies; the others may keep `weight`.
         """
+        ...
+
+    def pack_experts(self, weights: Iterable[tuple[Tensor, Tensor | None]], count: int) -> ExpertLinears:
+        """One projection of all experts: `count` weights [N, K] with their biases, each read when the
+        one before is packed."""
         ...
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
@@ -184,6 +197,21 @@ class Backend(Protocol):
 
         residual and x [rows, hidden] are updated in place.
         """
+        ...
+
+    def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
+        """The layer's experts: x [rows, hidden] -> [rows, hidden], by the rules of
+        `numerics/experts.py`."""
+        ...
+
+    def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
+        """The router's logits fp32 [rows, experts] -> the weights fp32 [rows, top_k] and ids [rows,
+        top_k] of each token's experts, by descending logit, ties to the lowest id."""
+        ...
+
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        """outputs [rows, top_k, hidden], weights fp32 [rows, top_k] -> [rows, hidden], added in fp32 in
+        the order of top_k."""
         ...
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:

@@ -75,6 +75,10 @@ class GpuBench:
             from holdfast.bench.gpu.breakdown import run_breakdown
 
             run_breakdown(self._engines(settings.model), settings.model, settings, context)
+        elif name == "moe":
+            from holdfast.bench.gpu.moe import run_moe
+
+            run_moe(self._engines(settings.moe_model), settings.moe_model, settings, context)
         elif name == "verify":
             from holdfast.bench.gpu.speed import run_verify
 

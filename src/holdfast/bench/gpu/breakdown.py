@@ -32,6 +32,7 @@ HEAD, PRODUCTS, OTHER = "head", "products", "other"
 # The first match counts. Names are those of the GEMM library, torch and numerics/backends/triton.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("copies", re.compile(r"memcpy|memset", re.I)),
+    ("experts", re.compile(r"grouped_gemm|^_(route|assign|combine|row_dot)$")),
     (
         PRODUCTS,
         re.compile(
@@ -103,13 +104,20 @@ def longest_kernels(kernels: Sequence[KernelEvent], num_steps: int) -> dict[str,
     return dict(sorted(found.items(), key=lambda item: -item[1]["ms"])[:_NUM_LONGEST])
 
 
-def floor_ms(config: DecoderConfig, streams: int, context: int, itemsize: int) -> float:
+def floor_ms(
+    config: DecoderConfig, streams: int, context: int, itemsize: int, num_experts: float | None = None
+) -> float:
     """Read every weight and every stored key and value once, at copy bandwidth.
 
     An embedding that is not tied to the head is not counted: a step reads one row of it per token.
+    num_experts: of each layer only so many experts are read.
     """
     head = config.vocab_size * config.hidden_size
-    read = config.num_parameters - (0 if config.tie_word_embeddings else head)
+    read: float = config.num_parameters - (0 if config.tie_word_embeddings else head)
+    if num_experts is not None:
+        num_sparse = sum(map(config.has_experts, range(config.num_layers)))
+        unread = num_sparse * (config.num_experts - num_experts)
+        read -= unread * 3 * config.hidden_size * config.expert_size
     kv = streams * context * kv_bytes_per_token(config, itemsize)
     return 1e3 * (read * itemsize + kv) / BANDWIDTH
 
@@ -124,7 +132,7 @@ def run_breakdown(
         if context.is_over_time:
             found.cut_off = True
             break
-        step = _break_down(pair.engine("auto", plain=False), shape_config(model), streams, settings)
+        step = break_down(pair.engine("auto", plain=False), shape_config(model), streams, settings)
         found.steps.append(step)
         context.log(
             f"{model}, N = {streams}: {step.step_ms:.2f} ms per step, busy {step.busy_ms:.2f} "
@@ -173,7 +181,15 @@ def _prefill(engine: Engine, num_tokens: int, seed: int) -> None:
         engine.step()
 
 
-def _break_down(engine: Engine, config: DecoderConfig, streams: int, settings: GpuSettings) -> StepBreakdown:
+def break_down(
+    engine: Engine,
+    config: DecoderConfig,
+    streams: int,
+    settings: GpuSettings,
+    *,
+    num_experts: float | None = None,
+) -> StepBreakdown:
+    """A decode step of deterministic requests. num_experts: how many experts of a layer it reads."""
     steps = settings.breakdown_steps
     _start_decoding(engine, streams, settings)
     step = median_ms(_step_ends(engine, steps + 2))
@@ -190,7 +206,7 @@ def _break_down(engine: Engine, config: DecoderConfig, streams: int, settings: G
         busy_ms=busy,
         gap_ms=step - busy,
         busy_share=busy / step,
-        floor_ms=floor_ms(config, streams, context, itemsize),
+        floor_ms=floor_ms(config, streams, context, itemsize, num_experts),
         num_steps=steps,
         by_kind=times_by_kind(kernels, steps),
         kernels=longest_kernels(kernels, steps),

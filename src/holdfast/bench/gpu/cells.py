@@ -129,8 +129,14 @@ class CellBench:
     """Measures the cells of one model."""
 
     def __init__(
-        self, pair: EnginePair, section: CellSection, settings: GpuSettings, context: SectionContext
+        self,
+        pair: EnginePair,
+        section: CellSection,
+        settings: GpuSettings,
+        context: SectionContext,
+        cells: Mapping[str, Cell] = CELLS,
     ) -> None:
+        self._cells = cells
         self._pair = pair
         self._section = section
         self._settings = settings
@@ -143,7 +149,7 @@ class CellBench:
         """Round after round. A cell that fails is noted, and the next one runs."""
         for number in range(self._settings.rounds):
             for name in names:
-                cell = self._scaled(CELLS[name])
+                cell = self._scaled(self._cells[name])
                 for variant in cell.variants:
                     if self._context.is_over_time:
                         self._section.cut_off = True
@@ -165,7 +171,7 @@ class CellBench:
             cell,
             streams=min(cell.streams, settings.max_cell_streams),
             prompt_len=max(4, cell.prompt_len // divisor),
-            num_tokens=max(4, cell.num_tokens // divisor),
+            num_tokens=min(cell.num_tokens, max(4, cell.num_tokens // divisor)),
         )
 
     def _run_cell(self, number: int, cell: Cell, variant: GpuVariant) -> None:
@@ -198,6 +204,8 @@ class CellBench:
         if cell.kind == "json":
             return _time_neighbours(llm, jobs, deterministic=variant.deterministic)
         timing = _time_batch(llm, jobs, read_receipts=cell.kind == "receipts")
+        if cell.kind == "prefill":
+            timing.figures["prompt_tokens_per_second"] = sum(len(job.prompt) for job in jobs) / timing.seconds
         if cell.num_tokens > 1 and cell.streams <= 16 and cell.prompt_len > 1024:
             first = [Job(job.prompt, replace(job.params, max_tokens=1)) for job in jobs]
             llm.engine = self._pair.engine(variant.mode, plain=variant.plain, prefix_cache=True)

@@ -10,8 +10,8 @@ from typing import cast
 
 import torch
 
-from holdfast.bench.gpu.settings import TINY
-from holdfast.bench.tiny import tiny_config
+from holdfast.bench.gpu.settings import TINY, TINY_MOE
+from holdfast.bench.tiny import tiny_config, tiny_moe_config
 from holdfast.engine.builder import assemble
 from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.config import EngineConfig
@@ -49,7 +49,8 @@ class EnginePair:
 
 
 def shape_config(name: str) -> DecoderConfig:
-    return tiny_config() if name == TINY else published_config(name)
+    tiny = {TINY: tiny_config, TINY_MOE: tiny_moe_config}
+    return tiny[name]() if name in tiny else published_config(name)
 
 
 def default_device() -> torch.device:

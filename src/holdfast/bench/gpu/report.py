@@ -191,6 +191,19 @@ class BreakdownSection:
 
 
 @dataclass
+class MoeSection:
+    """A mixture of experts. experts_read: the mean number of experts of a layer that a decode step
+    reads, by number of streams."""
+
+    model: str
+    dtype: str
+    cells: CellSection
+    experts_read: dict[int, float] = field(default_factory=dict)
+    steps: list[StepBreakdown] = field(default_factory=list)
+    cut_off: bool = False
+
+
+@dataclass
 class GpuReport:
     """The machine and all sections measured so far. errors and seconds are by section."""
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from holdfast.errors import ConfigError
 
-TINY = "tiny"
+TINY, TINY_MOE = "tiny", "tiny-moe"
 # First those on the same model.
-SECTIONS = ("cells", "speed", "verify", "breakdown", "small", "certificate", "stress")
+SECTIONS = ("cells", "speed", "verify", "breakdown", "small", "moe", "certificate", "stress")
 OLD_SECTIONS = {"needle": "stress"}  # accepted for one release
 
 
@@ -30,6 +30,7 @@ class GpuSettings:
 
     model: str = "llama-3.1-8b"
     small_model: str = "qwen3-0.6b"
+    moe_model: str = "qwen3-30b-a3b"
     certified_models: tuple[str, ...] = (
         "llama-3.1-8b",
         "qwen3-0.6b",
@@ -44,6 +45,7 @@ class GpuSettings:
     num_tokens: int = 256
     warm_tokens: int = 8
     prefill_streams: int = 8
+    moe_prefill_streams: int = 64
     rounds: int = 2
     verify_streams: int = 64
     verify_prompt_len: int = 1024
@@ -109,6 +111,7 @@ def settings_for(model: str | None) -> GpuSettings:
     return GpuSettings(
         model=TINY,
         small_model=TINY,
+        moe_model=TINY_MOE,
         certified_models=(TINY,),
         streams=(1, 3),
         small_streams=(2,),
@@ -116,6 +119,7 @@ def settings_for(model: str | None) -> GpuSettings:
         num_tokens=6,
         warm_tokens=2,
         prefill_streams=2,
+        moe_prefill_streams=2,
         rounds=1,
         verify_streams=3,
         verify_prompt_len=24,

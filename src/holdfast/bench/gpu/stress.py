@@ -19,7 +19,7 @@ from holdfast.bench.determinism.stress import ResultBits, StressSummary, run_in_
 from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest, draw_load
 from holdfast.bench.gpu.engines import EnginePair, open_engine_pair, open_plain_engine
 from holdfast.bench.gpu.report import SectionContext, StressRow, StressSection
-from holdfast.bench.gpu.settings import TINY, GpuSettings
+from holdfast.bench.gpu.settings import TINY, TINY_MOE, GpuSettings
 from holdfast.core.results import Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.builder import build
@@ -102,7 +102,7 @@ def _models(
     else:
         found.notes.append("no real weights were given, so only random ones were tested")
     for shape in settings.stress_shapes:
-        num_positions, max_len = (4096, 1024) if shape == TINY else (_POSITIONS, _MAX_LEN)
+        num_positions, max_len = (4096, 1024) if shape in (TINY, TINY_MOE) else (_POSITIONS, _MAX_LEN)
         pair = open_engine_pair(
             shape, settings.dtype, settings.kernels, 64, num_positions, max_len, context.log_stage
         )

@@ -5,13 +5,14 @@ from typing import Any
 
 from rich.console import Console
 
-from holdfast.bench.gpu.cells import CELLS
+from holdfast.bench.gpu.cells import CELLS, Cell
 from holdfast.bench.gpu.report import (
     BreakdownSection,
     CellRow,
     CellSection,
     CertificateSection,
     GpuReport,
+    MoeSection,
     SpeedSection,
     StressSection,
 )
@@ -42,6 +43,7 @@ def show_report(report: GpuReport, console: Console | None = None) -> None:
         "certificate": show_certificate,
         "stress": show_stress,
         "breakdown": show_breakdown,
+        "moe": show_moe,
     }
     for name, section in report.sections.items():
         show[name](section, console)
@@ -51,7 +53,17 @@ def show_report(report: GpuReport, console: Console | None = None) -> None:
         console.print(f"[red]{name}: {error}[/]", markup=True)
 
 
-def show_cells(found: CellSection, console: Console) -> None:
+def show_moe(found: MoeSection, console: Console) -> None:
+    cells = {
+        row.cell: Cell(row.cell, row.title, row.streams, goal=GOAL_AUTO_RATIO) for row in found.cells.rows
+    }
+    show_cells(found.cells, console, cells)
+    read = ", ".join(f"{count:.1f} at N = {streams}" for streams, count in found.experts_read.items())
+    console.print(f"experts of a layer that a step reads: {read}")
+    show_breakdown(BreakdownSection(found.model, found.dtype, found.steps), console)
+
+
+def show_cells(found: CellSection, console: Console, cells: Mapping[str, Cell] = CELLS) -> None:
     table = make_table(
         f"output tok/s through LLM.generate ({found.model}, {found.dtype}, all deterministic)",
         *("cell", "variant", "tok/s", OFF.name, "of off", "compared with", "ratio", "goal", "further"),
@@ -59,7 +71,7 @@ def show_cells(found: CellSection, console: Console) -> None:
     )
     for row in found.rows:
         if row.variant != OFF.name:
-            table.add_row(*_cell_columns(found, row))
+            table.add_row(*_cell_columns(found, row, cells))
     console.print(table)
     for name, stages in found.starts.items():
         seconds = ", ".join(f"{stage} {took:.1f} s" for stage, took in stages.items())
@@ -69,14 +81,14 @@ def show_cells(found: CellSection, console: Console) -> None:
         console.print(error, markup=False)
 
 
-def _cell_columns(found: CellSection, row: CellRow) -> list[str]:
+def _cell_columns(found: CellSection, row: CellRow, cells: Mapping[str, Cell]) -> list[str]:
     """The columns of one cell. The goal is coloured by what was measured."""
-    cell = CELLS[row.cell]
+    cell = cells[row.cell]
     off = found.speed(cell.name, OFF.name)
     if off is None and cell.beside is not None:
         off = found.speed(cell.beside, OFF.name)
     of_off = None if off is None else row.speed / off
-    ratio = cell_ratio(found, row)
+    ratio = cell_ratio(found, row, cells)
     goal = _NONE
     if cell.goal is not None and ratio is not None:
         goal = f"[{'green' if ratio >= cell.goal else 'red'}]{cell.goal}[/]"
@@ -96,10 +108,10 @@ def _is_beside_off(row: CellRow) -> bool:
     return row.variant in (VERIFY.name, VERIFY_PLAIN.name)
 
 
-def cell_ratio(found: CellSection, row: CellRow) -> float | None:
+def cell_ratio(found: CellSection, row: CellRow, cells: Mapping[str, Cell] = CELLS) -> float | None:
     """What a cell's goal is about: its speed over that of the cell it is compared with. `verify` is
     compared with `off`, the neighbours of structured requests with their own speed without them."""
-    cell = CELLS[row.cell]
+    cell = cells[row.cell]
     if cell.kind == "json":
         return row.figures.get("of_without")
     variant = OFF.name if cell.beside is None or _is_beside_off(row) else AUTO.name

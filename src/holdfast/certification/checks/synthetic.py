@@ -25,7 +25,6 @@ from holdfast.certification.checks.order_probes import (
 )
 from holdfast.models.config import Norm
 from holdfast.numerics.batch_sizes import is_interpreted
-from holdfast.numerics.experts import combine, route
 from holdfast.numerics.layer import LayerWeights
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
@@ -48,7 +47,11 @@ def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:
     probes = GemmProbes(like.in_features, like.dtype, backend.device)
     bias = None if like.bias is None else torch.linspace(-1, 1, like.out_features, device=backend.device)
     for _ in range(max(2, MIN_COLUMNS // like.out_features)):
-        yield backend.pack(probes.weights(like.out_features), bias)
+        weight = probes.weights(like.out_features)
+        if like.expert_form is None:
+            yield backend.pack(weight, bias)
+        else:
+            yield replace(backend.pack_experts([(weight, bias)], 1).linears[0], expert_form=like.expert_form)
 
 
 def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
@@ -125,12 +128,12 @@ def _expert_ops(backend: Backend, model: ModelShape, count: int, dtype: torch.dt
     logits[:, -1] = logits[:, 0]
 
     def choose(x: Tensor) -> Tensor:
-        weights, ids = route(backend, x, top_k, normalizes=model.normalizes_experts)
+        weights, ids = backend.route(x, top_k, normalizes=model.normalizes_experts)
         return torch.cat([weights.double(), ids.double()], 1)
 
     def add(x: Tensor) -> Tensor:
         outputs = x.view(-1, top_k, model.hidden)
-        return combine(outputs, outputs[:, :, 0].to(torch.float32))
+        return backend.combine(outputs, outputs[:, :, 0].to(torch.float32))
 
     yield TokenOp("route", logits, choose)
     yield TokenOp("combine", torch.randn(count, top_k * model.hidden, generator=generator).to(dtype), add)

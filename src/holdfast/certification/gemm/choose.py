@@ -61,9 +61,12 @@ def choose_recipes(
 
 
 def model_gemm_shapes(model: DecoderConfig) -> list[GemmShape]:
+    """The GEMMs that the library computes: those of experts and with one output have kernels of their
+    own."""
     return [
-        GemmShape(name, out_features, in_features, has_bias or name == "head", is_head=name == "head")
-        for name, out_features, in_features, has_bias in gemm_shapes(model)
+        GemmShape(name, outputs, inputs, has_bias or name in ("head", "router"), is_head=name == "head")
+        for name, outputs, inputs, has_bias in gemm_shapes(model)
+        if not name.startswith("expert_") and outputs > 1
     ]
 
 

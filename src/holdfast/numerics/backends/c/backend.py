@@ -4,14 +4,18 @@ The kernels do not check their arguments. Everything that could make them access
 checked here.
 """
 
+from collections.abc import Iterable
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from holdfast.numerics.backends.c.kernels import CKernels
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
 from holdfast.numerics.code_versions.versions import code_version
+from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
@@ -27,6 +31,7 @@ class CBackend:
 
     device = torch.device("cpu")
     page_size = CPU_PAGE_SIZE
+    num_expert_forms = 1
 
     def __init__(self, dtype: torch.dtype, kernels: CKernels, num_threads: int) -> None:
         self.dtype = dtype
@@ -73,6 +78,9 @@ class CBackend:
         )
         bias32 = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
         return Linear(data, bias32, in_features, out_features, self.dtype)
+
+    def pack_experts(self, weights: Iterable[tuple[Tensor, Tensor | None]], count: int) -> ExpertLinears:
+        return ExpertLinears(tuple(self.pack(*one) for one in weights))
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
         return self._gemm(x, w, self.dtype)
@@ -325,6 +333,15 @@ class CBackend:
         assert q_norm is None or q_norm.numel() == shape.head_dim * (shape.heads if is_whole else 1)
         assert k_norm is None or k_norm.numel() == shape.head_dim * (shape.kv_heads if is_whole else 1)
         return codes.pop() if codes else self._code, shape.centered_norm, is_whole
+
+    def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
+        return run_experts(self, x, layer, partial(activate, self, shape=shape), canonical=canonical)
+
+    def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
+        return route(self, logits, top_k, normalizes=normalizes)
+
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        return combine(outputs, weights)
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return table.index_select(0, token_ids.clamp(min=0))

@@ -5,6 +5,9 @@ Here the batch does change bits: torch's GEMM chooses its order of summation by 
 so the GEMM always has the same shape. Attention has one form for fast and canonical passes.
 """
 
+from collections.abc import Iterable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,8 +16,9 @@ from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
 from holdfast.numerics.backends.torch import sampling
 from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, attention
 from holdfast.numerics.code_versions.versions import code_version
+from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
@@ -38,6 +42,7 @@ class TorchBackend:
 
     device = torch.device("cpu")
     page_size = CPU_PAGE_SIZE
+    num_expert_forms = 1
 
     def __init__(self, dtype: torch.dtype, *, split_k: int = 1) -> None:
         self.dtype = dtype
@@ -69,6 +74,9 @@ class TorchBackend:
             data = data.clone()
         bias32 = None if bias is None else bias.to(torch.float32)
         return Linear(data, bias32, in_features, out_features, self.dtype)
+
+    def pack_experts(self, weights: Iterable[tuple[Tensor, Tensor | None]], count: int) -> ExpertLinears:
+        return ExpertLinears(tuple(self.pack(*one) for one in weights))
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
         return self._gemm(x, w, canonical).to(self.dtype)
@@ -189,6 +197,15 @@ class TorchBackend:
         canonical: bool,
     ) -> None:
         run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
+
+    def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
+        return run_experts(self, x, layer, partial(activate, self, shape=shape), canonical=canonical)
+
+    def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
+        return route(self, logits, top_k, normalizes=normalizes)
+
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        return combine(outputs, weights)
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return table.index_select(0, token_ids.clamp(min=0))

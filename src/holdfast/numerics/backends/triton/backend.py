@@ -10,7 +10,8 @@ A GEMM has one of three forms. All other operations have one form.
 The kernel after a GEMM adds its partial sums, so a layer is four GEMMs and five or six kernels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,14 +20,17 @@ from holdfast.numerics.backends.triton import (
     attention,
     elementwise,
     gemm,
+    grouped_gemm,
     norm,
     partial_sums,
     rope_store,
+    routing,
     sampling,
     small_m_gemm,
 )
 from holdfast.numerics.backends.triton.token_history import DeviceTokenHistory
 from holdfast.numerics.code_versions.versions import code_version
+from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, write_kv
 from holdfast.numerics.ops import Linear
@@ -43,6 +47,7 @@ class TritonBackend:
     """
 
     page_size = attention.PAGE_SIZE
+    num_expert_forms = len(grouped_gemm.TILES)
 
     def __init__(
         self,
@@ -94,6 +99,26 @@ class TritonBackend:
         bias = bias.to(self.device, torch.float32).contiguous()
         return Linear(data, bias, in_features, out_features, self.dtype, max(split_k, 1))
 
+    def pack_experts(self, weights: Iterable[tuple[Tensor, Tensor | None]], count: int) -> ExpertLinears:
+        """One tensor for all experts; each weight is copied to its place."""
+        data = biases = None
+        for number, (weight, bias) in enumerate(weights):
+            if data is None:
+                data = torch.empty((count, *weight.shape), dtype=self.dtype, device=self.device)
+            data[number].copy_(weight)
+            if bias is not None:
+                if biases is None:
+                    biases = torch.empty((count, *bias.shape), dtype=torch.float32, device=self.device)
+                biases[number].copy_(bias)
+        assert data is not None, "a layer without experts"
+        _, out_features, in_features = data.shape
+        stacked = Linear(data, biases, in_features, out_features, self.dtype, expert_form=0)
+        parts = (
+            replace(stacked, data=data[number], bias=None if biases is None else biases[number])
+            for number in range(count)
+        )
+        return ExpertLinears(tuple(parts), stacked)
+
     def _gemm(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
         """A finished result or partial sums; the next kernel adds the bias."""
         if canonical:
@@ -108,9 +133,15 @@ class TritonBackend:
         return elementwise.silu_mul(self._gemm(x, w, canonical), w.bias, self.dtype, gelu=gelu)
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
+        if w.expert_form is not None:
+            return grouped_gemm.multiply_one(x, w, canonical=canonical, dtype=self.dtype)
         return partial_sums.reduce(self._gemm(x, w, canonical), w.bias, self.dtype)
 
     def logits(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
+        if w.expert_form is not None:
+            return grouped_gemm.multiply_one(x, w, canonical=canonical, dtype=torch.float32)
+        if w.out_features == 1 and w.bias is None:
+            return routing.row_dot(x, w.data)
         product = gemm.multiply_fp32(x, w, slab=self.recipe.rows if canonical else None)
         return partial_sums.reduce(product, w.bias, torch.float32)
 
@@ -195,18 +226,57 @@ class TritonBackend:
             delta_scale=shape.residual_scale,
             centered=shape.centered_norm,
         )
-        assert weights.gate_up is not None, "experts are not implemented in this backend"
-        assert weights.down is not None
-        gelu = shape.activation == "gelu_tanh"
-        inner = self._gate_up(x if shape.is_parallel else added, weights.gate_up, canonical, gelu)
-        delta = self._gemm(inner, weights.down, canonical)
+        delta, bias = self._mlp(x if shape.is_parallel else added, weights, shape, canonical)
         norm.add_rms_norm(
-            *(residual, delta, weights.down.bias, weights.next_norm, shape.eps),
+            *(residual, delta, bias, weights.next_norm, shape.eps),
             out=x,
             delta_norm=weights.mlp_norm,
             delta_scale=shape.residual_scale,
             centered=shape.centered_norm,
         )
+
+    def _mlp(
+        self, x: Tensor, weights: LayerWeights, shape: LayerShape, canonical: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """A finished result or partial sums, and the bias to add."""
+        if weights.experts is not None:
+            return self.experts(x, weights.experts, shape, canonical=canonical), None
+        assert weights.gate_up is not None
+        assert weights.down is not None
+        inner = self._gate_up(x, weights.gate_up, canonical, shape.activation == "gelu_tanh")
+        return self._gemm(inner, weights.down, canonical), weights.down.bias
+
+    def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
+        """The forms for any number of rows of an expert have the same bits, so a canonical pass
+        differs only in the router's and the shared expert's GEMMs, and in the form."""
+        gate_up, down = layer.gate_up.stacked, layer.down.stacked
+        assert gate_up is not None
+        assert down is not None
+        num_experts, gelu = len(gate_up.data), shape.activation == "gelu_tanh"
+        slab = self.recipe.rows if canonical else None
+        router = gemm.multiply_fp32(x, layer.router, slab=slab)
+        weights, ids = routing.route(
+            router, layer.router.bias, num_experts, layer.top_k, normalizes=layer.normalizes
+        )
+        assignment = routing.assign(ids, num_experts)
+        tile = grouped_gemm.choose_tile(ids.numel(), num_experts, canonical=canonical)
+        inner = grouped_gemm.multiply(
+            x, gate_up.data, gate_up.bias, assignment, tile, rows_per_input=layer.top_k, gelu=gelu
+        )
+        outputs = grouped_gemm.multiply(inner, down.data, down.bias, assignment, tile)
+        if layer.shared is None or layer.shared_gate is None:
+            return routing.combine(outputs, weights)
+        inner = self._gate_up(x, layer.shared.gate_up, canonical, gelu)
+        shared = self.linear(inner, layer.shared.down, canonical=canonical)
+        return routing.combine(
+            outputs, weights, shared, self.logits(x, layer.shared_gate, canonical=canonical)
+        )
+
+    def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
+        return routing.route(logits.contiguous()[None], None, logits.shape[1], top_k, normalizes=normalizes)
+
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        return routing.combine(outputs.flatten(0, 1), weights)
 
     def _queries(
         self,

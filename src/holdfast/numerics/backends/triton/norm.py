@@ -95,12 +95,12 @@ def row_layout(width: int) -> RowLayout:
 @triton.jit
 def inverse_rms(low, high, eps, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
     """low, high fp32 [groups, 2^LEVELS], the two halves of rows of WIDTH -> 1 / rms, [groups, 1]."""
-    total = _row_sum(tl.fma(low, low, high * high), LEVELS)
+    total = row_sum(tl.fma(low, low, high * high), LEVELS)
     return tl.math.rsqrt(tl.fma(total, 1.0 / WIDTH, eps))
 
 
 @triton.jit
-def _row_sum(total, LEVELS: tl.constexpr):
+def row_sum(total, LEVELS: tl.constexpr):
     """fp32 [groups, 2^LEVELS] -> [groups, 1]."""
     for _ in tl.static_range(10, LEVELS):
         halves = tl.reshape(total, [total.shape[0], 2, total.shape[1] // 2])
@@ -126,7 +126,7 @@ def _norm_halves(
 ):  # fmt: skip
     """The norm of a row, given as its two halves in fp32, in `dtype`."""
     if CENTERED:
-        total = _row_sum(low + high, LEVELS)
+        total = row_sum(low + high, LEVELS)
         low = tl.where(in_low, tl.fma(total, -1.0 / WIDTH, low), 0.0)
         high = tl.where(in_high, tl.fma(total, -1.0 / WIDTH, high), 0.0)
     inverse = inverse_rms(low, high, eps, WIDTH, LEVELS)
