@@ -1,22 +1,32 @@
 """Writes a transformers model as the GGUF file llama.cpp's converter would: `write_gguf(path,
 model, quant)`.
 
-Query and key rows of llama models and their like are interleaved, norms of Gemma models have 1 added.
-One-dimensional tensors stay F32, and so do rows
+Query and key rows of llama models and their like are interleaved, norms of Gemma models have 1 added,
+experts of a layer are one tensor. One-dimensional tensors and routers stay F32, and so do rows
 that are not a multiple of the format's block. Holdfast and transformers'
 `from_pretrained(gguf_file=...)` read it. transformers ignores rope scaling and `head_dim` there:
 give qwen3 models heads of 128 to compare with it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType
 
+Experts = Literal["together", "alone", "gate_up"]  # how experts are stored; the converter: together
+
+ARCHITECTURES = {
+    "mistral": "llama",
+    "gemma3_text": "gemma3",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+}
 QUANTS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
@@ -26,26 +36,38 @@ def write_gguf(
     quant: str = "F32",
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
+    experts: Experts = "together",
 ) -> Path:
     """`metadata`: further keys (tokenizer.ggml...); `tensors`: further F32 tensors
     (rope_freqs.weight)."""
     config = model.config
-    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    arch = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     _add_sizes(writer, config, arch)
     for key, value in (metadata or {}).items():
         _add_value(writer, key, value)
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), config.num_hidden_layers)
+    architecture = getattr(gguf.MODEL_ARCH, arch.upper().replace("-", "_"))
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.detach().float().numpy()
+        if ".mlp.experts." in name:
+            for stored_name, part in _expert_tensors(name, values, arch, experts):
+                _add_tensor(writer, stored_name, part, quant)
+            continue
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
         if arch in ("llama", "granite", "smollm3") and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             values = interleave(values, heads)
-        _add_tensor(writer, names.get_name(name, try_suffixes=(".weight", ".bias")), values, quant)
+        name = name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if arch == "llama" else name
+        name = f"{name}.weight" if name.endswith(".sinks") else name
+        values = values[0] if name.endswith("shared_expert_gate.weight") else values
+        stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored_name is not None, name
+        is_router = ".ffn_gate_inp" in stored_name  # the converter keeps routers in F32
+        _add_tensor(writer, stored_name, values, "F32" if is_router else quant)
     for name, values in (tensors or {}).items():
         writer.add_tensor(name, values.astype(np.float32))
     writer.write_header_to_file()
@@ -53,6 +75,31 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _expert_tensors(
+    name: str, values: np.ndarray, arch: str, experts: Experts
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensor of all experts of a layer, in transformers' layout, as GGUF's."""
+    layer, kind = name.split(".")[2], name.rpartition(".")[2]
+    is_bias = kind.endswith("_bias")
+    if arch == "gpt-oss" and not is_bias:
+        values = values.swapaxes(1, 2)
+    parts = {"down": values}
+    if kind.startswith("gate_up"):
+        half = values.shape[1] // 2
+        turns = (slice(0, None, 2), slice(1, None, 2))
+        halves = (slice(0, half), slice(half, None))
+        gate, up = (values[:, at] for at in (turns if arch == "gpt-oss" else halves))
+        parts = {"gate": gate, "up": up}
+        if experts == "gate_up":
+            parts = {"gate_up": np.concatenate((gate, up), 1)}
+    for part, tensor in parts.items():
+        suffix = "bias" if is_bias else "weight"
+        if experts == "alone":
+            yield from ((f"blk.{layer}.ffn_{part}.{n}.{suffix}", one) for n, one in enumerate(tensor))
+        else:
+            yield f"blk.{layer}.ffn_{part}_exps.{suffix}", np.ascontiguousarray(tensor)
 
 
 def interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
@@ -83,6 +130,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     if arch in ("llama", "phi3"):
         writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1.0)))
     _add_family(writer, config, arch)
+    _add_experts(writer, config, arch)
 
 
 def _add_family(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
@@ -108,6 +156,29 @@ def _add_family(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
         for length in ("long", "short"):
             factors = np.array(rope[f"{length}_factor"], dtype=np.float32)
             writer.add_tensor(f"rope_factors_{length}.weight", factors)
+
+
+def _add_experts(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
+    fields = config.to_dict()
+    if not fields.get("num_experts_per_tok"):
+        return
+    writer.add_expert_count(fields.get("num_experts") or fields["num_local_experts"])
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if arch in ("qwen2moe", "qwen3moe"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if arch == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if arch == "olmoe" and config.clip_qkv is not None:
+        writer.add_clamp_kqv(config.clip_qkv)
+    if arch == "gpt-oss":
+        rope = config.rope_parameters
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
 
 
 def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

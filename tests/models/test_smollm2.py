@@ -22,8 +22,9 @@ def test_every_tensor_matches_gguf_package_bits() -> None:
     assert sum(torch.Size(checkpoint.shape(name)).numel() for name in checkpoint.names()) == 134_515_008
     file = GgufFile(checkpoint.path)
     for name in checkpoint.names():
-        stored, shape = file.tensors[gguf_name(name)].stored, checkpoint.shape(name)
-        rows = file.raw(gguf_name(name)).reshape(*shape[:-1], -1)
+        stored_name = gguf_name(name, checkpoint.config)
+        stored, shape = file.tensors[stored_name].stored, checkpoint.shape(name)
+        rows = file.raw(stored_name).reshape(*shape[:-1], -1)
         expected = torch.from_numpy(gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[stored.name]))
         found = checkpoint.tensor(name, torch.float32)
         assert torch.equal(checkpoint.tensor(name, torch.bfloat16), found.bfloat16()), name

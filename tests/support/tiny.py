@@ -83,6 +83,15 @@ _FAMILY_SIZES: dict[str, dict[str, Any]] = {
         "num_local_experts": 6,
         "num_experts_per_tok": 3,
         "swiglu_limit": 1.5,  # small enough to limit these weights
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
     },
 }
 LONG_PHI: dict[str, Any] = {  # a phi3 model with longrope and partial rotary positions
@@ -123,6 +132,7 @@ def tiny_gguf(
     *,
     seed: int = 7,
     std: float = 0.2,
+    experts: Any = "together",
     **overrides: Any,
 ) -> Path:
     """The same model as one GGUF file, its tokenizer and chat template inside."""
@@ -130,7 +140,7 @@ def tiny_gguf(
 
     path.parent.mkdir(parents=True, exist_ok=True)
     model = random_model(family, seed=seed, std=std, **overrides)
-    return write_gguf(path, model, quant, metadata=_gguf_tokenizer())
+    return write_gguf(path, model, quant, metadata=_gguf_tokenizer(), experts=experts)
 
 
 def random_model(family: str, *, seed: int = 7, std: float = 0.2, **overrides: Any) -> Any:

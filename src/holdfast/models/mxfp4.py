@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 BLOCK_LEN = 32
-_NAN_SCALE = 255
 
 
 def dequantize_blocks(packed: Tensor, scales: Tensor) -> Tensor:
@@ -17,14 +16,16 @@ def dequantize_blocks(packed: Tensor, scales: Tensor) -> Tensor:
 
 
 def write_values(codes: Tensor, scales: Tensor, out: Tensor) -> None:
-    """codes uint8 [B, 32], scales uint8 [B] -> out fp32 [B, 32]. A scale of 255 is NaN.
+    """codes uint8 [B, 32], scales uint8 [B] -> out fp32 [B, 32], with the bits of ggml: zeros are
+    positive, and a scale of 255 is 2^128.
 
     A code has a sign, two bits of exponent and one of mantissa. At their places in fp16 they make the
-    number divided by 2^14, also if it is subnormal.
+    number divided by 2^14, also if it is subnormal. The numbers are doubled and the scales halved, so
+    that every scale is a number of fp32.
     """
     wide = codes.to(torch.int16)
     bits = ((wide & 7) << 9) | ((wide >> 3) * -32768)
     out.copy_(bits.view(torch.float16))
-    factors = torch.ldexp(torch.ones(256, dtype=torch.float64), torch.arange(256) - 127)
-    factors[_NAN_SCALE] = float("nan")
-    out.mul_(2.0**14).mul_(factors.to(torch.float32)[scales.long()].unsqueeze(-1))
+    torch.add(torch.zeros(()), out, alpha=2.0**15, out=out)  # exact; -0 becomes 0
+    halves = torch.ldexp(torch.ones(256, dtype=torch.float64), torch.arange(256) - 128)
+    out.mul_(halves.to(torch.float32)[scales.long()].unsqueeze(-1))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, require_tensors
-from holdfast.models.gguf.names import PERMUTED, architecture, gguf_config, gguf_name
+from holdfast.models.gguf.names import PERMUTED, StoredName, architecture, find_tensor, gguf_config
 from holdfast.models.gguf.reader import GgufFile
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class GgufCheckpoint:
         self.config = gguf_config(self.file)
         self._is_permuted = architecture(self.file) in PERMUTED
         self._shapes = expected_tensors(self.config)
-        require_tensors(self._shapes, self._find_shape, path.name)
+        self._stored = {name: find_tensor(name, self.config, self.file.tensors) for name in self._shapes}
+        require_tensors(self._stored_shapes(), self._find_shape, path.name)
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._shapes)
@@ -39,23 +40,37 @@ class GgufCheckpoint:
 
         from holdfast.models.gguf.dequantize import dequantize
 
-        shape, stored = self._shapes[name], self.file.tensors[self._stored_name(name)].stored
+        shape, stored = self._shapes[name], self.file.tensors[self._stored[name].name].stored
         return dequantize(torch.from_numpy(self._bytes(name)), stored, dtype).view(shape)
 
     def raw(self, name: str) -> RawTensor:
         """The tensor's bytes: in the mapped file, or a copy if the rows were permuted."""
-        return RawTensor(self.file.tensors[self._stored_name(name)].stored.name, self._bytes(name).data)
+        return RawTensor(self.file.tensors[self._stored[name].name].stored.name, self._bytes(name).data)
 
     def _bytes(self, name: str) -> NDArray[np.uint8]:
-        stored_name = self._stored_name(name)
-        return self._restore_rows(stored_name, self.file.raw(stored_name))
+        stored = self._stored[name]
+        raw = self.file.raw(stored.name)
+        if stored.expert is not None:  # rows are whole blocks, so an expert's bytes are together
+            raw = raw.reshape(self.config.num_experts, stored.num_parts, -1)[stored.expert, stored.part]
+        return self._restore_rows(stored.name, raw)
 
-    def _stored_name(self, name: str) -> str:
-        return gguf_name(name, self.config.block)
+    def _stored_shapes(self) -> dict[str, Shape]:
+        return {
+            stored.name: self._whole_shape(stored, self._shapes[name])
+            for name, stored in self._stored.items()
+        }
 
-    def _find_shape(self, name: str) -> Shape | None:
-        tensor = self.file.tensors.get(self._stored_name(name))
-        return None if tensor is None else tensor.shape
+    def _whole_shape(self, stored: StoredName, shape: Shape) -> Shape:
+        if stored.expert is None:
+            return shape
+        return (self.config.num_experts, stored.num_parts * shape[0], *shape[1:])
+
+    def _find_shape(self, stored_name: str) -> Shape | None:
+        tensor = self.file.tensors.get(stored_name)
+        if tensor is None:
+            return None
+        is_one_row = stored_name.split(".")[-2] == "ffn_gate_inp_shexp" and len(tensor.shape) == 1
+        return (1, *tensor.shape) if is_one_row else tensor.shape
 
     def _restore_rows(self, stored_name: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Undo the permutation of llama files and their like, on the stored bytes: they interleave the halves of

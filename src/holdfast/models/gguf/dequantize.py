@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast.models.gguf.types import StoredType
+from holdfast.models.mxfp4 import write_values
 
 _FLOAT_DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK_LEN = 1 << 20
@@ -138,6 +139,10 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
     out.sub_(32.0).view(-1, 16, 16).mul_(scale.unsqueeze(-1))
 
 
+def _mxfp4(blocks: Tensor, out: Tensor) -> None:
+    write_values(_nibbles(blocks[:, 1:]).view(-1, 32), blocks[:, 0], out)
+
+
 _UNPACK: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -147,4 +152,5 @@ _UNPACK: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }

@@ -4,13 +4,14 @@ Metadata becomes the fields of a config.json and goes through `parse_config`, so
 for a GGUF file.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from holdfast.errors import BadWeights, UnsupportedModel
-from holdfast.models.config import Block, DecoderConfig, parse_config
+from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.families import FamilyName
 from holdfast.models.fields import Fields, read_float, read_int, refuse
 from holdfast.models.gguf.reader import GgufFile
@@ -27,7 +28,13 @@ _FAMILIES: dict[str, FamilyName] = {  # by GGUF's name of the architecture
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
     "cohere2": "cohere2",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "olmoe": "olmoe",
+    "gpt-oss": "gpt_oss",
 }
+_NORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False, "gpt-oss": True}
+_WINDOWED = ("llama", "gemma2", "gemma3", "cohere2", "phi3", "gpt-oss")
 # The rows of q and k are stored in pairs: the converter turned the halves of a head into pairs.
 PERMUTED = frozenset({"llama", "granite", "smollm3"})
 _MODULES = {
@@ -47,6 +54,12 @@ _MODULES = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "self_attn.sinks": "attn_sinks",
 }
 _NORM_MODULES = {  # of layers with norms after attention and MLP
     "post_attention_layernorm": "post_attention_norm",
@@ -73,14 +86,47 @@ _KEYS = {
     "logit_scale": "logit_scale",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
 }
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scale is not the head's
 
 
-def gguf_name(name: str, block: Block = "pre") -> str:
-    """The GGUF name of the tensor with this Hugging Face name, in layers of this form."""
-    modules = _MODULES if block in ("pre", "parallel") else _MODULES | _NORM_MODULES
+@dataclass(frozen=True)
+class StoredName:
+    """Where a tensor is in the file. expert: its index in a tensor of all experts; part: the one of
+    num_parts equal parts of that expert's rows."""
+
+    name: str
+    expert: int | None = None
+    part: int = 0
+    num_parts: int = 1
+
+
+def find_tensor(name: str, config: DecoderConfig, stored: Container[str]) -> StoredName:
+    """Where the tensor with this Hugging Face name is. If it is missing: where it should be."""
+    match = _EXPERT.fullmatch(name)
+    if match is None:
+        return StoredName(gguf_name(name, config))
+    layer, number, kind, suffix = match[1], int(match[2]), match[3], match[4]
+    together = f"blk.{layer}.ffn_{kind}_exps.{suffix}"
+    both, alone = f"blk.{layer}.ffn_gate_up_exps.{suffix}", f"blk.{layer}.ffn_{kind}.{number}.{suffix}"
+    if together not in stored and alone in stored:
+        return StoredName(alone)
+    if together not in stored and both in stored and kind != "down":
+        return StoredName(both, number, part=int(kind == "up"), num_parts=2)
+    return StoredName(together, number)
+
+
+def gguf_name(name: str, config: DecoderConfig) -> str:
+    """The GGUF name of the tensor with this Hugging Face name, which is none of an expert."""
+    modules = _MODULES if config.block in ("pre", "parallel") else _MODULES | _NORM_MODULES
+    if config.family == "gpt_oss":
+        modules = _MODULES | {"post_attention_layernorm": "post_attention_norm"}
     module, _, kind = name.rpartition(".")
+    if kind not in ("weight", "bias"):  # sinks
+        module, kind = name, "weight"
     if module in modules:
         return f"{modules[module]}.{kind}"
     _, _, layer, module = module.split(".", 3)
@@ -103,10 +149,6 @@ def gguf_config(file: GgufFile) -> DecoderConfig:
     arch = architecture(file)
     prefix = arch + "."
     own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
-    if own.get("expert_count") not in (None, 0):
-        raise UnsupportedModel(
-            f"{file.path.name} is a mixture of experts, which Holdfast reads from safetensors only"
-        )
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise BadWeights(f"{file.path.name} has no token_embd.weight; it is not a complete language model")
@@ -116,7 +158,7 @@ def gguf_config(file: GgufFile) -> DecoderConfig:
     fields.setdefault("head_dim", None)
     fields |= _family_fields(arch, own) | _token_fields(file.metadata)
     fields["tie_word_embeddings"] = "output.weight" not in file.tensors
-    fields["rope_scaling"] = _rope_fields(own)
+    fields["rope_scaling"] = _rope_fields(arch, own)
     if arch == "phi3":
         fields |= _phi3_fields(file, own, fields)
     config = parse_config(fields)
@@ -125,14 +167,51 @@ def gguf_config(file: GgufFile) -> DecoderConfig:
 
 
 def _family_fields(arch: str, own: Fields) -> dict[str, object]:
-    window = own.get("attention.sliding_window")
-    if arch == "llama" and window:
-        return {"model_type": "mistral", "sliding_window": window}
+    window, is_llama = own.get("attention.sliding_window"), arch == "llama"
     fields: dict[str, object] = {"model_type": _FAMILIES[arch]}
-    if arch in ("gemma2", "gemma3", "cohere2", "phi3") and window:
-        fields["sliding_window"] = window
+    if is_llama and own.get("expert_count"):
+        fields["model_type"] = "mixtral"
+    elif is_llama and window:
+        fields["model_type"] = "mistral"
+    if arch in _NORMALIZED and fields["model_type"] not in ("llama", "mistral"):
+        fields |= _expert_fields(arch, own)
+    if arch in _WINDOWED and window:
+        fields |= {"sliding_window": window} | _layer_types(own)
     if arch in _LARGEST_GEMMA:
         fields["query_pre_attn_scalar"] = _gemma_scalar(arch, own)
+    if own.get("attention.clamp_kqv"):
+        if arch != "olmoe":
+            raise refuse("attention.clamp_kqv", own["attention.clamp_kqv"], f"nothing in a {arch} file")
+        fields["clip_qkv"] = own["attention.clamp_kqv"]
+    return fields
+
+
+def _layer_types(own: Fields) -> dict[str, object]:
+    """Which layers have the window, if the file says it: a list, or every n-th layer has none."""
+    pattern = own.get("attention.sliding_window_pattern")
+    if pattern is None:
+        return {}
+    if not isinstance(pattern, list):
+        period = read_int(own, "attention.sliding_window_pattern", 0, 1 << 10)
+        num_layers = read_int(own, "block_count", 1, 1 << 10)
+        pattern = [period == 0 or layer % period < period - 1 for layer in range(num_layers)]
+    return {"layer_types": ["sliding_attention" if each else "full_attention" for each in pattern]}
+
+
+def _expert_fields(arch: str, own: Fields) -> dict[str, object]:
+    """Of a mixture of experts. Absent sizes follow from the others, as in llama.cpp."""
+    read_int(own, "expert_count", 1, 1 << 12)
+    num_used = read_int(own, "expert_used_count", 1, 1 << 12)
+    size = read_int(own, "feed_forward_length", 1, 1 << 20)
+    for key, plain in (("expert_gating_func", (0, 1, 3)), ("expert_weights_scale", (0.0, 1.0))):
+        if own.get(key) not in (None, *plain):
+            raise refuse(key, own[key], "a softmax, or nothing" if "func" in key else "1 or nothing")
+    fields: dict[str, object] = {"norm_topk_prob": own.get("expert_weights_norm", _NORMALIZED[arch])}
+    if arch in ("qwen2moe", "qwen3moe"):
+        fields["moe_intermediate_size"] = own.get("expert_feed_forward_length") or size // num_used
+        fields["shared_expert_intermediate_size"] = own.get("expert_shared_feed_forward_length") or size
+    else:
+        fields["intermediate_size"] = own.get("expert_feed_forward_length") or size
     return fields
 
 
@@ -187,7 +266,7 @@ def _token_fields(metadata: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _rope_fields(own: Fields) -> dict[str, object] | None:
+def _rope_fields(arch: str, own: Fields) -> dict[str, object] | None:
     kind = own.get("rope.scaling.type")
     if kind is None and own.get("rope.scale_linear") not in (None, 1.0):
         return {"rope_type": "linear", "factor": own["rope.scale_linear"]}
@@ -195,6 +274,7 @@ def _rope_fields(own: Fields) -> dict[str, object] | None:
         return None
     rope: dict[str, object] = {"rope_type": kind, "factor": own.get("rope.scaling.factor")}
     if kind == "yarn":
+        rope["truncate"] = arch != "gpt-oss"  # the file does not say it
         rope["original_max_position_embeddings"] = own.get("rope.scaling.original_context_length")
         for side in ("beta_fast", "beta_slow"):
             rope[side] = own.get(f"rope.scaling.yarn_{side}")
@@ -222,8 +302,9 @@ def _with_tensors(file: GgufFile, config: DecoderConfig) -> DecoderConfig:
     config = replace(
         config,
         qkv_bias=config.qkv_bias or has("blk.0.attn_q.bias") or has("blk.0.attn_qkv.bias"),
-        o_bias=has("blk.0.attn_output.bias"),
-        mlp_bias=has("blk.0.ffn_down.bias"),
+        o_bias=config.o_bias or has("blk.0.attn_output.bias"),
+        mlp_bias=config.mlp_bias or has("blk.0.ffn_down.bias"),
+        interleaved_experts=False,
     )
     if not has("rope_freqs.weight"):
         return config
