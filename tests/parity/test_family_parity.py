@@ -12,7 +12,7 @@ from holdfast.engine.llm import LLM
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
 from parity.compare import TOLERANCE, assert_parity, open_reference, raw_logits, reference_logits
-from support.tiny import LONG_PHI, VOCAB_SIZE, random_model, tiny_model, write_tokenizer
+from support.tiny import LONG_PHI, VOCAB_SIZE, random_model, tiny_model, tiny_mxfp4, write_tokenizer
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "granite": {},
@@ -66,6 +66,27 @@ CORNERS: dict[str, dict[str, Any]] = {
     "qwen3_moe-all-experts": {"num_experts_per_tok": 6, "norm_topk_prob": False, "mlp_only_layers": [0]},
     "olmoe-normalized-tied": {"norm_topk_prob": True, "tie_word_embeddings": True},
     "cohere2-tied-biases": {"tie_word_embeddings": True, "attention_bias": True},
+    "olmoe-clipped": {"clip_qkv": 0.7, "num_key_value_heads": 1},
+    "gpt_oss-one-expert-tied": {
+        "num_local_experts": 1,
+        "num_experts_per_tok": 1,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+    },
+    "gpt_oss-all-experts-sharded": {
+        "num_experts_per_tok": 6,
+        "num_key_value_heads": 4,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "sliding_window": 70,
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.1,
+        "sharded": True,
+    },
+    "gpt_oss-other-rope": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        "layer_types": ["full_attention"] * 3,
+        "num_key_value_heads": 1,
+    },
 }
 
 
@@ -88,6 +109,12 @@ def test_corners_match_transformers(name: str, kernels: str, tmp_path: Path) -> 
     changes = (VARIANTS | CORNERS)[name]
     folder = tiny_model(tmp_path, name.split("-")[0], **changes)
     assert_parity(folder, open_reference(folder), prompts(1, 19, 150), kernels, max_tokens=24)
+
+
+def test_mxfp4_experts_match_transformers(tmp_path: Path) -> None:
+    folder = tiny_mxfp4(tmp_path, num_hidden_layers=2)
+    model = open_reference(folder).float()  # the numbers are exact in bf16
+    assert_parity(folder, model, prompts(1, 40), "c", max_tokens=8, certification="background")
 
 
 @pytest.mark.parametrize(("max_len", "length"), [(64, 40), (512, 100)], ids=["short", "long"])

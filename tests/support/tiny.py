@@ -125,6 +125,27 @@ def tiny_model(
     return folder
 
 
+def tiny_mxfp4(folder: Path, **overrides: Any) -> Path:
+    """A gpt_oss model whose experts are random MXFP4 blocks, as its publisher stores them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tiny_model(folder, "gpt_oss", **overrides)
+    tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(4)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "experts.down_proj"))]:
+        num_experts, inputs, outputs = tensors.pop(name).shape
+        blocks = (num_experts, outputs, inputs // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*blocks, 16), generator=generator).byte()
+        tensors[f"{name}_scales"] = torch.randint(122, 126, blocks, generator=generator).byte()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    file = folder / "config.json"
+    skipped = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": skipped}
+    fields = json.loads(file.read_text()) | {"quantization_config": quantization}
+    file.write_text(json.dumps(fields), encoding="utf-8")
+    return folder
+
+
 def tiny_gguf(
     path: Path,
     family: str = "llama",

@@ -111,9 +111,10 @@ def find_tensor(name: str, config: DecoderConfig, stored: Container[str]) -> Sto
         return StoredName(gguf_name(name, config))
     layer, number, kind, suffix = match[1], int(match[2]), match[3], match[4]
     together = f"blk.{layer}.ffn_{kind}_exps.{suffix}"
-    both, alone = f"blk.{layer}.ffn_gate_up_exps.{suffix}", f"blk.{layer}.ffn_{kind}.{number}.{suffix}"
-    if together not in stored and alone in stored:
-        return StoredName(alone)
+    both = f"blk.{layer}.ffn_gate_up_exps.{suffix}"
+    alone = [f"blk.{layer}.ffn_{kind}.{each}.{suffix}" for each in (number, 0, 1)]
+    if together not in stored and any(each in stored for each in alone):  # files of early converters
+        return StoredName(alone[0])
     if together not in stored and both in stored and kind != "down":
         return StoredName(both, number, part=int(kind == "up"), num_parts=2)
     return StoredName(together, number)
