@@ -91,6 +91,20 @@ def test_client_that_does_not_read_is_disconnected(server: Server) -> None:
     assert streaming.wait().is_done and not streaming.error
 
 
+def test_client_that_does_not_read_may_resume(server: Server) -> None:
+    """Its connection is closed; its request goes on until nobody has come back for a while."""
+    body = {"prompt": [Prompt.STREAM], "stream": True, "resumable": True}
+    lost = Client(server, **body).wait_first()
+    lost.close()
+    wait_until(lambda: server.metric("holdfast_streams_detached") == 1)
+    assert server.metric("holdfast_kv_pages_used") == 1
+    again = Client(server, headers={"Last-Event-ID": lost.last_event_id}, **body)
+    wait_until(lambda: server.metric("holdfast_streams_detached") == 0)
+    end_streams(server)
+    assert again.wait().is_done and not again.error
+    server.wait_idle()
+
+
 def test_slow_reader_gets_everything(server: Server) -> None:
     num_bytes = 0
     with open_request(server, {"prompt": [Prompt.FLOOD], "stream": True}) as connection:

@@ -17,6 +17,8 @@ from holdfast.server.tenants.addresses import is_loopback, parse_proxies
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+_MAY_BE_ZERO = ("port", "max_waiting", "reconnect_timeout", "drain_timeout")
+
 _server = partial(option, panel="Server")
 _limit = partial(option, panel="Limits")
 _logs = partial(option, panel="Logs")
@@ -95,6 +97,11 @@ class ServerConfig:
         60.0, "Seconds a client may take no byte of its response before its request is aborted."
     )
     request_timeout: float = _limit(600.0, "Seconds a request may take in total.")
+    reconnect_timeout: float = _limit(
+        60.0,
+        "Seconds a resumable stream goes on without its client, and is kept after its end; 0 refuses such streams.",
+    )
+    reconnect_memory: int = _limit(64 << 20, "Maximum bytes of events that are kept for resumable streams.")
     drain_timeout: float = _limit(
         30.0, "Seconds that running requests may continue after SIGTERM; a second signal ends them at once."
     )
@@ -114,13 +121,13 @@ class ServerConfig:
         for one in fields(self):
             value = getattr(self, one.name)
             if one.type is int:
-                least = 0 if one.name in ("port", "max_waiting") else 1
+                least = 0 if one.name in _MAY_BE_ZERO else 1
                 if isinstance(value, bool) or not isinstance(value, int) or value < least:
                     raise ConfigError(f"{one.name} must be a whole number of at least {least}, not {value!r}")
             elif one.type is float:
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                     raise ConfigError(f"{one.name} must be a number of seconds, not {value!r}")
-                if value < 0 or (value == 0 and one.name != "drain_timeout"):
+                if value < 0 or (value == 0 and one.name not in _MAY_BE_ZERO):
                     raise ConfigError(f"{one.name} must be more than 0 seconds, not {value!r}")
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}")

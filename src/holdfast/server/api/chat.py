@@ -3,7 +3,7 @@
 `_stream` writes the server-sent chunks, `_whole` the whole response.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from holdfast.server.api.sampling import refuse_contradictions
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.api.schema.responses import ChatCompletion
+from holdfast.server.api.streaming import resume_stream
 from holdfast.server.api.thinking import ThoughtStream, all_thoughts
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
@@ -34,11 +35,13 @@ def chat_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/chat/completions",
-        openapi_extra=body_schema(ChatCompletionRequest),
+        openapi_extra=body_schema(ChatCompletionRequest, streams=True),
         responses=responses(ChatCompletion, ENGINE_ERRORS, streams=True),
     )
     async def chat(request: Request) -> Response:
         """Create a chat completion."""
+        if (resumed := await resume_stream(request, frontend)) is not None:
+            return resumed
         body = await read_body(request, ChatCompletionRequest)
         frontend.require_model(body.model)
         _refuse_unsupported(body)
@@ -57,7 +60,7 @@ class ChatCompletionWriter:
     def stream(self) -> AsyncIterator[bytes]:
         return _stream(self.response)
 
-    def end_stream(self, error: ApiError) -> bytes:
+    def end_stream(self, error: ApiError) -> Sequence[bytes]:
         return end_with_error(error)
 
     def whole(self) -> dict[str, Any]:

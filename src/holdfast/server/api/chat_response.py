@@ -6,7 +6,7 @@ They differ in the JSON they write of a `ChatResponse`.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -22,12 +22,13 @@ from holdfast.server.api.chat_prompt import ChatPrompt, ChatPrompts
 from holdfast.server.api.response_fields import chat_logprobs, matched_stop
 from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest
+from holdfast.server.api.streaming import require_resumable, stream_response
 from holdfast.server.api.thinking import require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.responses import EventStreamResponse, JSONResponse
+from holdfast.server.http.responses import JSONResponse
 from holdfast.server.tools.deltas import ChoiceDelta, ToolCallDelta, ToolParser, finish_reason
 
 
@@ -107,7 +108,7 @@ class ChatWriter(Protocol):
         """The server-sent events, until the last delta."""
         ...
 
-    def end_stream(self, error: ApiError) -> bytes:
+    def end_stream(self, error: ApiError) -> Sequence[bytes]:
         """The events that end a stream with an error."""
         ...
 
@@ -124,6 +125,7 @@ async def serve_chat(
     make_writer: Callable[[ChatResponse], ChatWriter],
 ) -> Response:
     """Run a conversation, streamed or not."""
+    require_resumable(frontend, body)
     size = len(await request.body())
     async with AsyncExitStack() as stack:
         call = await stack.enter_async_context(
@@ -139,7 +141,9 @@ async def serve_chat(
         if body.stream:
             response.fingerprint = await run_until_disconnect(request, call.fingerprint())
             writer = make_writer(response)
-            return EventStreamResponse(writer.stream(), stack.pop_all(), writer.end_stream)
+            return await stream_response(
+                request, frontend, body, writer.stream(), stack.pop_all(), writer.end_stream
+            )
         await run_until_disconnect(request, _collect(response))
         return JSONResponse(make_writer(response).whole())
 

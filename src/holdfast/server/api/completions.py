@@ -35,13 +35,14 @@ from holdfast.server.api.sampling import (
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest
 from holdfast.server.api.schema.responses import Completion
+from holdfast.server.api.streaming import require_resumable, resume_stream, stream_response
 from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
+from holdfast.server.http.responses import DONE, KEEP_ALIVE, JSONResponse, sse_event
 from holdfast.server.middleware.response_headers import use_request_id
 
 _DEFAULT_MAX_TOKENS = 16
@@ -52,14 +53,17 @@ def completion_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/completions",
-        openapi_extra=body_schema(CompletionRequest),
+        openapi_extra=body_schema(CompletionRequest, streams=True),
         responses=responses(Completion, ENGINE_ERRORS, streams=True),
     )
     async def completions(request: Request) -> Response:
         """Create completions of one or several prompts."""
+        if (resumed := await resume_stream(request, frontend)) is not None:
+            return resumed
         body = await read_body(request, CompletionRequest)
         frontend.require_model(body.model)
         _refuse_unsupported(body)
+        require_resumable(frontend, body)
         use_request_id(request, body.request_id)
         prompts = prompt_list(body.prompt, frontend.config.max_prompts, "prompt")
         try:
@@ -80,7 +84,8 @@ def completion_routes(frontend: Frontend) -> APIRouter:
             await run_until_disconnect(request, _submit(frontend, call, prompts, body, params))
             if body.stream:
                 response.fingerprint = await run_until_disconnect(request, call.fingerprint())
-                return EventStreamResponse(_stream(response), stack.pop_all())
+                events = _stream(response)
+                return await stream_response(request, frontend, body, events, stack.pop_all())
             return JSONResponse(await run_until_disconnect(request, _collect(response)))
 
     return router

@@ -4,7 +4,7 @@ JSON is encoded by msgspec: several times as fast as the standard library, and i
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,8 +17,15 @@ from holdfast.server.errors import ApiError, internal_error
 from holdfast.server.http.disconnect import race_disconnect
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients ignore
+# A comment, which clients ignore. No empty line follows it: after an event with an id, OpenAI's client
+# would take that line for the end of an event without data, and fail.
+KEEP_ALIVE = b": keep-alive\n"
+QUIET_SECONDS = 15.0  # without an event, after which it is sent
 _encoder = msgspec.json.Encoder()
+
+
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+LAST_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 class JSONResponse(Response):
@@ -34,15 +41,23 @@ def sse_event(data: Any, name: str | None = None) -> bytes:
     return head + _encoder.encode(data) + b"\n\n"
 
 
-def end_with_error(error: ApiError) -> bytes:
+def with_id(event: bytes, event_id: str) -> bytes:
+    """The event with an id, which a client can send back as `Last-Event-ID`. A comment has none."""
+    return event if event.startswith(b":") else b"id: %b\n%b" % (event_id.encode(), event)
+
+
+def end_with_error(error: ApiError) -> tuple[bytes, ...]:
     """The end of a stream of OpenAI's chunks."""
-    return sse_event(error.body()) + DONE
+    return sse_event(error.body()), DONE
+
+
+EndStream = Callable[[ApiError], Sequence[bytes]]
 
 
 class EventStreamResponse(Response):
     """Sends events, then closes `resources`, however the stream ends.
 
-    end_stream makes the events that end a stream with an error.
+    end_stream makes the events that end a stream with an error. has_ids: events are numbered from 0.
 
     Starlette's `StreamingResponse` cannot do two things this does. It stops as soon as the client
     disconnects, not at the next event. It reports an error after the first event as an event,
@@ -55,13 +70,15 @@ class EventStreamResponse(Response):
         self,
         events: AsyncIterator[bytes],
         resources: AsyncExitStack,
-        end_stream: Callable[[ApiError], bytes] = end_with_error,
+        end_stream: EndStream = end_with_error,
+        *,
+        has_ids: bool = False,
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        super().__init__(headers=STREAM_HEADERS)
         del self.headers["content-length"]
-        self._events = events
+        self._events = end_with_errors(events, end_stream)
         self._resources = resources
-        self._end_stream = end_stream
+        self._has_ids = has_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # An ApiError was already sent as an event.
@@ -71,17 +88,24 @@ class EventStreamResponse(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        number = 0
         try:
             async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        except ApiError as error:
-            await send(_last(self._end_stream(error)))
+                sent = with_id(event, str(number)) if self._has_ids else event
+                number += sent is not event
+                await send({"type": "http.response.body", "body": sent, "more_body": True})
+        except Exception:  # the last events said so
+            await send(LAST_BODY)
             raise
-        except Exception:
-            await send(_last(self._end_stream(internal_error())))
-            raise
-        await send(_last(b""))
+        await send(LAST_BODY)
 
 
-def _last(body: bytes) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": False}
+async def end_with_errors(events: AsyncIterator[bytes], end_stream: EndStream) -> AsyncIterator[bytes]:
+    """The events. An error while they are made is written as events, too, and then raised."""
+    try:
+        async for event in events:
+            yield event
+    except Exception as error:
+        for event in end_stream(error if isinstance(error, ApiError) else internal_error()):
+            yield event
+        raise

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from holdfast.engine.status import EngineStatus
 from holdfast.server.telemetry.request_metrics import RequestMetricFamilies, RequestMetrics, RequestSeries
+from holdfast.server.telemetry.stream_metrics import StreamMetrics
 from holdfast.server.telemetry.tenant_metrics import TenantMetrics
 from holdfast.server.tenants.tenant import Tenant
 
@@ -72,6 +73,7 @@ class Metrics:
         self._seen = dict.fromkeys(self._counters, 0)
         self._restarts = Counter("holdfast_engine_restarts", "Engine processes that died.", registry=registry)
         self._info = Info("holdfast", "The served model and its settings.", registry=registry)
+        self.streams = StreamMetrics(registry)
         self.tenants = TenantMetrics()
 
     def describe(self, *, version: str, model: str, fingerprint: str, dtype: str, determinism: str) -> None:

@@ -6,7 +6,7 @@ message_delta             stop reason, usage, the `holdfast` object
 message_stop, or error
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from holdfast.server.api.chat_response import ChatResponse
@@ -58,8 +58,8 @@ class MessageWriter:
         yield self._event("message_delta", delta=stop_fields(choice), **fields)
         yield self._event("message_stop")
 
-    def end_stream(self, error: ApiError) -> bytes:
-        return sse_event(error.anthropic_body(self._response.call.request_id), "error")
+    def end_stream(self, error: ApiError) -> Sequence[bytes]:
+        return (sse_event(error.anthropic_body(self._response.call.request_id), "error"),)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         """An event. Thoughts that were not sent yet are in its `holdfast` object."""

@@ -8,7 +8,7 @@ for each output item:   response.output_item.added
 response.completed, or response.incomplete at the token limit, or error and response.failed
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from holdfast.server.api.chat_response import ChatResponse
@@ -55,9 +55,10 @@ class ResponseWriter:
         self._thoughts.pop()  # the object has all of them
         yield self._event(f"response.{finished['status']}", response=finished)
 
-    def end_stream(self, error: ApiError) -> bytes:
+    def end_stream(self, error: ApiError) -> Sequence[bytes]:
         said = self._event("error", code=error.code, message=error.message, param=error.param)
-        return said + self._event("response.failed", response=self._object.failed(error, self._closed))
+        failed = self._event("response.failed", response=self._object.failed(error, self._closed))
+        return said, failed
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         """An event. Thoughts that were not sent yet are in its `holdfast` object."""

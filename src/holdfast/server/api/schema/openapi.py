@@ -45,6 +45,7 @@ _ERRORS = {
     401: "The API key is missing or wrong.",
     404: "The model does not exist.",
     413: "The body is too large.",
+    410: "The stream that Last-Event-ID names is not kept any more.",
     415: "The body is not JSON, or is compressed.",
     429: "Too many requests are waiting; Retry-After says when to retry.",
     503: "The server is starting or shutting down; Retry-After says when to retry.",
@@ -66,8 +67,18 @@ _TAGS = {
 NEEDS_NO_KEY: dict[str, Any] = {"security": []}  # a route's `openapi_extra`
 _EVENT = {
     "type": "object",
-    "properties": {"data": {"type": "string", "description": "A chunk or an event as JSON."}},
+    "properties": {
+        "id": {"type": "string", "description": "The event's id; see `resumable`."},
+        "data": {"type": "string", "description": "A chunk or an event as JSON."},
+    },
     "required": ["data"],
+}
+_LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "Send the events of a `resumable` stream after this one. The body may then be empty.",
 }
 _STREAM = {"itemSchema": _EVENT, "description": "With `stream`: one event for each chunk."}
 
@@ -93,10 +104,11 @@ def make_documented_app(*, with_keys: bool = False) -> FastAPI:
     return app
 
 
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+def body_schema(model: type[BaseModel], *, streams: bool = False) -> dict[str, Any]:
     """A route's `openapi_extra` for this request model. `document_bodies` adds the model itself."""
     content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
+    body = {"requestBody": {"required": True, "content": content}}
+    return {**body, "parameters": [_LAST_EVENT_ID]} if streams else body
 
 
 def document_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
@@ -129,6 +141,7 @@ def responses(
         success["model"] = model
     if streams:
         success["content"] = {"text/event-stream": _STREAM}
+        errors = (*errors, 410)
     documented: dict[int | str, dict[str, Any]] = {
         status: _error(_ERRORS[status], error) for status in errors
     }

@@ -97,6 +97,10 @@ class SamplingFields(ThinkingFields):
     allowed_token_ids: TokenIds | None = Field(None, max_length=_MAX_ALLOWED_TOKEN_IDS)
     bad_words: Many[str] | None = None
     stream: bool | None = None
+    resumable: bool | None = Field(
+        None,
+        description="Only with `stream`: a client that lost its connection can get the rest with Last-Event-ID.",
+    )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="One of json, regex, choice, grammar, json_object."
     )
