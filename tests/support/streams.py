@@ -16,7 +16,13 @@ PATIENCE = 60.0  # seconds after which a test has failed
 class Client:
     """One request in a thread. `first` is set at the first event, or at the end."""
 
-    def __init__(self, server: Server, path: str = "/v1/completions", **body: Any) -> None:
+    def __init__(
+        self,
+        server: Server,
+        path: str = "/v1/completions",
+        headers: dict[str, str] | None = None,
+        **body: Any,
+    ) -> None:
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.events: list[dict[str, Any]] = []
@@ -25,6 +31,7 @@ class Client:
         self.first = threading.Event()
         self._url = server.url + path
         self._body = body
+        self._headers = headers
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -57,7 +64,9 @@ class Client:
 
     def _run(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=PATIENCE) as response:
+            with httpx.stream(
+                "POST", self._url, json=self._body or None, headers=self._headers, timeout=PATIENCE
+            ) as response:
                 self.status, self.headers = response.status_code, dict(response.headers)
                 if "event-stream" in response.headers.get("content-type", ""):
                     for line in response.iter_lines():

@@ -1,7 +1,8 @@
-"""Streams of the routes that generate text: their event ids, and streams that a client can resume.
+"""Streams of the routes that generate text, plain ones and those that a client can resume.
 
-Every stream's events have ids. Only a stream whose request has `"resumable": true` outlives its
-connection: what a client abandons costs nothing unless it said that it may come back.
+Only a stream whose request has `"resumable": true` has event ids and outlives its connection. What
+another client abandons costs nothing. Clients that split a stream at empty lines and expect `data: `
+at once, such as vLLM's benchmark, would fail at an id.
 """
 
 from collections.abc import AsyncIterator
@@ -44,7 +45,7 @@ async def stream_response(
 ) -> Response:
     """The response that sends these events."""
     if not body.resumable:
-        return EventStreamResponse(events, resources, end_stream, has_ids=True)
+        return EventStreamResponse(events, resources, end_stream)
     content, tenant, path = await request.body(), tenant_of(request), request.url.path
     return ResumableStreamResponse(
         events, resources, lambda: frontend.streams.open(tenant, path, content), end_stream

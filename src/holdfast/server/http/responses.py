@@ -17,10 +17,7 @@ from holdfast.server.errors import ApiError, internal_error
 from holdfast.server.http.disconnect import race_disconnect
 
 DONE = b"data: [DONE]\n\n"
-# A comment, which clients ignore. No empty line follows it: after an event with an id, OpenAI's client
-# would take that line for the end of an event without data, and fail.
-KEEP_ALIVE = b": keep-alive\n"
-QUIET_SECONDS = 15.0  # without an event, after which it is sent
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients ignore
 _encoder = msgspec.json.Encoder()
 
 
@@ -41,11 +38,6 @@ def sse_event(data: Any, name: str | None = None) -> bytes:
     return head + _encoder.encode(data) + b"\n\n"
 
 
-def with_id(event: bytes, event_id: str) -> bytes:
-    """The event with an id, which a client can send back as `Last-Event-ID`. A comment has none."""
-    return event if event.startswith(b":") else b"id: %b\n%b" % (event_id.encode(), event)
-
-
 def end_with_error(error: ApiError) -> tuple[bytes, ...]:
     """The end of a stream of OpenAI's chunks."""
     return sse_event(error.body()), DONE
@@ -57,7 +49,7 @@ EndStream = Callable[[ApiError], Sequence[bytes]]
 class EventStreamResponse(Response):
     """Sends events, then closes `resources`, however the stream ends.
 
-    end_stream makes the events that end a stream with an error. has_ids: events are numbered from 0.
+    end_stream makes the events that end a stream with an error.
 
     Starlette's `StreamingResponse` cannot do two things this does. It stops as soon as the client
     disconnects, not at the next event. It reports an error after the first event as an event,
@@ -71,14 +63,11 @@ class EventStreamResponse(Response):
         events: AsyncIterator[bytes],
         resources: AsyncExitStack,
         end_stream: EndStream = end_with_error,
-        *,
-        has_ids: bool = False,
     ) -> None:
         super().__init__(headers=STREAM_HEADERS)
         del self.headers["content-length"]
         self._events = end_with_errors(events, end_stream)
         self._resources = resources
-        self._has_ids = has_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # An ApiError was already sent as an event.
@@ -88,12 +77,9 @@ class EventStreamResponse(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        number = 0
         try:
             async for event in self._events:
-                sent = with_id(event, str(number)) if self._has_ids else event
-                number += sent is not event
-                await send({"type": "http.response.body", "body": sent, "more_body": True})
+                await send({"type": "http.response.body", "body": event, "more_body": True})
         except Exception:  # the last events said so
             await send(LAST_BODY)
             raise

@@ -11,8 +11,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from holdfast.server.http.responses import KEEP_ALIVE, QUIET_SECONDS, with_id
-
+# A comment. No empty line follows it: after an event with an id, OpenAI's client would take that line
+# for the end of an event without data, and fail.
+_KEEP_ALIVE = b": keep-alive\n"
+_QUIET_SECONDS = 15.0  # without an event, after which it is sent
 _EVENT_BYTES = 64  # of memory beside an event's own bytes
 _LOG_BYTES = 2048  # of memory beside a log's events
 
@@ -48,8 +50,8 @@ class EventLog:
 
     def add(self, event: bytes) -> None:
         """Append an event. Comments are not kept: a reader writes its own."""
-        numbered = with_id(event, f"{self.token}-{self.num_events}")
-        if numbered is not event:
+        if not event.startswith(b":"):
+            numbered = b"id: %b-%d\n%b" % (self.token.encode(), self.num_events, event)
             self._events.append(numbered)
             self.num_bytes += len(numbered) + _EVENT_BYTES
             self._changed()
@@ -113,12 +115,12 @@ class LogReader:
             if log.is_over:
                 return
             if not await self._is_updated_soon():
-                yield KEEP_ALIVE
+                yield _KEEP_ALIVE
 
     async def _is_updated_soon(self) -> bool:
         """Whether something changes before a comment is due."""
         try:
-            async with asyncio.timeout(QUIET_SECONDS):
+            async with asyncio.timeout(_QUIET_SECONDS):
                 await self._updated.wait()
         except TimeoutError:
             return False

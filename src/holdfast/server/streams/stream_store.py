@@ -28,7 +28,6 @@ from holdfast.server.tenants.tenant import Tenant
 
 _PART_BYTES = 12  # of the random part, and of the HMAC: 32 characters in base64
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{32})-([0-9]{1,9})")
-_PLAIN_ID = re.compile(r"[0-9]{1,9}")  # of a stream that is not resumable
 HEADER = "Last-Event-ID"
 
 
@@ -68,8 +67,6 @@ class StreamStore:
 
         The body is that of the first request again, or empty.
         """
-        if _PLAIN_ID.fullmatch(event_id):
-            raise _NOT_RESUMABLE
         matched = _EVENT_ID.fullmatch(event_id)
         if matched is None or not self._is_own(matched[1], tenant, path):
             raise _NOT_FOUND
@@ -170,12 +167,6 @@ def _error(status: int, code: str, message: str) -> ApiError:
     return ApiError(status, message, param=HEADER, code=code)
 
 
-_NOT_RESUMABLE = _error(
-    410,
-    "stream_not_resumable",
-    "this stream was not resumable and ended with its connection; to resume a stream, send its request with "
-    f'"resumable": true. Send this request again without {HEADER}',
-)
 _NOT_FOUND = _error(
     404,
     "stream_not_found",
