@@ -77,11 +77,16 @@ def engine_parts(
         "dtype": recipe.dtype,
         "recipe": {name: value for name, value in recipe.as_dict().items() if name != "dtype"},
         "rope_tables": digest_rope_tables(config),
-        "code": code_versions((*_CODE, *(() if thinking is None else ("thinking",)))),
+        "code": own_code(thinks=thinking is not None),
         **_machine_parts(recipe, device, settings),
         "canary": dict(canary),
         "libraries": library_parts(recipe),
     }
+
+
+def own_code(*, thinks: bool) -> dict[str, int | str]:
+    """The versions of our code that decides bits, without the backend's: that is in the recipe."""
+    return code_versions((*_CODE, *(("thinking",) if thinks else ())))
 
 
 def _machine_parts(

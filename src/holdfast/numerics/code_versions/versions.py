@@ -12,6 +12,7 @@ change.
 import contextlib
 import hashlib
 import json
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,7 @@ from holdfast.numerics.code_versions.components import component_files, files_at
 RECORDED = "numerics/code_versions/recorded.json"
 _CANONICAL = "numerics/code_versions/canonical_source.py"
 _SHOWN_DIGITS = 32
+_parsing = threading.Lock()  # in Python 3.11, ast.parse in two threads at once raises SystemError
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def code_version(component: str) -> int | str:
         files = component_files(package, component)
     except (OSError, TypeError, ValueError):  # raised by loaders without folders
         files = None
-    digest = None if files is None else cached_digest(package, files)
+    with _parsing:
+        digest = None if files is None else cached_digest(package, files)
     return recorded.version if digest == recorded.digest else modified_version(recorded.version, digest)
 
 
