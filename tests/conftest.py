@@ -6,8 +6,10 @@ of the machine's time. Which thread computes what, and so every bit, stays as it
 
 import gc
 import os
+import re
 import shutil
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,10 @@ LONG_FILES = (
 )
 
 
+# Files that use one of these servers run in one worker, so that each is started once.
+SHARED_SERVERS = re.compile(r"\b(tiny|deterministic|tools|thinking)_server\b")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
 
@@ -73,6 +79,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         first = {HERE / name: place for place, name in enumerate(LONG_FILES)}
         items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under `--dist loadfile`, one worker for all files that share servers."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _scope(str(super()._split_scope(nodeid)))
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@cache
+def _scope(file: str) -> str:
+    return "servers" if SHARED_SERVERS.search((HERE.parent / file).read_text()) else file
 
 
 @pytest.hookimpl(wrapper=True)

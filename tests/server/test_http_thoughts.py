@@ -11,33 +11,19 @@ import openai
 import pytest
 
 from holdfast import LLM, SamplingParams
-from support.serving import Server, serving
-from support.thinking_models import thinker_folder
+from support.serving import Server
 
 CHUNK = 4
 PROMPT = "heads tails the coin is flips heads heads tails the"
 QUESTION: Any = [{"role": "user", "content": PROMPT}]
-TEMPLATE = "{% for one in messages %}{{ one.content }} {% endfor %}"
 SETTINGS: dict[str, Any] = {"max_tokens": 14, "seed": 5, "ignore_eos": True, "deterministic": True}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = thinker_folder(tmp_path_factory.mktemp("thinker") / "model")
-    config = path / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
-    return path
-
-
-@pytest.fixture(scope="module")
-def thinker(folder: Path) -> Iterator[Server]:
-    with serving(folder, "--max-num-seqs", "8", "--served-model-name", "thinker") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(thinker: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
+def client(thinking_server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{thinking_server.url}/v1", api_key="unused", max_retries=0, timeout=120
+    ) as client:
         yield client
 
 
@@ -61,10 +47,10 @@ def stream_thoughts(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(thoughts, key=lambda one: one["index"])
 
 
-def test_thoughts_equal_those_of_the_engine(thinker: Server, folder: Path) -> None:
-    answer = complete(thinker, n=2, return_token_ids=True)
+def test_thoughts_equal_those_of_the_engine(thinking_server: Server, thinking_model: Path) -> None:
+    answer = complete(thinking_server, n=2, return_token_ids=True)
     params = SamplingParams(**{**SETTINGS, "n": 2})
-    here = LLM(str(folder)).generate([PROMPT], params)[0]
+    here = LLM(str(thinking_model)).generate([PROMPT], params)[0]
     assert [tuple(one["token_ids"]) for one in answer["choices"]] == [one.token_ids for one in here.choices]
     expected = [
         (index, one.chunk, one.position, one.text, list(one.token_ids))
@@ -76,64 +62,66 @@ def test_thoughts_equal_those_of_the_engine(thinker: Server, folder: Path) -> No
     assert kinds == {True, False}, "the model has no thoughts to tell, or no trivial ones"
 
 
-def test_every_complete_chunk_has_a_thought(thinker: Server) -> None:
-    answer = complete(thinker)
+def test_every_complete_chunk_has_a_thought(thinking_server: Server) -> None:
+    answer = complete(thinking_server)
     thoughts = answer["holdfast"]["thoughts"]
     last = answer["usage"]["total_tokens"] - 1  # the last token is not an input of the model
     assert [one["chunk"] for one in thoughts] == list(range(last // CHUNK))
     assert all(one["position"] == (one["chunk"] + 1) * CHUNK - 1 for one in thoughts)
 
 
-def test_stream_sends_each_thought_once(thinker: Server) -> None:
-    whole = complete(thinker, n=2)
-    chunks = stream(thinker, "/v1/completions", {"prompt": PROMPT, "n": 2})
+def test_stream_sends_each_thought_once(thinking_server: Server) -> None:
+    whole = complete(thinking_server, n=2)
+    chunks = stream(thinking_server, "/v1/completions", {"prompt": PROMPT, "n": 2})
     assert stream_thoughts(chunks) == whole["holdfast"]["thoughts"]
     assert all(len(chunk["choices"]) == 1 for chunk in chunks)
     assert "thoughts" not in chunks[-1]["holdfast"] and "stats" in chunks[-1]["holdfast"]
     prompt_len, num_tokens = whole["usage"]["prompt_tokens"], 0
-    for chunk in stream(thinker, "/v1/completions", {"prompt": PROMPT, "return_token_ids": True}):
+    for chunk in stream(thinking_server, "/v1/completions", {"prompt": PROMPT, "return_token_ids": True}):
         for one in chunk.get("holdfast", {}).get("thoughts", ()):
             assert one["position"] + 1 >= prompt_len + num_tokens or num_tokens == 0
             assert one["position"] < prompt_len + num_tokens  # sent before the tokens that follow it
         num_tokens += len(chunk["choices"][0]["token_ids"])
 
 
-def test_thoughts_of_several_prompts_have_choice_indices(thinker: Server) -> None:
+def test_thoughts_of_several_prompts_have_choice_indices(thinking_server: Server) -> None:
     prompts = [PROMPT, "the coin is heads", PROMPT]
-    batch = complete(thinker, prompt=prompts)
+    batch = complete(thinking_server, prompt=prompts)
     by_choice = [
         [{**one, "index": 0} for one in batch["holdfast"]["thoughts"] if one["index"] == number]
         for number in range(3)
     ]
-    assert by_choice == [complete(thinker, prompt=one)["holdfast"]["thoughts"] for one in prompts]
+    assert by_choice == [complete(thinking_server, prompt=one)["holdfast"]["thoughts"] for one in prompts]
     assert (
-        stream_thoughts(stream(thinker, "/v1/completions", {"prompt": prompts}))
+        stream_thoughts(stream(thinking_server, "/v1/completions", {"prompt": prompts}))
         == batch["holdfast"]["thoughts"]
     )
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-def test_other_chat_apis_have_the_same_thoughts(thinker: Server, path: str) -> None:
+def test_other_chat_apis_have_the_same_thoughts(thinking_server: Server, path: str) -> None:
     given = {name: value for name, value in SETTINGS.items() if name != "max_tokens"}
     bodies = {
         "/v1/responses": {"input": PROMPT, "max_output_tokens": 14},
         "/v1/messages": {"messages": QUESTION, "max_tokens": 14},
     }
     body = {**given, **bodies[path]}
-    chat = thinker.post("/v1/chat/completions", {**SETTINGS, "messages": QUESTION}).json()
+    chat = thinking_server.post("/v1/chat/completions", {**SETTINGS, "messages": QUESTION}).json()
     thoughts = chat["holdfast"]["thoughts"]
-    assert thoughts and thinker.post(path, body).json()["holdfast"]["thoughts"] == thoughts
-    text = thinker.post(path, {**body, "stream": True}).text
+    assert thoughts and thinking_server.post(path, body).json()["holdfast"]["thoughts"] == thoughts
+    text = thinking_server.post(path, {**body, "stream": True}).text
     events = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: ")]
     assert stream_thoughts(events) == thoughts
     if path == "/v1/responses":  # its last event has the whole response
         assert events[-1]["response"]["holdfast"]["thoughts"] == thoughts
-    declined = thinker.post(path, {**body, "think": False}).json()
+    declined = thinking_server.post(path, {**body, "think": False}).json()
     assert declined["holdfast"]["thoughts"] == []
 
 
 @pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}], ids=["plain", "usage"])
-def test_openai_client_reads_thoughts(thinker: Server, client: openai.OpenAI, usage: dict[str, Any]) -> None:
+def test_openai_client_reads_thoughts(
+    thinking_server: Server, client: openai.OpenAI, usage: dict[str, Any]
+) -> None:
     settings: Any = {
         "model": "thinker",
         "messages": QUESTION,
@@ -159,36 +147,36 @@ def test_openai_client_reads_thoughts(thinker: Server, client: openai.OpenAI, us
         assert events.current_completion_snapshot.choices[0].message.content == text
 
 
-def test_thinking_can_be_disabled(thinker: Server) -> None:
-    without = complete(thinker, think=False)
+def test_thinking_can_be_disabled(thinking_server: Server) -> None:
+    without = complete(thinking_server, think=False)
     assert without["holdfast"]["thoughts"] == []
-    assert without["choices"] != complete(thinker)["choices"]
-    assert complete(thinker, think=True)["choices"] == complete(thinker)["choices"]
-    assert not stream_thoughts(stream(thinker, "/v1/completions", {"prompt": PROMPT, "think": False}))
+    assert without["choices"] != complete(thinking_server)["choices"]
+    assert complete(thinking_server, think=True)["choices"] == complete(thinking_server)["choices"]
+    assert not stream_thoughts(stream(thinking_server, "/v1/completions", {"prompt": PROMPT, "think": False}))
 
 
-def test_forced_thought_replaces_the_models_own(thinker: Server) -> None:
-    own = complete(thinker)
-    forced = complete(thinker, forced_thoughts={"0": [70, 71], "1": []})
+def test_forced_thought_replaces_the_models_own(thinking_server: Server) -> None:
+    own = complete(thinking_server)
+    forced = complete(thinking_server, forced_thoughts={"0": [70, 71], "1": []})
     first, second = forced["holdfast"]["thoughts"][:2]
     assert (first["token_ids"], second["token_ids"], second["text"]) == ([70, 71], [], "")
     assert forced["choices"] != own["choices"]
     same = {str(one["chunk"]): one["token_ids"] for one in own["holdfast"]["thoughts"]}
-    assert complete(thinker, forced_thoughts=same)["choices"] == own["choices"]
-    chat = thinker.post(
+    assert complete(thinking_server, forced_thoughts=same)["choices"] == own["choices"]
+    chat = thinking_server.post(
         "/v1/chat/completions", {"messages": QUESTION, **SETTINGS, "forced_thoughts": {"0": [9]}}
     )
     assert chat.json()["holdfast"]["thoughts"][0]["token_ids"] == [9]
 
 
-def test_server_without_a_key_has_no_public_key(thinker: Server) -> None:
-    answer = thinker.get("/v1/receipt_key")
+def test_server_without_a_key_has_no_public_key(thinking_server: Server) -> None:
+    answer = thinking_server.get("/v1/receipt_key")
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "no_receipt_key"
 
 
-def test_receipt_with_a_forced_thought_replays(thinker: Server) -> None:
-    made = complete(thinker, forced_thoughts={"0": [70]}, return_receipt=True)
-    replayed = thinker.post("/v1/replay", {"receipt": made["holdfast"]["receipt"]}).json()
+def test_receipt_with_a_forced_thought_replays(thinking_server: Server) -> None:
+    made = complete(thinking_server, forced_thoughts={"0": [70]}, return_receipt=True)
+    replayed = thinking_server.post("/v1/replay", {"receipt": made["holdfast"]["receipt"]}).json()
     assert replayed["same"] and replayed["compared"]
 
 
@@ -211,29 +199,29 @@ def test_receipt_with_a_forced_thought_replays(thinker: Server) -> None:
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/score"])
 def test_invalid_thinking_fields_are_refused(
-    thinker: Server, path: str, body: dict[str, Any], expected_message: str
+    thinking_server: Server, path: str, body: dict[str, Any], expected_message: str
 ) -> None:
     request = {"messages": QUESTION, **SETTINGS} if "chat" in path else {"prompt": PROMPT, **SETTINGS}
     if path == "/v1/score":
         request = {"prompt": PROMPT, "completion": " heads"}
-    answer = thinker.post(path, {**request, **body})
+    answer = thinking_server.post(path, {**request, **body})
     assert answer.status_code == 400, answer.text
     assert expected_message in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("how", [{}, {"think": False}, {"forced_thoughts": {"0": [7], "2": []}}], ids=str)
-def test_score_uses_the_same_thoughts(thinker: Server, how: dict[str, Any]) -> None:
-    answer = complete(thinker, logprobs=0, return_token_ids=True, **how)["choices"][0]
+def test_score_uses_the_same_thoughts(thinking_server: Server, how: dict[str, Any]) -> None:
+    answer = complete(thinking_server, logprobs=0, return_token_ids=True, **how)["choices"][0]
     request = {"prompt": PROMPT, "completion": answer["token_ids"]}
-    scored = thinker.post("/v1/score", {**request, **how}).json()
+    scored = thinking_server.post("/v1/score", {**request, **how}).json()
     assert scored["logprobs"] == answer["logprobs"]["token_logprobs"]
     if how:
-        assert thinker.post("/v1/score", request).json()["logprobs"] != scored["logprobs"]
+        assert thinking_server.post("/v1/score", request).json()["logprobs"] != scored["logprobs"]
 
 
-def test_thought_metrics(thinker: Server) -> None:
+def test_thought_metrics(thinking_server: Server) -> None:
     def counts() -> tuple[float, float, float]:
-        text = thinker.get("/metrics").text
+        text = thinking_server.get("/metrics").text
         kinds = [
             sum(
                 float(line.rsplit(" ", 1)[1])
@@ -242,10 +230,10 @@ def test_thought_metrics(thinker: Server) -> None:
             )
             for kind in ("written", "trivial")
         ]
-        return kinds[0], kinds[1], thinker.metric("holdfast_thought_predictions_total")
+        return kinds[0], kinds[1], thinking_server.metric("holdfast_thought_predictions_total")
 
     before = counts()
-    answer = complete(thinker, prompt=f"is {PROMPT}")["holdfast"]
+    answer = complete(thinking_server, prompt=f"is {PROMPT}")["holdfast"]
     written = sum(bool(one["token_ids"]) for one in answer["thoughts"])
     expected = (written, len(answer["thoughts"]) - written, answer["stats"]["guessed"])
     assert tuple(now - then for now, then in zip(counts(), before, strict=True)) == expected
