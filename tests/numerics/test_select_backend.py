@@ -2,7 +2,10 @@
 
 import json
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +32,7 @@ def one_small_unit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     These tests are about where it goes, not about its content.
     """
-    monkeypatch.setattr(build_module, "_UNITS", ("rowwise.c",))
+    monkeypatch.setattr(build_module, "_UNITS", ("entry.c",))
 
 
 def test_auto_falls_back_to_torch_without_a_compiler(
@@ -69,6 +72,23 @@ def test_build_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_sm
     assert build() == first
     assert first.path.stat().st_mtime_ns == made
     assert [path.name for path in first.path.parent.iterdir()] == [first.path.name]
+
+
+def test_simultaneous_builds_compile_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_small_unit: None
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
+    compile_, compiled = build_module._compile, []
+
+    def compile_slowly(*given: Any) -> Path:
+        compiled.append(given)
+        time.sleep(0.2)
+        return compile_(*given)
+
+    monkeypatch.setattr(build_module, "_compile", compile_slowly)
+    with ThreadPoolExecutor(3) as pool:
+        paths = {made.result().path for made in [pool.submit(build) for _ in range(3)]}
+    assert len(paths) == len(compiled) == 1
 
 
 def test_unwritable_cache_falls_back_to_a_temporary_folder(

@@ -1,22 +1,28 @@
 """Build the C kernels with the system's compiler, once per source, compiler and CPU, and cache the
 library.
 
-The cache key is a digest of all that decides the machine code. A build goes to a temporary file
-that is then renamed, so two processes may build at once. If the cache cannot be written, the
-library stays in a temporary folder.
+The cache key is a digest of all that decides the machine code. One process builds at a time, and
+those that waited find its library. A build goes to a temporary file that is then renamed. If the
+cache cannot be written, the library stays in a temporary folder.
 """
 
+import contextlib
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import ConfigError
 from holdfast.numerics.cache_dir import cache_dir
+
+if sys.platform != "win32":
+    import fcntl
 
 _SOURCE_DIR = Path(__file__).parent
 _UNITS = ("linear.c", "attention.c", "rowwise.c", "sampling.c", "layer.c", "entry.c")
@@ -47,8 +53,23 @@ def build(sources: Path = _SOURCE_DIR) -> Built:
     flags = (*_FLAGS, "-mcpu=native" if _is_arm() else "-march=native")
     cached = _cache_dir() / f"{_cache_key(sources, flags, version)}.so"
     if not cached.exists():
-        cached = _compile(sources, compiler, flags, cached)
+        with _locked(cached.parent):
+            if not cached.exists():
+                cached = _compile(sources, compiler, flags, cached)
     return Built(cached, version)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait for other processes that hold this lock. Where there is none, two may build at once."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            if sys.platform != "win32":
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def _is_arm() -> bool:
