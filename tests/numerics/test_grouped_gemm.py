@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.numerics.layer import Activation, LayerShape
+
 pytest.importorskip("triton")
 
 HAS_CUDA = torch.cuda.is_available()
@@ -38,27 +40,32 @@ def test_all_forms_multiply_each_row_by_its_experts(num_tokens: int, spread: str
     x, weight = _exact(num_tokens, WIDTH, seed=1), _exact(NUM_EXPERTS, OUTPUTS, WIDTH, seed=2)
     bias = _exact(NUM_EXPERTS, OUTPUTS, seed=3).float()
     ids = _ids(num_tokens, spread)
-    assignment = routing.assign(ids, NUM_EXPERTS)
     chosen = ids.flatten().long()
     rows = x.repeat_interleave(TOP_K, 0).double()
     expected = torch.einsum("pk,pnk->pn", rows, weight[chosen].double()) + bias[chosen].double()
     for tile in grouped_gemm.TILES:
+        assignment = routing.assign(ids, NUM_EXPERTS, tile)
         out = grouped_gemm.multiply(
             x, weight, bias, assignment, tile, rows_per_input=TOP_K, dtype=torch.float32
         )
         assert torch.equal(out.double(), expected)
 
 
-def test_gate_and_up_are_activated(interpreter: None) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu"])
+def test_gate_and_up_are_activated(activation: Activation) -> None:
     from holdfast.numerics.backends.triton import elementwise, grouped_gemm, routing
 
+    shape = LayerShape(1, 1, 64, 1e-5, 1.0, activation, swiglu_alpha=1.7, swiglu_limit=0.5)
     x, weight = _exact(24, WIDTH, seed=4), _exact(NUM_EXPERTS, 2 * OUTPUTS, WIDTH, seed=5)
-    assignment = routing.assign(_ids(24, "spread"), NUM_EXPERTS)
     for tile in grouped_gemm.TILES:
-        for gelu in (False, True):
-            fused = grouped_gemm.multiply(x, weight, None, assignment, tile, rows_per_input=TOP_K, gelu=gelu)
-            plain = grouped_gemm.multiply(x, weight, None, assignment, tile, rows_per_input=TOP_K)
-            assert torch.equal(fused, elementwise.silu_mul(plain, None, torch.float16, gelu=gelu))
+        assignment = routing.assign(_ids(24, "spread"), NUM_EXPERTS, tile)
+        fused = grouped_gemm.multiply(x, weight, None, assignment, tile, rows_per_input=TOP_K, gated=shape)
+        plain = grouped_gemm.multiply(x, weight, None, assignment, tile, rows_per_input=TOP_K)
+        if activation == "clamped_swiglu":
+            expected = elementwise.swiglu_mul(plain, None, torch.float16, alpha=1.7, limit=0.5)
+        else:
+            expected = elementwise.silu_mul(plain, None, torch.float16, gelu=activation == "gelu_tanh")
+        assert torch.equal(fused, expected)
 
 
 @pytest.mark.parametrize("normalizes", [True, False], ids=["normalized", "probabilities"])
@@ -85,10 +92,10 @@ def test_ties_go_to_the_lowest_expert_and_no_number_is_chosen_last() -> None:
 
 
 def test_assign_lists_the_pairs_of_each_expert_in_order() -> None:
-    from holdfast.numerics.backends.triton import routing
+    from holdfast.numerics.backends.triton import grouped_gemm, routing
 
     ids = torch.randint(0, NUM_EXPERTS, (700, TOP_K), generator=torch.Generator().manual_seed(7))
-    assignment = routing.assign(ids.to(torch.int32).to(DEVICE), NUM_EXPERTS + 1)
+    assignment = routing.assign(ids.to(torch.int32).to(DEVICE), NUM_EXPERTS + 1, grouped_gemm.TILES[-1])
     assert assignment.members is not None
     assert assignment.counts is not None
     for expert in range(NUM_EXPERTS + 1):
@@ -98,13 +105,14 @@ def test_assign_lists_the_pairs_of_each_expert_in_order() -> None:
 
 def test_combine_adds_in_the_order_of_the_experts() -> None:
     from holdfast.numerics.backends.triton import routing
+    from holdfast.numerics.backends.triton.expert_sums import ExpertOutputs
 
     outputs, shared = _exact(6, WIDTH, seed=8), _exact(3, WIDTH, seed=9)
     weights = torch.tensor([[0.5, 0.25], [1.0, 0.0], [0.125, 2.0]], device=DEVICE)
     expected = (outputs.view(3, 2, WIDTH).double() * weights.double()[..., None]).sum(1)
-    assert torch.equal(routing.combine(outputs, weights), expected.to(torch.float16))
+    assert torch.equal(routing.combine(ExpertOutputs(outputs, weights)), expected.to(torch.float16))
     gate = torch.zeros((3, 1), device=DEVICE)
-    combined = routing.combine(outputs, weights, shared, gate)
+    combined = routing.combine(ExpertOutputs(outputs, weights, shared, gate))
     assert torch.equal(combined, (expected + shared.double() / 2).to(torch.float16))
 
 

@@ -140,7 +140,6 @@ def assemble(
 def _make_setup(
     config: EngineConfig, checkpoint: Checkpoint, device: torch.device, settings: NumericSettings
 ) -> _Setup:
-    _refuse_sinks_on_gpu(config, checkpoint.config, device)
     max_len = context_len(config, checkpoint.config)
     model = checkpoint.config.for_length(max_len)
     return _Setup(
@@ -153,14 +152,6 @@ def _make_setup(
         limits=config.batch_limits(device.type),
         max_len=max_len,
     )
-
-
-def _refuse_sinks_on_gpu(config: EngineConfig, model: DecoderConfig, device: torch.device) -> None:
-    if model.attention_sinks and uses_triton(config.kernels, device):
-        raise ConfigError(
-            f"the model has attention sinks ({model.family}), which run on a CPU only: the Triton kernels have "
-            "none yet; use device cpu"
-        )
 
 
 def _assemble(

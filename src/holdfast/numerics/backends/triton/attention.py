@@ -50,6 +50,7 @@ _SHORT_TILE, _TALL_TILE = 16, 128  # rows of a tile: tokens times query heads pe
 _SPLITS_LOADED = 8  # at once, by the kernel that merges splits
 _MAX_SHORT_SPAN = 64  # longer spans use tall tiles
 _LOG2E = 1.4426950408889634
+LOG2E = tl.constexpr(_LOG2E)
 _MASKED = tl.constexpr(-1.0e30)
 _log = logging.getLogger(__name__)
 
@@ -81,8 +82,10 @@ def attention(
     scale: float,
     window: int | None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [tokens, H, D] -> [tokens, H * D].
+    """q [tokens, H, D] -> [tokens, H * D]. sinks fp32 [H]: scores without a value, which come before
+    the first split.
 
     Tokens outside any tile are zero; in a captured graph they are undefined.
     """
@@ -99,15 +102,17 @@ def attention(
     strides = (*(keys.stride(axis) for axis in (0, 1, 3)), *(values.stride(axis) for axis in (0, 1, 2)))
     shape = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width, "BLOCK_D": block_d, "BLOCK_N": KV_BLOCK}
     shape |= {"SPLIT_LEN": SPLIT, "PAGE": PAGE_SIZE, "WINDOWED": window is not None}
-    shape |= {"CAPPED": soft_cap is not None}
+    shape |= {"CAPPED": soft_cap is not None, "HAS_SINKS": sinks is not None}
     fits_three_blocks = q.element_size() * block_d <= 256  # three blocks of K and V fit in shared memory
     log2_scale = scale * _LOG2E if soft_cap is None else scale / soft_cap
-    common = (batch.page_table, log2_scale, (soft_cap or 0.0) * _LOG2E, window or 0, *strides)
-    if len(tall) and (
-        soft_cap is not None or not _attend_on_hopper(out, q, layer, batch, tall, scale=scale, window=window)
+    common = (batch.page_table, log2_scale, (soft_cap or 0.0) * _LOG2E, window or 0)
+    settings = (*common, q if sinks is None else sinks, *strides)
+    is_plain = soft_cap is None and sinks is None
+    if len(tall) and not (
+        is_plain and _attend_on_hopper(out, q, layer, batch, tall, scale=scale, window=window)
     ):
         _attention_tall[(len(tall), kv_heads)](
-            *(out, q, keys, values, batch.positions, tall), *common, **shape, BLOCK_M=_TALL_TILE,
+            *(out, q, keys, values, batch.positions, tall), *settings, **shape, BLOCK_M=_TALL_TILE,
             num_warps=8, num_stages=3 if fits_three_blocks else 1, **pdl_launch,
         )  # fmt: skip
     if not len(short):
@@ -122,15 +127,16 @@ def attention(
     # The kernel reads the list before it waits for the kernel before it.
     launch = pdl_launch if work is batch.attention_work else no_pdl
     _attention_short[(kv_heads, len(programs))](  # neighbouring programs read the same pages
-        *(out, split_accs, split_stats, programs, q, keys, values, batch.positions, short), *common, **shape,
+        *(out, split_accs, split_stats, programs, q, keys, values, batch.positions, short), *settings, **shape,
         BLOCK_M=block_m, LISTED=work is not None,
         num_warps=4, num_stages=3 if fits_three_blocks else 1, **launch,
     )  # fmt: skip
     if work is not None:
         _merge_splits[(len(work.shared), heads)](
             *(out, split_accs, split_stats, batch.positions, short, work.shared, window or 0),
+            q if sinks is None else sinks,
             HEADS=heads, WIDTH=width, BLOCK_D=block_d, SPLIT_LEN=SPLIT, LOADED=_SPLITS_LOADED,
-            WINDOWED=window is not None, num_warps=1, **pdl_launch,
+            WINDOWED=window is not None, HAS_SINKS=sinks is not None, num_warps=1, **pdl_launch,
         )  # fmt: skip
     return out
 
@@ -202,6 +208,18 @@ def _new_output(num_tokens: int, width: int, q: Tensor) -> Tensor:
 
 
 @triton.jit
+def _begin_rows(sinks, heads, HAS_SINKS: tl.constexpr):
+    """Maximum and sum of rows of these query heads before the first split: those of their sinks."""
+    if HAS_SINKS:
+        row_max = tl.load(sinks + heads) * LOG2E
+        row_sum = tl.full(heads.shape, 1.0, tl.float32)
+    else:
+        row_max = tl.full(heads.shape, _MASKED, tl.float32)
+        row_sum = tl.zeros(heads.shape, tl.float32)
+    return row_max, row_sum
+
+
+@triton.jit
 def _merge(row_max, row_sum, acc, split_max, split_sum, split_acc, AXIS: tl.constexpr):
     """Merge one more split into the running result.
 
@@ -218,11 +236,11 @@ def _merge(row_max, row_sum, acc, split_max, split_sum, split_acc, AXIS: tl.cons
 
 @triton.jit(do_not_specialize=["window"])
 def _attention_tall(
-    out, q, keys, values, positions, tiles, pages, scale, cap, window,
+    out, q, keys, values, positions, tiles, pages, scale, cap, window, sinks,
     key_page, key_head, key_slot, value_page, value_head, value_slot,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    PDL: tl.constexpr,
+    HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_begin(PDL)
     tile, head = tl.program_id(0), tl.program_id(1)
@@ -243,8 +261,7 @@ def _attention_tall(
     first_visible = 0
     if WINDOWED:
         first_visible = tl.maximum(first_position - window + 1, 0)
-    row_max = tl.full([BLOCK_M], _MASKED, tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    row_max, row_sum = _begin_rows(sinks, head * GROUP + tile_row % GROUP, HAS_SINKS)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     ones = tl.full([BLOCK_N, 16], 1.0, query.dtype)
     keys += head * key_head
@@ -301,11 +318,11 @@ def _block_start(step, first_split, programs, SPLIT_LEN: tl.constexpr, BLOCK_N: 
 
 @triton.jit(do_not_specialize=["window"])
 def _attention_short(
-    out, split_accs, split_stats, work, q, keys, values, positions, tiles, pages, scale, cap, window,
+    out, split_accs, split_stats, work, q, keys, values, positions, tiles, pages, scale, cap, window, sinks,
     key_page, key_head, key_slot, value_page, value_head, value_slot,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    LISTED: tl.constexpr, PDL: tl.constexpr,
+    LISTED: tl.constexpr, HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As `_attention_tall` with every matrix transposed, and the splits of a tile spread over
     programs.
@@ -355,8 +372,7 @@ def _attention_short(
     dim_mask = dim < WIDTH
     mask_2d = dim_mask[:, None] & valid[None, :]
     query = tl.load(q + row[None, :] * WIDTH + dim[:, None], mask=mask_2d, other=0.0)  # [D, M]
-    row_max = tl.full([BLOCK_M], _MASKED, tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    row_max, row_sum = _begin_rows(sinks, head * GROUP + tile_row % GROUP, HAS_SINKS)
     acc = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
     ones = tl.full([64, BLOCK_N], 1.0, query.dtype)
     keys += head * key_head
@@ -426,9 +442,9 @@ def _load_split(split_accs, split_stats, entry, mask, WIDTH: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=["window"])
 def _merge_splits(
-    out, split_accs, split_stats, positions, tiles, shared, window,
+    out, split_accs, split_stats, positions, tiles, shared, window, sinks,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_LEN: tl.constexpr, LOADED: tl.constexpr,
-    WINDOWED: tl.constexpr, PDL: tl.constexpr,
+    WINDOWED: tl.constexpr, HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of one tile and head that several programs wrote, by the operations of one
     program.
@@ -452,8 +468,7 @@ def _merge_splits(
         if WINDOWED:
             first = tl.maximum(first_position + token - window + 1, 0) // SPLIT_LEN
         entry = (slot + token) * HEADS + head + first * step
-        row_max = tl.full([1], _MASKED, tl.float32)
-        row_sum = tl.zeros([1], tl.float32)
+        row_max, row_sum = _begin_rows(sinks, head + tl.arange(0, 1), HAS_SINKS)
         acc = tl.zeros([1, BLOCK_D], tl.float32)
         for group in range(first, last + 1, LOADED):
             splits = ()

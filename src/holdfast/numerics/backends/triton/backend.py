@@ -28,6 +28,7 @@ from holdfast.numerics.backends.triton import (
     sampling,
     small_m_gemm,
 )
+from holdfast.numerics.backends.triton.expert_sums import ExpertOutputs
 from holdfast.numerics.backends.triton.token_history import DeviceTokenHistory
 from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.experts import ExpertLinears, Experts
@@ -183,9 +184,9 @@ class TritonBackend:
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        assert sinks is None, "attention sinks are not implemented in this backend"
+        q = q.contiguous()
         return attention.attention(
-            q.contiguous(), layer, batch, scale=scale, window=window, soft_cap=soft_cap
+            q, layer, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks
         )
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -217,7 +218,11 @@ class TritonBackend:
     ) -> None:
         q = self._queries(x, weights, shape, kv, batch, rope, canonical)
         attended = attention.attention(
-            q, kv, batch, scale=shape.scale, window=weights.window, soft_cap=shape.soft_cap
+            *(q, kv, batch),
+            scale=shape.scale,
+            window=weights.window,
+            soft_cap=shape.soft_cap,
+            sinks=weights.sinks,
         )
         delta = self._gemm(attended, weights.o, canonical)
         added = norm.add_rms_norm(
@@ -226,9 +231,9 @@ class TritonBackend:
             delta_scale=shape.residual_scale,
             centered=shape.centered_norm,
         )
-        delta, bias = self._mlp(x if shape.is_parallel else added, weights, shape, canonical)
+        inner, bias = self._mlp(x if shape.is_parallel else added, weights, shape, canonical)
         norm.add_rms_norm(
-            *(residual, delta, bias, weights.next_norm, shape.eps),
+            *(residual, inner, bias, weights.next_norm, shape.eps),
             out=x,
             delta_norm=weights.mlp_norm,
             delta_scale=shape.residual_scale,
@@ -237,46 +242,48 @@ class TritonBackend:
 
     def _mlp(
         self, x: Tensor, weights: LayerWeights, shape: LayerShape, canonical: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """A finished result or partial sums, and the bias to add."""
+    ) -> tuple[Tensor | ExpertOutputs, Tensor | None]:
+        """A finished result, partial sums or the outputs of experts, and the bias to add."""
         if weights.experts is not None:
-            return self.experts(x, weights.experts, shape, canonical=canonical), None
+            return self._expert_outputs(x, weights.experts, shape, canonical), None
         assert weights.gate_up is not None
         assert weights.down is not None
         inner = self._gate_up(x, weights.gate_up, canonical, shape.activation == "gelu_tanh")
         return self._gemm(inner, weights.down, canonical), weights.down.bias
 
     def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
+        return routing.combine(self._expert_outputs(x, layer, shape, canonical))
+
+    def _expert_outputs(self, x: Tensor, layer: Experts, shape: LayerShape, canonical: bool) -> ExpertOutputs:
         """The forms for any number of rows of an expert have the same bits, so a canonical pass
         differs only in the router's and the shared expert's GEMMs, and in the form."""
         gate_up, down = layer.gate_up.stacked, layer.down.stacked
         assert gate_up is not None
         assert down is not None
-        num_experts, gelu = len(gate_up.data), shape.activation == "gelu_tanh"
+        num_experts = len(gate_up.data)
         slab = self.recipe.rows if canonical else None
         router = gemm.multiply_fp32(x, layer.router, slab=slab)
         weights, ids = routing.route(
             router, layer.router.bias, num_experts, layer.top_k, normalizes=layer.normalizes
         )
-        assignment = routing.assign(ids, num_experts)
         tile = grouped_gemm.choose_tile(ids.numel(), num_experts, canonical=canonical)
+        assignment = routing.assign(ids, num_experts, tile)
         inner = grouped_gemm.multiply(
-            x, gate_up.data, gate_up.bias, assignment, tile, rows_per_input=layer.top_k, gelu=gelu
+            x, gate_up.data, gate_up.bias, assignment, tile, rows_per_input=layer.top_k, gated=shape
         )
         outputs = grouped_gemm.multiply(inner, down.data, down.bias, assignment, tile)
         if layer.shared is None or layer.shared_gate is None:
-            return routing.combine(outputs, weights)
-        inner = self._gate_up(x, layer.shared.gate_up, canonical, gelu)
+            return ExpertOutputs(outputs, weights)
+        inner = self._gate_up(x, layer.shared.gate_up, canonical, shape.activation == "gelu_tanh")
         shared = self.linear(inner, layer.shared.down, canonical=canonical)
-        return routing.combine(
-            outputs, weights, shared, self.logits(x, layer.shared_gate, canonical=canonical)
-        )
+        gate = self.logits(x, layer.shared_gate, canonical=canonical)
+        return ExpertOutputs(outputs, weights, shared, gate)
 
     def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
         return routing.route(logits.contiguous()[None], None, logits.shape[1], top_k, normalizes=normalizes)
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        return routing.combine(outputs.flatten(0, 1), weights)
+        return routing.combine(ExpertOutputs(outputs.flatten(0, 1), weights))
 
     def _queries(
         self,

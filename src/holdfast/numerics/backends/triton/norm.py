@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.numerics.backends.triton.expert_sums import ExpertOutputs, load_expert_sum
 from holdfast.numerics.backends.triton.launch import pdl_begin, pdl_launch
 from holdfast.numerics.backends.triton.partial_sums import as_partial_sums, load_sum
 
@@ -51,7 +52,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -
 
 def add_rms_norm(
     residual: Tensor,
-    data: Tensor,
+    data: Tensor | ExpertOutputs,
     bias: Tensor | None,
     weight: Tensor | None,
     eps: float,
@@ -61,15 +62,16 @@ def add_rms_norm(
     delta_scale: float = 1.0,
     centered: bool = False,
 ) -> Tensor:
-    """residual [rows, D] += the GEMM result, both rounded, in place.
+    """residual [rows, D] += the GEMM result or the sum of experts, both rounded, in place.
 
     Returns its rms_norm, in `out` if given; without a weight a copy. Before the addition the GEMM
     result is normed by delta_norm and multiplied by delta_scale, and rounded after each.
     """
-    partial = as_partial_sums(data, bias)
+    experts = data if isinstance(data, ExpertOutputs) else None
+    partial = as_partial_sums(data.outputs if isinstance(data, ExpertOutputs) else data, bias)
     rows, width = residual.shape
     assert residual.is_contiguous()
-    assert (partial.rows, partial.width) == (rows, width)
+    assert (partial.rows, partial.width) == (rows * (1 if experts is None else experts.top_k), width)
     for norm in (weight, delta_norm):
         assert norm is None or (norm.shape == (width,) and norm.dtype in (residual.dtype, torch.float32))
     out = torch.empty_like(residual) if out is None else out
@@ -79,6 +81,8 @@ def add_rms_norm(
         _add_rms_norm[(rows,)](
             *(out, residual, partial.data, partial.bias, residual if weight is None else weight),
             *(residual if delta_norm is None else delta_norm, eps, delta_scale, partial.split_rows),
+            *((partial.data,) * 3 if experts is None else (experts.weights, experts.shared_or_any, experts.gate_or_any)),
+            TOP_K=0 if experts is None else experts.top_k, HAS_SHARED=experts is not None and experts.shared is not None,
             WIDTH=width, HALF=layout.half, BLOCK=layout.block, LEVELS=layout.levels, SPLIT_K=partial.split_k,
             HAS_BIAS=partial.has_bias, NORMED=weight is not None, DELTA_NORMED=delta_norm is not None,
             SCALED=delta_scale != 1.0, CENTERED=centered, num_warps=layout.warps, **pdl_launch,
@@ -155,7 +159,8 @@ def _rms_norm(
 
 @triton.jit(do_not_specialize=["split_rows"])
 def _add_rms_norm(
-    out, residual, data, bias, weight, delta_norm, eps, delta_scale, split_rows,
+    out, residual, data, bias, weight, delta_norm, eps, delta_scale, split_rows, expert_weights, shared, gate,
+    TOP_K: tl.constexpr, HAS_SHARED: tl.constexpr,
     WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr, SPLIT_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, NORMED: tl.constexpr, DELTA_NORMED: tl.constexpr, SCALED: tl.constexpr,
     CENTERED: tl.constexpr, PDL: tl.constexpr,
@@ -168,10 +173,17 @@ def _add_rms_norm(
     low = tl.load(residual + offset + column, mask=in_low, other=0.0)
     high = tl.load(residual + offset + HALF + column, mask=in_high, other=0.0)
     dtype: tl.constexpr = residual.dtype.element_ty
-    low_delta = load_sum(data, bias, row, column, in_low, split_rows, WIDTH, SPLIT_K, HAS_BIAS).to(dtype)
-    high_delta = load_sum(data, bias, row, HALF + column, in_high, split_rows, WIDTH, SPLIT_K, HAS_BIAS).to(
-        dtype
-    )
+    if TOP_K:
+        low_delta = load_expert_sum(
+            data, expert_weights, shared, gate, row, column, in_low, WIDTH, TOP_K, HAS_SHARED
+        )
+        high_delta = load_expert_sum(
+            data, expert_weights, shared, gate, row, HALF + column, in_high, WIDTH, TOP_K, HAS_SHARED
+        )
+    else:
+        low_delta = load_sum(data, bias, row, column, in_low, split_rows, WIDTH, SPLIT_K, HAS_BIAS)
+        high_delta = load_sum(data, bias, row, HALF + column, in_high, split_rows, WIDTH, SPLIT_K, HAS_BIAS)
+    low_delta, high_delta = low_delta.to(dtype), high_delta.to(dtype)
     if DELTA_NORMED:
         low_delta, high_delta = _norm_halves(
             low_delta.to(tl.float32), high_delta.to(tl.float32), delta_norm, eps, column, in_low, in_high,

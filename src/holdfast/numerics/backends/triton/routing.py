@@ -2,7 +2,7 @@
 
     route     router logits -> the top k experts of each token, and their weights
     assign    the pairs of each expert, in the order of tokens
-    combine   the outputs of a token's experts, added in the order of its own top k
+    combine   the outputs of a token's experts, added (`expert_sums.py`)
 
 Nothing is exchanged with the host, and no floating-point atomics are used: a token's experts, weights
 and sum depend on its own logits and outputs only.
@@ -13,13 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.grouped_gemm import MAX_SINGLE_PAIRS, Assignment
+from holdfast.numerics.backends.triton.expert_sums import ExpertOutputs, load_expert_sum
+from holdfast.numerics.backends.triton.grouped_gemm import MAX_SINGLE_PAIRS, Assignment, Tile, list_tiles
 from holdfast.numerics.backends.triton.launch import pdl_begin, pdl_launch
 from holdfast.numerics.backends.triton.logits import INFINITY, argmax_of
 from holdfast.numerics.backends.triton.norm import row_layout, row_sum
 from holdfast.numerics.backends.triton.partial_sums import as_partial_sums, load_sum
 
-_CHUNK = 2048  # pairs that one program of `assign` looks at together
+_CHUNK, _LONG_CHUNK = 2048, 8192  # pairs that one program of `assign` looks at together
 _COMBINE_BLOCK = 1024
 _LOWEST = tl.constexpr(-8.5e37)  # of a logit that is no number
 
@@ -46,36 +47,32 @@ def route(
     return weights, ids
 
 
-def assign(ids: Tensor, num_experts: int) -> Assignment:
-    """ids int32 [tokens, top_k]. One program per expert reads all pairs."""
+def assign(ids: Tensor, num_experts: int, tile: Tile) -> Assignment:
+    """ids int32 [tokens, top_k]; tile: the form of the GEMMs. One program per expert reads all pairs."""
     num_tokens, num_pairs = ids.shape[0], ids.numel()
     if num_pairs <= MAX_SINGLE_PAIRS:
         return Assignment(ids, None, None)
     members = torch.empty((num_experts, num_tokens), dtype=torch.int32, device=ids.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=ids.device)
-    chunk = min(_CHUNK, int(triton.next_power_of_2(num_pairs)))
+    is_long = num_pairs > 2 * _LONG_CHUNK
+    chunk = _LONG_CHUNK if is_long else min(_CHUNK, int(triton.next_power_of_2(num_pairs)))
     _assign[(num_experts,)](
-        *(members, counts, ids, num_pairs, num_tokens), CHUNK=chunk, num_warps=4, **pdl_launch
-    )
-    return Assignment(ids, members, counts)
+        *(members, counts, ids, num_pairs, num_tokens),
+        CHUNK=chunk, num_warps=16 if is_long else 4, **pdl_launch,
+    )  # fmt: skip
+    tiles = None if tile.swapped else list_tiles(counts, num_pairs, tile.rows)
+    return Assignment(ids, members, counts, tiles)
 
 
-def combine(
-    outputs: Tensor, weights: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
-) -> Tensor:
-    """outputs [tokens * top_k, hidden], weights fp32 [tokens, top_k] -> [tokens, hidden], summed in
-    fp32 and rounded once.
-
-    shared [tokens, hidden] is added last, times sigmoid(gate); gate fp32 [tokens, 1].
-    """
-    num_tokens, top_k = weights.shape
-    hidden = outputs.shape[1]
-    out = outputs.new_empty((num_tokens, hidden))
+def combine(found: ExpertOutputs) -> Tensor:
+    """[tokens, hidden], summed in fp32 and rounded once."""
+    num_tokens, hidden = len(found.weights), found.outputs.shape[1]
+    out = found.outputs.new_empty((num_tokens, hidden))
     if num_tokens:
-        _combine[(num_tokens, triton.cdiv(hidden, _COMBINE_BLOCK))](
-            *(out, outputs, weights, outputs if shared is None else shared, weights if gate is None else gate),
-            WIDTH=hidden, TOP_K=top_k, BLOCK=min(_COMBINE_BLOCK, int(triton.next_power_of_2(hidden))),
-            HAS_SHARED=shared is not None, num_warps=4, **pdl_launch,
+        block = min(_COMBINE_BLOCK, int(triton.next_power_of_2(hidden)))
+        _combine[(num_tokens, triton.cdiv(hidden, block))](
+            *(out, found.outputs, found.weights, found.shared_or_any, found.gate_or_any),
+            WIDTH=hidden, TOP_K=found.top_k, HAS_SHARED=found.shared is not None, BLOCK=block, num_warps=4, **pdl_launch,
         )  # fmt: skip
     return out
 
@@ -161,19 +158,11 @@ def _assign(members, counts, ids, num_pairs, capacity, CHUNK: tl.constexpr, PDL:
 @triton.jit
 def _combine(
     out, outputs, weights, shared, gate,
-    WIDTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, TOP_K: tl.constexpr, HAS_SHARED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_begin(PDL)
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < WIDTH
-    total = tl.zeros((BLOCK,), tl.float32)
-    for number in tl.static_range(TOP_K):
-        pair = row * TOP_K + number
-        value = tl.load(outputs + pair * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
-        total = tl.fma(value, tl.load(weights + pair) + tl.zeros_like(value), total)
-    if HAS_SHARED:
-        value = tl.load(shared + row * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
-        logit = tl.load(gate + row) + tl.zeros_like(value)
-        total = tl.fma(value, tl.math.div_rn(tl.zeros_like(value) + 1.0, 1.0 + tl.exp(-logit)), total)
-    tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), mask=mask)
+    total = load_expert_sum(outputs, weights, shared, gate, row, column, mask, WIDTH, TOP_K, HAS_SHARED)
+    tl.store(out + row.to(tl.int64) * WIDTH + column, total.to(out.dtype.element_ty), mask=mask)
