@@ -110,6 +110,8 @@ def test_batch_limits_default_to_the_device() -> None:
 
     assert limits("cpu") == (64, 512)
     assert limits("cuda") == (512, 8192)
+    assert EngineConfig().batch_limits("cuda", num_experts=8).max_pass_tokens == 16384
+    assert EngineConfig().batch_limits("cpu", num_experts=8).max_pass_tokens == 512
     assert limits("cuda", max_num_seqs=3, max_pass_tokens=700) == (3, 700)
     assert limits("cpu", max_pass_tokens=32) == (32, 32)
     assert limits("cpu", max_num_seqs=1000) == (1000, 1000)

@@ -149,7 +149,7 @@ def _make_setup(
         device=device,
         dtype=torch_dtype(config, model.torch_dtype),
         settings=settings,
-        limits=config.batch_limits(device.type),
+        limits=config.batch_limits(device.type, model.num_experts),
         max_len=max_len,
     )
 

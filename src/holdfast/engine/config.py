@@ -8,7 +8,7 @@ configuration file.
 
 import os
 import re
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -54,6 +54,7 @@ class BatchLimits:
 
 
 _BATCH_LIMITS = {"cpu": BatchLimits(64, 512), "cuda": BatchLimits(512, 8192)}
+_EXPERTS_PASS_TOKENS = 16384  # on a GPU
 
 _option = partial(option, panel="Engine")
 
@@ -112,7 +113,7 @@ class EngineConfig:
     max_pass_tokens: int | None = _option(
         None,
         "Maximum number of tokens in one pass; vLLM's name max_num_batched_tokens is accepted as well.",
-        unset="512 on a CPU, 8192 on a GPU",
+        unset="512 on a CPU, 8192 on a GPU, 16384 on a GPU with experts",
         aliases=("max_num_batched_tokens",),
         deprecated=("max_pass_rows",),
     )
@@ -204,9 +205,14 @@ class EngineConfig:
         """
         return _SPOT_CHECK_RATES[device_kind] if self.spot_check_rate is None else self.spot_check_rate
 
-    def batch_limits(self, device_kind: str) -> BatchLimits:
-        """The configured limits. A missing one is the device's default, adapted to the other."""
+    def batch_limits(self, device_kind: str, num_experts: int = 0) -> BatchLimits:
+        """The configured limits. A missing one is the device's default, adapted to the other.
+
+        Experts share the tokens of a pass, so on a GPU they need larger passes to be as fast.
+        """
         usual = _BATCH_LIMITS[device_kind]
+        if num_experts and device_kind == "cuda":
+            usual = replace(usual, max_pass_tokens=_EXPERTS_PASS_TOKENS)
         seqs, tokens = self.max_num_seqs, self.max_pass_tokens
         if tokens is None:
             tokens = max(usual.max_pass_tokens, seqs or 0)

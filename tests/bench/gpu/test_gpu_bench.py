@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from holdfast.bench.gpu import bench as gpu_bench
 from holdfast.bench.gpu import cells as cells_module
-from holdfast.bench.gpu import engines
 from holdfast.bench.gpu.bench import REPORT_FILE, GpuBench
 from holdfast.bench.gpu.breakdown import KernelEvent, busy_ns, floor_ms, kind_of, times_by_kind
 from holdfast.bench.gpu.cells import CELL_NAMES, CELLS, CellBench, cell_params
@@ -32,6 +31,7 @@ from holdfast.bench.gpu.timing import median_ms, require_complete, run_once
 from holdfast.bench.peers import GOALS, VLLM
 from holdfast.cli.main import app
 from holdfast.core.results import Choice, Result, Stats
+from holdfast.engine import config
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.shapes import published_config
 
@@ -46,7 +46,7 @@ TINY = replace(
 def small_passes() -> Iterator[None]:
     """Fewer batch sizes to certify."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(engines._PASS_TOKENS, "cpu", 128)
+        patch.setitem(config._BATCH_LIMITS, "cpu", config.BatchLimits(64, 128))
         yield
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from holdfast.bench.gpu import engines
 from holdfast.bench.paper.bench import REPORT_FILE, PaperBench
 from holdfast.bench.paper.report import PaperReport
 from holdfast.bench.paper.settings import (
@@ -22,6 +21,7 @@ from holdfast.bench.paper.settings import (
     parse_shares,
 )
 from holdfast.bench.paper.table import show_paper
+from holdfast.engine import config
 from holdfast.errors import ConfigError
 from holdfast.scheduler.policy import SchedulerConfig
 
@@ -33,7 +33,7 @@ TINY = replace(
 @pytest.fixture(scope="module", autouse=True)
 def small_passes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(engines._PASS_TOKENS, "cpu", 128)
+        patch.setitem(config._BATCH_LIMITS, "cpu", config.BatchLimits(64, 128))
         yield
 
 

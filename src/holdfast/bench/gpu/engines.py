@@ -29,7 +29,6 @@ from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
 
 _PAGE_SPARE = 128  # positions of a request's last page, and of one more page for a spot check
-_PASS_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,6 @@ def open_engine_pair(
         device=str(device.type),
         kernels=cast(KernelBackend, kernels),
         max_num_seqs=max_streams,
-        max_pass_tokens=_PASS_TOKENS[device.type],
         max_model_len=min(max_len, config.max_position_embeddings),
         kv_memory=positions * kv_bytes_per_token(config, itemsize),
         prefix_cache=False,
