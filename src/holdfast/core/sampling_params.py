@@ -248,6 +248,8 @@ def params_to_json(params: SamplingParams) -> dict[str, Any]:
         written: dict[str, object] = {structured.kind: _to_lists(getattr(structured, structured.kind))}
         if structured.kind in ("json_schema", "json_object") and structured.json_rules > 1:
             written["json_rules"] = structured.json_rules
+        if structured.special_tokens:
+            written["special_tokens"] = True
         settings["structured"] = written
     return settings
 

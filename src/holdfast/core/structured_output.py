@@ -27,6 +27,9 @@ class StructuredOutput:
     (`structured.closing`). json_rules says how a schema becomes a grammar. 1: objects stay open as in
     JSON Schema, and white space may be a line break with up to 32 spaces; for receipts made before
     there were rules. 2: objects are closed, and white space is at most one space.
+
+    special_tokens: the Lark grammar may name special tokens, as <|name|>. The server makes such
+    grammars for models that write their thinking and tool calls between special tokens.
     """
 
     json_schema: str | Mapping[str, Any] | bool | None = None
@@ -35,9 +38,10 @@ class StructuredOutput:
     choice: Iterable[str] | None = None
     lark: str | None = None
     json_rules: int = JSON_RULES
+    special_tokens: bool = False
 
     def __post_init__(self) -> None:
-        names = [one.name for one in fields(self) if one.name != "json_rules"]
+        names = [one.name for one in fields(self) if one.name not in ("json_rules", "special_tokens")]
         given = [name for name in names if getattr(self, name) not in (None, False)]
         if self.json_schema is False:
             given.append("json_schema")
@@ -49,6 +53,8 @@ class StructuredOutput:
             raise InvalidRequest(f"json_rules must be from 1 to {JSON_RULES}, not {self.json_rules!r:.80}")
         put = object.__setattr__  # the dataclass is frozen
         kind = given[0]
+        if type(self.special_tokens) is not bool or (self.special_tokens and kind != "lark"):
+            raise InvalidRequest("special_tokens must be true or false, and true only with a Lark grammar")
         if kind == "json_schema":
             put(self, "json_schema", _schema_text(self.json_schema))
         elif kind == "json_object":

@@ -69,13 +69,20 @@ class GrammarSandbox:
         self._workers.warm()
 
     def try_grammar(
-        self, grammar: str, *, is_lark: bool, follow: bool = True, token: CancelToken | None = None
+        self,
+        grammar: str,
+        *,
+        is_lark: bool,
+        special_tokens: bool = False,
+        follow: bool = True,
+        token: CancelToken | None = None,
     ) -> GrammarTrial:
         """Compile a grammar in a worker process, and follow it for some tokens. Raises `Cancelled`
-        soon after the token is cancelled."""
+        soon after the token is cancelled. special_tokens: it may name special tokens."""
         request = {
             "grammar": grammar,
             "is_lark": is_lark,
+            "special_tokens": special_tokens,
             "follow": follow,
             "trial_seconds": self._limits.cpu_seconds,
             "memory_bytes": self._limits.memory_bytes,

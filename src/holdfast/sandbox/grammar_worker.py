@@ -4,7 +4,8 @@
 compiles with the same `open_trie` and `open_matcher`, so what was tried is what runs.
 
     set-up   {"texts": [latin-1, ...], "eos_ids": [...]}
-    request  {"grammar": ..., "is_lark": ..., "follow": ..., "trial_seconds": ..., "memory_bytes": ...}
+    request  {"grammar": ..., "is_lark": ..., "special_tokens": ..., "follow": ..., "trial_seconds": ...,
+              "memory_bytes": ...}
     answer   {"num_bytes": ...} or {"error": ...}
     SIGUSR1  ends the fork that tries a grammar; the answer is an error
 
@@ -108,9 +109,19 @@ def explain(error: str) -> str:
     return _PLAIN_ERRORS.get(line, line)[:_MAX_ERROR_CHARS]
 
 
-def find_fault(trie: "LLTokenizer", grammar: str, *, is_lark: bool, follow: bool = True) -> str | None:
-    """Compile a grammar and follow it for some tokens. Returns what is wrong with it."""
-    if is_lark and _names_tokens(grammar):
+def find_fault(
+    trie: "LLTokenizer",
+    grammar: str,
+    *,
+    is_lark: bool,
+    special_tokens: bool = False,
+    follow: bool = True,
+) -> str | None:
+    """Compile a grammar and follow it for some tokens. Returns what is wrong with it.
+
+    special_tokens: it may name special tokens.
+    """
+    if is_lark and not special_tokens and _names_tokens(grammar):
         return "it names tokens (<...>); only text can be constrained"
     matcher = open_matcher(trie, grammar, is_lark=is_lark)
     if matcher.is_error():
@@ -201,7 +212,8 @@ def _try(trie: "LLTokenizer", request: dict[str, Any], writing: int) -> None:
     def work() -> None:
         before = _peak_bytes()
         try:
-            fault = find_fault(trie, request["grammar"], is_lark=request["is_lark"], follow=request["follow"])
+            options = {name: request[name] for name in ("is_lark", "special_tokens", "follow")}
+            fault = find_fault(trie, request["grammar"], **options)
             answers.append({"num_bytes": _peak_bytes() - before} if fault is None else {"error": fault})
         except BaseException as error:
             answers.append({"error": explain(f"{type(error).__name__}: {error}")})

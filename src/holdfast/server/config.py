@@ -12,7 +12,9 @@ from typing import Literal
 
 from holdfast.core.options import check_choices, option
 from holdfast.errors import ConfigError
+from holdfast.server.reasoning.formats import ReasoningParserName
 from holdfast.server.tenants.addresses import is_loopback, parse_proxies
+from holdfast.server.tools.formats import ToolParserName
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -79,6 +81,16 @@ class ServerConfig:
         "A JSON file with prompts whose cached pages all API keys share. Other prompts are cached for each key alone.",
         metavar="FILE",
         unset="no prompts are shared",
+    )
+    reasoning_parser: ReasoningParserName = _server(
+        "auto",
+        "The format of the thinking that is separated from answers as reasoning_content. auto: by the chat template; "
+        "none: it stays in the content.",
+    )
+    tool_call_parser: ToolParserName = _server(
+        "auto",
+        "The format of tool calls. auto: by the chat template; none: calls stay in the content, unless tool_choice "
+        "forces them.",
     )
     max_body_bytes: int = _limit(8 << 20, "Maximum size of a request's body.")
     max_connections: int = _limit(4096, "Maximum number of open connections.")

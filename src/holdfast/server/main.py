@@ -38,6 +38,7 @@ from holdfast.server.ipc.engine_link import COMMAND, EngineCallbacks, EngineLink
 from holdfast.server.ipc.supervisor import Supervisor
 from holdfast.server.memory import MemoryTrimmer
 from holdfast.server.prompts import Prompts
+from holdfast.server.reasoning.chat_format import choose_chat_format
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import open_traces
@@ -105,12 +106,13 @@ class Server:
         self.admission = Admission(config.max_waiting)
         located = locate(engine.model)
         self.names = config.served_model_names or (located.name,)
+        tokenizer = open_tokenizer(
+            located.path,
+            chat_template=engine.chat_template,
+            controls_in_content=engine.allow_special_tokens_in_content,
+        )
         self.prompts = Prompts(
-            open_tokenizer(
-                located.path,
-                chat_template=engine.chat_template,
-                controls_in_content=engine.allow_special_tokens_in_content,
-            )
+            tokenizer, choose_chat_format(tokenizer, config.reasoning_parser, config.tool_call_parser)
         )
         self.hub = Hub(self.prompts.token_text, lambda on: self.supervisor.set_tracing(on))
         callbacks = EngineCallbacks(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.errors import PromptTooLong
+from holdfast.server.reasoning.chat_format import ChatFormat, choose_chat_format
 from holdfast.server.work.lanes import WorkLanes
 from holdfast.text.chat_content import Conversation, render_conversation
 from holdfast.text.chat_template import ChatTemplate
@@ -23,8 +24,9 @@ _MAX_UNWRITTEN = 1 << 20  # characters a template may read without writing them 
 class Prompts:
     """Renders and tokenises prompts. max_model_len is set once the engine is ready."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, chat_format: ChatFormat | None = None) -> None:
         self.tokenizer = tokenizer
+        self.chat_format = chat_format or choose_chat_format(tokenizer)
         self.template = ChatTemplate.of(tokenizer)
         self.max_model_len: int | None = None
         self._longest_token: int | None = None

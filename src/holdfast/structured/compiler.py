@@ -120,7 +120,9 @@ class GrammarCompiler:
         grammar = write_grammar(structured)
         backend = self._open_backend()
         is_lark = structured.kind == "lark"
-        trial = backend.sandbox.try_grammar(grammar, is_lark=is_lark, token=token)
+        trial = backend.sandbox.try_grammar(
+            grammar, is_lark=is_lark, special_tokens=structured.special_tokens, token=token
+        )
         if trial.fault is not None:
             raise InvalidRequest(f"the {KIND_NAMES[structured.kind]} cannot be used: {trial.fault}")
         compiled = CompiledGrammar(

@@ -14,6 +14,7 @@ grammar.
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core.sampling_params import is_unicode
@@ -47,10 +48,9 @@ def write_grammar(structured: StructuredOutput) -> str:
     elif structured.kind == "json_object":
         grammar = {"json_schema": json_grammar({"type": "object"}, structured.json_rules)}
     elif structured.kind == "regex":
-        grammar = _lark(f"start: /{_quote_regex(structured.regex or '')}/")
+        grammar = _lark(f"start: {regex_in_lark(structured.regex or '')}")
     elif structured.kind == "choice":
-        # JSON's escapes are Lark's. One terminal with many texts is far cheaper than as many rules.
-        grammar = _lark(f"start: TEXT\nTEXT: {' | '.join(map(json.dumps, structured.texts))}")
+        grammar = _lark(f"start: TEXT\nTEXT: {choice_in_lark(structured.texts)}")
     else:
         grammar = _lark(structured.lark or "")
     return json.dumps({"grammars": [grammar, _OPTIONS]})
@@ -69,11 +69,17 @@ def _lark(grammar: str) -> dict[str, Any]:
     return {"lark_grammar": grammar}
 
 
-def _quote_regex(regex: str) -> str:
+def choice_in_lark(texts: Sequence[str]) -> str:
+    """One of these texts, as a terminal: one with many texts is far cheaper than as many rules."""
+    return " | ".join(map(json.dumps, texts))  # JSON's escapes are Lark's
+
+
+def regex_in_lark(regex: str) -> str:
     """The expression between Lark's slashes: escape slashes. A lone backslash at the end would
     escape the last one."""
     if not regex:
         raise InvalidRequest("the regular expression is empty, so the answer would be, too")
     if len(regex) - len(regex.rstrip("\\")) & 1:
         raise InvalidRequest("the regular expression ends in a lone backslash")
-    return _SLASH.sub(lambda match: r"\/" if match[0] == "/" else match[0], regex)
+    escaped = _SLASH.sub(lambda match: r"\/" if match[0] == "/" else match[0], regex)
+    return f"/{escaped}/"

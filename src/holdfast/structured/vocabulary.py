@@ -1,9 +1,10 @@
-"""The bytes of every token id, as grammars need them; empty for ids that are not text.
+"""The bytes of every token id, as grammars need them.
 
-The invariant: for ids with bytes, the concatenated bytes are `Tokenizer.decode`'s text after a
-prompt. Special tokens have no bytes, though they have a name. Neither have ids that end an answer,
-ids beyond the tokenizer's vocabulary, and the few tokens that llguidance cannot represent. So a
-grammar never allows any of them as text.
+The invariant: for ids that are text, the concatenated bytes are `Tokenizer.decode`'s text after a
+prompt. A special token has the byte 0xFF and its name, llguidance's notation: 0xFF is never part of
+UTF-8, so a grammar allows the token only where it names it, and never as text. Ids that end an
+answer have no bytes. Neither have ids beyond the tokenizer's vocabulary, nor the few tokens that
+llguidance cannot represent.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.text.tokenizer import Tokenizer
 
 _MAX_TOKEN_BYTES = 1000  # llguidance's trie breaks at 1024
-_NO_TEXT_BYTE = 0xFF  # never part of UTF-8; llguidance marks special tokens with it
+_SPECIAL = b"\xff"  # before the name of a special token
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,15 @@ def read_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[in
             "structured output needs an end-of-text token, and this model has none; "
             "set eos_token_id in its configuration"
         )
-    no_text = tokenizer.special_ids | known_eos_ids
-    texts = [
-        b"" if id_ in no_text else _usable(tokenizer.token_bytes(id_)) for id_ in range(tokenizer.vocab_size)
-    ]
+    texts = [_text(tokenizer, id_, known_eos_ids) for id_ in range(tokenizer.vocab_size)]
     texts += [b""] * (vocab_size - len(texts))
     return Vocabulary(tuple(texts[:vocab_size]), known_eos_ids)
 
 
-def _usable(raw: bytes) -> bytes:
-    if len(raw) > _MAX_TOKEN_BYTES or raw[:1] == bytes([_NO_TEXT_BYTE]):
+def _text(tokenizer: Tokenizer, id_: int, eos_ids: frozenset[int]) -> bytes:
+    raw = tokenizer.token_bytes(id_)
+    if id_ in eos_ids or len(raw) > _MAX_TOKEN_BYTES:
         return b""
-    return raw
+    if id_ in tokenizer.special_ids:
+        return _SPECIAL + raw if raw else b""
+    return b"" if raw[:1] == _SPECIAL else raw

@@ -56,6 +56,8 @@ def _check_content(name: str, message: dict[str, Any]) -> str | None:
         return content
     if content is None and message.get("tool_calls"):
         return None
+    if content is None and reasoning_of(message) is not None:
+        return ""
     if not isinstance(content, list):
         raise InvalidRequest(f"{name}.content must be a string or a list of text parts, not {_kind(content)}")
     parts = []
@@ -86,10 +88,20 @@ def _parse_arguments(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copy_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    reasoning = next((message[key] for key in _REASONING_NAMES if message.get(key) is not None), None)
+    reasoning = reasoning_of(message)
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def reasoning_of(message: Mapping[str, Any]) -> Any:
+    """The thinking in a message, by whichever of its names; None if it has none."""
+    return next((message[key] for key in _REASONING_NAMES if message.get(key) is not None), None)
+
+
+def without_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message without its thinking."""
+    return {key: value for key, value in message.items() if key not in _REASONING_NAMES}
 
 
 def _kind(value: object) -> str:

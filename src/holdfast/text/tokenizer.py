@@ -102,6 +102,19 @@ class Tokenizer:
         """Ids that are not text: left out of answers."""
         return self._data.special_ids
 
+    def added_id(self, text: str) -> int | None:
+        """The id of the added token with this text, special or not; None if there is none."""
+        return self._added_ids.get(text)
+
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token with this text; None if there is none."""
+        found = self.added_id(text)
+        return found if found in self.special_ids else None
+
+    @cached_property
+    def _added_ids(self) -> dict[str, int]:
+        return {one.content: id_ for id_, one in self._data.backend.get_added_tokens_decoder().items()}
+
     @property
     def special_tokens(self) -> Mapping[str, str]:
         """The named special tokens, "bos_token" and so on, as chat templates expect them."""

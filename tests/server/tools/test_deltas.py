@@ -13,8 +13,8 @@ from holdfast.server.tools.deltas import (
     ToolCallDelta,
     ToolCallIds,
     finish_reason,
-    merge_content,
     merge_deltas,
+    merge_texts,
 )
 from support.tool_parsing import parse_text
 
@@ -64,12 +64,12 @@ def test_openai_types_validate_the_bodies() -> None:
 
 def test_adjacent_content_is_merged() -> None:
     call = ToolCallDelta(0, "{}", "id", "f")
-    assert merge_content([ContentDelta("a"), ContentDelta("b"), call, ContentDelta("c")]) == [
+    assert merge_texts([ContentDelta("a"), ContentDelta("b"), call, ContentDelta("c")]) == [
         ContentDelta("ab"),
         call,
         ContentDelta("c"),
     ]
-    assert merge_content([]) == []
+    assert merge_texts([]) == []
 
 
 def test_plain_text_parser_passes_text_on() -> None:

@@ -112,7 +112,8 @@ async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
     details = {"holdfast": {**holdfast_object(call), **thoughts.pop()}}
     if chunk_usage.is_wanted:
         yield sse_event({**head, "choices": [last], **chunk_usage.of_chunk()})
-        yield sse_event({**head, "choices": [], "usage": usage(call), **details})
+        counts = usage(call, response.num_reasoning_tokens)
+        yield sse_event({**head, "choices": [], "usage": counts, **details})
     else:
         yield sse_event({**head, "choices": [last], **details})
     yield DONE
@@ -157,7 +158,7 @@ def _whole(response: ChatResponse) -> dict[str, Any]:
     body_json = {
         **_head(response, "chat.completion"),
         "choices": choices,
-        "usage": usage(call),
+        "usage": usage(call, response.num_reasoning_tokens),
         "holdfast": {
             **holdfast_object(call),
             **all_thoughts(call, (one.thoughts for one in response.choices)),

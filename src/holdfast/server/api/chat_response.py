@@ -29,7 +29,8 @@ from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.responses import JSONResponse
-from holdfast.server.tools.deltas import ChoiceDelta, ToolCallDelta, ToolParser, finish_reason
+from holdfast.server.reasoning.chat_format import AnswerParser
+from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolCallDelta, finish_reason
 
 
 class ChatResponse:
@@ -45,7 +46,10 @@ class ChatResponse:
         self.created = int(time.time())
         seed = call.streams[0].seed
         assert seed is not None
-        self.choices = [ChatChoice(parser) for parser in prompt.parsers(seed, body.n or 1)]
+        shows_reasoning = body.include_reasoning is not False
+        parsers = prompt.parsers(seed, body.n or 1)
+        self.choices = [ChatChoice(parser, shows_reasoning=shows_reasoning) for parser in parsers]
+        self._has_reasoning = prompt.chat_format.has_reasoning
 
     def logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
         if not self.body.logprobs:
@@ -53,23 +57,36 @@ class ChatResponse:
         as_ids = bool(self.body.return_tokens_as_token_ids)
         return chat_logprobs(self.frontend.prompts, logprobs, as_ids=as_ids)
 
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """The tokens of thinking; None if this model's thinking is not separated."""
+        if not self._has_reasoning:
+            return None
+        return sum(choice.num_reasoning_tokens for choice in self.choices)
+
     def finished(self) -> None:
         """Every choice has ended."""
         self.call.finished([choice.finish_reason or "stop" for choice in self.choices])
 
 
 class ParsedDelta(NamedTuple):
-    """What one delta of the engine gave a choice."""
+    """What one delta of the engine gave a choice. num_hidden: tokens, of this or of earlier deltas,
+    that are in no content."""
 
     deltas: list[ChoiceDelta]
     logprobs: tuple[TokenLogprob, ...]
+    num_hidden: int = 0
 
 
 class ChatChoice:
-    """The state of one choice: its text, parsed into content and tool calls."""
+    """The state of one choice: its text, parsed into thinking, content and tool calls.
 
-    def __init__(self, parser: ToolParser) -> None:
+    shows_reasoning: whether the client wants the thinking.
+    """
+
+    def __init__(self, parser: AnswerParser, *, shows_reasoning: bool = True) -> None:
         self._parser = parser
+        self._shows_reasoning = shows_reasoning
         self.steps: list[ParsedDelta] = []
         self.token_ids: list[int] = []
         self.thoughts: list[Thought] = []
@@ -85,14 +102,22 @@ class ChatChoice:
     def logprobs(self) -> list[TokenLogprob]:
         return [one for step in self.steps for one in step.logprobs]
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._parser.num_reasoning_tokens
+
     def add(self, delta: Delta) -> ParsedDelta:
         """Parse a delta's text."""
         self.token_ids.extend(delta.token_ids)
         self.thoughts.extend(delta.thoughts)
-        new = self._parser.feed(delta.text)
+        num_hidden = self._parser.num_hidden_tokens
+        new = self._parser.feed(delta)
         if delta.finish_reason is not None:
             new += self._parser.finish()
-        self.steps.append(ParsedDelta(new, delta.logprobs or ()))
+        if not self._shows_reasoning:
+            new = [one for one in new if not isinstance(one, ReasoningDelta)]
+        num_hidden = self._parser.num_hidden_tokens - num_hidden
+        self.steps.append(ParsedDelta(new, delta.logprobs or (), num_hidden))
         if delta.finish_reason is not None:
             num_calls = sum(isinstance(one, ToolCallDelta) and one.id is not None for one in self.deltas)
             self.finish_reason = finish_reason(delta.finish_reason, num_calls)
@@ -164,7 +189,7 @@ async def _submit(
     try:
         await call.accepted()
     except ApiError as error:
-        raise error.with_message(prompt.plan.explain(error.message)) from None
+        raise error.with_message(prompt.explain(error.message)) from None
     return ChatResponse(frontend, call, body, prompt)
 
 
@@ -189,7 +214,9 @@ def _max_tokens(body: ChatCompletionRequest) -> int | None:
 def _params(frontend: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _max_tokens(body)
-    if prompt.plan.config.is_forced:  # nothing but calls is in the text, also no special token
+    if prompt.reads_special_tokens:  # the parsers leave them out
+        body = body.model_copy(update={"skip_special_tokens": False})
+    elif prompt.plan.config.is_forced:  # nothing but calls is in the text, also no special token
         body = body.model_copy(update={"skip_special_tokens": True})
     if max_tokens is None:  # the rest of the context
         max_tokens = max(1, max_prompt_len(frontend) - len(prompt.ids))
@@ -197,7 +224,7 @@ def _params(frontend: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt)
         body,
         frontend.config,
         max_tokens=max_tokens,
-        structured=prompt.plan.structured,
+        structured=prompt.structured,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
     )

@@ -1,11 +1,11 @@
-"""A choice as a list of blocks, texts and tool calls, in the order the model wrote them.
+"""A choice as a list of blocks, thinking, texts and tool calls, in the order the model wrote them.
 
 `/v1/responses` calls them output items, `/v1/messages` content blocks. A `ContentBlocks` turns the
 deltas of a choice into events: a block opens, grows, closes. A whole response has the blocks that
-its stream would have closed, so the two cannot differ. A choice without any text or call has one
-empty text block.
+its stream would have closed, so the two cannot differ. A choice without any block has one empty
+text block.
 
-    ContentDelta, ToolCallDelta ...  ->  Opened, Grown ..., Closed, Opened, ...
+    ReasoningDelta, ContentDelta, ToolCallDelta ...  ->  Opened, Grown ..., Closed, Opened, ...
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.server.api.chat_response import ChatChoice, ChatResponse
 from holdfast.server.api.thinking import ThoughtStream
-from holdfast.server.tools.deltas import ChoiceDelta, ContentDelta
+from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolCallDelta
 
 
 @dataclass
@@ -24,6 +24,19 @@ class TextBlock:
     index: int
     parts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    is_complete: bool = True
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+@dataclass
+class ReasoningBlock:
+    """Thinking."""
+
+    index: int
+    parts: list[str] = field(default_factory=list)
     is_complete: bool = True
 
     @property
@@ -46,7 +59,7 @@ class CallBlock:
         return "".join(self.parts)
 
 
-Block = TextBlock | CallBlock
+Block = ReasoningBlock | TextBlock | CallBlock
 
 
 @dataclass(frozen=True)
@@ -81,14 +94,19 @@ class ContentBlocks:
         self._is_open = False
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not arrived
 
-    def add(self, deltas: Iterable[ChoiceDelta], logprobs: Iterable[TokenLogprob]) -> list[BlockEvent]:
-        """The events of new deltas. Logprobs go with the text that arrives with them or next."""
+    def add(
+        self, deltas: Iterable[ChoiceDelta], logprobs: Iterable[TokenLogprob], num_hidden: int = 0
+    ) -> list[BlockEvent]:
+        """The events of new deltas. Logprobs go with the text that arrives with them or next, except
+        those of the first num_hidden tokens that have none yet, which are in no text."""
         self._logprobs += logprobs
+        del self._logprobs[:num_hidden]
         events: list[BlockEvent] = []
         for delta in deltas:
-            if isinstance(delta, ContentDelta):
-                if not self._is_open or not isinstance(self.blocks[-1], TextBlock):
-                    events += self._open(TextBlock(len(self.blocks)))
+            if not isinstance(delta, ToolCallDelta):
+                kind = ReasoningBlock if isinstance(delta, ReasoningDelta) else TextBlock
+                if not self._is_open or not isinstance(self.blocks[-1], kind):
+                    events += self._open(kind(len(self.blocks)))
                 events.append(self._grow(delta.text))
                 continue
             if delta.id is not None:
@@ -114,8 +132,10 @@ class ContentBlocks:
 
     def _grow(self, text: str) -> BlockEvent:
         block, logprobs = self.blocks[-1], self._logprobs
-        self._logprobs = []
         block.parts.append(text)
+        if isinstance(block, ReasoningBlock):
+            return Grown(block, text)
+        self._logprobs = []
         if isinstance(block, TextBlock):
             block.logprobs += logprobs
             return Grown(block, text, logprobs)
@@ -130,7 +150,7 @@ def whole_blocks(choice: ChatChoice) -> list[Block]:
     """The blocks of a finished choice."""
     blocks = ContentBlocks()
     for step in choice.steps:
-        blocks.add(step.deltas, step.logprobs)
+        blocks.add(*step)
     blocks.finish(is_truncated=choice.finish_reason == "length")
     return blocks.blocks
 
@@ -150,7 +170,7 @@ async def stream_blocks(response: ChatResponse, thoughts: ThoughtStream) -> Asyn
             continue  # raised when the result arrives
         thoughts.add(0, delta.thoughts)
         step = choice.add(delta)
-        for event in blocks.add(step.deltas, step.logprobs):
+        for event in blocks.add(*step):
             yield event
         if delta.finish_reason is not None:
             for event in blocks.finish(is_truncated=choice.finish_reason == "length"):

@@ -15,6 +15,7 @@ class _Draft:
     texts: list[str] | None
     calls: list[dict[str, Any]] = field(default_factory=list)
     tool_call_id: str | None = None
+    thoughts: list[str] = field(default_factory=list)
 
 
 class Conversation:
@@ -22,6 +23,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self._drafts: list[_Draft] = []
+        self._thoughts: list[str] = []  # of the assistant's next message
 
     @property
     def is_empty(self) -> bool:
@@ -33,22 +35,32 @@ class Conversation:
 
     def add(self, role: str, texts: Iterable[str], *, tool_call_id: str | None = None) -> None:
         """A new message. Texts are joined with a line break, as the parts of a chat message."""
-        self._drafts.append(_Draft(role, list(texts), tool_call_id=tool_call_id))
+        self._append(_Draft(role, list(texts), tool_call_id=tool_call_id))
 
     def add_text(self, role: str, texts: Iterable[str]) -> None:
         """More text of the last message if it has this role and no calls, else a new message."""
         last = self._drafts[-1] if self._drafts else None
-        if last is None or last.role != role or last.calls or last.texts is None:
+        if last is None or last.role != role or last.calls or last.texts is None or self._thoughts:
             self.add(role, texts)
         else:
             last.texts += texts
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
         """A call in the last message if it is the assistant's, else in a new one."""
-        if self.is_empty or self._drafts[-1].role != "assistant":
-            self._drafts.append(_Draft("assistant", None))
+        if self.is_empty or self._drafts[-1].role != "assistant" or self._thoughts:
+            self._append(_Draft("assistant", None))
         function = {"name": name, "arguments": arguments}
         self._drafts[-1].calls.append({"id": call_id, "type": "function", "function": function})
+
+    def add_reasoning(self, text: str) -> None:
+        """Thinking before the assistant's next text or call. Without one it is dropped."""
+        self._thoughts.append(text)
+
+    def _append(self, draft: _Draft) -> None:
+        if draft.role == "assistant":
+            draft.thoughts = self._thoughts
+        self._thoughts = []
+        self._drafts.append(draft)
 
     def messages(self) -> list[ChatMessage]:
         """The messages, with the fields that clients of chat completions send."""
@@ -58,6 +70,8 @@ class Conversation:
 def _message(draft: _Draft) -> ChatMessage:
     fields: dict[str, Any] = {"role": draft.role}
     fields["content"] = None if draft.texts is None else "\n".join(draft.texts)
+    if draft.thoughts:
+        fields["reasoning_content"] = "\n".join(draft.thoughts)
     if draft.calls:
         fields["tool_calls"] = draft.calls
     if draft.tool_call_id is not None:

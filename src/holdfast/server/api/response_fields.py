@@ -14,10 +14,13 @@ from holdfast.server.prompts import Prompts
 _MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token
 
 
-def usage(call: Call) -> dict[str, Any]:
-    """The tokens of a finished response."""
+def usage(call: Call, num_reasoning_tokens: int | None = None) -> dict[str, Any]:
+    """The tokens of a finished response. num_reasoning_tokens: those of thinking that is separated."""
     cached = min(call.num_prompt_tokens, sum(result.stats.cached_tokens for result in call.results))
-    return {**_token_counts(call), "prompt_tokens_details": {"cached_tokens": cached}}
+    counts: dict[str, Any] = {**_token_counts(call), "prompt_tokens_details": {"cached_tokens": cached}}
+    if num_reasoning_tokens is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+    return counts
 
 
 def _token_counts(call: Call) -> dict[str, int]:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.server.tools.call_json import WrittenCall, may_begin_call, read_calls
-from holdfast.server.tools.deltas import ChoiceDelta, ContentDelta, ToolCallDelta, ToolCallIds, merge_content
+from holdfast.server.tools.deltas import ChoiceDelta, ContentDelta, ToolCallDelta, ToolCallIds, merge_texts
 from holdfast.server.tools.formats import ToolFormat
 from holdfast.server.tools.json_scanner import JsonScanner
 
@@ -86,7 +86,7 @@ class AutoToolParser:
 
     def _pop_deltas(self) -> list[ChoiceDelta]:
         deltas, self._deltas = self._deltas, []
-        return merge_content(deltas)
+        return merge_texts(deltas)
 
     def _run(self) -> None:
         while self._todo:

@@ -1,4 +1,4 @@
-"""Deltas of a chat choice in OpenAI's shape: content and tool calls.
+"""Deltas of a chat choice in OpenAI's shape: thinking, content and tool calls.
 
 A `ToolParser` turns generated text into deltas. A whole message is the merge of its deltas, so a
 response and a stream cannot differ. The id of a call is a function of the request and the call's
@@ -24,6 +24,17 @@ class ContentDelta:
 
 
 @dataclass(frozen=True)
+class ReasoningDelta:
+    """More of the thinking before the answer."""
+
+    text: str
+
+    def body(self) -> dict[str, Any]:
+        """The `delta` of a chunk."""
+        return {"reasoning_content": self.text}
+
+
+@dataclass(frozen=True)
 class ToolCallDelta:
     """More of a call.
 
@@ -45,7 +56,7 @@ class ToolCallDelta:
         return {"tool_calls": [call]}
 
 
-ChoiceDelta = ContentDelta | ToolCallDelta
+ChoiceDelta = ReasoningDelta | ContentDelta | ToolCallDelta
 
 
 class ToolParser(Protocol):
@@ -89,40 +100,45 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ParsedMessage:
-    """A whole message. `content` is None if there are only calls."""
+    """A whole message. `content` is None if there are only calls, `reasoning` without thinking."""
 
     content: str | None
     calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
 
     def body(self) -> dict[str, Any]:
         """The `message` of a choice."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content, "refusal": None}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
         if self.calls:
             message["tool_calls"] = [call.body() for call in self.calls]
         return message
 
 
-def merge_content(deltas: Sequence[ChoiceDelta]) -> list[ChoiceDelta]:
-    """Merge adjacent content deltas, because each delta is sent as one chunk."""
+def merge_texts(deltas: Sequence[ChoiceDelta]) -> list[ChoiceDelta]:
+    """Merge adjacent deltas of thinking and of content, because each delta is sent as one chunk."""
     joined: list[ChoiceDelta] = []
-    for is_content, run in groupby(deltas, lambda delta: isinstance(delta, ContentDelta)):
-        if is_content:
-            joined.append(
-                ContentDelta("".join(delta.text for delta in run if isinstance(delta, ContentDelta)))
-            )
-        else:
+    for kind, run in groupby(deltas, type):
+        if kind is ToolCallDelta:
             joined += run
+        else:
+            joined.append(kind("".join(delta.text for delta in run if not isinstance(delta, ToolCallDelta))))
     return joined
 
 
 def merge_deltas(deltas: Iterable[ChoiceDelta]) -> ParsedMessage:
     """The message of these deltas."""
     texts: list[str] = []
+    thoughts: list[str] = []
     heads: list[tuple[str, str]] = []
     arguments: list[list[str]] = []
     for delta in deltas:
         if isinstance(delta, ContentDelta):
             texts.append(delta.text)
+            continue
+        if isinstance(delta, ReasoningDelta):
+            thoughts.append(delta.text)
             continue
         if delta.id is not None:
             heads.append((delta.id, delta.name or ""))
@@ -131,8 +147,8 @@ def merge_deltas(deltas: Iterable[ChoiceDelta]) -> ParsedMessage:
     calls = tuple(
         ToolCall(id_, name, "".join(parts)) for (id_, name), parts in zip(heads, arguments, strict=True)
     )
-    content = "".join(texts)
-    return ParsedMessage(content if content or not calls else None, calls)
+    content, reasoning = "".join(texts), "".join(thoughts)
+    return ParsedMessage(content if content or not calls else None, calls, reasoning or None)
 
 
 def finish_reason(reason: str, num_calls: int) -> str:

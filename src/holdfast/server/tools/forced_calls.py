@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.tools.deltas import ChoiceDelta, ToolCallDelta, ToolCallIds
-from holdfast.server.tools.formats import CallFrame, ToolFormat
+from holdfast.server.tools.formats import ToolFormat
 from holdfast.server.tools.json_scanner import JsonScanner
 from holdfast.server.tools.tool_config import Tool, ToolConfig
 from holdfast.structured.spec import json_grammar
@@ -30,7 +30,7 @@ _GRAMMAR_ERROR = re.compile(
 def forced_grammar(config: ToolConfig, tool_format: ToolFormat) -> StructuredOutput:
     """One call, or several if the request and the format allow it."""
     start = _start_rule(config, tool_format)
-    return StructuredOutput(lark=_write_grammar(start, config.callable, tool_format.frame))
+    return _output(_write_grammar(start, config.callable, tool_format), tool_format)
 
 
 def calls_or_json_grammar(
@@ -40,9 +40,15 @@ def calls_or_json_grammar(
 
     `AutoToolParser` tells which of them was generated.
     """
-    schema = json.loads(output.texts[0]) if output.kind == "json_schema" else {"type": "object"}
-    rules = _write_grammar(f"answer | {_start_rule(config, tool_format)}", config.callable, tool_format.frame)
-    return StructuredOutput(lark=f"{rules}\nanswer: {_json(schema)}")
+    head = quote(tool_format.answer_head, tool_format.special)
+    start = f"{head} answer | {_start_rule(config, tool_format)}"
+    rules = _write_grammar(start, config.callable, tool_format)
+    return _output(f"{rules}\nanswer: {json_in_lark(output)}", tool_format)
+
+
+def json_in_lark(output: StructuredOutput) -> str:
+    """A JSON schema or object, as a rule."""
+    return _json(json.loads(output.texts[0]) if output.kind == "json_schema" else {"type": "object"})
 
 
 def explain_grammar_error(message: str, config: ToolConfig) -> str:
@@ -53,38 +59,51 @@ def explain_grammar_error(message: str, config: ToolConfig) -> str:
     cause = message.partition("cannot be used: ")[2]
     if not cause:
         return message
-    found = _GRAMMAR_ERROR.fullmatch(cause)
-    if found is None:
-        return f"the tools' parameters cannot be compiled to a grammar: {cause}"
-    index = (int(found[1]) - 1 - _RULES_BEFORE_TOOLS) // 2
+    line, reason = grammar_error(cause)
+    if line is None:
+        return f"the tools' parameters cannot be compiled to a grammar: {reason}"
+    index = (line - 1 - _RULES_BEFORE_TOOLS) // 2
     if 0 <= index < len(config.callable):
-        return f"the parameters of tool {config.callable[index].name!r} cannot be compiled to a grammar: {found[2]}"
-    return f"the structured output cannot be compiled to a grammar: {found[2]}"
+        return f"the parameters of tool {config.callable[index].name!r} cannot be compiled to a grammar: {reason}"
+    return f"the structured output cannot be compiled to a grammar: {reason}"
+
+
+def grammar_error(cause: str) -> tuple[int | None, str]:
+    """The line and the reason in the compiler's error for a Lark grammar."""
+    found = _GRAMMAR_ERROR.fullmatch(cause)
+    return (None, cause) if found is None else (int(found[1]), found[2])
 
 
 def _start_rule(config: ToolConfig, tool_format: ToolFormat) -> str:
     frame = tool_format.frame
     only_one = config.choice == "named" or not config.parallel or not tool_format.many
-    more = "" if only_one else f"({_quote(frame.between)} call){{0,{MAX_FORCED_CALLS - 1}}}"
-    return f"{_quote(frame.before)} call {more} {_quote(frame.after)}"
+    more = "" if only_one else f"({quote(frame.between)} call){{0,{MAX_FORCED_CALLS - 1}}}"
+    return f"{quote(frame.before)} call {more} {quote(frame.after)}"
 
 
-def _write_grammar(start: str, tools: Sequence[Tool], frame: CallFrame) -> str:
+def _output(lark: str, tool_format: ToolFormat) -> StructuredOutput:
+    return StructuredOutput(lark=lark, special_tokens=bool(tool_format.special))
+
+
+def _write_grammar(start: str, tools: Sequence[Tool], tool_format: ToolFormat) -> str:
     """Line 1: start.
 
     Line 2: call. Then two lines for each tool; `explain_grammar_error` relies on this.
     """
+    frame, special = tool_format.frame, tool_format.special
     names = " | ".join(f"call_{index}" for index in range(len(tools)))
     lines = [f"start: {start}", f"call: {names}"]
     for index, tool in enumerate(tools):
-        head = _quote(frame.opening + tool.name + frame.middle)
-        lines.append(f"call_{index}: {head} arguments_{index} {_quote(frame.closing)}")
+        head = quote(frame.opening + tool.name + frame.middle, special)
+        lines.append(f"call_{index}: {head} arguments_{index} {quote(frame.closing)}")
         lines.append(f"arguments_{index}: {_json(tool.schema)}")
     return "\n".join(lines)
 
 
-def _quote(text: str) -> str:
-    return json.dumps(text) if text else ""  # JSON's escapes are Lark's
+def quote(text: str, special: Sequence[str] = ()) -> str:
+    """A text in Lark. These special tokens in it are tokens."""
+    parts = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
+    return " ".join(one if one in special else json.dumps(one) for one in parts if one)  # as JSON escapes
 
 
 def _json(schema: Any) -> str:

@@ -34,13 +34,17 @@ class ToolPlan:
     structured: StructuredOutput | None
     is_tool_grammar: bool  # whether `structured` was made from tools
 
-    def parser(self, key: bytes, choice: int = 0) -> ToolParser:
-        """The parser of one choice. `key` is the key of `ToolCallIds`."""
+    def ids(self, key: bytes, choice: int = 0) -> ToolCallIds:
+        """The ids of a choice's calls. `key` is the key of `ToolCallIds`."""
+        return ToolCallIds(key, choice, short=self.tool_format.short_ids)
+
+    def parser(self, key: bytes, choice: int = 0, *, looks_for_calls: bool = True) -> ToolParser:
+        """The parser of one choice. looks_for_calls: with "auto", calls are looked for in the text."""
         config, tool_format = self.config, self.tool_format
-        ids = ToolCallIds(key, choice, short=tool_format.short_ids)
+        ids = self.ids(key, choice)
         if config.is_forced:
             return ForcedToolParser(tool_format, config.callable, ids)
-        if not config.callable:
+        if not config.callable or not looks_for_calls:
             return PlainTextParser()
         return AutoToolParser(
             tool_format, (tool.name for tool in config.callable), ids, parallel=config.parallel

@@ -1,28 +1,32 @@
 """The event stream of /v1/messages.
 
 message_start, ping
-for each content block:   content_block_start, content_block_delta ..., content_block_stop
+for each content block:   content_block_start, content_block_delta ..., content_block_stop;
+                          the last delta of thinking is its signature
 message_delta             stop reason, usage, the `holdfast` object
 message_stop, or error
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from holdfast.server.api.chat_response import ChatResponse
 from holdfast.server.api.content_blocks import (
+    Block,
     BlockEvent,
     Grown,
     Opened,
+    ReasoningBlock,
     TextBlock,
     stream_blocks,
     whole_blocks,
 )
 from holdfast.server.api.messages_api.message_object import (
-    call_head,
     content_block,
+    empty_block,
     end_fields,
     message_object,
+    signature,
     stop_fields,
 )
 from holdfast.server.api.thinking import ThoughtStream, all_thoughts
@@ -51,7 +55,11 @@ class MessageWriter:
         yield self._event("message_start", message=message_object(response))
         yield _PING
         async for event in stream_blocks(response, self._thoughts):
-            yield _PING if event is None else self._write(event)
+            if event is None:
+                yield _PING
+                continue
+            for written in self._write(event):
+                yield written
         (choice,) = response.choices
         fields = end_fields(response)
         fields["holdfast"] |= self._thoughts.pop()
@@ -65,15 +73,27 @@ class MessageWriter:
         """An event. Thoughts that were not sent yet are in its `holdfast` object."""
         return sse_event({"type": kind, **fields, **self._thoughts.pop_object()}, kind)
 
-    def _write(self, event: BlockEvent) -> bytes:
+    def _write(self, event: BlockEvent) -> Iterator[bytes]:
         block = event.block
         if isinstance(event, Opened):
-            empty = {"type": "text", "text": ""} if isinstance(block, TextBlock) else call_head(block)
-            return self._event("content_block_start", index=block.index, content_block=empty)
-        if isinstance(event, Grown):
-            is_text = isinstance(block, TextBlock)
-            kind, name = ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
-            return self._event(
-                "content_block_delta", index=block.index, delta={"type": kind, name: event.text}
-            )
-        return self._event("content_block_stop", index=block.index)
+            yield self._event("content_block_start", index=block.index, content_block=empty_block(block))
+        elif isinstance(event, Grown):
+            kind, name = _delta_names(block)
+            delta = {"type": kind, name: event.text}
+            yield self._event("content_block_delta", index=block.index, delta=delta)
+        else:
+            if isinstance(block, ReasoningBlock):
+                delta = {"type": "signature_delta", "signature": signature(block)}
+                yield self._event("content_block_delta", index=block.index, delta=delta)
+            yield self._event("content_block_stop", index=block.index)
+
+
+def _delta_names(block: Block) -> tuple[str, str]:
+    """The type of a block's deltas, and the field with their text."""
+    if isinstance(block, TextBlock):
+        return "text_delta", "text"
+    return (
+        ("thinking_delta", "thinking")
+        if isinstance(block, ReasoningBlock)
+        else ("input_json_delta", "partial_json")
+    )

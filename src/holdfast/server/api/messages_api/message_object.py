@@ -1,5 +1,6 @@
 """The message object of /v1/messages: content blocks, stop reason, usage."""
 
+import hashlib
 import json
 from typing import Any
 
@@ -7,7 +8,7 @@ import msgspec
 from pydantic_core import from_json
 
 from holdfast.server.api.chat_response import ChatChoice, ChatResponse
-from holdfast.server.api.content_blocks import Block, CallBlock, TextBlock
+from holdfast.server.api.content_blocks import Block, CallBlock, ReasoningBlock, TextBlock
 from holdfast.server.api.response_fields import holdfast_object, usage
 from holdfast.server.call import Call
 
@@ -36,7 +37,23 @@ def content_block(block: Block) -> dict[str, Any]:
     """One of the content blocks."""
     if isinstance(block, TextBlock):
         return {"type": "text", "text": block.text}
+    if isinstance(block, ReasoningBlock):
+        return {"type": "thinking", "thinking": block.text, "signature": signature(block)}
     return {**call_head(block), "input": _input(block.arguments)}
+
+
+def empty_block(block: Block) -> dict[str, Any]:
+    """The block at its beginning."""
+    if isinstance(block, TextBlock):
+        return {"type": "text", "text": ""}
+    if isinstance(block, ReasoningBlock):
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return call_head(block)
+
+
+def signature(block: ReasoningBlock) -> str:
+    """A digest of the thinking. Clients expect one and send it back; here it proves nothing."""
+    return hashlib.sha256(block.text.encode()).hexdigest()
 
 
 def call_head(block: CallBlock) -> dict[str, Any]:

@@ -58,12 +58,13 @@ class ToolResultBlockParam(BlockModel):
 
 
 class ThinkingBlockParam(BlockModel):
-    """Ignored: it comes from another model."""
+    """Thinking goes to the chat template, which decides what the model sees of it. Redacted thinking
+    is ignored: it comes from another model."""
 
     type: Literal["thinking", "redacted_thinking"]
     thinking: str | None = None
-    signature: str | None = None
-    data: str | None = None
+    signature: str | None = Field(None, description=_IGNORED)
+    data: str | None = Field(None, description=_IGNORED)
 
 
 ContentBlockParam = Annotated[
@@ -132,8 +133,17 @@ class OutputConfig(RequestModel):
     effort: str | None = Field(None, description="Passed to the chat template as `reasoning_effort`.")
 
 
-class ThinkingDisabled(RequestModel):
-    type: Literal["disabled"]
+class ThinkingConfig(RequestModel):
+    """disabled and enabled set the template variables enable_thinking and thinking; adaptive leaves
+    the template's default."""
+
+    type: Literal["disabled", "enabled", "adaptive"]
+    budget_tokens: int | None = Field(
+        None, ge=1, le=1 << 24, description="Accepted and ignored: max_tokens bounds thinking and answer."
+    )
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="omitted: no thinking blocks. summarized: the whole thinking."
+    )
 
 
 class MetadataParam(RequestModel):
@@ -154,13 +164,9 @@ class ConversationFields(RequestModel):
     output_format: JsonOutputFormat | None = Field(
         None, description="The older name of output_config.format."
     )
-    thinking: Annotated[
-        ThinkingDisabled | None,
-        refuse_unless(
-            lambda value: not isinstance(value, dict) or value.get("type", "disabled") == "disabled",
-            "the served model writes no thinking blocks; omit thinking, or set its type to disabled",
-        ),
-    ] = None
+    thinking: ThinkingConfig | None = Field(
+        None, description="Models whose thinking is separated only, except disabled."
+    )
     cache_control: CacheControl = None
     speed: str | None = Field(None, description=_IGNORED)
     mcp_servers: Annotated[

@@ -25,6 +25,12 @@ class AnthropicErrorResponse(ResponseModel):
     request_id: str | None
 
 
+class MessageThinkingBlock(ResponseModel):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = Field(description="A digest of the thinking.")
+
+
 class MessageTextBlock(ResponseModel):
     type: Literal["text"]
     text: str
@@ -51,7 +57,7 @@ class MessageResponse(ResponseModel):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[MessageTextBlock | MessageToolUseBlock]
+    content: list[MessageThinkingBlock | MessageTextBlock | MessageToolUseBlock]
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None = Field(description="The stop sequence that ended the message.")
     usage: MessageUsage

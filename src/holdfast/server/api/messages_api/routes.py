@@ -7,7 +7,11 @@ from starlette.responses import Response
 from holdfast.server.api.chat_prompt import ChatPrompts
 from holdfast.server.api.chat_response import serve_chat
 from holdfast.server.api.messages_api.events import MessageWriter
-from holdfast.server.api.messages_api.requests import CountTokensRequest, MessagesRequest
+from holdfast.server.api.messages_api.requests import (
+    ConversationFields,
+    CountTokensRequest,
+    MessagesRequest,
+)
 from holdfast.server.api.messages_api.responses import (
     AnthropicErrorResponse,
     MessageResponse,
@@ -41,6 +45,7 @@ def message_routes(frontend: Frontend) -> APIRouter:
         body = await read_body(request, MessagesRequest)
         use_request_id(request, body.request_id)
         frontend.require_model(body.model)
+        _require_reasoning(prompts, body)
         chat = await frontend.prepare(request, lambda token: to_chat(body))
         with errors_in_words(ERROR_WORDS):
             return await serve_chat(request, frontend, prompts, chat, MessageWriter)
@@ -54,6 +59,7 @@ def message_routes(frontend: Frontend) -> APIRouter:
         """Count the tokens of a message's prompt, without a message."""
         body = await read_body(request, CountTokensRequest)
         frontend.require_model(body.model)
+        _require_reasoning(prompts, body)
         chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
             size = len(await request.body())
@@ -67,3 +73,13 @@ def message_routes(frontend: Frontend) -> APIRouter:
         raise ApiError(404, message, code="not_served")
 
     return router
+
+
+def _require_reasoning(prompts: ChatPrompts, body: ConversationFields) -> None:
+    if body.thinking is not None and body.thinking.type != "disabled" and not prompts.has_reasoning:
+        raise ApiError(
+            400,
+            "the served model writes no thinking blocks; omit thinking, or set its type to disabled",
+            param="thinking",
+            code="unsupported_value",
+        )

@@ -5,7 +5,7 @@ settings.
     text blocks                 a message; blocks are joined with a line break, turns of one role too
     tool_use                    tool calls of the assistant's message
     tool_result                 messages of role tool
-    thinking                    nothing
+    thinking                    reasoning_content of the assistant's message
     a last assistant message    the beginning of the answer
 """
 
@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.server.api.chat_prompt import thinking_variables
 from holdfast.server.api.conversation import Conversation
 from holdfast.server.api.messages_api.requests import (
     ContentBlockParam,
@@ -22,6 +23,7 @@ from holdfast.server.api.messages_api.requests import (
     MessagesRequest,
     TextBlockParam,
     ThinkingBlockParam,
+    ThinkingConfig,
     ToolChoiceParam,
     ToolParam,
     ToolResultBlockParam,
@@ -51,8 +53,12 @@ def to_chat(body: MessagesRequest) -> ChatCompletionRequest:
     """The chat completion request. Its values were validated with the body."""
     names = (*SamplingFields.model_fields, *ServingFields.model_fields)
     shared = {name: getattr(body, name) for name in names}
+    is_hidden = body.thinking is not None and body.thinking.display == "omitted"
     return ChatCompletionRequest.model_construct(
-        **{**shared, **_prompt_fields(body)}, max_tokens=body.max_tokens, stop=body.stop_sequences
+        **{**shared, **_prompt_fields(body)},
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences,
+        include_reasoning=not is_hidden,
     )
 
 
@@ -74,8 +80,14 @@ def _prompt_fields(body: ConversationFields) -> dict[str, Any]:
         "parallel_tool_calls": None if choice is None else not choice.disable_parallel_tool_use,
         "response_format": _to_response_format(_output_format(body)),
         "reasoning_effort": None if config is None else config.effort,
-        "chat_template_kwargs": body.chat_template_kwargs,
+        "chat_template_kwargs": _thinking_variables(body.thinking) | (body.chat_template_kwargs or {}),
     }
+
+
+def _thinking_variables(thinking: ThinkingConfig | None) -> dict[str, Any]:
+    if thinking is None or thinking.type == "adaptive":
+        return {}
+    return thinking_variables(thinking.type == "enabled")
 
 
 def to_messages(
@@ -117,7 +129,10 @@ def _add_text(conversation: Conversation, role: str, texts: Sequence[str]) -> No
 def _add_assistant(
     conversation: Conversation, path: str, blocks: Sequence[ContentBlockParam], call_ids: set[str]
 ) -> None:
-    """The texts, then the calls."""
+    """The thinking, the texts, then the calls."""
+    for block in blocks:
+        if isinstance(block, ThinkingBlockParam) and block.thinking:
+            conversation.add_reasoning(block.thinking)
     texts = [block.text for block in blocks if isinstance(block, TextBlockParam)]
     if texts or not blocks:
         conversation.add_text("assistant", texts)

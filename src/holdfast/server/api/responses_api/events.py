@@ -2,6 +2,7 @@
 
 response.created, response.in_progress
 for each output item:   response.output_item.added
+    thinking            response.content_part.added, reasoning_text.delta ..., reasoning_text.done, content_part.done
     text                response.content_part.added, output_text.delta ..., output_text.done, content_part.done
     call                response.function_call_arguments.delta ..., function_call_arguments.done
                         response.output_item.done
@@ -15,8 +16,10 @@ from holdfast.server.api.chat_response import ChatResponse
 from holdfast.server.api.content_blocks import (
     Block,
     BlockEvent,
+    CallBlock,
     Grown,
     Opened,
+    ReasoningBlock,
     TextBlock,
     stream_blocks,
     whole_blocks,
@@ -71,8 +74,8 @@ class ResponseWriter:
         if isinstance(event, Opened):
             item = self._object.item(block, "in_progress")
             yield self._event("response.output_item.added", output_index=block.index, item=item)
-            if isinstance(block, TextBlock):
-                part = self._object.part(TextBlock(block.index))
+            if not isinstance(block, CallBlock):
+                part = self._object.part(type(block)(block.index))
                 yield self._event("response.content_part.added", **self._place(block), part=part)
         elif isinstance(event, Grown):
             yield self._write_delta(event)
@@ -84,6 +87,8 @@ class ResponseWriter:
         if isinstance(event.block, TextBlock):
             logprobs = self._object.logprobs(event.logprobs)
             return self._event("response.output_text.delta", **place, delta=event.text, logprobs=logprobs)
+        if isinstance(event.block, ReasoningBlock):
+            return self._event("response.reasoning_text.delta", **place, delta=event.text)
         return self._event("response.function_call_arguments.delta", **place, delta=event.text)
 
     def _write_done(self, block: Block) -> Iterator[bytes]:
@@ -95,6 +100,9 @@ class ResponseWriter:
                 "response.output_text.done", **place, text=part["text"], logprobs=part["logprobs"]
             )
             yield self._event("response.content_part.done", **place, part=part)
+        elif isinstance(block, ReasoningBlock):
+            yield self._event("response.reasoning_text.done", **place, text=block.text)
+            yield self._event("response.content_part.done", **place, part=self._object.part(block))
         else:
             yield self._event(
                 "response.function_call_arguments.done", **place, name=block.name, arguments=block.arguments
@@ -105,4 +113,4 @@ class ResponseWriter:
 
     def _place(self, block: Block) -> dict[str, Any]:
         place: dict[str, Any] = {"item_id": self._object.item_id(block), "output_index": block.index}
-        return {**place, "content_index": 0} if isinstance(block, TextBlock) else place
+        return place if isinstance(block, CallBlock) else {**place, "content_index": 0}

@@ -87,15 +87,20 @@ class FunctionCallOutputItem(ReturnedModel):
     caller: dict[str, Any] | None = Field(None, description=_IGNORED)
 
 
+class ReasoningText(ReturnedModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class ReasoningItem(ReturnedModel):
-    """Ignored: it comes from another model."""
+    """Its content goes to the chat template, which decides what the model sees of it."""
 
     type: Literal["reasoning"]
-    id: str | None = None
-    summary: Many[Any] | None = None
-    content: Many[Any] | None = None
-    encrypted_content: str | None = None
-    status: ItemStatus | None = None
+    id: str | None = Field(None, description=_IGNORED)
+    summary: Many[Any] | None = Field(None, description=_IGNORED)
+    content: Many[ReasoningText] | None = None
+    encrypted_content: str | None = Field(None, description=_IGNORED)
+    status: ItemStatus | None = Field(None, description=_IGNORED)
 
 
 InputItem = Annotated[

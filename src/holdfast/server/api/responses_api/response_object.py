@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.server.api.chat_response import ChatResponse
-from holdfast.server.api.content_blocks import Block, TextBlock
+from holdfast.server.api.content_blocks import Block, ReasoningBlock, TextBlock
 from holdfast.server.api.response_fields import chat_logprobs, holdfast_object, usage
 from holdfast.server.api.responses_api.requests import ResponsesRequest
 from holdfast.server.api.thinking import all_thoughts
@@ -47,7 +47,7 @@ class ResponseObject:
             blocks,
             incomplete_details={"reason": "max_output_tokens"} if is_truncated else None,
             completed_at=None if is_truncated else int(time.time()),
-            usage=_usage(usage(call)),
+            usage=_usage(usage(call), self._response.num_reasoning_tokens or 0),
             holdfast={**holdfast_object(call), **all_thoughts(call, (choice.thoughts,))},
         )
         if self._body.return_token_ids:
@@ -65,6 +65,15 @@ class ResponseObject:
                 "status": status,
                 "content": [] if status == "in_progress" else [self.part(block)],
             }
+        if isinstance(block, ReasoningBlock):
+            return {
+                "id": self.item_id(block),
+                "type": "reasoning",
+                "status": status,
+                "summary": [],
+                "content": [] if status == "in_progress" else [self.part(block)],
+                "encrypted_content": None,
+            }
         return {
             "id": self.item_id(block),
             "type": "function_call",
@@ -75,11 +84,13 @@ class ResponseObject:
         }
 
     def item_id(self, block: Block) -> str:
-        kind = "msg" if isinstance(block, TextBlock) else "fc"
-        return f"{kind}_{self.request_id}_{block.index}"
+        prefixes = {TextBlock: "msg", ReasoningBlock: "rs"}
+        return f"{prefixes.get(type(block), 'fc')}_{self.request_id}_{block.index}"
 
-    def part(self, block: TextBlock) -> dict[str, Any]:
-        """The content part of a message item."""
+    def part(self, block: TextBlock | ReasoningBlock) -> dict[str, Any]:
+        """The content part of a message item or a reasoning item."""
+        if isinstance(block, ReasoningBlock):
+            return {"type": "reasoning_text", "text": block.text}
         logprobs = self.logprobs(block.logprobs)
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": logprobs}
 
@@ -139,7 +150,7 @@ def _settings(body: ResponsesRequest) -> dict[str, Any]:
     }
 
 
-def _usage(counts: dict[str, Any]) -> dict[str, Any]:
+def _usage(counts: dict[str, Any], num_reasoning_tokens: int) -> dict[str, Any]:
     return {
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": {
@@ -147,6 +158,6 @@ def _usage(counts: dict[str, Any]) -> dict[str, Any]:
             "cache_write_tokens": 0,
         },
         "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
         "total_tokens": counts["total_tokens"],
     }

@@ -26,6 +26,22 @@ class OutputMessage(ResponseModel):
     content: list[OutputTextPart]
 
 
+class ReasoningTextPart(ResponseModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(ResponseModel):
+    """The thinking before an answer."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    summary: list[Any]
+    content: list[ReasoningTextPart]
+    encrypted_content: None
+
+
 class OutputFunctionCall(ResponseModel):
     id: str
     type: Literal["function_call"]
@@ -77,7 +93,7 @@ class ResponsesResponse(ResponseModel):
     error: ResponsesError | None
     incomplete_details: IncompleteDetails | None
     model: str
-    output: list[OutputMessage | OutputFunctionCall]
+    output: list[OutputReasoning | OutputMessage | OutputFunctionCall]
     usage: ResponsesUsage | None
     system_fingerprint: str = Field(
         description="A digest of everything that decides bits. Same fingerprint, same bits."

@@ -5,7 +5,7 @@ settings.
     message                       a message
     function_call ...             tool calls of the assistant's message before them, or of a new one
     function_call_output          a message of role tool
-    reasoning                     nothing
+    reasoning                     reasoning_content of the assistant's message after it
 """
 
 from collections.abc import Sequence
@@ -96,6 +96,9 @@ def to_messages(instructions: str | None, items: str | Sequence[InputItem]) -> l
             if item.call_id not in call_ids:
                 raise invalid_value(f"input[{index}].call_id", "no function_call before it has this id.")
             conversation.add("tool", _texts_of(item.output), tool_call_id=item.call_id)
+        else:
+            for part in item.content or ():
+                conversation.add_reasoning(part.text)
     if conversation.is_empty:
         raise invalid_value("input", "it has only reasoning items; it must have a message.")
     messages = conversation.messages()

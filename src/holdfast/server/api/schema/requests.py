@@ -217,7 +217,12 @@ class ChatCompletionRequest(GenerationRequest):
         None, description="Accepted and ignored: prefixes are always cached."
     )
     prompt_cache_retention: str | None = Field(None, description="Accepted and ignored.")
-    reasoning_effort: str | None = Field(None, description="Passed to the chat template.")
+    reasoning_effort: str | None = Field(
+        None, description='Passed to the chat template. "none" also turns thinking off where a template can.'
+    )
+    include_reasoning: bool | None = Field(
+        None, description="Default: true. False: the thinking is not returned; it is generated all the same."
+    )
     verbosity: str | None = Field(None, description="Accepted and ignored.")
     prediction: None = Field(None, description="Not supported: null only.")
     moderation: None = Field(None, description="Not supported: null only.")

@@ -35,11 +35,18 @@ class PromptTokensDetails(ResponseModel):
     cached_tokens: int = Field(description="Prompt tokens found in the prefix cache.")
 
 
+class CompletionTokensDetails(ResponseModel):
+    reasoning_tokens: int = Field(description="Tokens of the thinking, with its tags.")
+
+
 class Usage(ResponseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = Field(
+        None, description="Chat with a model whose thinking is separated only."
+    )
 
 
 class RequestDetails(ResponseModel):
@@ -154,6 +161,9 @@ class ChatCompletionMessage(ResponseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = Field(
+        None, description="The thinking before the answer, if there is any."
+    )
     tool_calls: list[MessageToolCall] | None = None
 
 

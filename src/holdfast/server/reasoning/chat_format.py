@@ -1,0 +1,294 @@
+"""How a model writes answers: its thinking and its tool calls. Chosen once for a server.
+
+A `ChatFormat` reads from the end of a prompt where the answer begins (`AnswerStart`), puts the
+thinking before a grammar, and makes the parser of a choice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast.core.results import Delta
+from holdfast.core.structured_output import StructuredOutput
+from holdfast.errors import ConfigError
+from holdfast.server.reasoning.formats import (
+    HARMONY,
+    Harmony,
+    ReasoningFormat,
+    ReasoningParserName,
+    ThinkTags,
+    choose_reasoning,
+)
+from holdfast.server.reasoning.grammar import (
+    ThinkingGrammar,
+    after_thinking,
+    explain_after_thinking,
+    harmony_thinking,
+    tagged_thinking,
+)
+from holdfast.server.reasoning.harmony import HarmonyParser
+from holdfast.server.reasoning.think_parser import ThinkParser, ThinkState
+from holdfast.server.reasoning.token_pieces import Piece, TokenPieces
+from holdfast.server.tools.deltas import ChoiceDelta, ToolCallIds, ToolParser
+from holdfast.server.tools.formats import OPENAI, ToolFormat, ToolParserName, choose_format
+from holdfast.server.tools.plan import ToolPlan
+from holdfast.text.chat_messages import reasoning_of, without_reasoning
+from holdfast.text.tokenizer import Tokenizer
+
+_TAIL = 8  # tokens at the end of a prompt: a tag and white space
+
+
+@dataclass(frozen=True)
+class AnswerStart:
+    """Where an answer begins. state: with think tags. header: the pieces of harmony's open header."""
+
+    state: ThinkState = ThinkState.ANSWERING
+    header: tuple[Piece, ...] = ()
+
+
+class AnswerParser(Protocol):
+    """Parses one choice.
+
+    num_reasoning_tokens: the tokens of the thinking, its tags included. num_hidden_tokens: those and
+    the markup before content; tokens that are not in any content.
+    """
+
+    @property
+    def num_reasoning_tokens(self) -> int: ...
+
+    @property
+    def num_hidden_tokens(self) -> int: ...
+
+    def feed(self, delta: Delta) -> list[ChoiceDelta]:
+        """The deltas that are certain after this delta of the engine."""
+        ...
+
+    def finish(self) -> list[ChoiceDelta]:
+        """The remaining deltas, at the end of the text."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """The formats of one model. parses_calls: calls that are not forced are looked for."""
+
+    tokenizer: Tokenizer
+    reasoning: ReasoningFormat | None
+    tool_format: ToolFormat
+    parses_calls: bool = True
+
+    @property
+    def has_reasoning(self) -> bool:
+        return self.reasoning is not None
+
+    def controls(self, plan: ToolPlan) -> dict[int, str]:
+        """The special tokens that the parsers of a request must see."""
+        if isinstance(self.reasoning, Harmony):
+            return self._special_ids(self.reasoning.tokens)
+        texts: tuple[str, ...] = ()
+        if self.reasoning is not None:
+            texts = (self.reasoning.opening, self.reasoning.closing)
+        if self.parses_calls and plan.config.callable and not plan.config.is_forced:
+            texts += (self.tool_format.opening, self.tool_format.closing)
+        return self._special_ids(texts)
+
+    def start_of_answer(self, prompt_ids: Sequence[int], continued: str | None) -> AnswerStart:
+        """Where the answer to this prompt begins. continued: the message that it continues, if any."""
+        if isinstance(self.reasoning, Harmony):
+            return AnswerStart(header=tuple(self._read_header(self.reasoning, prompt_ids)))
+        if self.reasoning is None:
+            return AnswerStart()
+        if continued is None:
+            return AnswerStart(self._read_tags(self.reasoning, prompt_ids))
+        tags = self.reasoning
+        is_open = continued.rfind(tags.opening) > continued.rfind(tags.closing)
+        return AnswerStart(ThinkState.THINKING if is_open else ThinkState.ANSWERING)
+
+    def constrain(self, plan: ToolPlan, start: AnswerStart) -> StructuredOutput | None:
+        """The constraint of an answer, with the thinking before it."""
+        thinking = self._thinking_grammar(start)
+        if plan.structured is None or thinking is None:
+            return plan.structured
+        return after_thinking(plan.structured, thinking, is_tool_grammar=plan.is_tool_grammar)
+
+    def explain(self, plan: ToolPlan, start: AnswerStart, message: str) -> str:
+        """The engine's error message, in terms of what the client sent."""
+        if plan.is_tool_grammar or plan.structured is None or self._thinking_grammar(start) is None:
+            return plan.explain(message)
+        return explain_after_thinking(message, plan.structured)
+
+    def adapt_message(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message in the form that the template takes.
+
+        gpt-oss's template refuses content beside thinking in a message with calls; both are then
+        thinking.
+        """
+        content, calls = message.get("content"), message.get("tool_calls")
+        if not isinstance(self.reasoning, Harmony) or not calls or not isinstance(content, str):
+            return message
+        reasoning = reasoning_of(message)
+        if not content or not isinstance(reasoning, str) or not reasoning:
+            return message
+        return {**without_reasoning(message), "content": "", "reasoning_content": f"{reasoning}\n{content}"}
+
+    def parser(
+        self,
+        plan: ToolPlan,
+        start: AnswerStart,
+        key: bytes,
+        choice: int,
+        *,
+        prompt_ids: Sequence[int],
+        skip_special_tokens: bool,
+    ) -> AnswerParser:
+        """The parser of one choice. `key` is the key of `ToolCallIds`."""
+        controls = self.controls(plan)
+        calls = plan.parser(key, choice, looks_for_calls=self.parses_calls)
+        if self.reasoning is None and not controls:
+            return _TextParser(calls)
+        pieces = TokenPieces(self.tokenizer, prompt_ids, controls, skip_special_tokens=skip_special_tokens)
+        if isinstance(self.reasoning, Harmony):
+            return _PieceParser(pieces, self._harmony_parser(plan, start, key, choice))
+        if self.reasoning is None:
+            return _PieceParser(pieces, _WithoutThinking(calls))
+        return _PieceParser(pieces, ThinkParser(self.reasoning, start.state, calls))
+
+    def _harmony_parser(self, plan: ToolPlan, start: AnswerStart, key: bytes, choice: int) -> HarmonyParser:
+        config = plan.config
+        can_call = config.is_forced or self.parses_calls
+        return HarmonyParser(
+            [tool.name for tool in config.callable] if can_call else (),
+            plan.ids(key, choice),
+            header=start.header,
+            parallel=config.parallel,
+            is_forced=config.is_forced,
+        )
+
+    def _read_tags(self, tags: ThinkTags, prompt_ids: Sequence[int]) -> ThinkState:
+        """What the template wrote last. The same characters typed by a client are other tokens."""
+        tail = list(prompt_ids[-_TAIL:])
+        while tail and not self.tokenizer.token_bytes(tail[-1]).strip():
+            tail.pop()
+        text = self.tokenizer.decode(tail, skip_special_tokens=False)
+
+        def ends_with(tag: str) -> bool:
+            id_ = self.tokenizer.added_id(tag)
+            return tail[-1:] == [id_] if id_ is not None else text.rstrip().endswith(tag)
+
+        if ends_with(tags.closing):
+            return ThinkState.THOUGHT
+        return ThinkState.THINKING if tags.starts_open or ends_with(tags.opening) else ThinkState.MAY_THINK
+
+    def _read_header(self, harmony: Harmony, prompt_ids: Sequence[int]) -> list[Piece]:
+        """The pieces after the last start of a message."""
+        start = self.tokenizer.special_id(harmony.start)
+        begin = next((at for at in reversed(range(len(prompt_ids))) if prompt_ids[at] == start), None)
+        if begin is None:
+            return []
+        tail = prompt_ids[begin + 1 :]
+        controls = self._special_ids(harmony.tokens)
+        pieces = TokenPieces(self.tokenizer, (), controls, skip_special_tokens=False)
+        text = self.tokenizer.decode(tail, skip_special_tokens=False)
+        return pieces.split(Delta(text, tuple(tail)))
+
+    def _special_ids(self, texts: Sequence[str]) -> dict[int, str]:
+        """Those of these texts that are special tokens, by id."""
+        ids = {self.tokenizer.special_id(text): text for text in texts}
+        return {id_: text for id_, text in ids.items() if id_ is not None}
+
+    def _thinking_grammar(self, start: AnswerStart) -> ThinkingGrammar | None:
+        if isinstance(self.reasoning, Harmony):
+            is_open = HarmonyParser((), ToolCallIds(b""), header=start.header).is_in_header
+            return harmony_thinking(OPENAI) if is_open else None
+        if self.reasoning is None or start.state not in (ThinkState.MAY_THINK, ThinkState.THINKING):
+            return None
+        tags = [self.reasoning.opening, self.reasoning.closing]
+        ids = [self.tokenizer.special_id(tag) for tag in tags]
+        names_tokens = None not in ids
+        if names_tokens:
+            tags = [f"<[{id_}]>" for id_ in ids]
+        is_open = start.state is ThinkState.THINKING
+        return tagged_thinking(*tags, is_open=is_open, names_tokens=names_tokens)
+
+
+def choose_chat_format(
+    tokenizer: Tokenizer, reasoning: ReasoningParserName = "auto", tools: ToolParserName = "auto"
+) -> ChatFormat:
+    """The format of a model, by its template and tokenizer or by the names of parsers. Raises
+    `ConfigError` if they do not fit."""
+    template = tokenizer.chat_template or ""
+    with_tools = tokenizer.chat_templates.get("tool_use", template)
+    if tools == OPENAI.name and reasoning == "auto":
+        reasoning = "openai_gptoss"
+    found = choose_reasoning(tokenizer, template, reasoning)
+    if (found is HARMONY and tools not in ("auto", "none", OPENAI.name)) or (
+        found is not HARMONY and tools == OPENAI.name
+    ):
+        raise ConfigError(
+            f"--reasoning-parser {HARMONY.name} and --tool-call-parser {OPENAI.name} belong together, and no other "
+            "parser can be combined with them"
+        )
+    if found is HARMONY:
+        return ChatFormat(tokenizer, found, OPENAI, parses_calls=tools != "none")
+    special = [tokenizer.token_bytes(one).decode("utf-8", "replace") for one in tokenizer.special_ids]
+    tool_format = choose_format(with_tools, special, tools)
+    return ChatFormat(tokenizer, found, tool_format, parses_calls=tools != "none")
+
+
+class _PartParser(Protocol):
+    num_reasoning_tokens: int
+    num_hidden_tokens: int
+
+    def feed(self, pieces: Sequence[Piece]) -> list[ChoiceDelta]: ...
+    def finish(self) -> list[ChoiceDelta]: ...
+
+
+class _PieceParser:
+    """Parses the pieces of a text."""
+
+    def __init__(self, pieces: TokenPieces, parser: _PartParser) -> None:
+        self._pieces = pieces
+        self._parser = parser
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._parser.num_reasoning_tokens
+
+    @property
+    def num_hidden_tokens(self) -> int:
+        return self._parser.num_hidden_tokens
+
+    def feed(self, delta: Delta) -> list[ChoiceDelta]:
+        return self._parser.feed(self._pieces.split(delta))
+
+    def finish(self) -> list[ChoiceDelta]:
+        return self._parser.finish()
+
+
+class _WithoutThinking:
+    """Parses pieces as text."""
+
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
+        self.num_reasoning_tokens = self.num_hidden_tokens = 0
+
+    def feed(self, pieces: Sequence[Piece]) -> list[ChoiceDelta]:
+        return self._parser.feed("".join(one.text for one in pieces))
+
+    def finish(self) -> list[ChoiceDelta]:
+        return self._parser.finish()
+
+
+class _TextParser:
+    """Parses text whose tokens need not be known."""
+
+    num_reasoning_tokens = num_hidden_tokens = 0
+
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
+
+    def feed(self, delta: Delta) -> list[ChoiceDelta]:
+        return self._parser.feed(delta.text)
+
+    def finish(self) -> list[ChoiceDelta]:
+        return self._parser.finish()
