@@ -44,6 +44,7 @@ BAD: dict[str, list[Any]] = {
     "regex": ["", 3, b"a", ["a"], True, "x" * (MAX_GRAMMAR_CHARS + 1)],
     "choice": ["yes", [], [""], ["a", 3], 3, True, ["x"] * (MAX_CHOICES + 1), ["x" * MAX_GRAMMAR_CHARS, "y"]],
     "lark": ["", 3, b"start", {"start": "a"}, "x" * (MAX_GRAMMAR_CHARS + 1)],
+    "special_tokens": [True, 1],
 }
 
 
@@ -59,6 +60,13 @@ def test_invalid_structured_output_is_refused_in_a_short_message(name: str, valu
     with pytest.raises(InvalidRequest) as caught:
         StructuredOutput(**{name: value})
     assert len(str(caught.value)) < 300
+
+
+def test_special_tokens_need_a_lark_grammar() -> None:
+    assert StructuredOutput(lark="start: <|end|>", special_tokens=True).special_tokens
+    for wrong in ({"regex": "a", "special_tokens": True}, {"lark": "start: A", "special_tokens": 1}):
+        with pytest.raises(InvalidRequest, match="special_tokens must be"):
+            StructuredOutput(**wrong)
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)

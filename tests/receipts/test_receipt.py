@@ -54,6 +54,7 @@ STRUCTURED_OUTPUTS = [
     StructuredOutput(regex=r"[a-z]+\d"),
     StructuredOutput(choice=["yes", "no"]),
     StructuredOutput(lark='start: "a"'),
+    StructuredOutput(lark='start: "a" <|end|>', special_tokens=True),
 ]
 
 

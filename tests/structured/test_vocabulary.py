@@ -53,8 +53,10 @@ def check_texts(tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]) 
     assert set(trie.eos_tokens) == vocabulary.eos_ids
     for id_, text in enumerate(vocabulary.texts):
         assert trie.decode_bytes([id_]) == text or not text
-        if id_ >= tokenizer.vocab_size or id_ in tokenizer.special_ids or id_ in eos_ids:
+        if id_ >= tokenizer.vocab_size or id_ in eos_ids:
             assert text == b""
+        elif id_ in tokenizer.special_ids:
+            assert text == b"\xff" + tokenizer.token_bytes(id_)
         elif not text.startswith(b"\xff") and tokenizer.token_bytes(id_) != b"\xff":
             assert text == tokenizer.token_bytes(id_)
         assert vocabulary.is_known(id_) == (bool(text) or id_ in eos_ids)

@@ -35,7 +35,7 @@ from holdfast.server.tools.plan import ToolPlan
 from holdfast.text.chat_messages import reasoning_of, without_reasoning
 from holdfast.text.tokenizer import Tokenizer
 
-_TAIL = 8  # tokens at the end of a prompt: a tag and white space
+_TAIL = 32  # tokens at the end of a prompt: a tag, even spelled byte by byte, and white space
 
 
 @dataclass(frozen=True)
