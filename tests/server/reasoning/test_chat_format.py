@@ -322,10 +322,20 @@ OPEN, CLOSED = "<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n<thin
         ("gpt-oss", "<|start|>assistant<|channel|>final<|message|>So: ", JSON, "none", [ROME], [ANALYSIS]),
     ],
     ids=[
-        *("may think", "open", "closed", "regex", "choice", "lark", "required", "auto and JSON", "special tags"),
+        *(
+            "may think",
+            "open",
+            "closed",
+            "regex",
+            "choice",
+            "lark",
+            "required",
+            "auto and JSON",
+            "special tags",
+        ),
         *("harmony", "harmony required", "harmony auto and JSON", "harmony continued"),
     ],
-))
+)
 def test_grammar_applies_after_the_thinking(
     formats: Any,
     harnesses: Any,

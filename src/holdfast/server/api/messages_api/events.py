@@ -92,8 +92,6 @@ def _delta_names(block: Block) -> tuple[str, str]:
     """The type of a block's deltas, and the field with their text."""
     if isinstance(block, TextBlock):
         return "text_delta", "text"
-    return (
-        ("thinking_delta", "thinking")
-        if isinstance(block, ReasoningBlock)
-        else ("input_json_delta", "partial_json")
-    )
+    if isinstance(block, ReasoningBlock):
+        return "thinking_delta", "thinking"
+    return "input_json_delta", "partial_json"
