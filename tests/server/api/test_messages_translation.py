@@ -82,7 +82,7 @@ def messages(turns: Any, **fields: Any) -> list[dict[str, Any]]:
         ),
         (
             [USER, turn("assistant", {"type": "thinking", "thinking": "t", "signature": "s"}, text("b")), USER],
-            [USER, {"role": "assistant", "content": "b"}, USER],
+            [USER, {"role": "assistant", "content": "b", "reasoning_content": "t"}, USER],
         ),
         ([{"role": "system", "content": "s"}, USER], [{"role": "system", "content": "s"}, USER]),
         ([turn("user", text("a", citations=None, parsed_output=None))], [USER]),  # null is an omitted field
@@ -119,7 +119,19 @@ def test_turns_become_messages(given: Any, expected: list[dict[str, Any]]) -> No
             )
         ),
         ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low", "response_format": None}),
-        ({"thinking": {"type": "disabled"}, "metadata": {"user_id": "u"}, "service_tier": "auto"}, {}),
+        ({"metadata": {"user_id": "u"}, "service_tier": "auto"}, {}),
+        *(
+            ({"thinking": thinking}, {"chat_template_kwargs": variables, "include_reasoning": shown})
+            for thinking, variables, shown in (
+                ({"type": "disabled"}, {"enable_thinking": False, "thinking": False}, True),
+                ({"type": "enabled", "budget_tokens": 9}, {"enable_thinking": True, "thinking": True}, True),
+                ({"type": "adaptive", "display": "omitted"}, {}, False),
+            )
+        ),
+        (
+            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"thinking": "low"}},
+            {"chat_template_kwargs": {"enable_thinking": False, "thinking": "low"}},
+        ),
         ({"mcp_servers": [], "container": None, "cache_control": {"type": "ephemeral"}}, {}),
         (
             {"messages": [USER, {"role": "assistant", "content": "The"}]},
@@ -175,8 +187,6 @@ def test_tools_are_nested() -> None:
             *("messages[2].content[0].content[0]", "unsupported_value", "images"),
         ),
         ({"system": [{"type": "text", "text": 5}]}, "system[0].text", "invalid_type", "string"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking", "unsupported_value", "disabled"),
-        ({"thinking": {"type": "adaptive"}}, "thinking", "unsupported_value", "disabled"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]", "unsupported_value", "built-in"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "missing_required_parameter", ""),
         ({"tool_choice": {"type": "tool"}}, "tool_choice", "invalid_value", "needs a name"),

@@ -15,6 +15,7 @@ from holdfast.server.http.json_body import parse_body
 USER = {"role": "user", "content": "a"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "sunny"}
+THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": one} for one in "tu"]}
 CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}}
 TOOL = {"type": "function", "name": "f", "parameters": PARAMETERS, "strict": True}
@@ -64,6 +65,15 @@ def messages(input_: Any, **fields: Any) -> list[dict[str, Any]]:
             ],
         ),
         ([{"type": "reasoning", "id": "r", "summary": [], "encrypted_content": None}, USER], [USER]),
+        (
+            [USER, THOUGHT, {"role": "assistant", "content": "b"}, THOUGHT, CALL, THOUGHT, USER],
+            [
+                USER,
+                {"role": "assistant", "content": "b", "reasoning_content": "t\nu"},
+                {"role": "assistant", "content": None, "reasoning_content": "t\nu", "tool_calls": [CHAT_CALL]},
+                USER,
+            ],
+        ),
         ([{**USER, "type": None, "phase": None, "unknown": None}], [USER]),  # null is an omitted field
         (
             [CALL, {**OUTPUT, "output": [{"type": "input_text", "text": "x"}, {"type": "input_text", "text": "y"}]}],
