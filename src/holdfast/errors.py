@@ -10,6 +10,7 @@
     ├── AnswerFailed            answer_failed            an accepted request ended in an error
     │   ├── PassFailed          pass_failed              a pass raised while the request was in it
     │   ├── GuaranteeLost       guarantee_lost           tokens already sent are not those of a verified pass
+    │   ├── EngineCrashed       engine_crashed           the engine process died whenever it computed the request
     │   └── NoTokenAllowed      answer_impossible        the request's own constraints leave no token to sample
     ├── ModelError              model_error              the model cannot be loaded
     │   ├── ModelNotFound       model_not_found          there is no such model
@@ -86,6 +87,12 @@ class GuaranteeLost(AnswerFailed):
     """Tokens, logprobs or thoughts that were already sent are not those of a verified pass."""
 
     code = "guarantee_lost"
+
+
+class EngineCrashed(AnswerFailed):
+    """The engine process died whenever it computed this request, also without any other."""
+
+    code = "engine_crashed"
 
 
 class NoTokenAllowed(AnswerFailed):

@@ -26,7 +26,7 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
         traced = TracedRequest("chat", "model", "id")
         call = Call(
             "id",
-            link,
+            link.requests,
             tenant=UNKNOWN_TENANT,
             meter=TokenMeter(),
             metrics=Metrics().request(False),
@@ -37,7 +37,7 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
             yield call, link
         finally:
             call.close()
-            assert link.num_requests == 0
+            assert link.requests.num_live == 0
 
 
 async def text_of(call: Call) -> str:
@@ -113,6 +113,6 @@ def test_timeout_ends_the_call(is_submitted: bool) -> None:
                 with pytest.raises(ApiError) as raised:
                     await call.submit([Prompt.ANSWER], PARAMS)
             assert (raised.value.status, raised.value.code) == (504, "timeout")
-            assert link.num_requests == 0
+            assert link.requests.num_live == 0
 
     run(work)

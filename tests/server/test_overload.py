@@ -145,9 +145,11 @@ def test_engine_that_sends_garbage_is_replaced(server: Server) -> None:
     streaming = stream(server)
     before = server.engine_pid
     garbled = server.post("/v1/completions", {"prompt": [Prompt.GARBAGE]})
-    assert garbled.status_code == 503 and garbled.json()["error"]["code"] == "engine_stopped"
-    assert streaming.wait().error["code"] == "engine_stopped"
-    wait_until(lambda: server.get("/health").status_code == 200)
+    assert garbled.status_code == 500 and garbled.json()["error"]["code"] == "engine_crashed"
+    num_events = len(streaming.events)
+    wait_until(lambda: len(streaming.events) > num_events)
+    end_streams(server)
+    assert streaming.wait().is_done and not streaming.error
     assert is_healthy(server) and server.engine_pid != before
 
 

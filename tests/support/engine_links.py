@@ -40,7 +40,7 @@ async def linked(start: str = "ready", **callbacks: Callable[..., None]) -> Asyn
 async def ask(link: EngineLink, prompt: Prompt) -> ResponseStream:
     """Submit a prompt and wait until its stream is over."""
     updated = asyncio.Event()
-    stream = link.submit(updated, [prompt], SamplingParams())
+    stream = link.requests.submit(updated, [prompt], SamplingParams())
     while not stream.is_over:
         await updated.wait()
         updated.clear()

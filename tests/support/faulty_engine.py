@@ -3,18 +3,23 @@
 wrong_candidates   chance of a wrong candidate        slow   seconds added to each step
 max_file           largest file size in bytes, as on a full disk
 control            a file with more settings, which may change while the engine runs: slow, and
-                   raise_once, a number; the next pass raises whenever it changes
+                   raise_once, a number; the next pass raises whenever it changes, or fails as fault says
+fault              kill, exit, crash (a segmentation fault), stop, raise or memory
+poison_seed        a pass with a request of this seed fails as fault says, every time
 """
 
 import json
 import os
 import resource
+import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from holdfast.bench.determinism.fault_injection import FaultyProposer
 from holdfast.core.step_plan import PassResult, StepPlan
@@ -23,6 +28,20 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine, PlanRunner
 from holdfast.engine.status import ShowProgress
 from holdfast.server.ipc.engine_process import ignore_signals, serve
+
+
+def fail(how: str) -> None:
+    """Fail in the middle of a pass."""
+    if how == "raise":
+        raise RuntimeError("an internal secret: /etc/passwd")
+    if how == "memory":
+        limit = psutil.Process().memory_info().vms + (64 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        bytearray(1 << 40)
+    if how == "exit":
+        os._exit(3)
+    numbers = {"kill": signal.SIGKILL, "crash": signal.SIGSEGV, "stop": signal.SIGSTOP}
+    os.kill(os.getpid(), numbers[how])
 
 
 class FaultyRunner:
@@ -41,8 +60,9 @@ class FaultyRunner:
     def run(self, plan: StepPlan) -> Sequence[PassResult]:
         now = self._now
         raised, self._raised = self._raised, now.get("raise_once", self._raised)
-        if raised != self._raised:
-            raise RuntimeError("an internal secret: /etc/passwd")
+        seeds = {span.sampling.seed for one in plan.passes for span in one.spans}
+        if raised != self._raised or now.get("poison_seed") in seeds:
+            fail(now.get("fault", "raise"))
         time.sleep(now.get("slow", 0.0))
         return self._runner.run(plan)
 

@@ -118,6 +118,7 @@ class Engine:
         self.start_up_seconds: Mapping[str, float] = {}  # of each phase of building it
         self.counters = EngineCounters()
         self.tracer: Tracer | None = None  # set while an inspector page is open
+        self.before_pass: Callable[[], None] | None = None  # called when a plan is made, before it runs
         self._process_id = os.getpid()
         self._collectors: dict[int, ResultCollector] = {}  # by the request ids of all their branches
         self._in_flight: deque[tuple[StepPlan, Callable[[], Sequence[PassResult]]]] = deque()  # oldest first
@@ -382,6 +383,8 @@ class Engine:
             self._count(plan)
             if self.tracer is not None:
                 self._trace(self.tracer.on_plan, plan)
+            if self.before_pass is not None:
+                self.before_pass()
             with self._pass_errors(plan):
                 if self.scheduler.config.async_scheduling:
                     self._in_flight.append((plan, self.runner.start(plan)))

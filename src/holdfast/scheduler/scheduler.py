@@ -29,7 +29,7 @@ everything is verified.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.core.events import (
@@ -103,6 +103,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._queue.running)
+
+    @property
+    def running_ids(self) -> Iterable[int]:
+        """The requests that hold pages, as they are now."""
+        return self._queue.running.keys()
 
     @property
     def waiting_ids(self) -> frozenset[int]:

@@ -22,7 +22,7 @@ from holdfast.core.sent_answer import SentAnswer
 from holdfast.errors import EngineStopped, HoldfastError
 from holdfast.server.cache_isolation import SharedPrompts, cache_scope
 from holdfast.server.errors import ApiError, answer_error, to_api_error
-from holdfast.server.ipc.engine_link import EngineLink
+from holdfast.server.ipc.live_requests import LiveRequests
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.telemetry.request_metrics import RequestMetrics
 from holdfast.server.telemetry.traces import TraceSpan
@@ -30,6 +30,7 @@ from holdfast.server.tenants.rate_limits import TokenMeter
 from holdfast.server.tenants.tenant import Tenant
 
 _QUIET_SECONDS = 15.0
+_PAUSED_SECONDS = 5.0  # while the engine process is restarted
 _CLIENT_LEFT = 499  # the status in the access log
 
 
@@ -39,7 +40,7 @@ class Call:
     def __init__(
         self,
         request_id: str,
-        link: EngineLink,
+        requests: LiveRequests,
         *,
         tenant: Tenant,
         meter: TokenMeter,
@@ -57,7 +58,7 @@ class Call:
         self.num_completion_tokens = 0
         self.finish_reasons: tuple[str, ...] = ()
         self.streams: list[ResponseStream] = []
-        self._link = link
+        self._requests = requests
         self._meter = meter
         self._metrics = metrics
         self._begin_span = begin_span
@@ -93,7 +94,7 @@ class Call:
         self._trace_span(params if completion_ids is None and pooling is None else None)
         scope = cache_scope(self.tenant, cache_salt, prompt_ids, self._shared_prompts)
         with _as_api_error():
-            stream = self._link.submit(
+            stream = self._requests.submit(
                 self._updated,
                 prompt_ids,
                 params,
@@ -116,7 +117,7 @@ class Call:
         It is that of the engine that answered, even if it has ended since.
         """
         with _as_api_error():
-            return (await self._link.wait_for_fingerprint()).digest
+            return (await self._requests.wait_for_fingerprint()).digest
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -132,7 +133,7 @@ class Call:
     @property
     def thinks(self) -> bool:
         """Whether the model is one that thinks."""
-        ready = self._link.ready
+        ready = self._requests.ready
         return ready is not None and ready.chunk > 0
 
     async def accepted(self) -> None:
@@ -141,14 +142,16 @@ class Call:
             self._raise_errors()
             if all(stream.seed is not None for stream in self.streams):
                 return
-            await self._wait()
+            await self._wait(_QUIET_SECONDS)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta | None]]:
-        """(index of the prompt, delta) as they arrive; (0, None) after 15 seconds without one.
+        """(index of the prompt, delta) as they arrive; (0, None) after 15 seconds without one, and when
+        the engine process is restarted.
 
         Ends with the last result.
         """
         last = time.monotonic()
+        was_paused = False
         while True:
             for index, stream in enumerate(self.streams):
                 while stream.deltas:
@@ -159,8 +162,10 @@ class Call:
             self._raise_errors()
             if all(stream.result is not None for stream in self.streams):
                 return
-            await self._wait()
-            if time.monotonic() - last >= _QUIET_SECONDS:
+            await self._wait(_PAUSED_SECONDS if was_paused else _QUIET_SECONDS)
+            begins, was_paused = not was_paused, any(one.paused_at is not None for one in self.streams)
+            quiet = _PAUSED_SECONDS if was_paused else _QUIET_SECONDS
+            if (was_paused and begins) or time.monotonic() - last >= quiet:
                 last = time.monotonic()
                 yield 0, None
 
@@ -227,9 +232,9 @@ class Call:
             if stream.result is not None and stream.result.error is not None:
                 raise answer_error(stream.result.error_code, stream.result.error)
 
-    async def _wait(self) -> None:
-        """Wait until a stream is updated, but not longer than the quiet time."""
-        timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._updated.set)
+    async def _wait(self, seconds: float) -> None:
+        """Wait until a stream is updated, but not longer."""
+        timer = asyncio.get_running_loop().call_later(seconds, self._updated.set)
         try:
             await self._updated.wait()
         finally:

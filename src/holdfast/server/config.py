@@ -19,7 +19,7 @@ from holdfast.server.tools.formats import ToolParserName
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_MAY_BE_ZERO = ("port", "max_waiting", "reconnect_timeout", "drain_timeout")
+_MAY_BE_ZERO = ("port", "max_waiting", "reconnect_timeout", "hang_timeout", "drain_timeout")
 
 _server = partial(option, panel="Server")
 _limit = partial(option, panel="Limits")
@@ -114,6 +114,15 @@ class ServerConfig:
         "Seconds a resumable stream goes on without its client, and is kept after its end; 0 refuses such streams.",
     )
     reconnect_memory: int = _limit(64 << 20, "Maximum bytes of events that are kept for resumable streams.")
+    resume: bool = _server(
+        True,
+        "Continue requests whose engine process died in the next one. Without it they end with an error.",
+    )
+    hang_timeout: float = _limit(
+        60.0,
+        "Seconds without a step after which an engine process that hangs is killed and restarted, at least 20 times "
+        "its longest step; 0: never.",
+    )
     drain_timeout: float = _limit(
         30.0, "Seconds that running requests may continue after SIGTERM; a second signal ends them at once."
     )

@@ -16,7 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 from holdfast.errors import (
+    AnswerFailed,
     DeterminismRefused,
+    EngineCrashed,
     EngineStopped,
     GuaranteeLost,
     HoldfastError,
@@ -146,6 +148,8 @@ def to_api_error(error: HoldfastError) -> ApiError:
         return ApiError(
             503, "the engine stopped; send the request again", code=error.code, headers={"Retry-After": "5"}
         )
+    if isinstance(error, AnswerFailed):
+        return answer_error(error.code, str(error))
     return internal_error()
 
 
@@ -163,6 +167,8 @@ def answer_error(code: str | None, message: str) -> ApiError:
             "send the request again",
             code=code,
         )
+    if code == EngineCrashed.code:
+        return ApiError(500, message, code=code)
     if code == NoTokenAllowed.code:
         return ApiError(400, message, code=code)
     return ApiError(500, "the completion could not be computed; see the server's log", code=PassFailed.code)

@@ -100,7 +100,7 @@ class Frontend:
         deterministic is what the client asked for; None is the server's default.
         """
         deterministic = self.defaults.is_deterministic(deterministic)
-        link = self.supervisor.link
+        _ = self.supervisor.ready  # raises before anything is prepared
         access: AccessLogEntry = request.state.access
         access.deterministic = deterministic
         traced = TracedRequest(operation, self.model, request.state.request_id, None, stream, deterministic)
@@ -108,7 +108,7 @@ class Frontend:
         with self.admission.admit(num_choices, tenant) as meter:
             call = Call(
                 request.state.request_id,
-                link,
+                self.supervisor.requests,
                 tenant=tenant,
                 meter=meter,
                 metrics=self.metrics.request(deterministic),
@@ -148,7 +148,8 @@ class Frontend:
     async def fingerprint(self) -> FingerprintReady:
         """The engine's fingerprint. Waits until the weights are hashed."""
         try:
-            return await self.supervisor.link.wait_for_fingerprint()
+            _ = self.supervisor.ready
+            return await self.supervisor.requests.wait_for_fingerprint()
         except EngineStopped as error:
             raise to_api_error(error) from None
 

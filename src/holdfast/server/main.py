@@ -35,6 +35,7 @@ from holdfast.server.frontend import Frontend
 from holdfast.server.http.protocol import make_protocol
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.ipc.engine_link import COMMAND, EngineCallbacks, EngineLink
+from holdfast.server.ipc.live_requests import ResumeCallbacks
 from holdfast.server.ipc.supervisor import Supervisor
 from holdfast.server.memory import MemoryTrimmer
 from holdfast.server.prompts import Prompts
@@ -48,7 +49,7 @@ from holdfast.text.tokenizer import open_tokenizer
 from holdfast.version import __version__
 
 _log = logging.getLogger("holdfast.server")
-_STATUS_SECONDS = 5.0
+_TRIM_SECONDS = 5.0
 _CLOSING_SECONDS = 5
 _BACKLOG = 2048
 _OWN_DESCRIPTORS = 64  # for the server itself and for engine restarts; the others for connections
@@ -121,8 +122,21 @@ class Server:
             on_status=self.metrics.update,
             on_trace=self.hub.publish,
             on_death=self._on_engine_death,
+            on_hang=self.metrics.engine_hung,
+            resume=ResumeCallbacks(
+                on_resume=self.metrics.request_resumed,
+                on_continue=self.metrics.pause_ended,
+                on_crash=self.metrics.request_crashed,
+            ),
         )
-        self.supervisor = Supervisor(engine, callbacks, (config.log_format, config.log_level), command)
+        self.supervisor = Supervisor(
+            engine,
+            callbacks,
+            (config.log_format, config.log_level),
+            command,
+            resumes=config.resume,
+            hang_timeout=config.hang_timeout,
+        )
         self.frontend = Frontend(
             config,
             names=self.names,
@@ -171,7 +185,7 @@ class Server:
             for work in (
                 self.http.serve(sockets=[self.listening]),
                 self.supervisor.run(),
-                self._poll_status(),
+                self._trim_memory(),
                 self._signalled.wait(),
                 self.prompts.warm_up(),
             )
@@ -251,6 +265,7 @@ class Server:
         self.prompts.max_model_len = link.ready.max_model_len
         self._describing = asyncio.create_task(self._describe(link))
         took = time.monotonic() - self.began
+        self.metrics.engine_loaded(took)
         page = f"open {self.url} to see it work; " if self.config.has_inspector else ""
         say(f"Ready after {took:.1f} s: {page}OpenAI clients use {self.url}/v1")
 
@@ -270,16 +285,11 @@ class Server:
                 determinism=self.engine.determinism,
             )
 
-    async def _poll_status(self) -> None:
-        """Request the engine's status every few seconds, so that a hanging engine is noticed. Give
-        memory back that is no longer needed.
-        """
+    async def _trim_memory(self) -> None:
+        """Give memory back that is no longer needed."""
         while True:
-            await asyncio.sleep(_STATUS_SECONDS)
+            await asyncio.sleep(_TRIM_SECONDS)
             await self._memory.check(is_idle=not self.frontend.num_calls)
-            if self.supervisor.is_ready and not self.supervisor.link.unanswered_seconds:
-                with contextlib.suppress(EngineStopped, ApiError):
-                    await self.supervisor.link.status()
 
 
 class _HttpServer(uvicorn.Server):

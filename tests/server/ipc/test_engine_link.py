@@ -23,7 +23,7 @@ def test_request_is_answered() -> None:
         async with linked() as link:
             stream = await ask(link, Prompt.ANSWER)
             assert (stream.seed, [delta.text for delta in stream.deltas]) == (SEED, ["yes"])
-            assert stream.result is not None and link.num_requests == 0
+            assert stream.result is not None and link.requests.num_live == 0
             assert (await link.wait_for_fingerprint()).digest == "abc"
             assert (await link.status()).num_pages == 100
 
@@ -69,12 +69,12 @@ def test_invalid_message_or_death_closes_the_link(prompt: Prompt, monkeypatch: p
     async def work() -> None:
         async with linked() as link:
             updated = asyncio.Event()
-            waiting = link.submit(updated, [Prompt.SILENCE], SamplingParams())
+            waiting = link.requests.submit(updated, [Prompt.SILENCE], SamplingParams())
             stream = await ask(link, prompt)
             assert isinstance(stream.error, EngineStopped) and isinstance(waiting.error, EngineStopped)
-            assert link.closed.is_set() and link.num_requests == 0
+            assert link.closed.is_set() and link.requests.num_live == 0
             with pytest.raises(EngineStopped):
-                link.submit(updated, [Prompt.ANSWER], SamplingParams())
+                link.requests.submit(updated, [Prompt.ANSWER], SamplingParams())
             with pytest.raises(EngineStopped):
                 await link.status()
             await link.wait_ended()
@@ -139,8 +139,8 @@ def test_unencodable_request_leaves_no_stream() -> None:
     async def work() -> None:
         async with linked() as link:
             with pytest.raises(OverflowError):
-                link.submit(asyncio.Event(), [1 << 70], SamplingParams())
-            assert link.num_requests == 0
+                link.requests.submit(asyncio.Event(), [1 << 70], SamplingParams())
+            assert link.requests.num_live == 0
             assert (await ask(link, Prompt.ANSWER)).result is not None
 
     run(work)
@@ -149,9 +149,9 @@ def test_unencodable_request_leaves_no_stream() -> None:
 def test_cancelled_stream_is_removed() -> None:
     async def work() -> None:
         async with linked() as link:
-            stream = link.submit(asyncio.Event(), [Prompt.SILENCE], SamplingParams())
+            stream = link.requests.submit(asyncio.Event(), [Prompt.SILENCE], SamplingParams())
             stream.cancel(HoldfastError("enough"))
-            assert link.num_requests == 0 and str(stream.error) == "enough"
+            assert link.requests.num_live == 0 and str(stream.error) == "enough"
 
     run(work)
 

@@ -5,15 +5,19 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import psutil
 import pytest
 
+from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
-from holdfast.errors import ConfigError, EngineStopped
+from holdfast.errors import ConfigError, EngineCrashed, EngineStopped
 from holdfast.server.errors import ApiError
 from holdfast.server.ipc import supervisor as supervisor_module
 from holdfast.server.ipc.engine_link import EngineCallbacks, EngineLink
+from holdfast.server.ipc.live_requests import MAX_LONE_DEATHS, ResumeCallbacks
+from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.ipc.supervisor import MAX_DEATHS, Supervisor
 from support.engine_links import PATIENCE, ask, command, run
 from support.fake_engine import Prompt
@@ -27,19 +31,31 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Watched:
     """A supervisor and its callbacks."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, **settings: Any) -> None:
         self.links: asyncio.Queue[EngineLink] = asyncio.Queue()
-        self.num_deaths = 0
-        callbacks = EngineCallbacks(on_ready=self.links.put_nowait, on_death=self._count)
-        self.supervisor = Supervisor(EngineConfig(), callbacks, command=words or command())
+        self.num_deaths = self.num_hangs = self.num_crashed = 0
+        callbacks = EngineCallbacks(
+            on_ready=self.links.put_nowait,
+            on_death=lambda: self._count("num_deaths"),
+            on_hang=lambda: self._count("num_hangs"),
+            resume=ResumeCallbacks(on_crash=lambda: self._count("num_crashed")),
+        )
+        self.supervisor = Supervisor(EngineConfig(), callbacks, command=words or command(), **settings)
 
-    def _count(self) -> None:
-        self.num_deaths += 1
+    def _count(self, name: str) -> None:
+        setattr(self, name, getattr(self, name) + 1)
+
+    def submit(self, prompt: Prompt) -> ResponseStream:
+        return self.supervisor.requests.submit(asyncio.Event(), [prompt], SamplingParams())
+
+    def submit_first(self, link: EngineLink) -> ResponseStream:
+        assert self.supervisor.link is link
+        return self.submit(Prompt.STREAM)
 
 
 @asynccontextmanager
-async def supervised(*words: str) -> AsyncIterator[Watched]:
-    watched = Watched(*words)
+async def supervised(*words: str, **settings: Any) -> AsyncIterator[Watched]:
+    watched = Watched(*words, **settings)
     running = asyncio.create_task(watched.supervisor.run())
     try:
         async with asyncio.timeout(PATIENCE):
@@ -129,21 +145,85 @@ def test_refused_configuration_is_not_retried() -> None:
     run(work)
 
 
-def test_engine_that_does_not_answer_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "_STUCK_SECONDS", 0.01)
+def test_hanging_engine_is_killed_and_its_requests_wait() -> None:
+    async def work() -> None:
+        async with supervised(hang_timeout=0.2) as watched:
+            link = await watched.links.get()
+            stream = watched.submit(Prompt.STREAM)
+            while not stream.deltas:
+                await asyncio.sleep(0.01)
+            os.kill(link.pid, signal.SIGSTOP)
+            second = await watched.links.get()
+            assert second.pid != link.pid and watched.num_hangs == 1
+            num_deltas = len(stream.deltas)
+            while len(stream.deltas) == num_deltas:
+                await asyncio.sleep(0.01)
+            assert stream.error is None and stream.num_resumes == 1
 
+    run(work)
+
+
+def test_engine_that_kills_itself_for_one_request_gives_up_that_request_only() -> None:
     async def work() -> None:
         async with supervised() as watched:
-            link = await watched.links.get()
-            await link.status()
-            assert not watched.supervisor.is_stuck
-            os.kill(link.pid, signal.SIGSTOP)
-            asking = asyncio.create_task(link.status())
-            while not watched.supervisor.is_stuck:
+            await watched.links.get()
+            streaming, poison = watched.submit(Prompt.STREAM), watched.submit(Prompt.DIE)
+            while not poison.is_over:
                 await asyncio.sleep(0.01)
-            os.kill(link.pid, signal.SIGCONT)
-            await asking
-            assert not watched.supervisor.is_stuck
+            assert isinstance(poison.error, EngineCrashed)
+            num_deltas = len(streaming.deltas)
+            while len(streaming.deltas) == num_deltas:
+                await asyncio.sleep(0.01)
+            assert streaming.error is None and watched.num_deaths == MAX_LONE_DEATHS + 1
+            assert watched.num_crashed == 1
+
+    run(work)
+
+
+def test_deaths_between_which_requests_progress_do_not_count() -> None:
+    async def work() -> None:
+        async with supervised() as watched:
+            stream = watched.submit_first(await watched.links.get())
+            for _ in range(MAX_DEATHS + 1):
+                num_deltas = len(stream.deltas)
+                while len(stream.deltas) == num_deltas:
+                    await asyncio.sleep(0.01)
+                watched.supervisor.link.kill()
+                await watched.links.get()
+            assert stream.error is None and stream.num_resumes == MAX_DEATHS + 1
+
+    run(work)
+
+
+def test_requests_wait_for_a_restart_but_not_for_the_first_start() -> None:
+    async def work() -> None:
+        async with supervised() as watched:
+            with pytest.raises(ApiError) as refused:
+                _ = watched.supervisor.ready
+            assert (refused.value.status, refused.value.code) == (503, "engine_not_ready")
+            link = await watched.links.get()
+            link.kill()
+            await link.closed.wait()
+            assert watched.supervisor.ready.max_num_seqs == 4
+            assert 1 <= watched.supervisor.retry_after <= PATIENCE
+            stream = watched.submit(Prompt.ANSWER)
+            while not stream.is_over:
+                await asyncio.sleep(0.01)
+            assert stream.result is not None and stream.num_resumes == 0
+
+    run(work)
+
+
+def test_without_resume_requests_fail_with_their_engine() -> None:
+    async def work() -> None:
+        async with supervised(resumes=False) as watched:
+            link = await watched.links.get()
+            stream = watched.submit(Prompt.STREAM)
+            link.kill()
+            await link.closed.wait()
+            assert isinstance(stream.error, EngineStopped)
+            with pytest.raises(ApiError):
+                _ = watched.supervisor.ready
 
     run(work)
 

@@ -2,6 +2,7 @@
 metrics."""
 
 import asyncio
+import time
 from typing import Any
 
 from fastapi import APIRouter
@@ -22,6 +23,7 @@ from holdfast.server.api.schema.responses import (
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.responses import JSONResponse
+from holdfast.server.ipc.supervisor import Supervisor
 from holdfast.server.tenants.tenant import tenant_of
 from holdfast.version import __version__
 
@@ -41,13 +43,19 @@ def info_routes(frontend: Frontend) -> APIRouter:
     )
     async def health() -> Response:
         """200 if requests are answered now, else 503. Requires no API key."""
+        supervisor = frontend.supervisor
         if not frontend.admission.is_open:
             return JSONResponse({"status": "draining"}, 503, {"Retry-After": "5"})
-        if not frontend.supervisor.is_ready:
-            return JSONResponse({"status": "starting"}, 503, {"Retry-After": "5"})
-        if frontend.supervisor.is_stuck:
+        if not supervisor.is_ready:
+            return JSONResponse(_starting(supervisor), 503, {"Retry-After": str(supervisor.retry_after)})
+        if supervisor.is_stuck:
             return JSONResponse({"status": "stuck"}, 503, {"Retry-After": "5"})
-        return JSONResponse({"status": "ok", "certificate": _certificate_state(frontend)})
+        state: dict[str, Any] = {"status": "ok", "certificate": _certificate_state(frontend)}
+        if supervisor.num_restarts:
+            state["restarts"] = supervisor.num_restarts
+        if supervisor.requests.num_waiting:
+            state["waiting_requests"] = supervisor.requests.num_waiting
+        return JSONResponse(state)
 
     @router.get("/version", responses=responses(VersionResponse, GET_ERRORS))
     async def version() -> Response:
@@ -86,8 +94,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
     @router.get("/v1/receipt_key", responses=responses(ReceiptKeyResponse, (*GET_ERRORS, 404, 503)))
     async def receipt_key() -> Response:
         """The public key of the key that signs this server's receipts."""
-        ready = frontend.supervisor.link.ready
-        assert ready is not None
+        ready = frontend.supervisor.ready
         if ready.receipt_key is None:
             message = "this server's receipts are not signed; start it with --receipt-key"
             raise ApiError(404, message, code="no_receipt_key")
@@ -113,6 +120,19 @@ def info_routes(frontend: Frontend) -> APIRouter:
         return Response(text, media_type=media_type)
 
     return router
+
+
+def _starting(supervisor: Supervisor) -> dict[str, Any]:
+    restart = supervisor.restart
+    if restart is None:
+        return {"status": "starting"}
+    return {
+        "status": "restarting",
+        "reason": f"the engine process {restart.reason}",
+        "seconds": round(time.monotonic() - restart.began, 3),
+        "restarts": supervisor.num_restarts,
+        "waiting_requests": supervisor.requests.num_live,
+    }
 
 
 def _certificate_state(frontend: Frontend) -> dict[str, Any]:

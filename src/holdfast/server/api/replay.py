@@ -41,8 +41,7 @@ def replay_routes(frontend: Frontend) -> APIRouter:
         """Replay a receipt. If the fingerprints differ, the request is run only with `force`."""
         body = await read_body(request, ReplayRequest)
         try:
-            ready = frontend.supervisor.link.ready
-            own_key = None if ready is None else ready.receipt_key
+            own_key = frontend.supervisor.ready.receipt_key
             receipt, checked, prompt_ids = await frontend.prepare(
                 request, lambda token: _parse(body, own_key)
             )

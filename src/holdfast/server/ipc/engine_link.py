@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import sys
 import time
@@ -14,16 +15,13 @@ from typing import Any
 import msgspec
 
 from holdfast.core.framing import ConnectionLost
-from holdfast.core.pooling import Pooling
-from holdfast.core.results import RequestOutput
-from holdfast.core.sampling_params import SamplingParams, params_to_json
-from holdfast.core.sent_answer import SentAnswer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import CertificateState, EngineStatus
 from holdfast.engine.tracer import StepTrace
 from holdfast.errors import EngineStopped, HoldfastError, RequestError, make_error
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.response_stream import ResponseStream
+from holdfast.server.ipc.live_requests import NO_CALLBACKS, LiveRequests, ResumeCallbacks
+from holdfast.server.ipc.pass_record import PassRecord, create_pass_record
 
 _log = logging.getLogger("holdfast.server")
 _EXIT_SECONDS = 5.0
@@ -43,6 +41,8 @@ class EngineCallbacks:
     on_status: Callable[[EngineStatus], None] = _ignore
     on_trace: Callable[[StepTrace], None] = _ignore
     on_death: Callable[[], None] = _ignore  # before it is started again
+    on_hang: Callable[[], None] = _ignore  # before it is killed
+    resume: ResumeCallbacks = NO_CALLBACKS
 
 
 class EngineLink:
@@ -52,17 +52,18 @@ class EngineLink:
     any more.
     """
 
-    def __init__(self, callbacks: EngineCallbacks, first_id: int = 1) -> None:
+    def __init__(self, callbacks: EngineCallbacks, requests: LiveRequests) -> None:
         self.ready: m.Ready | None = None
         self.startup_error: str | None = None
         self.fingerprint: m.FingerprintReady | None = None
         self.revocation: str | None = None
         self.closed = asyncio.Event()
+        self.is_killed = False  # by `kill`
         self.settled = asyncio.Event()  # ready, failed to start, or closed
         self._has_fingerprint = asyncio.Event()  # or never will
         self._callbacks = callbacks
-        self._streams: dict[int, ResponseStream] = {}
-        self.next_id = first_id
+        self.requests = requests
+        self._pass_record: PassRecord | None = None
         self._status_requests: deque[tuple[float, asyncio.Future[EngineStatus]]] = deque()
 
     @classmethod
@@ -72,29 +73,45 @@ class EngineLink:
         callbacks: EngineCallbacks,
         log: tuple[str, str],
         command: Sequence[str] = COMMAND,
-        *,
-        first_id: int = 1,
+        requests: LiveRequests | None = None,
     ) -> "EngineLink":
         """Start the process and send it the configuration. Does not wait until it is ready.
 
-        log is (format, level). Request ids count from first_id.
+        log is (format, level). requests get the outputs; those that wait are submitted when the
+        process is ready.
         """
-        link = cls(callbacks, first_id)
+        link = cls(callbacks, requests or LiveRequests(resumes=False))
+        record = create_pass_record()
+        try:
+            link._pass_record = PassRecord(record)
+            await link._start_process(command, m.Start(config, *log, pass_record=record))
+        except BaseException:
+            link._close_record()
+            raise
+        finally:
+            os.close(record)
+        return link
+
+    async def _start_process(self, command: Sequence[str], start: m.Start) -> None:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                theirs.set_inheritable(True)
-                link._process = await asyncio.create_subprocess_exec(
-                    *command, str(theirs.fileno()), pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
+                inherited = theirs.fileno(), start.pass_record
+                self._process = await asyncio.create_subprocess_exec(
+                    *command, str(theirs.fileno()), pass_fds=inherited, stdin=asyncio.subprocess.DEVNULL,
                     start_new_session=True,
                 )  # fmt: skip
-            reader, link._writer = await asyncio.open_connection(sock=ours)
+            reader, self._writer = await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()  # the process, if it was started, ends with it
             raise
-        link._send(m.Start(config, *log))
-        link._read_task = asyncio.create_task(link._read(reader))
-        return link
+        self._send(start)
+        self._read_task = asyncio.create_task(self._read(reader))
+
+    def _close_record(self) -> None:
+        if self._pass_record is not None:
+            self._pass_record.close()
+            self._pass_record = None
 
     _writer: asyncio.StreamWriter
     _process: asyncio.subprocess.Process
@@ -104,64 +121,47 @@ class EngineLink:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def num_requests(self) -> int:
-        return len(self._streams)
-
-    def submit(
-        self,
-        updated: asyncio.Event,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        completion_ids: Sequence[int] | None = None,
-        echo_text: str | None = None,
-        want_receipt: bool = False,
-        cache_salt: str = "",
-        shared_len: int = 0,
-        pooling: Pooling | None = None,
-        tenant: str = "",
-        max_running: int | None = None,
-        sent: SentAnswer | None = None,
-    ) -> ResponseStream:
-        """Send a request.
-
-        Its stream says whether it was accepted; `updated` is set whenever something arrives.
-        """
+    def submit(self, message: m.Submit) -> None:
+        """Send a request. Raises `EngineStopped` if the process is not ready."""
         if self.closed.is_set() or self.ready is None:
             raise EngineStopped("the engine is not running")
-        stream = ResponseStream(self.next_id, updated, self._cancel)
-        message = m.Submit(
-            stream.request_id,
-            tuple(prompt_ids),
-            params_to_json(params),
-            None if completion_ids is None else tuple(completion_ids),
-            echo_text,
-            want_receipt,
-            cache_salt,
-            shared_len,
-            pooling,
-            tenant,
-            max_running,
-            sent,
-        )
-        self._send(message)  # raises for what cannot be encoded; then there is no stream
-        self.next_id += params.n
-        self._streams[stream.request_id] = stream
-        return stream
+        self._send(message)
+
+    def abort(self, request_id: int) -> None:
+        """End a request. What still comes for it is ignored."""
+        self._send(m.Abort(request_id))
+
+    @property
+    def running_ids(self) -> frozenset[int]:
+        """The ids of the requests that ran in the last pass."""
+        return frozenset() if self._pass_record is None else self._pass_record.running_ids
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds of the longest step so far."""
+        return 0.0 if self._pass_record is None else self._pass_record.longest_step
 
     def set_tracing(self, on: bool) -> None:
         """Have a trace of every step sent, or not."""
         self._send(m.SetTracing(on))
 
+    def poll(self) -> None:
+        """Request the engine's numbers for the callback, unless an answer is due already."""
+        if not self._status_requests and not self.closed.is_set():
+            asking = self._request_status()
+            asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+
     async def status(self) -> EngineStatus:
         """The engine's numbers after its current step. Raises `EngineStopped` if it ends before."""
         if self.closed.is_set():
             raise EngineStopped("the engine stopped")
+        return await self._request_status()
+
+    def _request_status(self) -> "asyncio.Future[EngineStatus]":
         answer: asyncio.Future[EngineStatus] = asyncio.get_running_loop().create_future()
         self._status_requests.append((time.monotonic(), answer))
         self._send(m.GetStatus())
-        return await answer
+        return answer
 
     @property
     def unanswered_seconds(self) -> float:
@@ -188,6 +188,7 @@ class EngineLink:
 
     def kill(self) -> None:
         """Kill the process."""
+        self.is_killed = True
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
@@ -202,10 +203,6 @@ class EngineLink:
         if code is None or code >= 0:
             return f"exit code {code}"
         return f"signal {-code}"
-
-    def _cancel(self, stream: ResponseStream) -> None:
-        if self._streams.pop(stream.request_id, None) is not None:
-            self._send(m.Abort(stream.request_id))
 
     def _send(self, message: m.ToEngine) -> None:
         if not self._writer.is_closing():
@@ -238,14 +235,13 @@ class EngineLink:
     def _on_closed(self) -> None:
         """Nothing will arrive any more.
 
-        Fail everything that waits now, even if the process takes time to end.
+        Tell everything that waits now, even if the process takes time to end.
         """
         self.closed.set()
         self.settled.set()
         self._has_fingerprint.set()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(EngineStopped("the engine stopped"))
+        self.requests.detach(self)
+        self._close_record()
         for _, answer in self._status_requests:
             if not answer.done():
                 answer.set_exception(EngineStopped("the engine stopped"))
@@ -253,18 +249,13 @@ class EngineLink:
     def _handle(self, message: m.FromEngine) -> None:
         if isinstance(message, m.StepOutput):
             for started in message.started:
-                stream = self._streams.get(started.request_id)
-                if stream is not None:
-                    stream.start(started.queue_seconds)
+                self.requests.start(started.request_id, started.queue_seconds)
             for output in message.outputs:
-                self._deliver(output)
+                self.requests.deliver(output)
         elif isinstance(message, m.Accepted):
-            if message.request_id in self._streams:
-                self._streams[message.request_id].accept(message.seed)
+            self.requests.accept(message.request_id, message.seed)
         elif isinstance(message, m.Refused):
-            refused = self._streams.pop(message.request_id, None)
-            if refused is not None:
-                refused.fail(_refusal(message))
+            self.requests.refuse(message.request_id, _refusal(message))
         elif isinstance(message, m.StepTraced):
             self._callbacks.on_trace(message.trace)
         elif isinstance(message, m.StatusReport):
@@ -274,12 +265,14 @@ class EngineLink:
         elif isinstance(message, m.Ready):
             self.ready = message
             self.settled.set()
+            self.requests.attach(self)
         elif isinstance(message, m.StartupFailed):
             self.startup_error = message.reason
             self.settled.set()
         elif isinstance(message, m.FingerprintReady):
             self.fingerprint = message
             self._has_fingerprint.set()
+            self.requests.set_fingerprint(message)
         elif isinstance(message, m.CertificateChanged):
             self._change_certificate(message)
         else:
@@ -299,16 +292,6 @@ class EngineLink:
             refusal=message.refusal,
             certificate=message.certificate,
         )
-
-    def _deliver(self, output: RequestOutput) -> None:
-        stream = self._streams.get(output.request_id)
-        if stream is None:  # cancelled
-            return
-        if not output.delta.is_empty:
-            stream.add(output.delta)
-        if output.result is not None:
-            del self._streams[output.request_id]
-            stream.finish(output.result)
 
     def _answer_status(self, status: EngineStatus) -> None:
         self._callbacks.on_status(status)

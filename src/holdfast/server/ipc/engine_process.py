@@ -26,6 +26,7 @@ from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, ModelError
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_server import EngineServer
+from holdfast.server.ipc.pass_record import PassRecord
 from holdfast.server.telemetry.logs import configure_logging
 
 _log = logging.getLogger("holdfast.engine")
@@ -119,7 +120,7 @@ def serve(connection: socket.socket, make: Build = build) -> int:
         writer.send(m.StartupFailed(str(error)))
         writer.close()
         return 2
-    reader.server = server = EngineServer(engine, writer.send)
+    reader.server = server = EngineServer(engine, writer.send, _open_record(start.pass_record))
     threading.Thread(
         target=_send_fingerprint, args=(engine, writer), name="holdfast-fingerprint", daemon=True
     ).start()
@@ -134,6 +135,14 @@ def serve(connection: socket.socket, make: Build = build) -> int:
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)  # the frontend need not wait until every thread has ended
     return 0
+
+
+def _open_record(descriptor: int) -> PassRecord | None:
+    if descriptor < 0:
+        return None
+    record = PassRecord(descriptor)
+    os.close(descriptor)
+    return record
 
 
 def _send_fingerprint(engine: Engine, writer: MessageWriter) -> None:

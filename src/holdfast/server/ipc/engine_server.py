@@ -20,6 +20,7 @@ from holdfast.engine.engine_thread import EngineThread
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import HoldfastError
 from holdfast.server.ipc import messages as m
+from holdfast.server.ipc.pass_record import PassRecord
 from holdfast.server.ipc.preparation import Preparation
 
 _log = logging.getLogger("holdfast.engine")
@@ -28,7 +29,10 @@ _log = logging.getLogger("holdfast.engine")
 class EngineServer:
     """Serves one engine. All methods but `handle` and `close` run in the engine's thread."""
 
-    def __init__(self, engine: Engine, send: Callable[[m.FromEngine], None]) -> None:
+    def __init__(
+        self, engine: Engine, send: Callable[[m.FromEngine], None], record: PassRecord | None = None
+    ) -> None:
+        """record is memory that the frontend can read if this process dies."""
         self.worker = EngineThread(engine, self._deliver)
         self._engine = engine
         self._send = send
@@ -40,6 +44,11 @@ class EngineServer:
         self._step_ended = 0.0  # the last step, so the next one began then
         self._revocation_sent = False
         self._certificate_state = engine.certificate_state  # as the frontend knows it
+        self._record = record
+        self._pass_began: float | None = None
+        self._longest_step = 0.0
+        if record is not None:
+            engine.before_pass = self._before_pass
 
     def handle(self, message: m.ToEngine) -> None:
         """Handle one message, in the reader's thread."""
@@ -148,6 +157,20 @@ class EngineServer:
             self._revocation_sent = True
             self._send(m.Revoked(self._engine.revocation))
         self._step_ended = time.monotonic()
+        if self._pass_began is not None:
+            self._note_step(self._step_ended - self._pass_began)
+            self._pass_began = None
+
+    def _before_pass(self) -> None:
+        assert self._record is not None
+        self._record.write_running(self._engine.scheduler.running_ids)
+        if self._pass_began is None:
+            self._pass_began = time.monotonic()
+
+    def _note_step(self, seconds: float) -> None:
+        if seconds > self._longest_step and self._record is not None:
+            self._longest_step = seconds
+            self._record.write_longest_step(seconds)
 
     def _send_certificate_state(self) -> None:
         """Of a certificate that is made while the engine serves, if it changed."""

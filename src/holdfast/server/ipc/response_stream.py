@@ -1,35 +1,68 @@
-"""The outputs of one request, on their way from the engine's link to a `Call`."""
+"""The outputs of one request, on their way from the engine process to a `Call`."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from holdfast.core.results import Delta, Result
+from holdfast.server.ipc.messages import Submit
+from holdfast.server.ipc.sent_record import SentRecord
 
 
 class ResponseStream:
     """One request in the engine process, as the frontend holds it.
 
-    The `EngineLink` fills it, a `Call` reads it. It sets the event `updated` whenever something
+    `LiveRequests` fills it, a `Call` reads it. It sets the event `updated` whenever something
     arrives. Cancelling it frees the request's pages within a step; what still arrives for it is
-    dropped.
+    dropped. message and record are what another engine process continues it from.
     """
 
     def __init__(
-        self, request_id: int, updated: asyncio.Event, cancel: Callable[["ResponseStream"], None]
+        self,
+        message: Submit,
+        num_choices: int,
+        updated: asyncio.Event,
+        cancel: Callable[["ResponseStream"], None],
+        *,
+        deterministic: bool,
     ) -> None:
-        self.request_id = request_id
+        self.request_id = message.request_id
+        self.deterministic = deterministic
         self.seed: int | None = None  # known once the engine accepted the request
         self.queue_seconds: float | None = None  # known once the request left the queue
         self.deltas: deque[Delta] = deque()
         self.result: Result | None = None  # without its prompt and its choices
         self.error: Exception | None = None
+        self.num_resumes = 0
+        self.paused_at: float | None = None  # when its engine process died, until its next output
+        self.ids = range(message.request_id, message.request_id + num_choices)
+        self.fingerprint: str | None = None  # of the engine that began it, once it is known
+        # Set by `LiveRequests`, about the current engine process.
+        self.is_submitted = False
+        self.is_accepted = False
+        self.is_suspect = False  # its last engine process died while it ran
+        self.num_lone_deaths = 0  # while it ran alone, without an output of it in between
+        self.last_failure: Result | None = None  # its pass raised
+        self._message = message
         self._updated = updated
         self._cancel = cancel
+        self._record = SentRecord(
+            num_choices, keeps_logprobs=message.want_receipt and not deterministic, begun=message.sent
+        )
 
     @property
     def is_over(self) -> bool:
         return self.result is not None or self.error is not None
+
+    @property
+    def message(self) -> Submit:
+        """What is sent to an engine process: the request, and what the client has of its answer."""
+        if self.num_resumes == 0 or self.seed is None:
+            return self._message
+        return msgspec.structs.replace(self._message, sent=self._record.answer(self.seed))
 
     def cancel(self, error: Exception) -> None:
         """End the request unless it is over; the reader gets this error."""
@@ -37,16 +70,25 @@ class ResponseStream:
             self._cancel(self)
             self.fail(error)
 
-    # Called by the link
+    # Called by `LiveRequests`
 
     def accept(self, seed: int) -> None:
+        self.is_accepted = True
         self.seed = seed
         self._updated.set()
 
     def start(self, queue_seconds: float) -> None:
-        self.queue_seconds = queue_seconds
+        if self.queue_seconds is None:
+            self.queue_seconds = queue_seconds
+
+    def pause(self) -> None:
+        """The engine process died. Another one continues."""
+        if self.paused_at is None:
+            self.paused_at = time.monotonic()
+        self._updated.set()
 
     def add(self, delta: Delta) -> None:
+        self._record.add(delta)
         self.deltas.append(delta)
         self._updated.set()
 

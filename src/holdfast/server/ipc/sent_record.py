@@ -20,9 +20,14 @@ class SentRecord:
 
     __slots__ = ("_choices", "_keeps_logprobs")
 
-    def __init__(self, num_choices: int, *, keeps_logprobs: bool = False) -> None:
+    def __init__(
+        self, num_choices: int, *, keeps_logprobs: bool = False, begun: SentAnswer | None = None
+    ) -> None:
+        """begun: what the client had before the request was sent."""
         self._choices = [_ChoiceRecord() for _ in range(num_choices)]
         self._keeps_logprobs = keeps_logprobs
+        for choice, sent in zip(self._choices, () if begun is None else begun.choices, strict=False):
+            choice.restore(sent)
 
     def add(self, delta: Delta) -> None:
         """A delta arrived. From now on the client counts as having it."""
@@ -62,6 +67,12 @@ class _ChoiceRecord:
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
+
+    def restore(self, sent: SentChoice) -> None:
+        self.token_ids.extend(sent.token_ids)
+        self.values.extend(one.logprob for one in sent.logprobs)
+        self.num_chars = sent.num_chars
+        self.thoughts += sent.thoughts
 
     def as_sent(self) -> SentChoice:
         ids = tuple(self.token_ids)

@@ -8,7 +8,7 @@ last one ended.
 import time
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Info, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
@@ -19,6 +19,7 @@ from holdfast.server.telemetry.stream_metrics import StreamMetrics
 from holdfast.server.telemetry.tenant_metrics import TenantMetrics
 from holdfast.server.tenants.tenant import Tenant
 
+_PAUSE_BUCKETS = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 _OPENMETRICS = "application/openmetrics-text"
 
 # The engine's counters: field of `EngineCounters`, metric name, help.
@@ -72,6 +73,30 @@ class Metrics:
         }
         self._seen = dict.fromkeys(self._counters, 0)
         self._restarts = Counter("holdfast_engine_restarts", "Engine processes that died.", registry=registry)
+        self._hangs = Counter(
+            "holdfast_engine_hangs", "Engine processes that were killed because they hung.", registry=registry
+        )
+        self._load_seconds = gauge(
+            "engine_load_seconds", "Seconds the last start of the engine process took."
+        )
+        resumed = Counter(
+            "holdfast_requests_resumed",
+            "Requests submitted again after their engine process died or their pass failed.",
+            ["deterministic"],
+            registry=registry,
+        )
+        self._resumed = {yes: resumed.labels(str(yes).lower()) for yes in (False, True)}
+        self._crashed = Counter(
+            "holdfast_requests_crashed",
+            "Requests given up because the engine failed whenever they ran alone.",
+            registry=registry,
+        )
+        self._pauses = Histogram(
+            "holdfast_resume_pause_seconds",
+            "From the death of a request's engine process to its next output.",
+            buckets=_PAUSE_BUCKETS,
+            registry=registry,
+        )
         self._info = Info("holdfast", "The served model and its settings.", registry=registry)
         self.streams = StreamMetrics(registry)
         self.tenants = TenantMetrics()
@@ -110,6 +135,24 @@ class Metrics:
         self._seen = dict.fromkeys(self._counters, 0)
         for gauge in (self._running, self._waiting, self._usage, self._pages_used, self._pages_cached):
             gauge.set(0)
+
+    def engine_hung(self) -> None:
+        self._hangs.inc()
+
+    def engine_loaded(self, seconds: float) -> None:
+        self._load_seconds.set(seconds)
+
+    def request_resumed(self, deterministic: bool) -> None:
+        """A request was submitted again."""
+        self._resumed[deterministic].inc()
+
+    def request_crashed(self) -> None:
+        """A request was given up."""
+        self._crashed.inc()
+
+    def pause_ended(self, seconds: float) -> None:
+        """A request continued, so long after its engine process died."""
+        self._pauses.observe(seconds)
 
     def render(self, accept: str = "", reader: Tenant | None = None) -> tuple[bytes, str]:
         """All metrics as text, with the content type. OpenMetrics if the Accept header names it.

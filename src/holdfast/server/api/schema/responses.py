@@ -289,8 +289,14 @@ class CertificateStateInfo(ResponseModel):
 
 
 class HealthResponse(ResponseModel):
-    status: Literal["ok", "draining", "starting", "stuck"]
+    status: Literal["ok", "draining", "starting", "restarting", "stuck"]
     certificate: CertificateStateInfo | None = Field(None, description="Where the certificate stands, if ok.")
+    reason: str | None = Field(None, description="Why the engine process is restarted.")
+    seconds: float | None = Field(None, description="How long the restart has taken so far.")
+    restarts: int | None = Field(None, description="Engine processes that died so far, if any.")
+    waiting_requests: int | None = Field(
+        None, description="Requests that continue once the engine process has them again, if any."
+    )
 
 
 class VersionResponse(ResponseModel):

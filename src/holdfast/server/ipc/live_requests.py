@@ -1,0 +1,354 @@
+"""The requests that are not answered yet. They outlive the engine process that computes them.
+
+When a process dies, hangs or a pass in it raises, its requests are submitted again, with what their
+clients have been sent: the next process confirms that of deterministic requests bit for bit and goes on.
+
+A request may itself be the reason for a death. Those that ran in the last pass are suspects, as are
+those that were being prepared:
+
+    1. A suspect is on trial: it is submitted, and nothing else until it has an output. Then the next
+       suspect is, while those before it go on. At last all others are submitted.
+    2. If the process dies again while a suspect is on trial, this suspect is tried first after the
+       restart: it runs alone.
+    3. A request that ran alone at MAX_LONE_DEATHS deaths in a row, without an output of it in between,
+       ends with `EngineCrashed`.
+
+A pass that raises makes its requests suspects without a restart. If one of them raises again on
+trial, the process is restarted: a device may be broken.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.pooling import Pooling
+from holdfast.core.results import RequestOutput, Result
+from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults, SamplingParams, params_to_json
+from holdfast.core.sent_answer import SentAnswer
+from holdfast.errors import EngineCrashed, EngineStopped, GuaranteeLost, HoldfastError, PassFailed
+from holdfast.server.ipc import messages as m
+from holdfast.server.ipc.response_stream import ResponseStream
+
+if TYPE_CHECKING:
+    from holdfast.server.ipc.engine_link import EngineLink
+
+_log = logging.getLogger("holdfast.server")
+
+# An operator or the kernel may kill a process by chance while a request is on trial.
+MAX_LONE_DEATHS = 3
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class ResumeCallbacks:
+    """Called with what happens to requests whose engine process died."""
+
+    on_resume: Callable[[bool], None] = _ignore  # (deterministic): it is submitted again
+    on_continue: Callable[[float], None] = _ignore  # (seconds since the death): its next output
+    on_crash: Callable[[], None] = _ignore  # it ends with `EngineCrashed`, or its failed pass
+
+
+NO_CALLBACKS = ResumeCallbacks()
+
+
+class LiveRequests:
+    """All requests of one server, in order of arrival.
+
+    Without resumes they fail with the process that computes them.
+    """
+
+    def __init__(
+        self,
+        *,
+        resumes: bool = True,
+        defaults: RequestDefaults = NO_DEFAULTS,
+        callbacks: ResumeCallbacks = NO_CALLBACKS,
+    ) -> None:
+        self.resumes = resumes
+        self.ready: m.Ready | None = None  # of the last process that was ready
+        self.has_progressed = False  # an output arrived, or a request was given up, since the last death
+        self._defaults = defaults
+        self._callbacks = callbacks
+        self._next_id = 1
+        self._live: dict[int, ResponseStream] = {}
+        self._waiting: dict[int, ResponseStream] = {}  # not submitted to the current process
+        self._trial: ResponseStream | None = None
+        self._blamed: ResponseStream | None = None  # the suspect that is tried first
+        self._link: EngineLink | None = None
+        self._attached = asyncio.Event()  # there is a link, or none will come any more
+        self._fingerprint: m.FingerprintReady | None = None  # the last one
+        self._error: HoldfastError | None = None
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    @property
+    def num_waiting(self) -> int:
+        """Those that the current engine process does not have yet."""
+        return len(self._waiting)
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether a request is tried alone, because it may have killed the engine process."""
+        return self._trial is not None
+
+    def submit(
+        self,
+        updated: asyncio.Event,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        completion_ids: Sequence[int] | None = None,
+        echo_text: str | None = None,
+        want_receipt: bool = False,
+        cache_salt: str = "",
+        shared_len: int = 0,
+        pooling: Pooling | None = None,
+        tenant: str = "",
+        max_running: int | None = None,
+        sent: SentAnswer | None = None,
+    ) -> ResponseStream:
+        """Send a request; one that arrives while the process is restarted waits.
+
+        Its stream says whether it was accepted; `updated` is set whenever something arrives.
+        """
+        self._require_open()
+        message = m.Submit(
+            self._next_id,
+            tuple(prompt_ids),
+            params_to_json(params),
+            None if completion_ids is None else tuple(completion_ids),
+            echo_text,
+            want_receipt,
+            cache_salt,
+            shared_len,
+            pooling,
+            tenant,
+            max_running,
+            sent,
+        )
+        deterministic = self._defaults.is_deterministic(params.deterministic)
+        stream = ResponseStream(message, params.n, updated, self._cancel, deterministic=deterministic)
+        if self._link is not None and not self._waiting and self._trial is None:
+            self._link.submit(message)  # raises for what cannot be encoded; then there is no stream
+            stream.is_submitted = True
+        else:
+            m.encode([message])  # raises now, too
+            self._waiting[stream.request_id] = stream
+        self._next_id += params.n
+        self._live[stream.request_id] = stream
+        return stream
+
+    async def wait_for_fingerprint(self) -> m.FingerprintReady:
+        """The fingerprint of the engine, or of the last one while it is restarted."""
+        while True:
+            link = self._link
+            if link is None and self._fingerprint is not None:
+                return self._fingerprint
+            self._require_open()
+            if link is None:
+                await self._attached.wait()
+                continue
+            try:
+                return await link.wait_for_fingerprint()
+            except EngineStopped:
+                if not self.resumes:
+                    raise
+
+    def close(self, error: HoldfastError) -> None:
+        """No engine process will come any more: every request fails with this error."""
+        self._error = error
+        self._attached.set()
+        self._fail_all(error)
+
+    def _require_open(self) -> None:
+        if self._error is not None:
+            raise EngineStopped(str(self._error))
+        if self._link is None and (not self.resumes or self.ready is None):
+            raise EngineStopped("the engine is not running")
+
+    def _fail_all(self, error: HoldfastError) -> None:
+        streams = list(self._live.values())
+        self._live, self._waiting, self._trial = {}, {}, None
+        for stream in streams:
+            stream.fail(error)
+
+    def _cancel(self, stream: ResponseStream) -> None:
+        if self._live.pop(stream.request_id, None) is None:
+            return
+        self._waiting.pop(stream.request_id, None)
+        if stream.is_submitted and self._link is not None:
+            self._link.abort(stream.request_id)
+        self._end_trial(stream)
+
+    # Called by the link
+
+    def attach(self, link: "EngineLink") -> None:
+        """An engine process is ready."""
+        if self._error is not None:
+            return
+        self._link, self.ready = link, link.ready
+        self._attached.set()
+        self._submit_waiting()
+
+    def set_fingerprint(self, fingerprint: m.FingerprintReady) -> None:
+        """The current process sent its fingerprint."""
+        self._fingerprint = fingerprint
+        for stream in self._live.values():
+            if stream.is_submitted and stream.fingerprint is None:
+                stream.fingerprint = fingerprint.digest
+        self._submit_waiting()
+
+    def accept(self, request_id: int, seed: int) -> None:
+        stream = self._live.get(request_id)
+        if stream is not None:
+            stream.accept(seed)
+            if stream.fingerprint is None and self._link is not None and self._link.fingerprint is not None:
+                stream.fingerprint = self._link.fingerprint.digest
+
+    def start(self, request_id: int, queue_seconds: float) -> None:
+        stream = self._live.get(request_id)
+        if stream is not None:
+            stream.start(queue_seconds)
+
+    def refuse(self, request_id: int, error: HoldfastError) -> None:
+        stream = self._live.pop(request_id, None)
+        if stream is not None:
+            stream.fail(error)
+            self._end_trial(stream)
+
+    def deliver(self, output: RequestOutput) -> None:
+        """What one step gave one request."""
+        stream = self._live.get(output.request_id)
+        if stream is None:  # cancelled
+            return
+        delta, result = output.delta, output.result
+        # A choice that ended in an error may be tried again: its error is in the result.
+        if not delta.is_empty and delta.finish_reason != "error":
+            stream.add(delta)
+        elif result is None:
+            return
+        if result is not None and result.error_code == PassFailed.code and self.resumes:
+            self._on_pass_failed(stream, result)
+            return
+        self.has_progressed = True
+        if stream.paused_at is not None:
+            self._callbacks.on_continue(time.monotonic() - stream.paused_at)
+            stream.paused_at = None
+        if stream.is_suspect:
+            stream.is_suspect, stream.num_lone_deaths, stream.last_failure = False, 0, None
+        if result is not None:
+            del self._live[output.request_id]
+            stream.finish(result)
+        if self._trial is stream:
+            self._end_trial(stream)
+
+    def detach(self, link: "EngineLink") -> None:
+        """The process died; nothing arrives from it any more."""
+        if self._link is not link:
+            return
+        self._link = None
+        self._attached.clear()
+        if not self.resumes:
+            self._fail_all(EngineStopped("the engine stopped"))
+            return
+        submitted = [stream for stream in self._live.values() if stream.is_submitted]
+        running = link.running_ids
+        suspects = [
+            stream for stream in submitted if not stream.is_accepted or not running.isdisjoint(stream.ids)
+        ]
+        trial, self._trial = self._trial, None
+        for stream in suspects:
+            stream.is_suspect = True
+        for stream in submitted:
+            self._withdraw(stream)
+        if trial in suspects:
+            self._blame(trial, is_alone=len(suspects) == 1)
+        self._waiting = dict(sorted(self._waiting.items()))
+
+    # Suspects
+
+    def _withdraw(self, stream: ResponseStream) -> None:
+        """The current process does not compute it any more."""
+        stream.is_submitted = stream.is_accepted = False
+        stream.num_resumes += 1
+        stream.pause()
+        self._waiting[stream.request_id] = stream
+
+    def _on_pass_failed(self, stream: ResponseStream, failure: Result) -> None:
+        """A pass of this request raised. It is tried again, unless it fails alone again and again."""
+        stream.last_failure, stream.is_suspect = failure, True
+        self._withdraw(stream)
+        self._waiting = dict(sorted(self._waiting.items()))
+        if self._trial is stream:
+            self._trial = None
+            is_alone = not any(other.is_submitted for other in self._live.values())
+            self._blame(stream, is_alone=is_alone)
+            if not is_alone and self._link is not None:
+                self._link.kill()  # the request is to blame, or the device is broken
+        self._submit_waiting()
+
+    def _blame(self, stream: ResponseStream, *, is_alone: bool) -> None:
+        """The process died while this request was on trial."""
+        stream.num_lone_deaths += is_alone
+        self._blamed = stream
+        if stream.num_lone_deaths < MAX_LONE_DEATHS:
+            return
+        _log.error("request %d is given up: the engine fails whenever it runs", stream.request_id)
+        del self._live[stream.request_id]
+        del self._waiting[stream.request_id]
+        self.has_progressed = True
+        self._callbacks.on_crash()
+        if stream.last_failure is not None:
+            stream.finish(stream.last_failure)
+        else:
+            stream.fail(
+                EngineCrashed(
+                    "the engine died whenever it computed this request, also alone; the request was not "
+                    "tried again"
+                )
+            )
+
+    def _end_trial(self, stream: ResponseStream) -> None:
+        if self._trial is stream:
+            self._trial = None
+            self._submit_waiting()
+
+    def _submit_waiting(self) -> None:
+        """Submit the next suspect, or all others if there is none."""
+        link = self._link
+        while link is not None and not link.is_killed and self._waiting and self._trial is None:
+            if link.fingerprint is None and any(
+                stream.deterministic and stream.fingerprint is not None for stream in self._waiting.values()
+            ):
+                return  # it says whether they can be continued
+            suspects = [stream for stream in self._waiting.values() if stream.is_suspect]
+            if not suspects:
+                for stream in tuple(self._waiting.values()):
+                    self._submit(link, stream)
+                return
+            self._trial = self._blamed if self._blamed in suspects else suspects[0]
+            self._blamed = None
+            self._submit(link, self._trial)
+
+    def _submit(self, link: "EngineLink", stream: ResponseStream) -> None:
+        """Submit a request that waits, unless its guarantee is lost."""
+        del self._waiting[stream.request_id]
+        known, new = stream.fingerprint, link.fingerprint
+        if stream.deterministic and known is not None and new is not None and known != new.digest:
+            del self._live[stream.request_id]
+            stream.fail(GuaranteeLost("the engine was restarted with another fingerprint"))
+            if self._trial is stream:
+                self._trial = None
+            return
+        if stream.num_resumes:
+            self._callbacks.on_resume(stream.deterministic)
+        stream.is_submitted = True
+        link.submit(stream.message)
