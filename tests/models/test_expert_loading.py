@@ -13,8 +13,9 @@ from holdfast.errors import BadWeights, UnsupportedModel
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import parse_config
 from holdfast.models.decoder import load_decoder
+from holdfast.models.rope import YarnRope
 from holdfast.numerics.backends.torch.backend import TorchBackend
-from support.tiny import random_model, tiny_model
+from support.tiny import random_model, tiny_model, tiny_mxfp4
 
 Tensors = dict[str, torch.Tensor]
 
@@ -33,7 +34,7 @@ def test_experts_in_one_tensor_are_the_same_experts(family: str, tmp_path: Path)
         assert bytes(fused.raw(name).data) == bytes(plain.raw(name).data)
 
 
-def _edit(folder: Path, change: Callable[[Tensors], None]) -> Path:
+def _edit(folder: Path, change: Callable[[Tensors], object]) -> Path:
     file = folder / "model.safetensors"
     tensors = {name: value.clone() for name, value in load_file(file).items()}
     change(tensors)
@@ -85,3 +86,102 @@ def test_bad_fields_are_refused(changes: dict[str, Any], key: str) -> None:
     fields = random_model("qwen3_moe").config.to_dict() | {"model_type": "qwen3_moe"}
     with pytest.raises(UnsupportedModel, match=key):
         parse_config(fields | changes)
+
+
+PREFIX = "model.layers.1.mlp.experts."
+
+
+def _pop(name: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+def _set(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name] = value(tensors[name]).contiguous()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_pop(f"{PREFIX}down_proj_blocks"), rf"missing: {PREFIX}down_proj_blocks$"),
+        (_pop(f"{PREFIX}gate_up_proj_scales"), rf"missing: {PREFIX}gate_up_proj_scales$"),
+        (_pop(f"{PREFIX}gate_up_proj_bias"), rf"missing: {PREFIX}gate_up_proj_bias$"),
+        (_pop("model.layers.0.self_attn.sinks"), r"missing: model.layers.0.self_attn.sinks$"),
+        (_pop("model.layers.2.mlp.router.bias"), r"missing: model.layers.2.mlp.router.bias$"),
+        (
+            _set(f"{PREFIX}down_proj_blocks", lambda one: one[:, :, :-1]),
+            rf"{PREFIX}down_proj_blocks \[6, 64, 4, 16\] instead of \[6, 64, 5, 16\]",
+        ),
+        (
+            _set(f"{PREFIX}gate_up_proj_blocks", lambda one: one[:5]),
+            rf"{PREFIX}gate_up_proj_blocks \[5, 320, 2, 16\] instead of \[6, 320, 2, 16\]",
+        ),
+        (
+            _set(f"{PREFIX}gate_up_proj_scales", lambda one: one.float()),
+            rf"{PREFIX}gate_up_proj_scales is stored as F32; Holdfast reads it in U8",
+        ),
+    ],
+    ids=["blocks", "scales", "bias", "sinks", "router", "truncated", "fewer", "dtype"],
+)
+def test_mxfp4_experts_that_are_not_whole_are_refused(
+    change: Callable[[Tensors], object], said: str, tmp_path: Path
+) -> None:
+    folder = _edit(tiny_mxfp4(tmp_path), change)
+    with pytest.raises((BadWeights, UnsupportedModel), match=said):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["mlp.router.weight", "mlp.router.bias", "self_attn.sinks"])
+def test_numbers_that_are_not_finite_are_refused(name: str, tmp_path: Path) -> None:
+    name = f"model.layers.1.{name}"
+    folder = _edit(tiny_model(tmp_path, "gpt_oss"), lambda tensors: tensors[name][2].fill_(float("inf")))
+    with pytest.raises(BadWeights, match=f"{name} contains NaN or infinite numbers"):
+        load_decoder(open_checkpoint(folder), TorchBackend(torch.float32), torch.float32, 64)
+
+
+def test_mxfp4_needs_whole_blocks(tmp_path: Path) -> None:
+    folder = _configure(tiny_mxfp4(tmp_path), intermediate_size=150)
+    with pytest.raises(UnsupportedModel, match="blocks of 32 numbers, which its 150 inputs"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"swiglu_limit": 0}, "swiglu_limit = 0"),
+        ({"swiglu_alpha": float("nan")}, "swiglu_alpha = nan"),
+        ({"num_local_experts": 2, "num_experts": 2}, "num_experts_per_tok = 3"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"sliding_window": None}, "layer_types"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\).*mxfp4"),
+        ({"quantization_config": "mxfp4"}, "quantised"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "mxfp4"}}, r"quantised \(mxfp4\)"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 8.0, "truncate": "no"}}, "truncate"),
+    ],
+    ids=["limit", "alpha", "experts", "layers", "window", "gptq", "text", "llama", "rope"],
+)
+def test_bad_fields_of_gpt_oss_are_refused(changes: dict[str, Any], said: str) -> None:
+    fields = random_model("gpt_oss").config.to_dict() | {"model_type": "gpt_oss"}
+    with pytest.raises(UnsupportedModel, match=said):
+        parse_config(fields | changes)
+
+
+def test_sinks_on_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.engine.builder import _refuse_sinks_on_gpu
+    from holdfast.engine.config import EngineConfig
+    from holdfast.errors import ConfigError
+
+    monkeypatch.setattr("holdfast.engine.builder.uses_triton", lambda kernels, device: True)
+    config = parse_config(random_model("gpt_oss").config.to_dict())
+    with pytest.raises(ConfigError, match=r"attention sinks \(gpt_oss\).*device cpu"):
+        _refuse_sinks_on_gpu(EngineConfig(), config, torch.device("cpu"))
+
+
+def test_published_rope_is_the_default() -> None:
+    """A configuration without rope scaling, as transformers reads it."""
+    fields = random_model("gpt_oss").config.to_dict()
+    config = parse_config({key: value for key, value in fields.items() if not key.startswith("rope")})
+    assert config.rope_scaling == YarnRope(32.0, 4096, truncate=False)
+    assert config.rope_theta == 150000.0

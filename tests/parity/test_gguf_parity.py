@@ -1,15 +1,17 @@
 """Every family and number format from GGUF, against the same file read and dequantised by
 transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from holdfast.engine.llm import LLM
-from parity.compare import assert_parity, open_reference
-from support.tiny import VOCAB_SIZE, tiny_gguf
+from parity.compare import assert_parity, open_reference, raw_logits
+from support.tiny import VOCAB_SIZE, tiny_gguf, tiny_model
 
 # transformers takes heads of 128 for granted in a qwen3 GGUF; K formats need rows of 256.
 QWEN3 = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -50,6 +52,45 @@ def test_tokens_and_logits_match_transformers(case: str, tmp_path: Path) -> None
     assert_parity(path, model, prompts, "c", max_tokens=24)
     if case in LIBRARY_TOO:
         assert_parity(path, model, prompts[:1], "torch", max_tokens=8)
+
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {},
+    "qwen2_moe": {"mlp_only_layers": []},
+    "qwen3_moe": {},
+    "olmoe": {"clip_qkv": 0.5},
+    "gpt_oss": {"swiglu_limit": 7.0, "num_hidden_layers": 2},
+}
+SLOW = [pytest.param(name, marks=pytest.mark.long) for name in MIXTURES if name != "gpt_oss"]
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", *SLOW])
+def test_mixtures_have_the_bits_of_safetensors(family: str, tmp_path: Path) -> None:
+    changes = MIXTURES[family]
+    folder = tiny_model(tmp_path / "folder", family, **changes)
+    # GGUF has fp32 where a configuration has fp64: both get what GGUF has
+    config = folder / "config.json"
+    fields = json.loads(config.read_text())
+    fields["rms_norm_eps"] = float(np.float32(fields["rms_norm_eps"]))
+    config.write_text(json.dumps(fields))
+    file = tiny_gguf(tmp_path / "model.gguf", family, **changes)
+    prompt = torch.randint(0, VOCAB_SIZE, (50,), generator=torch.Generator().manual_seed(8)).tolist()
+    limits: dict[str, Any] = {"dtype": "fp32", "max_pass_tokens": 64, "max_num_seqs": 4, "determinism": "off"}
+    plain, stored = (raw_logits(LLM(str(path), **limits), prompt, 16, True) for path in (folder, file))
+    assert torch.equal(plain, stored)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("family", "quant"),
+    [("qwen2_moe", "F32"), ("qwen2_moe", "Q8_0"), ("qwen3_moe", "F32"), ("qwen3_moe", "Q4_0")],
+)
+def test_mixtures_match_transformers(family: str, quant: str, tmp_path: Path) -> None:
+    changes = {"mlp_only_layers": [], "head_dim": 16} if family == "qwen2_moe" else QWEN3
+    path = tiny_gguf(tmp_path / "model.gguf", family, quant, **changes)
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(0, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (2, 70)]
+    assert_parity(path, open_reference(path), prompts, "c", max_tokens=24)
 
 
 def test_text_uses_the_gguf_tokenizer(tmp_path: Path) -> None:
