@@ -7,8 +7,8 @@ from holdfast.bench.determinism.adversary.models import HOSTILE_SHAPES, OTHER_FA
 from holdfast.bench.determinism.stress import stress_test
 from holdfast.numerics.recipe import KernelBackend
 
-# Soft caps, norms after, and none; experts and a shared one.
-IN_GATE = ("gemma2", "cohere2", "qwen2_moe")
+# Soft caps, norms after, and none; experts and sinks.
+IN_GATE = ("gemma2", "cohere2", "gpt_oss")
 
 
 def _cases() -> list[object]:

@@ -15,6 +15,7 @@ from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.gguf.dequantize import dequantize
+from holdfast.models.gguf.names import _family_fields
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.gguf.types import STORED
 from holdfast.models.rope import FactorsRope, LinearRope, YarnRope, rope_frequencies
@@ -144,6 +145,38 @@ def _rounded(config: DecoderConfig) -> dict[str, Any]:
     parts = dataclasses.asdict(dataclasses.replace(config, bos_token_id=None, torch_dtype=None))
     scaling = parts.pop("rope_scaling")
     return {key: rounded(value) for key, value in (parts | (scaling or {})).items()}
+
+
+@pytest.mark.parametrize(
+    ("arch", "layers", "hidden", "heads", "head_dim", "scalar"),
+    [
+        ("gemma2", 26, 2304, 8, 256, 256),
+        ("gemma2", 42, 3584, 16, 256, 256),
+        ("gemma2", 46, 4608, 32, 128, 144),
+        ("gemma3", 48, 3840, 16, 256, 256),
+        ("gemma3", 62, 5376, 32, 128, 168),
+    ],
+    ids=["gemma-2-2b", "gemma-2-9b", "gemma-2-27b", "gemma-3-12b", "gemma-3-27b"],
+)
+def test_score_scale_of_published_gemma_sizes(
+    arch: str, layers: int, hidden: int, heads: int, head_dim: int, scalar: int
+) -> None:
+    """A file does not say it: `query_pre_attn_scalar` of the published configurations."""
+    own = {"block_count": layers, "embedding_length": hidden}
+    own |= {"attention.head_count": heads, "attention.key_length": head_dim}
+    assert _family_fields(arch, own)["query_pre_attn_scalar"] == scalar
+
+
+@pytest.mark.parametrize(
+    ("pattern", "windows"),
+    [(None, (20, None, 20)), (3, (20, 20, None)), (0, (20,) * 3), ([False, True, True], (None, 20, 20))],
+    ids=["none", "every-third", "all", "listed"],
+)
+def test_windows_of_layers_follow_the_file(pattern: Any, windows: tuple[Any, ...], tmp_path: Path) -> None:
+    key = "gpt-oss.attention.sliding_window_pattern"
+    metadata = {} if pattern is None else {key: pattern}
+    path = write_gguf(tmp_path / "tiny.gguf", random_model("gpt_oss"), metadata=metadata)
+    assert open_checkpoint(path).config.layer_windows == windows
 
 
 def test_factors_of_longrope_must_fit_the_head(tmp_path: Path) -> None:

@@ -140,7 +140,14 @@ OTHER_FAMILIES: dict[FamilyName, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [0]},
     "qwen3_moe": _EXPERTS | {"head_dim": 32, "norm_topk_prob": True},
-    "olmoe": {"num_experts": 7, "num_experts_per_tok": 3},
+    "olmoe": {"num_experts": 7, "num_experts_per_tok": 3, "clip_qkv": 2.0},
+    "gpt_oss": {
+        "head_dim": 32,
+        "sliding_window": 17,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "swiglu_limit": 2.0,
+    },
 }
 HOSTILE_SHAPES: dict[str, dict[str, Any]] = {
     **{
