@@ -168,17 +168,6 @@ def test_bad_fields_of_gpt_oss_are_refused(changes: dict[str, Any], said: str) -
         parse_config(fields | changes)
 
 
-def test_sinks_on_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.engine.builder import _refuse_sinks_on_gpu
-    from holdfast.engine.config import EngineConfig
-    from holdfast.errors import ConfigError
-
-    monkeypatch.setattr("holdfast.engine.builder.uses_triton", lambda kernels, device: True)
-    config = parse_config(random_model("gpt_oss").config.to_dict())
-    with pytest.raises(ConfigError, match=r"attention sinks \(gpt_oss\).*device cpu"):
-        _refuse_sinks_on_gpu(EngineConfig(), config, torch.device("cpu"))
-
-
 def test_published_rope_is_the_default() -> None:
     """A configuration without rope scaling, as transformers reads it."""
     fields = random_model("gpt_oss").config.to_dict()
