@@ -43,7 +43,7 @@ def test_all_forms_multiply_each_row_by_its_experts(num_tokens: int, spread: str
     chosen = ids.flatten().long()
     rows = x.repeat_interleave(TOP_K, 0).double()
     expected = torch.einsum("pk,pnk->pn", rows, weight[chosen].double()) + bias[chosen].double()
-    for tile in grouped_gemm.TILES:
+    for tile in (*grouped_gemm.forms(torch.float16), *grouped_gemm.forms(torch.float32)):
         assignment = routing.assign(ids, NUM_EXPERTS, tile)
         out = grouped_gemm.multiply(
             x, weight, bias, assignment, tile, rows_per_input=TOP_K, dtype=torch.float32
@@ -57,7 +57,7 @@ def test_gate_and_up_are_activated(activation: Activation) -> None:
 
     shape = LayerShape(1, 1, 64, 1e-5, 1.0, activation, swiglu_alpha=1.7, swiglu_limit=0.5)
     x, weight = _exact(24, WIDTH, seed=4), _exact(NUM_EXPERTS, 2 * OUTPUTS, WIDTH, seed=5)
-    for tile in grouped_gemm.TILES:
+    for tile in (*grouped_gemm.forms(torch.float16), *grouped_gemm.forms(torch.float32)):
         assignment = routing.assign(_ids(24, "spread"), NUM_EXPERTS, tile)
         fused = grouped_gemm.multiply(x, weight, None, assignment, tile, rows_per_input=TOP_K, gated=shape)
         plain = grouped_gemm.multiply(x, weight, None, assignment, tile, rows_per_input=TOP_K)
@@ -95,7 +95,9 @@ def test_assign_lists_the_pairs_of_each_expert_in_order() -> None:
     from holdfast.numerics.backends.triton import grouped_gemm, routing
 
     ids = torch.randint(0, NUM_EXPERTS, (700, TOP_K), generator=torch.Generator().manual_seed(7))
-    assignment = routing.assign(ids.to(torch.int32).to(DEVICE), NUM_EXPERTS + 1, grouped_gemm.TILES[-1])
+    assignment = routing.assign(
+        ids.to(torch.int32).to(DEVICE), NUM_EXPERTS + 1, grouped_gemm.forms(torch.float16)[-1]
+    )
     assert assignment.members is not None
     assert assignment.counts is not None
     for expert in range(NUM_EXPERTS + 1):

@@ -73,6 +73,7 @@ from holdfast.worker.model_runner import ModelRunner
 
 _SAMPLED_SIZES = (*range(1, 33), 48, 64, 100, 128, 255, 256, 511, 512)
 _MAX_CPU_HEAD_TOKENS = max_logits_tokens(torch.device("cpu"))
+_DENSE_EXPERTS = 160  # up to so many rows of an expert, every number is tried
 _ODD_SIZES = (17, 31, 33, 63)
 _MANY_PROBES, _FEW_SAMPLED_SIZES = 64, (1, 3, 8, 32, 64, 512)
 _LAYER_SIZES = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512)
@@ -241,10 +242,12 @@ def _check_routed(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> C
         return (yield from check_head(backend, case, sizes))
     if case.linear.expert_form is None:
         return (yield from check_gemm(backend, case, sizes))
-    found = [(yield from check_head(backend, case, sizes))]
+    # Tiles have at most 128 rows: beyond, other numbers of rows only repeat them.
+    counts = tuple(size for size in sizes if size <= _DENSE_EXPERTS or size % 64 == 0 or size == sizes[-1])
+    found = [(yield from check_head(backend, case, counts))]
     for form in range(backend.num_expert_forms):
         linear = replace(case.linear, expert_form=form)
-        found.append((yield from check_fast_head(backend, replace(case, linear=linear), sizes, sizes)))
+        found.append((yield from check_fast_head(backend, replace(case, linear=linear), counts, sizes)))
     return merge_checks(found)
 
 

@@ -7,6 +7,7 @@ their number. With random weights nearly every expert is chosen equally often.
 
 import random
 from copy import copy
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from holdfast.bench.gpu.settings import GpuSettings
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.experts import Experts
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.layer import LayerShape
+from holdfast.numerics.layer import LayerShape, run_layer
 
 # The least tok/s for the Qwen3-30B-A3B shape on an H200, by number of streams.
 _GOALS = {1: 280.0, 32: 2000.0, 256: 9200.0}
@@ -76,6 +77,7 @@ def experts_read(decoder: Decoder, num_tokens: int) -> float:
         return decoder.backend.experts(x, layer, shape, canonical=canonical)
 
     backend.experts = counted  # type: ignore[method-assign]
+    backend.layer = partial(run_layer, backend)  # type: ignore[method-assign]
     config, device = decoder.config, backend.device
     store = [
         backend.new_kv_layer(num_tokens, config.num_kv_heads, config.head_dim)

@@ -48,7 +48,6 @@ class TritonBackend:
     """
 
     page_size = attention.PAGE_SIZE
-    num_expert_forms = len(grouped_gemm.TILES)
 
     def __init__(
         self,
@@ -74,6 +73,10 @@ class TritonBackend:
             version=code_version("kernels/triton"),
             products=" ".join(f"{n}x{k}/{s}" for (n, k), s in sorted(self._split_k.items())),
         )
+
+    @property
+    def num_expert_forms(self) -> int:
+        return len(grouped_gemm.forms(self.dtype))
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         """Keys are stored like values, the dims of a position together; `keys` is a transposed
@@ -266,7 +269,7 @@ class TritonBackend:
         weights, ids = routing.route(
             router, layer.router.bias, num_experts, layer.top_k, normalizes=layer.normalizes
         )
-        tile = grouped_gemm.choose_tile(ids.numel(), num_experts, canonical=canonical)
+        tile = grouped_gemm.choose_tile(ids.numel(), num_experts, self.dtype, canonical=canonical)
         assignment = routing.assign(ids, num_experts, tile)
         inner = grouped_gemm.multiply(
             x, gate_up.data, gate_up.bias, assignment, tile, rows_per_input=layer.top_k, gated=shape

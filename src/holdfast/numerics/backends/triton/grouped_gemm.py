@@ -63,15 +63,20 @@ _FEW_ROWS = (
     (24, Tile(32, 128, 64, 4, 4, swapped=True)),
     (64, Tile(64, 128, 64, 4, 4, swapped=True)),
 )
-TILES = (*(tile for _, tile in _FEW_ROWS), _MANY_ROWS)
+_FP32 = Tile(64, 64, 32, 2, 4, swapped=False)  # without tensor cores, and in little shared memory
 _LISTED = 32  # tiles that one program of `list_tiles` finds
 MAX_SINGLE_PAIRS = 32  # up to so many pairs, a tile is one pair
 
 
-def choose_tile(num_pairs: int, num_experts: int, *, canonical: bool) -> Tile:
+def forms(dtype: torch.dtype) -> tuple[Tile, ...]:
+    """All forms, the canonical one last."""
+    return (_FP32,) if dtype is torch.float32 else (*(tile for _, tile in _FEW_ROWS), _MANY_ROWS)
+
+
+def choose_tile(num_pairs: int, num_experts: int, dtype: torch.dtype, *, canonical: bool) -> Tile:
     """By the mean number of rows of an expert."""
-    if canonical:
-        return _MANY_ROWS
+    if canonical or dtype is torch.float32:
+        return forms(dtype)[-1]
     return next((tile for rows, tile in _FEW_ROWS if num_pairs <= rows * num_experts), _MANY_ROWS)
 
 
@@ -157,9 +162,8 @@ def multiply_one(x: Tensor, w: Linear, *, canonical: bool, dtype: torch.dtype) -
     ids = torch.zeros((len(x), 1), dtype=torch.int32, device=x.device)
     members = torch.arange(len(x), dtype=torch.int32, device=x.device)[None]
     counts = torch.full((1,), len(x), dtype=torch.int32, device=x.device)
-    form = len(TILES) - 1 if canonical or w.expert_form is None else w.expert_form
+    tile = forms(x.dtype)[-1 if canonical or w.expert_form is None else w.expert_form]
     bias = None if w.bias is None else w.bias[None]
-    tile = TILES[form]
     tiles = None if tile.swapped else list_tiles(counts, len(x), tile.rows)
     assignment = Assignment(ids, members, counts, tiles)
     return multiply(x, w.data[None], bias, assignment, tile, dtype=dtype)
