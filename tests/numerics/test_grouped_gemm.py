@@ -91,10 +91,11 @@ def test_ties_go_to_the_lowest_expert_and_no_number_is_chosen_last() -> None:
     assert weights[[0, 1, 3]].tolist() == [[0.5, 0.5]] * 3
 
 
-def test_assign_lists_the_pairs_of_each_expert_in_order() -> None:
+@pytest.mark.parametrize("num_tokens", [20, 700, 9000])
+def test_assign_lists_the_pairs_of_each_expert_in_order(num_tokens: int) -> None:
     from holdfast.numerics.backends.triton import grouped_gemm, routing
 
-    ids = torch.randint(0, NUM_EXPERTS, (700, TOP_K), generator=torch.Generator().manual_seed(7))
+    ids = torch.randint(0, NUM_EXPERTS, (num_tokens, TOP_K), generator=torch.Generator().manual_seed(7))
     assignment = routing.assign(
         ids.to(torch.int32).to(DEVICE), NUM_EXPERTS + 1, grouped_gemm.forms(torch.float16)[-1]
     )

@@ -32,7 +32,7 @@ HEAD, PRODUCTS, OTHER = "head", "products", "other"
 # The first match counts. Names are those of the GEMM library, torch and numerics/backends/triton.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("copies", re.compile(r"memcpy|memset", re.I)),
-    ("experts", re.compile(r"grouped_gemm|^_(route|assign|combine|row_dot)$")),
+    ("experts", re.compile(r"grouped_gemm|^_(route|assign|count_segments|list_tiles|combine|row_dot)$")),
     (
         PRODUCTS,
         re.compile(

@@ -20,7 +20,7 @@ from holdfast.numerics.backends.triton.logits import INFINITY, argmax_of
 from holdfast.numerics.backends.triton.norm import row_layout, row_sum
 from holdfast.numerics.backends.triton.partial_sums import as_partial_sums, load_sum
 
-_CHUNK, _LONG_CHUNK = 2048, 8192  # pairs that one program of `assign` looks at together
+_CHUNK, _SEGMENT = 2048, 8192  # pairs that a program of `assign` looks at together, and in all
 _COMBINE_BLOCK = 1024
 _LOWEST = tl.constexpr(-8.5e37)  # of a logit that is no number
 
@@ -48,17 +48,28 @@ def route(
 
 
 def assign(ids: Tensor, num_experts: int, tile: Tile) -> Assignment:
-    """ids int32 [tokens, top_k]; tile: the form of the GEMMs. One program per expert reads all pairs."""
+    """ids int32 [tokens, top_k]; tile: the form of the GEMMs.
+
+    A program looks for the pairs of one expert in a segment of all pairs. With several segments, a
+    first kernel counts each expert's pairs in them.
+    """
     num_tokens, num_pairs = ids.shape[0], ids.numel()
     if num_pairs <= MAX_SINGLE_PAIRS:
         return Assignment(ids, None, None)
     members = torch.empty((num_experts, num_tokens), dtype=torch.int32, device=ids.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=ids.device)
-    is_long = num_pairs > 2 * _LONG_CHUNK
-    chunk = _LONG_CHUNK if is_long else min(_CHUNK, int(triton.next_power_of_2(num_pairs)))
-    _assign[(num_experts,)](
-        *(members, counts, ids, num_pairs, num_tokens),
-        CHUNK=chunk, num_warps=16 if is_long else 4, **pdl_launch,
+    chunk = min(_CHUNK, int(triton.next_power_of_2(num_pairs)))
+    num_segments = triton.cdiv(num_pairs, _SEGMENT)
+    before = counts
+    if num_segments > 1:
+        before = torch.empty((num_segments, num_experts), dtype=torch.int32, device=ids.device)
+        _count_segments[(num_segments,)](
+            *(before, ids, num_pairs, num_experts),
+            EXPERTS=int(triton.next_power_of_2(num_experts)), SEGMENT=_SEGMENT, num_warps=8, **pdl_launch,
+        )  # fmt: skip
+    _assign[(num_experts, num_segments)](
+        *(members, counts, ids, before, num_pairs, num_tokens),
+        CHUNK=chunk, SEGMENT=_SEGMENT, SEGMENTED=num_segments > 1, num_warps=4, **pdl_launch,
     )  # fmt: skip
     tiles = None if tile.swapped else list_tiles(counts, num_pairs, tile.rows)
     return Assignment(ids, members, counts, tiles)
@@ -141,18 +152,40 @@ def _route(
     tl.store(ids + at, chosen_ids, mask=slot < TOP_K)
 
 
-@triton.jit(do_not_specialize=["num_pairs", "capacity"])
-def _assign(members, counts, ids, num_pairs, capacity, CHUNK: tl.constexpr, PDL: tl.constexpr):
+@triton.jit(do_not_specialize=["num_pairs"])
+def _count_segments(
+    before, ids, num_pairs, num_experts, EXPERTS: tl.constexpr, SEGMENT: tl.constexpr, PDL: tl.constexpr
+):
+    """Row of a segment: the pairs of each expert in it."""
     pdl_begin(PDL)
-    expert = tl.program_id(0)
+    pair = tl.program_id(0) * SEGMENT + tl.arange(0, SEGMENT)
+    mask = pair < num_pairs
+    found = tl.histogram(tl.load(ids + pair, mask=mask, other=0), EXPERTS, mask=mask)
+    expert = tl.arange(0, EXPERTS)
+    tl.store(before + tl.program_id(0) * num_experts + expert, found, mask=expert < num_experts)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "capacity"])
+def _assign(
+    members, counts, ids, before, num_pairs, capacity,
+    CHUNK: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    pdl_begin(PDL)
+    expert, segment = tl.program_id(0), tl.program_id(1)
     base = members + expert.to(tl.int64) * capacity
-    count = 0
-    for start in range(0, num_pairs, CHUNK):
+    count, begin, end = 0, 0, num_pairs
+    if SEGMENTED:
+        begin = segment * SEGMENT
+        end = tl.minimum(begin + SEGMENT, num_pairs)
+        for other in range(segment):
+            count += tl.load(before + other * tl.num_programs(0) + expert)
+    for start in range(begin, end, CHUNK):
         pair = start + tl.arange(0, CHUNK)
-        is_mine = (tl.load(ids + pair, mask=pair < num_pairs, other=-1) == expert).to(tl.int32)
+        is_mine = (tl.load(ids + pair, mask=pair < end, other=-1) == expert).to(tl.int32)
         tl.store(base + count + tl.cumsum(is_mine, 0) - 1, pair, mask=is_mine == 1)
         count += tl.sum(is_mine, 0)
-    tl.store(counts + expert, count)
+    if segment == tl.num_programs(1) - 1:
+        tl.store(counts + expert, count)
 
 
 @triton.jit
