@@ -29,6 +29,17 @@ QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+GPT4O = "|".join(  # o200k_base
+    [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 PRE_TOKENIZERS = {
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -37,6 +48,9 @@ PRE_TOKENIZERS = {
     ),
     "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), BYTE_LEVEL]),
     "qwen2": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2), "isolated"), BYTE_LEVEL]),
+    "olmo": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "dbrx": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), BYTE_LEVEL]),
+    "gpt-4o": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(GPT4O), "isolated"), BYTE_LEVEL]),
 }
 TEXTS = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(" ".join(CORPUS).split(" "))).map(" ".join))
 
@@ -160,6 +174,17 @@ def test_special_tokens_are_added_only_on_request() -> None:
     assert both.encode("a")[0] == 1
     assert both.encode("a")[-1] == 0
     assert both.encode("a")[1:-1] == both.encode("a", add_special_tokens=False)
+
+
+def test_end_of_a_message_does_not_end_an_answer_of_gpt_oss() -> None:
+    metadata = as_gguf(train_byte_level("gpt-4o"), model="gpt2", pre="gpt-4o")
+    assert open_gguf(metadata).eos_token_ids == {0}  # <|end|>
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, list) and isinstance(types, list)
+    harmony = {"tokens": [*tokens, "<|return|>", "<|call|>"], "token_type": [*types, 3, 3]}
+    harmony["eos_token_id"] = len(tokens)
+    found = open_gguf(metadata | {f"tokenizer.ggml.{key}": value for key, value in harmony.items()})
+    assert found.eos_token_ids == {len(tokens), len(tokens) + 1}
 
 
 def test_llama_bpe_adds_bos_by_default() -> None:

@@ -28,6 +28,11 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _GPT2, _DIGITS = (
     "gpt-2",
     "digits, then gpt-2",
@@ -36,6 +41,7 @@ _PRE_TOKENIZERS = {
     "gpt-2": _GPT2,
     "default": _GPT2,
     "phi-2": _GPT2,
+    "olmo": _GPT2,  # OLMoE
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
     "refact": _DIGITS,
@@ -45,10 +51,15 @@ _PRE_TOKENIZERS = {
     "llama-v3": _LLAMA3,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "dbrx": _LLAMA3,  # OLMo 2, Phi-4
+    "gpt-4o": _GPT4O,  # gpt-oss, Phi-4-mini
     "tekken": _TEKKEN,
 }
+# A word that is a token is not merged from its parts, and texts begin with BOS.
+_WITH_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_OF_TURN_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+_HARMONY_ENDS = ("<|return|>", "<|call|>")  # in gpt-oss <|end|> ends a message of a longer answer
 _NAMED_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -131,11 +142,14 @@ class _GgmlFields:
     def eos_ids(self) -> frozenset[int]:
         """The ids that end an answer: those in the file, and control tokens known to end a turn."""
         named = [self.token_id(key) for key in _EOS_KEYS]
-        end_of_turn = [
-            id_
+        control = {
+            token: id_
             for id_, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if kind == _CONTROL and token in _END_OF_TURN_TOKENS
-        ]
+            if kind == _CONTROL
+        }
+        is_harmony = all(token in control for token in _HARMONY_ENDS)
+        ends = _HARMONY_ENDS if is_harmony else _END_OF_TURN_TOKENS
+        end_of_turn = [control[token] for token in ends if token in control]
         return frozenset([id_ for id_ in named if id_ is not None] + end_of_turn)
 
     def named_tokens(self) -> dict[str, str]:
@@ -156,12 +170,12 @@ def _build_byte_level(ggml: _GgmlFields) -> tuple[Tokenizer, bool]:
         raise ModelError("the GGUF file's BPE tokenizer lacks its tokens or its merges")
     pattern = _PRE_TOKENIZERS[pre]
     pairs = [_split_merge(merge) for merge in merges]
-    backend = _make_bpe(ggml, pairs, ignore_merges=pattern in (_LLAMA3, _TEKKEN))
+    backend = _make_bpe(ggml, pairs, ignore_merges=pre in _WITH_WHOLE_WORDS)
     if pattern == _QWEN2:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _pre_tokenizer(pattern)
     backend.decoder = decoders.ByteLevel()
-    return backend, pattern in (_LLAMA3, _TEKKEN)
+    return backend, pre in _WITH_WHOLE_WORDS
 
 
 def _split_merge(merge: str) -> tuple[str, str]:
