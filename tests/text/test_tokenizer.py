@@ -15,6 +15,7 @@ from tokenizers.models import BPE
 from holdfast.errors import HoldfastError, InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
 from holdfast.text.gguf_tokenizer import sentencepiece_merges
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
+from support.chat_models import write_chat_tokenizer
 
 CORPUS = [
     "The quick brown fox doesn't jump over 12345 lazy dogs, it'll sleep.\n\n  Then it wakes: 3.14!",
@@ -163,6 +164,13 @@ def test_pre_tokenizers_split_differently() -> None:
         for pre in ("gpt-2", "smollm")
     }
     assert runs["gpt-2"] < runs["smollm"] == 11
+
+
+def test_gpt_4o_splits_numbers_and_keeps_contractions() -> None:
+    tokenizer = open_gguf(as_gguf(train_byte_level("gpt-2"), model="gpt2", pre="gpt-4o"))
+    assert tokenizer.decode(tokenizer.encode("don't HTTPServer 12345\n/é")) == "don't HTTPServer 12345\n/é"
+    split = tokenizer._data.backend.pre_tokenizer.pre_tokenize_str("don't HTTPServer 12345!/")
+    assert [text for text, _ in split] == ["don't", "\u0120HTTPServer", "\u0120", "123", "45", "!/"]
 
 
 def test_special_tokens_are_added_only_on_request() -> None:
@@ -348,6 +356,27 @@ def test_folder_eos_ids_are_merged(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == 420
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "<|end|>"}
     assert tokenizer.chat_template is None
+
+
+def test_harmony_ends_with_return_and_call(tmp_path: Path) -> None:
+    folder = tmp_path / "gpt-oss"
+    write_chat_tokenizer(folder, "gpt-oss")
+    (folder / "generation_config.json").unlink()  # config.json and GGUF files name one token only
+    tokenizer = open_tokenizer(folder)
+    ends = {tokenizer.special_id(one) for one in ("<|return|>", "<|call|>", "<|endoftext|>")}
+    assert tokenizer.eos_token_ids == ends
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-4o",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if id_ in tokenizer.special_ids else 1 for id_ in range(len(tokens))],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        "tokenizer.ggml.eos_token_id": tokenizer.special_id("<|return|>"),
+    }
+    in_gguf = open_gguf(metadata).eos_token_ids
+    assert in_gguf == ends - {tokenizer.special_id("<|endoftext|>")}
 
 
 def test_jinja_file_overrides_config_template(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from holdfast.text.tokenizer_data import (
     DEFAULT_CLASS,
     TextAffixes,
     TokenizerData,
+    find_harmony_ends,
     find_special_ids,
     guard_backend,
 )
@@ -48,7 +49,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerData:
         identity=lambda: _canonical(content, config, affixes),
         affixes=affixes,
         bos_token_id=ids.get("bos_token"),
-        eos_token_ids=_read_eos_ids(folder, ids.get("eos_token")),
+        eos_token_ids=_read_eos_ids(folder, ids.get("eos_token")) | find_harmony_ends(backend),
         special_ids=find_special_ids(backend) | marked_special | special,
         special_tokens=special_tokens,
         chat_templates=_read_templates(folder, config),

@@ -47,6 +47,17 @@ def find_special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
     return frozenset(id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special)
 
 
+def find_harmony_ends(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    """The ids that end an answer of gpt-oss, if these are its special tokens. GGUF files and
+    config.json name only the first of them."""
+    special = {
+        token.content: id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special
+    }
+    is_harmony = {"<|start|>", "<|channel|>", "<|message|>"} <= special.keys()
+    ends = [special.get(text) for text in ("<|return|>", "<|call|>")] if is_harmony else []
+    return frozenset(id_ for id_ in ends if id_ is not None)
+
+
 @contextmanager
 def guard_backend() -> Iterator[None]:
     """Errors of the `tokenizers` library as errors of one request.

@@ -71,7 +71,7 @@ def test_parsers_can_be_chosen_by_name(formats: Any) -> None:
     assert choose_chat_format(qwen3, "none").reasoning is None
     assert choose_chat_format(qwen3, "auto", "none").parses_calls is False
     assert choose_chat_format(qwen3, "auto", "mistral").tool_format.name == "mistral"
-    assert choose_chat_format(qwen3, "auto", "llama3_json").tool_format.name == "llama3"
+    assert choose_chat_format(qwen3, "auto", "llama3_json").tool_format.name == "llama3_json"
     assert choose_chat_format(gpt_oss, "auto", "openai").reasoning == HARMONY
     assert choose_chat_format(gpt_oss, "none").reasoning is None
     assert choose_chat_format(byte_tokenizer(), "deepseek_r1").has_reasoning

@@ -2,10 +2,10 @@
 
 A format is data; the parsers have no code for single models.
 
-    hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>          Hermes, Qwen, and the default
-    llama3    <|python_tag|>{"name": ..., "parameters": {...}}                  Llama 3
-    mistral   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]              Mistral
-    openai    <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}    gpt-oss
+    hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>       Hermes, Qwen, and the default
+    llama3_json  <|python_tag|>{"name": ..., "parameters": {...}}               Llama 3
+    mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]           Mistral
+    openai       <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}    gpt-oss
 
 A call without its marker is also recognized at the beginning of the text and directly after another
 call. Calls of the last format have a parser of their own (`server.reasoning.harmony`).
@@ -69,7 +69,7 @@ HERMES = ToolFormat(
 )
 # Llama 3's templates refuse a message with two calls.
 LLAMA3 = ToolFormat(
-    "llama3", "<|python_tag|>", "", CallFrame("", '{"name": "', '", "parameters": ', "}", "", ""), many=False
+    "llama3_json", "<|python_tag|>", "", CallFrame("", '{"name": "', '", "parameters": ', "}", "", ""), many=False
 )
 MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", "", _PLAIN_LIST, short_ids=True)
 OPENAI = ToolFormat(
@@ -85,7 +85,7 @@ OPENAI = ToolFormat(
 _HERMES_WITHOUT_MARKERS = ToolFormat("hermes", "<tool_call>", "</tool_call>", _PLAIN_LIST)
 
 
-_NAMED = {"llama3_json": LLAMA3, "mistral": MISTRAL, "openai": OPENAI}
+_NAMED = {one.name: one for one in (LLAMA3, MISTRAL, OPENAI)}
 
 
 def choose_format(
