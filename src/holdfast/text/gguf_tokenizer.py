@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from holdfast.errors import ModelError, UnsupportedModel
-from holdfast.text.tokenizer_data import TextAffixes, TokenizerData, find_special_ids
+from holdfast.text.tokenizer_data import HARMONY_ENDS, TextAffixes, TokenizerData, find_special_ids
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
@@ -59,7 +59,6 @@ _PRE_TOKENIZERS = {
 _WITH_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_OF_TURN_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
-_HARMONY_ENDS = ("<|return|>", "<|call|>")  # in gpt-oss <|end|> ends a message of a longer answer
 _NAMED_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -147,8 +146,8 @@ class _GgmlFields:
             for id_, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
             if kind == _CONTROL
         }
-        is_harmony = all(token in control for token in _HARMONY_ENDS)
-        ends = _HARMONY_ENDS if is_harmony else _END_OF_TURN_TOKENS
+        is_harmony = all(token in control for token in HARMONY_ENDS)
+        ends = HARMONY_ENDS if is_harmony else _END_OF_TURN_TOKENS
         end_of_turn = [control[token] for token in ends if token in control]
         return frozenset([id_ for id_ in named if id_ is not None] + end_of_turn)
 

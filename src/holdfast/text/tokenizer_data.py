@@ -15,6 +15,7 @@ from holdfast.errors import HoldfastError, TokenizerError
 
 DEFAULT_CLASS = "PreTrainedTokenizerFast"
 _MAX_REASON_CHARS = 200
+HARMONY_ENDS = ("<|return|>", "<|call|>")  # in gpt-oss <|end|> ends a message of a longer answer
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,13 @@ def find_special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
 
 
 def find_harmony_ends(backend: tokenizers.Tokenizer) -> frozenset[int]:
-    """The ids that end an answer of gpt-oss, if these are its special tokens. GGUF files and
-    config.json name only the first of them."""
+    """The ids that end an answer of gpt-oss, if these are its special tokens. config.json names only
+    the first of them."""
     special = {
         token.content: id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special
     }
-    is_harmony = {"<|start|>", "<|channel|>", "<|message|>"} <= special.keys()
-    ends = [special.get(text) for text in ("<|return|>", "<|call|>")] if is_harmony else []
-    return frozenset(id_ for id_ in ends if id_ is not None)
+    is_harmony = all(text in special for text in HARMONY_ENDS)
+    return frozenset(special[text] for text in HARMONY_ENDS) if is_harmony else frozenset()
 
 
 @contextmanager

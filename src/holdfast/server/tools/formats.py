@@ -69,7 +69,11 @@ HERMES = ToolFormat(
 )
 # Llama 3's templates refuse a message with two calls.
 LLAMA3 = ToolFormat(
-    "llama3_json", "<|python_tag|>", "", CallFrame("", '{"name": "', '", "parameters": ', "}", "", ""), many=False
+    "llama3_json",
+    "<|python_tag|>",
+    "",
+    CallFrame("", '{"name": "', '", "parameters": ', "}", "", ""),
+    many=False,
 )
 MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", "", _PLAIN_LIST, short_ids=True)
 OPENAI = ToolFormat(
