@@ -157,6 +157,9 @@ class InputProcessor:
                 raise InvalidRequest(
                     f"{len(ids)} tokens were sent and max_tokens is {params.max_tokens}; ask for more tokens"
                 )
+            ends = {*params.stop_ids, *(() if params.ignore_eos else self.limits.eos_ids)}
+            if not choice.has_ended and not ends.isdisjoint(ids):
+                raise InvalidRequest("the answer that was sent holds a token that ends it; nothing follows")
             logprob_ids = tuple(one.token_id for one in choice.logprobs)
             if params.deterministic and logprob_ids != ids:
                 raise InvalidRequest(

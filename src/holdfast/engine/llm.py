@@ -1,6 +1,6 @@
 """`LLM`: offline inference. Prompts in, results out, in the order of the prompts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -9,6 +9,7 @@ from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
 from holdfast.core.request import Request
 from holdfast.core.results import Result, decode_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
+from holdfast.engine.continuation import continued_params, sent_answer
 from holdfast.engine.frozen_heap import frozen_heap
 from holdfast.engine.input_processor import Prompt
 from holdfast.engine.loaded_model import LoadedModel
@@ -25,9 +26,11 @@ from holdfast.engine.prompts import (
     read_prompt,
     read_prompts,
 )
+from holdfast.engine.replay import require_prompt
 from holdfast.engine.shared_engine import Inbox, SharedEngine
 from holdfast.engine.token_stream import TokenStream
 from holdfast.errors import EngineStopped, InvalidRequest
+from holdfast.receipts.reader import parse_receipt
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
@@ -208,6 +211,45 @@ class LLM(LoadedModel):
         """
         prompt = chat_prompt(self._tokenizer, messages, **options)
         return self._stream(prompt, choose_params(params, sampling_params), want_receipt)
+
+    def continue_answer(
+        self,
+        receipt: Mapping[str, Any],
+        *,
+        max_tokens: int,
+        prompt_token_ids: Sequence[int] | None = None,
+        prompt_salt: str | None = None,
+        force: bool = False,
+    ) -> Result:
+        """Continue the deterministic answer of a receipt, with every bit of it checked.
+
+            begun = llm.generate("The sea is", SamplingParams(max_tokens=16, deterministic=True))[0]
+            whole = llm.continue_answer(begun.receipt, max_tokens=64)
+
+        The result is the whole answer, the same to the bit as if max_tokens had been this from the
+        beginning, with a receipt of its own.
+
+        receipt: as in `Result.receipt`, or read from a file.
+        max_tokens: of the whole answer, more than the receipt has.
+        prompt_token_ids, prompt_salt: of a receipt without them.
+        force: go on although the fingerprints differ.
+
+        An answer that is complete, an ordinary one, and another fingerprint raise `InvalidRequest`.
+        If a token or a bit comes out differently, the result has `error`, and `error_code` is
+        "guarantee_lost".
+        """
+        read = parse_receipt(receipt)
+        prompt = require_prompt(read, prompt_token_ids, prompt_salt)
+        params = continued_params(read, max_tokens)
+        differences = [] if force else self.engine.fingerprint.differences(read.fingerprint)
+        if differences:
+            raise InvalidRequest(
+                f"the receipt is of another engine ({'; '.join(differences)}), so its bits may not come out here; "
+                "use an engine with its fingerprint, or force"
+            )
+        sent = sent_answer(read, prompt, self.engine.tokenizer)
+        request = self.engine.prepare(prompt, params, sent=sent)
+        return self._finish(request, None, self._answer([request])[0])
 
     def score(
         self,

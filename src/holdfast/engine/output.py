@@ -15,6 +15,7 @@ from holdfast.core.results import Choice, Delta, Thought
 from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import Sampled, TokenLogprob
 from holdfast.core.stop_rules import find_stop, held_back_len
+from holdfast.errors import InvalidRequest
 from holdfast.text.detokenizer import Detokenizer
 
 
@@ -44,7 +45,8 @@ class ChoiceOutput:
         """Continue after what another engine sent. Logprobs of a deterministic choice are added when
         they are confirmed."""
         for token_id in sent.token_ids:
-            self.push(token_id)
+            if self.push(token_id) and not sent.has_ended:
+                raise InvalidRequest(f"the answer that was sent ends at the stop string {self._stop!r}")
         self._detokenize()
         self._token_ids += sent.token_ids
         self._thoughts += thoughts
