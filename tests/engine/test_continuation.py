@@ -30,7 +30,8 @@ def params_of(max_tokens: int, **changes: Any) -> SamplingParams:
 def ask(llm: LLM, max_tokens: int, **changes: Any) -> dict[str, Any]:
     result = llm.generate(PROMPT, params_of(max_tokens, **changes), use_tqdm=False)[0]
     assert result.receipt is not None
-    return result.receipt
+    receipt: dict[str, Any] = result.receipt
+    return receipt
 
 
 @pytest.mark.parametrize("kind", KINDS)

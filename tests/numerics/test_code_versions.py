@@ -48,6 +48,7 @@ DECIDES_NOTHING = {
     "engine/certifier.py": "when the certificate is made",
     "engine/compile_ahead.py": "when kernels are compiled",
     "engine/compile_worker.py": "when kernels are compiled",
+    "engine/continuation.py": "reads receipts; the engine verifies what they say",
     "engine/chat_tokenizer.py": "calls tokenizer and chat template",
     "engine/config.py": "settings; those that decide are in the fingerprint",
     "engine/engine.py": "calls scheduler and worker",

@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from holdfast.server.api.chat import chat_routes
 from holdfast.server.api.completions import completion_routes
+from holdfast.server.api.continuation import continuation_routes
 from holdfast.server.api.embeddings import embedding_routes
 from holdfast.server.api.info import info_routes
 from holdfast.server.api.messages_api.routes import message_routes
@@ -33,6 +34,7 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
         token_routes(frontend),
         score_routes(frontend),
         replay_routes(frontend),
+        continuation_routes(frontend),
         unsupported_routes(),
     ):
         app.include_router(routes)

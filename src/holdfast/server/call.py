@@ -19,7 +19,7 @@ from holdfast.core.pooling import Pooling
 from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, weakest
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent_answer import SentAnswer
-from holdfast.errors import EngineStopped, HoldfastError
+from holdfast.errors import EngineStopped, GuaranteeLost, HoldfastError
 from holdfast.server.cache_isolation import SharedPrompts, cache_scope
 from holdfast.server.errors import ApiError, answer_error, to_api_error
 from holdfast.server.ipc.live_requests import LiveRequests
@@ -66,6 +66,7 @@ class Call:
         self._error: Exception | None = None  # once the call is cancelled
         self._updated = asyncio.Event()
         self._start_counted = False
+        self._is_continued = False  # the client sent the beginning of the answer
         self._num_choices = 1  # for each prompt
         self._deadline = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
 
@@ -91,6 +92,7 @@ class Call:
         self._require_open()
         self.prompts.append(prompt_ids if completion_ids is None else [*prompt_ids, *completion_ids])
         self._num_choices = params.n
+        self._is_continued = sent is not None
         self._trace_span(params if completion_ids is None and pooling is None else None)
         scope = cache_scope(self.tenant, cache_salt, prompt_ids, self._shared_prompts)
         with _as_api_error():
@@ -143,6 +145,14 @@ class Call:
             if all(stream.seed is not None for stream in self.streams):
                 return
             await self._wait(_QUIET_SECONDS)
+
+    async def confirmed(self) -> None:
+        """Wait until the engine has confirmed what was sent: outputs come after that. Raises if what was
+        sent does not come out again."""
+        while not any(stream.deltas or stream.result is not None for stream in self.streams):
+            self._raise_errors()
+            await self._wait()
+        self._raise_errors()
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta | None]]:
         """(index of the prompt, delta) as they arrive; (0, None) after 15 seconds without one, and when
@@ -230,6 +240,8 @@ class Call:
             if stream.error is not None:
                 raise stream.error
             if stream.result is not None and stream.result.error is not None:
+                if self._is_continued and stream.result.error_code == GuaranteeLost.code:
+                    raise _contradiction()
                 raise answer_error(stream.result.error_code, stream.result.error)
 
     async def _wait(self, seconds: float) -> None:
@@ -261,6 +273,15 @@ class Call:
             self.num_completion_tokens += len(delta.token_ids)
             self._meter.add_generated(len(delta.token_ids))
             self._metrics.tokens(stream.request_id + delta.index, len(delta.token_ids))
+
+
+def _contradiction() -> ApiError:
+    return ApiError(
+        409,
+        "the request does not give the answer so far: a token or the bits of its logprob come out differently, so "
+        "nothing was generated. POST /v1/replay shows where a receipt differs",
+        code=GuaranteeLost.code,
+    )
 
 
 @contextmanager

@@ -82,13 +82,21 @@ def completion_routes(frontend: Frontend) -> APIRouter:
             )
             response = CompletionResponse(frontend, call, body, params)
             await run_until_disconnect(request, _submit(frontend, call, prompts, body, params))
-            if body.stream:
-                response.fingerprint = await run_until_disconnect(request, call.fingerprint())
-                events = _stream(response)
-                return await stream_response(request, frontend, body, events, stack.pop_all())
-            return JSONResponse(await run_until_disconnect(request, _collect(response)))
+            return await send_completion(request, frontend, response, stack)
 
     return router
+
+
+async def send_completion(
+    request: Request, frontend: Frontend, response: "CompletionResponse", resources: AsyncExitStack
+) -> Response:
+    """The HTTP response. resources are closed when the answer ends; those of a stream by its
+    response."""
+    if response.body.stream:
+        response.fingerprint = await run_until_disconnect(request, response.call.fingerprint())
+        events = _stream(response)
+        return await stream_response(request, frontend, response.body, events, resources.pop_all())
+    return JSONResponse(await run_until_disconnect(request, _collect(response)))
 
 
 async def _submit(

@@ -18,7 +18,7 @@ from holdfast.receipts.signing import PublicKey
 from holdfast.server.api.response_fields import usage
 from holdfast.server.api.sampling import max_prompt_len
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
-from holdfast.server.api.schema.requests import ReplayRequest
+from holdfast.server.api.schema.requests import ReceiptFields, ReplayRequest
 from holdfast.server.api.schema.responses import ReplayResponse
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
@@ -41,14 +41,10 @@ def replay_routes(frontend: Frontend) -> APIRouter:
         """Replay a receipt. If the fingerprints differ, the request is run only with `force`."""
         body = await read_body(request, ReplayRequest)
         try:
-            own_key = frontend.supervisor.ready.receipt_key
-            receipt, checked, prompt_ids = await frontend.prepare(
-                request, lambda token: _parse(body, own_key)
-            )
-            frontend.prompts.require_room(len(prompt_ids))
+            receipt, checked, prompt_ids = await read_receipt(request, frontend, body)
         except HoldfastError as error:
             raise to_api_error(error) from None
-        _require_limits(receipt, frontend.config)
+        require_limits(receipt, frontend.config)
         fingerprint = await frontend.fingerprint()
         differences = Fingerprint(fingerprint.parts).differences(receipt.fingerprint, here="here")
         response = _not_compared(receipt, checked, differences)
@@ -73,7 +69,17 @@ def replay_routes(frontend: Frontend) -> APIRouter:
     return router
 
 
-def _require_limits(receipt: Receipt, config: ServerConfig) -> None:
+async def read_receipt(
+    request: Request, frontend: Frontend, body: ReceiptFields
+) -> tuple[Receipt, ReceiptCheck, list[int]]:
+    """The receipt of a body, what was checked of it, and its prompt."""
+    own_key = frontend.supervisor.ready.receipt_key
+    receipt, checked, prompt_ids = await frontend.prepare(request, lambda token: _parse(body, own_key))
+    frontend.prompts.require_room(len(prompt_ids))
+    return receipt, checked, prompt_ids
+
+
+def require_limits(receipt: Receipt, config: ServerConfig) -> None:
     """Refuse a receipt whose request this server would refuse, or whose answers are no answers to
     it."""
     params = receipt.params
@@ -93,7 +99,7 @@ def _require_limits(receipt: Receipt, config: ServerConfig) -> None:
             raise ApiError(400, message, param="receipt", code="invalid_value")
 
 
-def _parse(body: ReplayRequest, own_key: str | None) -> tuple[Receipt, ReceiptCheck, list[int]]:
+def _parse(body: ReceiptFields, own_key: str | None) -> tuple[Receipt, ReceiptCheck, list[int]]:
     """The signature is checked if it names our own key: no other key is known here."""
     receipt = parse_receipt(body.receipt)
     own = None if own_key is None else PublicKey.parse(own_key.encode())

@@ -69,12 +69,12 @@ class StreamStore:
         """
         matched = _EVENT_ID.fullmatch(event_id)
         if matched is None or not self._is_own(matched[1], tenant, path):
-            raise _NOT_FOUND
+            raise _not_found()
         kept, start = self._streams.get(matched[1]), int(matched[2]) + 1
         if kept is None or start < kept.log.first:
             raise self._gone()
         if body and not hmac.compare_digest(kept.body_digest, _digest(body)):
-            raise _OTHER_BODY
+            raise _other_body()
         if start > kept.log.num_events:
             raise _error(400, "invalid_value", f"the stream has had {kept.log.num_events} events so far")
         self._metrics.resumed.inc()
@@ -167,15 +167,19 @@ def _error(status: int, code: str, message: str) -> ApiError:
     return ApiError(status, message, param=HEADER, code=code)
 
 
-_NOT_FOUND = _error(
-    404,
-    "stream_not_found",
-    f"no stream of this client on this route has this event id; send {HEADER} to the route of the lost stream, "
-    "with the same API key",
-)
-_OTHER_BODY = _error(
-    400,
-    "invalid_value",
-    f"the stream of this {HEADER} answers another body; send the same body again or none, or omit {HEADER} to send "
-    "a new request",
-)
+def _not_found() -> ApiError:
+    return _error(
+        404,
+        "stream_not_found",
+        f"no stream of this client on this route has this event id; send {HEADER} to the route of the lost stream, "
+        "with the same API key",
+    )
+
+
+def _other_body() -> ApiError:
+    return _error(
+        400,
+        "invalid_value",
+        f"the stream of this {HEADER} answers another body; send the same body again or none, or omit {HEADER} to "
+        "send a new request",
+    )

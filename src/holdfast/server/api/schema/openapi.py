@@ -17,6 +17,7 @@ from holdfast.server.api.responses_api.requests import InputTokensRequest, Respo
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
+    ContinueRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     ReplayRequest,
@@ -39,12 +40,14 @@ _BODIES = (
     DetokenizeRequest,
     ScoreRequest,
     ReplayRequest,
+    ContinueRequest,
 )
 _ERRORS = {
     400: "A field is invalid; the message says which one, and what is expected.",
     401: "The API key is missing or wrong.",
     404: "The model does not exist.",
     413: "The body is too large.",
+    409: "The answer contradicts the receipt, or the receipt is of another engine.",
     410: "The stream that Last-Event-ID names is not kept any more.",
     415: "The body is not JSON, or is compressed.",
     429: "Too many requests are waiting; Retry-After says when to retry.",
@@ -61,7 +64,7 @@ _TAGS = {
     "messages": "Messages, compatible with Anthropic's.",
     "embeddings": "Embeddings, compatible with OpenAI's.",
     "tokens": "Tokenization.",
-    "reproducibility": "Bitwise reproduction: scores and replays.",
+    "reproducibility": "Bitwise reproduction: scores, replays and continuations.",
     "server": "Information about the server.",
 }
 NEEDS_NO_KEY: dict[str, Any] = {"security": []}  # a route's `openapi_extra`

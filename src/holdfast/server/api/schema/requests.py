@@ -296,15 +296,35 @@ class ScoreRequest(ThinkingFields):
     return_receipt: bool | None = None
 
 
-class ReplayRequest(RequestModel):
-    """/v1/replay: run a receipt's request again and compare every bit."""
+class ReceiptFields(RequestModel):
+    """A receipt, and what was left out of it."""
 
     receipt: dict[str, Any]
     prompt_token_ids: TokenIds | None = Field(None, description="Required if the receipt omits its prompt.")
     prompt_salt: str | None = Field(
         None, max_length=64, description="Required if the receipt omits the salt."
     )
+
+
+class ReplayRequest(ReceiptFields):
+    """/v1/replay: run a receipt's request again and compare every bit."""
+
     force: bool | None = Field(None, description="Compare even if the fingerprints differ.")
+
+
+class ContinueRequest(ReceiptFields, ServingFields):
+    """/v1/continue: what follows a receipt's answer. Settings and seed are the receipt's."""
+
+    max_tokens: int = Field(
+        ge=1, le=1 << 24, description="Of the whole answer; more than the receipt's answer has."
+    )
+    model: str | None = Field(None, max_length=1024)
+    force: bool | None = Field(None, description="Go on even if the fingerprints differ.")
+    stream: bool | None = None
+    resumable: bool | None = Field(None, description="As in /v1/completions.")
+    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
+    return_receipt: bool | None = Field(None, description="Return a receipt of the whole answer.")
+    return_token_ids: bool | None = Field(None, description="Return the token ids of the rest.")
 
 
 Mode = Literal["certified", "verified", "none"]

@@ -1,0 +1,119 @@
+"""POST /v1/continue: the rest of a deterministic answer, from its receipt, with every bit checked.
+
+The receipt's tokens are confirmed first. Nothing is sent before that, so that a contradiction is a
+409. The response is that of a completion, and has what follows the receipt's answer.
+"""
+
+from contextlib import AsyncExitStack
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.core.results import Delta
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sent_answer import SentAnswer
+from holdfast.engine.continuation import continued_params, sent_answer
+from holdfast.errors import HoldfastError
+from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.receipts.receipt import Receipt
+from holdfast.server.api.completions import CompletionResponse, send_completion
+from holdfast.server.api.replay import read_receipt, require_limits
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
+from holdfast.server.api.schema.requests import CompletionRequest, ContinueRequest
+from holdfast.server.api.schema.responses import Completion
+from holdfast.server.api.streaming import require_resumable, resume_stream
+from holdfast.server.call import Call
+from holdfast.server.errors import ApiError, to_api_error
+from holdfast.server.frontend import Frontend
+from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.http.json_body import read_body
+from holdfast.server.middleware.response_headers import use_request_id
+
+
+def continuation_routes(frontend: Frontend) -> APIRouter:
+    router = APIRouter(tags=["reproducibility"])
+
+    @router.post(
+        "/v1/continue",
+        openapi_extra=body_schema(ContinueRequest, streams=True),
+        responses=responses(Completion, (*ENGINE_ERRORS, 409), streams=True),
+    )
+    async def continue_answer(request: Request) -> Response:
+        """Continue the deterministic answer of a receipt, after every bit of it was confirmed."""
+        if (resumed := await resume_stream(request, frontend)) is not None:
+            return resumed
+        body = await read_body(request, ContinueRequest)
+        frontend.require_model(body.model)
+        use_request_id(request, body.request_id)
+        try:
+            receipt, _, prompt_ids = await read_receipt(request, frontend, body)
+            params = continued_params(receipt, body.max_tokens)
+            frontend.prompts.require_room(len(prompt_ids) + params.max_tokens)
+            tokenizer = frontend.prompts.tokenizer
+            sent = await frontend.prepare(request, lambda token: sent_answer(receipt, prompt_ids, tokenizer))
+        except HoldfastError as error:
+            raise to_api_error(error) from None
+        require_limits(receipt, frontend.config)
+        completion = _completion_request(body, prompt_ids, params)
+        require_resumable(frontend, completion)
+        if not body.force:
+            await _require_fingerprint(frontend, receipt)
+        async with AsyncExitStack() as stack:
+            call = await stack.enter_async_context(
+                frontend.call(
+                    request,
+                    "text_completion",
+                    deterministic=True,
+                    num_choices=params.n,
+                    stream=bool(body.stream),
+                )
+            )
+            await run_until_disconnect(request, _submit(call, completion, prompt_ids, params, sent))
+            response = CompletionResponse(frontend, call, completion, params)
+            return await send_completion(request, frontend, response, stack)
+
+    return router
+
+
+def _completion_request(
+    body: ContinueRequest, prompt_ids: list[int], params: SamplingParams
+) -> CompletionRequest:
+    """The completion request that the response answers."""
+    shared = {
+        name: getattr(body, name)
+        for name in ContinueRequest.model_fields
+        if name in CompletionRequest.model_fields
+    }
+    return CompletionRequest.model_construct(
+        **{**shared, "max_tokens": params.max_tokens}, prompt=prompt_ids, n=params.n, logprobs=params.logprobs
+    )
+
+
+async def _require_fingerprint(frontend: Frontend, receipt: Receipt) -> None:
+    here = Fingerprint((await frontend.fingerprint()).parts)
+    differences = here.differences(receipt.fingerprint, here="here")
+    if differences:
+        raise ApiError(
+            409,
+            f"the receipt is of another engine ({'; '.join(differences)}), so its bits may not come out here; send it "
+            'to a server with its fingerprint, or set "force"',
+            param="receipt",
+            code="fingerprint_differs",
+        )
+
+
+async def _submit(
+    call: Call, body: CompletionRequest, prompt_ids: list[int], params: SamplingParams, sent: SentAnswer
+) -> None:
+    await call.submit(
+        prompt_ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt, sent=sent
+    )
+    await call.accepted()
+    await call.confirmed()
+    # Choices that had ended give no output: the client has them.
+    call.streams[0].deltas.extendleft(
+        Delta(index=index, finish_reason=choice.finish_reason)
+        for index, choice in enumerate(sent.choices)
+        if choice.finish_reason is not None
+    )

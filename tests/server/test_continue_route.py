@@ -1,0 +1,112 @@
+"""POST /v1/continue: the rest of a receipt's answer, and every way in which it is refused."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from holdfast import SamplingParams
+from holdfast.receipts.receipt import digest_logprobs, redact
+from support.receipts import receipt_of, unsigned
+from support.serving import Server
+from support.streams import Client
+
+ASKED: dict[str, Any] = {
+    "prompt": "the dog",
+    "seed": 9,
+    "temperature": 0.9,
+    "deterministic": True,
+    "ignore_eos": True,
+    "return_receipt": True,
+    "return_token_ids": True,
+}
+
+
+def ask(server: Server, max_tokens: int, **changes: Any) -> dict[str, Any]:
+    response = server.post("/v1/completions", {**ASKED, **changes, "max_tokens": max_tokens})
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def receipt_in(body: dict[str, Any]) -> dict[str, Any]:
+    receipt: dict[str, Any] = body["holdfast"]["receipt"]
+    return receipt
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"logprobs": 2}, {"n": 4, "ignore_eos": False, "stop": ["e", "a"], "min_tokens": 2, "temperature": 1.5}],
+    ids=["logprobs", "choices"],
+)
+def test_rest_follows_the_receipt(tiny_server: Server, changes: dict[str, Any]) -> None:
+    begun, whole = ask(tiny_server, 8, **changes), ask(tiny_server, 30, **changes)
+    body = {"receipt": receipt_in(begun), "max_tokens": 30, "return_token_ids": True, "return_receipt": True}
+    rest = tiny_server.post("/v1/continue", body).json()
+    assert rest["object"] == "text_completion" and rest["system_fingerprint"] == whole["system_fingerprint"]
+    for one, two, three in zip(begun["choices"], rest["choices"], whole["choices"], strict=True):
+        assert one["token_ids"] + two["token_ids"] == three["token_ids"]
+        # The beginning may end in an unfinished character, which the rest completes.
+        ends = [one["text"][: len(one["text"]) - num] + two["text"] for num in range(4)]
+        assert three["text"] in ends
+        assert two["finish_reason"] == three["finish_reason"]
+        if "logprobs" in changes:
+            logprobs = (each["logprobs"]["token_logprobs"] for each in (one, two, three))
+            assert next(logprobs) + next(logprobs) == next(logprobs)
+    assert receipt_in(rest)["choices"] == receipt_in(whole)["choices"]
+    assert rest["usage"]["completion_tokens"] == sum(len(one["token_ids"]) for one in rest["choices"])
+    streamed = Client(tiny_server, "/v1/continue", **body, stream=True).wait()
+    assert streamed.is_done and streamed.status == 200, streamed.body
+    for index, choice in enumerate(rest["choices"]):
+        own = [one for event in streamed.events for one in event["choices"] if one["index"] == index]
+        assert "".join(one["text"] for one in own) == choice["text"]
+        assert [id_ for one in own for id_ in one["token_ids"]] == choice["token_ids"]
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_contradiction_is_a_conflict(tiny_server: Server, stream: bool) -> None:
+    forged = copy.deepcopy(receipt_in(ask(tiny_server, 8)))
+    (choice,) = forged["choices"]
+    bits = choice["logprobs"]["bits"]
+    bits[6] = f"{int(bits[6], 16) ^ 1:08x}"
+    choice["logprobs"]["digest"] = digest_logprobs(choice["token_ids"], bits)
+    body = {"receipt": unsigned(forged), "max_tokens": 30, "stream": stream}
+    refused = tiny_server.post("/v1/continue", body)
+    assert refused.status_code == 409 and refused.json()["error"]["code"] == "guarantee_lost"
+    tiny_server.wait_idle()
+    assert tiny_server.get("/v1/certificate").json()["revocation"] is None
+
+
+def test_other_engine_is_a_conflict_unless_forced(tiny_server: Server) -> None:
+    receipt = receipt_in(ask(tiny_server, 2))
+    foreign = copy.deepcopy(receipt)
+    foreign["fingerprint"] = json.loads(json.dumps(receipt_of(SamplingParams(deterministic=True))["fingerprint"]))
+    body = {"receipt": unsigned(foreign), "max_tokens": 9}
+    refused = tiny_server.post("/v1/continue", body)
+    assert refused.status_code == 409 and refused.json()["error"]["code"] == "fingerprint_differs"
+    forced = tiny_server.post("/v1/continue", {**body, "force": True, "return_token_ids": True})
+    assert forced.status_code == 200 and len(forced.json()["choices"][0]["token_ids"]) == 7
+
+
+def test_bad_continuations_are_refused(tiny_server: Server) -> None:
+    receipt = receipt_in(ask(tiny_server, 8))
+    ordinary = receipt_in(ask(tiny_server, 8, deterministic=False))
+    complete = receipt_in(ask(tiny_server, 60, ignore_eos=False, stop=["e", "a", "o"]))
+    assert complete["choices"][0]["finish_reason"] == "stop"
+    for body, message in (
+        ({"receipt": receipt, "max_tokens": 8}, "ask for more tokens"),
+        ({"receipt": receipt, "max_tokens": 1 << 20}, "context"),
+        ({"receipt": receipt}, "max_tokens"),
+        ({"receipt": ordinary, "max_tokens": 16}, "ordinary"),
+        ({"receipt": complete, "max_tokens": 99}, "complete"),
+        ({"receipt": redact(receipt), "max_tokens": 16}, "does not contain its prompt"),
+        ({"receipt": {**receipt, "seed": "1"}, "max_tokens": 16}, "receipt"),
+        ({"receipt": receipt, "max_tokens": 16, "temperature": 0}, "temperature"),
+        ({"receipt": receipt, "max_tokens": 16, "resumable": True}, "resumable requires stream"),
+    ):
+        refused = tiny_server.post("/v1/continue", body)
+        assert refused.status_code == 400 and message in refused.json()["error"]["message"], refused.text
+
+
