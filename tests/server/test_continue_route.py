@@ -82,7 +82,9 @@ def test_contradiction_is_a_conflict(tiny_server: Server, stream: bool) -> None:
 def test_other_engine_is_a_conflict_unless_forced(tiny_server: Server) -> None:
     receipt = receipt_in(ask(tiny_server, 2))
     foreign = copy.deepcopy(receipt)
-    foreign["fingerprint"] = json.loads(json.dumps(receipt_of(SamplingParams(deterministic=True))["fingerprint"]))
+    foreign["fingerprint"] = json.loads(
+        json.dumps(receipt_of(SamplingParams(deterministic=True))["fingerprint"])
+    )
     body = {"receipt": unsigned(foreign), "max_tokens": 9}
     refused = tiny_server.post("/v1/continue", body)
     assert refused.status_code == 409 and refused.json()["error"]["code"] == "fingerprint_differs"
@@ -108,5 +110,3 @@ def test_bad_continuations_are_refused(tiny_server: Server) -> None:
     ):
         refused = tiny_server.post("/v1/continue", body)
         assert refused.status_code == 400 and message in refused.json()["error"]["message"], refused.text
-
-

@@ -12,6 +12,7 @@ import typer
 from holdfast.cli.commands.bench import bench
 from holdfast.cli.commands.certify import certify
 from holdfast.cli.commands.chat import chat
+from holdfast.cli.commands.continuation import continue_answer
 from holdfast.cli.commands.doctor import doctor
 from holdfast.cli.commands.eval import evaluate
 from holdfast.cli.commands.generate import GenerateCommand, generate
@@ -77,6 +78,7 @@ app.command()(chat)
 app.command()(score)
 app.command()(certify)
 app.command()(replay)
+app.command("continue")(continue_answer)
 app.command()(models)
 app.command()(doctor)
 app.add_typer(receipt, name="receipt")

@@ -31,6 +31,7 @@ from holdfast.engine.shared_engine import Inbox, SharedEngine
 from holdfast.engine.token_stream import TokenStream
 from holdfast.errors import EngineStopped, InvalidRequest
 from holdfast.receipts.reader import parse_receipt
+from holdfast.receipts.receipt import Receipt
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
@@ -214,7 +215,7 @@ class LLM(LoadedModel):
 
     def continue_answer(
         self,
-        receipt: Mapping[str, Any],
+        receipt: "Mapping[str, Any] | Receipt",
         *,
         max_tokens: int,
         prompt_token_ids: Sequence[int] | None = None,
@@ -238,7 +239,7 @@ class LLM(LoadedModel):
         If a token or a bit comes out differently, the result has `error`, and `error_code` is
         "guarantee_lost".
         """
-        read = parse_receipt(receipt)
+        read = receipt if isinstance(receipt, Receipt) else parse_receipt(receipt)
         prompt = require_prompt(read, prompt_token_ids, prompt_salt)
         params = continued_params(read, max_tokens)
         differences = [] if force else self.engine.fingerprint.differences(read.fingerprint)

@@ -26,18 +26,41 @@ if TYPE_CHECKING:
     from holdfast.receipts.receipt import Receipt
 
 _MAX_LOAD = 1024
-_ENGINE = ("dtype", "determinism", "num_threads", "kernels")
+ENGINE = ("dtype", "determinism", "num_threads", "kernels")
 _RUN_OPTIONS = ("model", "force", "load", "prompt", "prompt_ids", "prompt_salt")
+FORCE_HINT = "Nothing was run. Use the engine options of the receipt, or compare anyway with --force."
+
+ReceiptModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="The model. Default: that of the receipt.", show_default=False),
+]
+PromptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        "-p",
+        help="The prompt, if the receipt has only its digest; raw text or one chat message.",
+        show_default=False,
+    ),
+]
+PromptIdsOption = Annotated[
+    str | None,
+    typer.Option(help="The same as token ids, separated by commas.", show_default=False),
+]
+PromptSaltOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The prompt's salt, if the receipt has only its digest: that of the whole receipt.",
+        show_default=False,
+    ),
+]
 
 
-@grouped(only=_ENGINE)
+@grouped(only=ENGINE)
 def replay(
     context: typer.Context,
     receipt: ReceiptArgument,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="The model. Default: that of the receipt.", show_default=False),
-    ] = None,
+    model: ReceiptModelOption = None,
     line: LineOption = None,
     force: Annotated[bool, typer.Option("--force", help="Compare even if the fingerprints differ.")] = False,
     against: Annotated[
@@ -52,26 +75,9 @@ def replay(
         int,
         typer.Option(help="Run this many random ordinary requests at the same time.", min=0, max=_MAX_LOAD),
     ] = 0,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt",
-            "-p",
-            help="The prompt, if the receipt has only its digest; raw text or one chat message.",
-            show_default=False,
-        ),
-    ] = None,
-    prompt_ids: Annotated[
-        str | None,
-        typer.Option(help="The same as token ids, separated by commas.", show_default=False),
-    ] = None,
-    prompt_salt: Annotated[
-        str | None,
-        typer.Option(
-            help="The prompt's salt, if the receipt has only its digest: that of the whole receipt.",
-            show_default=False,
-        ),
-    ] = None,
+    prompt: PromptOption = None,
+    prompt_ids: PromptIdsOption = None,
+    prompt_salt: PromptSaltOption = None,
     public_key: PublicKeyOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     engine: EngineConfig = o.ENGINE,
@@ -85,15 +91,12 @@ def replay(
     """
 
     if against is not None:
-        given = given_options(context, (*_RUN_OPTIONS, *_ENGINE))
+        given = given_options(context, (*_RUN_OPTIONS, *ENGINE))
         if given:
             raise ConfigError(f"{', '.join(given)}: nothing is run with --against; leave it out")
         raise typer.Exit(_compare(receipt, against, line, public_key, json_output))
-    read, checked = _read(receipt, line, public_key)
-    recorded = {name: getattr(read.engine, name) for name in ("dtype", "num_threads", "kernels")}
-    recorded = {name: value for name, value in recorded.items() if not given_options(context, (name,))}
-    config = replace(engine, model=read.engine.model if model is None else model, **recorded)
-    llm = o.open_llm(config)
+    read, checked = read_checked(receipt, line, public_key)
+    llm = o.open_llm(receipt_config(context, engine, model, read))
     differences = llm.engine.fingerprint.differences(read.fingerprint)
     replayed = None
     if force or not differences:
@@ -112,7 +115,16 @@ def replay(
         raise typer.Exit(1)
 
 
-def _read(source: str, line: int | None, public_key: Path | None) -> tuple["Receipt", "ReceiptCheck"]:
+def receipt_config(
+    context: typer.Context, engine: EngineConfig, model: str | None, receipt: "Receipt"
+) -> EngineConfig:
+    """The engine of a receipt, as far as the options that were given do not say otherwise."""
+    recorded = {name: getattr(receipt.engine, name) for name in ("dtype", "num_threads", "kernels")}
+    recorded = {name: value for name, value in recorded.items() if not given_options(context, (name,))}
+    return replace(engine, model=receipt.engine.model if model is None else model, **recorded)
+
+
+def read_checked(source: str, line: int | None, public_key: Path | None) -> tuple["Receipt", "ReceiptCheck"]:
     from holdfast.receipts.check import check_signature
     from holdfast.receipts.reader import read_receipt, read_stdin
     from holdfast.receipts.signing import PublicKey
@@ -128,7 +140,9 @@ def _compare(source: str, against: str, line: int | None, public_key: Path | Non
 
     if source == against == "-":
         raise InvalidRequest("stdin can be read once: give a file for one of the two receipts")
-    (one, checked), (other, other_checked) = (_read(each, line, public_key) for each in (source, against))
+    (one, checked), (other, other_checked) = (
+        read_checked(each, line, public_key) for each in (source, against)
+    )
     fingerprints = one.fingerprint.differences(
         other.fingerprint, here="in the first receipt", there="in the second"
     )
@@ -175,14 +189,23 @@ def _run(
 ) -> "ReplayResult":
     from holdfast.engine.replay import replay as replay_receipt
 
+    ids = given_prompt(llm, receipt, prompt, prompt_ids, prompt_salt)
+    return replay_receipt(llm, receipt, ids, prompt_salt=prompt_salt, num_neighbours=load)
+
+
+def given_prompt(
+    llm: "LLM",
+    receipt: "Receipt",
+    prompt: str | None,
+    prompt_ids: str | None,
+    prompt_salt: str | None,
+) -> list[int] | None:
+    """The prompt's tokens, if the options give it."""
     if prompt is not None and prompt_ids is not None:
         raise InvalidRequest("give the prompt once: --prompt or --prompt-ids, not both")
-    ids = None
     if prompt_ids is not None:
-        ids = parse_ids(prompt_ids, "--prompt-ids")
-    elif prompt is not None:
-        ids = _tokenize(llm, prompt, receipt, prompt_salt)
-    return replay_receipt(llm, receipt, ids, prompt_salt=prompt_salt, num_neighbours=load)
+        return parse_ids(prompt_ids, "--prompt-ids")
+    return None if prompt is None else _tokenize(llm, prompt, receipt, prompt_salt)
 
 
 def _tokenize(llm: "LLM", prompt: str, receipt: "Receipt", salt: str | None) -> list[int]:
@@ -198,11 +221,9 @@ def _show(receipt: "Receipt", differences: list[str], replayed: "ReplayResult | 
     if receipt.mode == "none":
         note("this was an ordinary request: it may differ, no guarantee applies")
     if differences:
-        typer.echo("The fingerprints differ, so the bits may differ:")
-        for line in differences:
-            typer.echo(f"  {line}")
+        typer.echo("\n".join(fingerprint_lines(differences)))
     if replayed is None:
-        typer.echo("Nothing was run. Use the engine options of the receipt, or compare anyway with --force.")
+        typer.echo(FORCE_HINT)
         return
     beside = f", with {load} other requests" if load else ""
     if replayed.difference is None:
@@ -213,6 +234,10 @@ def _show(receipt: "Receipt", differences: list[str], replayed: "ReplayResult | 
         )
         return
     _show_difference(replayed.difference)
+
+
+def fingerprint_lines(differences: list[str]) -> list[str]:
+    return ["The fingerprints differ, so the bits may differ:", *(f"  {line}" for line in differences)]
 
 
 def _show_difference(first: "Difference") -> None:
