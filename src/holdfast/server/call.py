@@ -151,7 +151,7 @@ class Call:
         sent does not come out again."""
         while not any(stream.deltas or stream.result is not None for stream in self.streams):
             self._raise_errors()
-            await self._wait()
+            await self._wait(_QUIET_SECONDS)
         self._raise_errors()
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta | None]]:
