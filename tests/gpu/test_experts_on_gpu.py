@@ -43,6 +43,34 @@ def layer(backend: Backend, dtype: torch.dtype, device: torch.device) -> Experts
     )
 
 
+def test_outputs_are_near_fp64(
+    backend: Backend, layer: Experts, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Token by token, expert by expert."""
+    assert layer.gate_up.stacked is not None and layer.down.stacked is not None
+    x = _random(40, SIZES[2], seed=8, device=device).to(dtype)
+    found = backend.experts(x, layer, SHAPE, canonical=False).double()
+    weights, ids = backend.route(
+        backend.logits(x, layer.router, canonical=True), layer.top_k, normalizes=True
+    )
+    logits = x.double() @ layer.router.data.double().T
+    top = logits.topk(layer.top_k + 1, 1)
+    is_clear = (top.values[:, :-1] - top.values[:, 1:]).amin(1) > 1e-3  # another order is another result
+    assert torch.equal(ids.long()[is_clear], top.indices[is_clear, :-1])
+    assert torch.allclose(weights.double(), top.values[:, :-1].softmax(1), atol=1e-3)
+    for row in range(len(x)):
+        expected = torch.zeros(SIZES[2], dtype=torch.float64, device=device)
+        for weight, number in zip(weights[row].double(), ids[row].tolist(), strict=True):
+            gate_up, down = layer.gate_up.linears[number], layer.down.linears[number]
+            assert gate_up.bias is not None and down.bias is not None
+            both = gate_up.data.double() @ x[row].double() + gate_up.bias.double()
+            gate, up = both.chunk(2)
+            inner = torch.nn.functional.silu(gate) * up
+            expected += weight * (down.data.double() @ inner + down.bias.double())
+        scale = expected.abs().max()
+        assert (found[row] - expected).abs().max() < scale * (1e-5 if dtype is torch.float32 else 3e-2)
+
+
 def test_every_form_has_the_bits_of_the_canonical_one(
     backend: Backend, layer: Experts, device: torch.device, dtype: torch.dtype
 ) -> None:

@@ -55,9 +55,8 @@ def _open(folder: Path, dtype: str) -> LLM:
 def test_tokens_and_logprobs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     folder = tiny_model(tmp_path, family, std=0.1, **(SIZES | MODELS[family]))
     llm = _open(folder, "fp32")
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **plain).eval()
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=3, deterministic=True)
     for result in llm.generate([_prompt(length) for length in (1, 50, 300)], params):
         prompt, answer = list(result.prompt_token_ids), list(result.token_ids)
