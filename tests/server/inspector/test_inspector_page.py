@@ -109,21 +109,29 @@ def context(browser: "Browser") -> Iterator["BrowserContext"]:
 
 
 class Visit:
-    """One open page and its console errors."""
+    """The inspector in a page, and its console errors."""
 
-    def __init__(self, context: "BrowserContext", server: Server) -> None:
-        self.context = context
-        self.page: Page = context.new_page()
+    def __init__(self, page: "Page", server: Server) -> None:
+        self.page = page
         self.problems: list[str] = []
         self.requested: list[str] = []
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on(
-            "console", lambda message: self.problems.append(message.text) if message.type == "error" else None
-        )
-        self.page.on("request", lambda request: self.requested.append(request.url))
-        self.page.goto(server.url)
-        self.page.wait_for_selector("#link[data-state=open]")
-        self.page.wait_for_selector("#fingerprint:not(:empty)")
+        self._listeners: dict[Any, Any] = {
+            "pageerror": lambda error: self.problems.append(str(error)),
+            "console": lambda said: self.problems.append(said.text) if said.type == "error" else None,
+            "request": lambda request: self.requested.append(request.url),
+        }
+        for event, listener in self._listeners.items():
+            page.on(event, listener)
+        page.goto(server.url)
+        page.wait_for_selector("#link[data-state=open]")
+        page.wait_for_selector("#fingerprint:not(:empty)")
+
+    def end(self) -> None:
+        """Leave the page as it was before the visit."""
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
+        self.page.unroute_all()
+        self.page.goto("about:blank")
 
     def ask(self, prompt: str = "the quick brown fox", **fields: str) -> None:
         self.page.fill("#prompt", prompt)
@@ -153,18 +161,24 @@ class Visit:
         return found
 
 
+@pytest.fixture(scope="module")
+def shared_page(context: "BrowserContext") -> "Page":
+    """One page for most tests: a new one takes three times as long to open the inspector."""
+    return context.new_page()
+
+
 @pytest.fixture
-def visit(context: "BrowserContext", server: Server) -> Iterator[Visit]:
-    visit = Visit(context, server)
+def visit(shared_page: "Page", server: Server) -> Iterator[Visit]:
+    visit = Visit(shared_page, server)
     yield visit
-    visit.page.close()
+    visit.end()
     assert visit.problems == []
 
 
 @pytest.fixture(scope="module")
 def page(context: "BrowserContext", server: Server) -> Iterator["Page"]:
     """One page for all tests of pure functions."""
-    visit = Visit(context, server)
+    visit = Visit(context.new_page(), server)
     yield visit.page
     visit.page.close()
     assert visit.problems == []
@@ -354,13 +368,13 @@ def test_receipt_can_be_downloaded(visit: Visit, server: Server, tmp_path: Path)
     assert replayed.status_code == 200, replayed.text
 
 
-def test_error_of_the_server_is_shown(context: "BrowserContext", server: Server) -> None:
-    visit = Visit(context, server)
+def test_error_of_the_server_is_shown(shared_page: "Page", server: Server) -> None:
+    visit = Visit(shared_page, server)
     visit.ask("word " * 600)
     visit.page.wait_for_selector("#problem:visible")
     assert "512" in visit.page.inner_text("#problem")
     assert visit.page.is_enabled("#send")
-    visit.page.close()
+    visit.end()
 
 
 @pytest.mark.usefixtures("slow_steps")
@@ -393,7 +407,7 @@ def test_page_opened_later_shows_running_requests(visit: Visit, server: Server, 
     visit.page.check("input[value=raw]", force=True)
     visit.ask(endless, max_tokens="450", temperature="0")
     visit.page.wait_for_selector(".strip .token.committed")
-    late = Visit(visit.context, server)
+    late = Visit(visit.page.context.new_page(), server)
     late.page.wait_for_selector(".strip .token.prompt")
     assert late.page.locator(".request").count() == 1
     assert (
@@ -406,9 +420,8 @@ def test_page_opened_later_shows_running_requests(visit: Visit, server: Server, 
 
 def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Server) -> None:
     size = {"width": 360, "height": 740}
-    phone = Visit(
-        new_context(browser, viewport=size, is_mobile=True, has_touch=True, device_scale_factor=2), server
-    )
+    context = new_context(browser, viewport=size, is_mobile=True, has_touch=True, device_scale_factor=2)
+    phone = Visit(context.new_page(), server)
     phone.ask("a rather long prompt, " * 5, max_tokens="24")
     phone.wait_seen("committed")
     phone.wait_answered()
@@ -430,11 +443,12 @@ def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Serve
     phone.page.tap("[data-counter=pages]")
     assert "KV cache" in phone.page.inner_text("#tip")
     assert phone.problems == []
-    phone.context.close()
+    context.close()
 
 
 def test_many_requests_leave_no_empty_column(browser: "Browser", server: Server) -> None:
-    dark = Visit(new_context(browser, color_scheme="dark"), server)
+    context = new_context(browser, color_scheme="dark")
+    dark = Visit(context.new_page(), server)
     dark.page.evaluate(
         """() => { fetch("v1/completions", { method: "POST", headers: { "Content-Type": "application/json" },
              body: JSON.stringify({ prompt: "ab", n: 12, max_tokens: 40, ignore_eos: true }) }); }"""
@@ -450,23 +464,22 @@ def test_many_requests_leave_no_empty_column(browser: "Browser", server: Server)
     )
     assert height < 2 * 900, "twelve requests make the page long"
     assert min(visible) > 0.6 * 900, "a column scrolls out of view"
-    dark.context.close()
+    context.close()
 
 
-def test_playground_does_not_cover_the_proof(context: "BrowserContext", server: Server) -> None:
-    tall = Visit(context, server)
-    tall.ask(max_tokens="20")
-    tall.wait_answered()
-    bottom, top = tall.page.evaluate(
+def test_playground_does_not_cover_the_proof(visit: Visit) -> None:
+    visit.ask(max_tokens="20")
+    visit.wait_answered()
+    bottom, top = visit.page.evaluate(
         """() => [".playground", ".prove"].map((name) => document.querySelector(name).getBoundingClientRect())
              .map((box, index) => (index === 0 ? box.bottom : box.top))"""
     )
     assert bottom <= top
-    tall.page.close()
 
 
 def test_dark_theme_by_system_and_by_choice(browser: "Browser", server: Server) -> None:
-    dark = Visit(new_context(browser, color_scheme="dark"), server)
+    context = new_context(browser, color_scheme="dark")
+    dark = Visit(context.new_page(), server)
     ground = dark.colour("html")
     light = dark.colour("html", "color")
     assert (
@@ -485,11 +498,12 @@ def test_dark_theme_by_system_and_by_choice(browser: "Browser", server: Server) 
     dark.page.check(f"{theme}[value=dark]", force=True)
     assert dark.colour("html") == ground
     assert dark.problems == []
-    dark.context.close()
+    context.close()
 
 
 def test_reduced_motion_is_respected(browser: "Browser", server: Server) -> None:
-    calm = Visit(new_context(browser, reduced_motion="reduce"), server)
+    context = new_context(browser, reduced_motion="reduce")
+    calm = Visit(context.new_page(), server)
     calm.page.evaluate(  # polling could miss them
         """() => {
           window.animations = [];
@@ -503,7 +517,7 @@ def test_reduced_motion_is_respected(browser: "Browser", server: Server) -> None
     calm.wait_answered()
     assert set(calm.page.evaluate("() => window.animations")) == {"none"}
     calm.page.wait_for_selector(".strip .token.rolled-back", state="detached")
-    calm.context.close()
+    context.close()
 
 
 def test_keyboard_use(visit: Visit) -> None:
@@ -577,13 +591,12 @@ def test_page_requests_only_its_own_server(visit: Visit, server: Server) -> None
 def test_browser_asks_for_the_api_key_once(browser: "Browser", tiny_llama: Path) -> None:
     with serving(tiny_llama, environment={"HOLDFAST_API_KEY": "open-sesame"}) as guarded:
         assert guarded.get("/").status_code == 401
-        visit = Visit(
-            new_context(browser, http_credentials={"username": "anybody", "password": "open-sesame"}), guarded
-        )
+        context = new_context(browser, http_credentials={"username": "anybody", "password": "open-sesame"})
+        visit = Visit(context.new_page(), guarded)
         visit.ask(max_tokens="4")
         visit.wait_answered()
         visit.card()
-        visit.context.close()
+        context.close()
         assert visit.problems == []
 
 
