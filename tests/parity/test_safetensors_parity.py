@@ -65,6 +65,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+CERTIFIED = ("llama", "mistral-window-one-kv-head", "qwen3-layer-types")
+
+
 def prompts(seed: int = 5) -> list[list[int]]:
     """Prompts of one token, of a few, and longer than any window, page or chunk here."""
     generator = torch.Generator().manual_seed(seed)
@@ -72,16 +75,20 @@ def prompts(seed: int = 5) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def variant(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Any]:
     family = request.param.split("-")[0]
     folder = tiny_model(tmp_path_factory.mktemp(request.param), family, **VARIANTS[request.param])
-    return folder, open_reference(folder)
+    return request.param, folder, open_reference(folder)
 
 
 @pytest.mark.parametrize("kernels", ["c", "torch"])
-def test_tokens_and_logits_match_transformers(variant: tuple[Path, Any], kernels: str) -> None:
-    folder, model = variant
-    assert_parity(folder, model, prompts(), kernels, max_tokens=24 if kernels == "c" else 12)
+def test_tokens_and_logits_match_transformers(variant: tuple[str, Path, Any], kernels: str) -> None:
+    """Some are certified. The others' deterministic answers are verified."""
+    name, folder, model = variant
+    limits = {} if name in CERTIFIED else {"certification": "background"}
+    assert_parity(folder, model, prompts(), kernels, max_tokens=24 if kernels == "c" else 12, **limits)
 
 
 def test_variants_have_their_features(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from support.serving import Server
 
 TESTS = Path(__file__).parents[1]
 IS_SHORT = "HOLDFAST_FUZZ_CASES" not in os.environ
-CASES = os.environ.get("HOLDFAST_FUZZ_CASES", "10")
+CASES = os.environ.get("HOLDFAST_FUZZ_CASES", "6")
 TOTAL = int(os.environ.get("HOLDFAST_FUZZ_TOTAL", "20000"))  # cases of the long form
 ROUND_CASES = 60  # of each operation and seed of the long form
 SEED = int(os.environ.get("HOLDFAST_FUZZ_SEED", "1"))
@@ -43,7 +43,7 @@ TRANSLATED = """
 [[operations]]
 include-path = "{path}"
 phases.coverage.enabled = false
-generation.max-examples = 6
+generation.max-examples = 4
 """
 APIS = ("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens")
 SHORT = CHAT + "".join(TRANSLATED.format(path=path) for path in APIS)

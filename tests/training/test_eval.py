@@ -37,7 +37,10 @@ def untrained(folder: Path, form: AnswerForm) -> Path:
 
 
 def open_llm(folder: Path) -> LLM:
-    return LLM(str(folder), device="cpu", prefix_cache=False, max_num_seqs=8, max_model_len=512)
+    """Few batch sizes to certify."""
+    return LLM(
+        str(folder), device="cpu", prefix_cache=False, max_num_seqs=8, max_model_len=512, max_pass_tokens=64
+    )
 
 
 @pytest.fixture(scope="module")
