@@ -39,6 +39,7 @@ else:  # a busy machine is no finding
 
 # These take longest. Begun first, none of them is what everybody waits for in the end.
 LONG_FILES = (
+    "server/test_fuzz.py",  # and with it all files that share servers
     "server/inspector/test_inspector_page.py",
     "training/test_learns.py",
     "determinism/test_default_model.py",
@@ -54,7 +55,6 @@ LONG_FILES = (
     "parity/test_smollm2_parity.py",
     "determinism/test_processes.py",
     "bench/gpu/test_gpu_bench.py",
-    "server/test_bad_bodies.py",
     "cli/test_bench_serve_command.py",
     "determinism/test_stress.py",
     "server/test_faults.py",
@@ -62,7 +62,6 @@ LONG_FILES = (
     "parity/test_safetensors_parity.py",
     "server/test_openai_client.py",
     "bench/speed/test_structured_bench.py",
-    "server/test_fuzz.py",
 )
 
 
