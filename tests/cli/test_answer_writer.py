@@ -47,6 +47,17 @@ def screen(monkeypatch):
     return both
 
 
+def test_reasoning_is_shown_on_stderr_only(capsys, monkeypatch):
+    monkeypatch.setattr(answer_writer, "stderr", lambda: Console(stderr=True, color_system=None))
+    for with_thoughts in (True, False):
+        writer = AnswerWriter(with_thoughts=with_thoughts)
+        for text in ("Hm. ", "It is."):
+            writer.write_reasoning(text)
+        writer.write("Yes")
+        writer.end()
+        assert capsys.readouterr() == ("Yes\n", "Hm. It is.\n" if with_thoughts else "")
+
+
 class Letters:
     """A prompt of letters, one a token."""
 

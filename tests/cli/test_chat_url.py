@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from holdfast.cli.conversation.server_client import StreamedAnswer
 from support.fake_server import FakeServer
 from support.serving import serving
 
@@ -50,6 +51,13 @@ def test_server_gets_all_turns_until_reset(chat, server):
         [begin, ("user", "one"), ("assistant", "2 said"), ("user", "two")],
         [begin, ("user", "three")],
     ]
+
+
+def test_reasoning_is_taken_from_the_stream():
+    answer = StreamedAnswer()
+    for delta in ({"reasoning_content": "Hm."}, {"reasoning": " So."}, {"content": "Yes"}):
+        answer.update(json.dumps({"choices": [{"delta": delta}]}).encode())
+    assert (answer.reasoning, answer.text, answer.num_tokens) == ("Hm. So.", "Yes", 3)
 
 
 def test_summary_has_the_mode_if_the_server_sends_it(chat, server):

@@ -237,7 +237,7 @@ def rendered(server: Server, **fields: Any) -> str:
 def test_history_is_given_to_the_template(server: Server, family: str) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
     for name in ("reasoning_content", "reasoning", "thinking"):
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "user", "content": "Rome?"},
             {"role": "assistant", "content": None, "tool_calls": [call], name: "Hm."},
             {"role": "tool", "tool_call_id": "call_1", "content": "Sun"},
@@ -247,13 +247,18 @@ def test_history_is_given_to_the_template(server: Server, family: str) -> None:
     messages[1]["content"] = "I look."  # gpt-oss's template refuses content beside thinking and calls
     text = rendered(server, messages=messages, tools=[TOOL])
     assert "Hm." in text and "I look." in text
+    messages[1]["content"] = [{"type": "text", "text": "I look."}]
+    assert rendered(server, messages=messages, tools=[TOOL]) == text
     old = [*messages[:1], {"role": "assistant", "content": "Yes", "reasoning_content": "Hm."}, *messages[:1]]
     assert "Hm." not in rendered(server, messages=old)
 
 
 def test_thinking_is_turned_off(server: Server, family: str) -> None:
-    if family == "gpt-oss":
-        pytest.skip("gpt-oss always thinks")
+    if family == "gpt-oss":  # it always thinks
+        assert "Reasoning: high" in rendered(
+            server, messages=say("Yes"), chat_template_kwargs={"reasoning_effort": "high"}
+        )
+        return
     off = {"messages": say("Yes"), "chat_template_kwargs": {"enable_thinking": False}}
     assert rendered(server, **off).endswith("<think>\n\n</think>\n\n")
     sizes = {

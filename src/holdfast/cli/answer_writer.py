@@ -76,6 +76,16 @@ class AnswerWriter:
             (sys.stdout if self._wrap is None else self._wrap).write(text)
             sys.stdout.flush()
 
+    def write_reasoning(self, text: str) -> None:
+        """Write thinking before the answer, dimmed, to stderr."""
+        if not text or not self._with_thoughts:
+            return
+        from rich.text import Text
+
+        sys.stdout.flush()
+        stderr().print(Text(text, style=_STYLE), end="")
+        self._line_is_open = not self._answering
+
     def end(self) -> None:
         """The answer is complete."""
         self._begin_answer()

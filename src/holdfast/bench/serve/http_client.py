@@ -222,7 +222,10 @@ def add_event(result: StreamResult, event: bytes, now: float) -> None:
     try:
         chunk = json.loads(event)
         for choice in chunk.get("choices") or ():
-            text = choice["text"] if "text" in choice else choice.get("delta", {}).get("content")
+            delta = choice.get("delta", {})
+            text = (
+                choice["text"] if "text" in choice else delta.get("reasoning_content") or delta.get("content")
+            )
             if text:
                 result.text += text
                 result.arrivals.append(now)

@@ -93,7 +93,8 @@ class RemoteConversation:
         while True:
             try:
                 messages = [*self._system, *kept, question]
-                answer = self._server.stream({**self._fields, "messages": messages}, show)
+                body = {**self._fields, "messages": messages}
+                answer = self._server.stream(body, show, writer.write_reasoning)
                 break
             except RequestRefused as error:
                 if error.code != "context_length_exceeded" or not kept:

@@ -36,9 +36,13 @@ class RequestRefused(ServerError):
 
 @dataclass
 class StreamedAnswer:
-    """What has arrived of an answer. error is what went wrong after its text began."""
+    """What has arrived of an answer. error is what went wrong after its text began.
+
+    reasoning is the thinking before the text, where the server separates it.
+    """
 
     text: str = ""
+    reasoning: str = ""
     finish_reason: str | None = None
     num_tokens: int = 0
     holdfast: dict[str, Any] | None = None
@@ -53,9 +57,12 @@ class StreamedAnswer:
                 self.error = _error_message(event)
                 return "", ()
             for choice in chunk.get("choices") or ():
-                text = choice.get("delta", {}).get("content") or ""
+                delta = choice.get("delta", {})
+                text = delta.get("content") or ""
+                reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
                 self.text += text
-                self.num_tokens += bool(text)
+                self.reasoning += reasoning
+                self.num_tokens += bool(text or reasoning)
                 self.finish_reason = choice.get("finish_reason") or self.finish_reason
             if chunk.get("usage"):
                 self.num_tokens = int(chunk["usage"]["completion_tokens"])
@@ -89,8 +96,11 @@ class ChatServer:
         except (ValueError, KeyError, IndexError, TypeError):
             raise ServerError(f"the server at {self._url} names no model; give one with --model") from None
 
-    def stream(self, body: dict[str, Any], show: Show) -> StreamedAnswer:
-        """One answer; show is called with its text and thoughts as they arrive.
+    def stream(
+        self, body: dict[str, Any], show: Show, show_reasoning: Callable[[str], None] = lambda text: None
+    ) -> StreamedAnswer:
+        """One answer; show is called with its text and thoughts as they arrive, show_reasoning with
+        the thinking before its text.
 
         Ctrl-C ends it by closing the connection, which aborts the request. Raises `ServerError` if
         no text arrives. An error after that is in the answer.
@@ -100,7 +110,10 @@ class ChatServer:
             with self._send("POST", "/v1/chat/completions", body) as response:
                 for event in _events(response.iter_bytes()):
                     if event != b"[DONE]":
-                        show(*answer.update(event))
+                        before = len(answer.reasoning)
+                        new = answer.update(event)
+                        show_reasoning(answer.reasoning[before:])
+                        show(*new)
             if answer.finish_reason is None and answer.error is None:
                 raise httpx.RemoteProtocolError("the stream ended early")
         except KeyboardInterrupt:

@@ -123,11 +123,12 @@ class ChatFormat:
         gpt-oss's template refuses content beside thinking in a message with calls; both are then
         thinking.
         """
-        content, calls = message.get("content"), message.get("tool_calls")
-        if not isinstance(self.reasoning, Harmony) or not calls or not isinstance(content, str):
+        content, reasoning = message.get("content"), reasoning_of(message)
+        if not isinstance(self.reasoning, Harmony) or not message.get("tool_calls") or not content:
             return message
-        reasoning = reasoning_of(message)
-        if not content or not isinstance(reasoning, str) or not reasoning:
+        if not isinstance(content, str):
+            content = "\n".join(part.get("text") or "" for part in content)
+        if not isinstance(reasoning, str) or not reasoning:
             return message
         return {**without_reasoning(message), "content": "", "reasoning_content": f"{reasoning}\n{content}"}
 
@@ -249,6 +250,7 @@ class _PieceParser:
     def __init__(self, pieces: TokenPieces, parser: _PartParser) -> None:
         self._pieces = pieces
         self._parser = parser
+        self._rest: ToolParser | None = None  # the parser of the text, once tokens do not matter
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -259,7 +261,12 @@ class _PieceParser:
         return self._parser.num_hidden_tokens
 
     def feed(self, delta: Delta) -> list[ChoiceDelta]:
-        return self._parser.feed(self._pieces.split(delta))
+        if self._rest is not None:
+            return self._rest.feed(delta.text)
+        deltas = self._parser.feed(self._pieces.split(delta))
+        if isinstance(self._parser, ThinkParser) and not self._pieces.has_controls:
+            self._rest = self._parser.rest_of_answer
+        return deltas
 
     def finish(self) -> list[ChoiceDelta]:
         return self._parser.finish()

@@ -9,10 +9,12 @@ A format is data. The names are vLLM's.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from holdfast.errors import ConfigError
-from holdfast.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from holdfast.text.tokenizer import Tokenizer  # slow to import, and the options only need names
 
 ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral", "openai_gptoss"]
 
@@ -52,13 +54,13 @@ HARMONY = Harmony()
 _FORMATS: dict[str, ReasoningFormat] = {one.name: one for one in (QWEN3, DEEPSEEK_R1, MISTRAL, HARMONY)}
 
 
-def is_harmony(tokenizer: Tokenizer, template: str) -> bool:
+def is_harmony(tokenizer: "Tokenizer", template: str) -> bool:
     """Whether a model writes harmony: its template does, and its tokenizer has the tokens."""
     return HARMONY.channel in template and _lacks(tokenizer) is None
 
 
 def choose_reasoning(
-    tokenizer: Tokenizer, template: str, name: ReasoningParserName = "auto"
+    tokenizer: "Tokenizer", template: str, name: ReasoningParserName = "auto"
 ) -> ReasoningFormat | None:
     """The format by its name; "auto": by the tags in the chat template. Raises `ConfigError` if the
     model cannot write it."""
@@ -77,7 +79,7 @@ def choose_reasoning(
     return next((one for one in (QWEN3, MISTRAL) if one.closing in template), None)
 
 
-def _lacks(tokenizer: Tokenizer) -> str | None:
+def _lacks(tokenizer: "Tokenizer") -> str | None:
     """A token of harmony that the tokenizer does not have as a special one."""
     needed = (HARMONY.start, HARMONY.channel, HARMONY.message, HARMONY.ends[0])
     return next((one for one in needed if tokenizer.special_id(one) is None), None)

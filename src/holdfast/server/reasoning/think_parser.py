@@ -42,6 +42,11 @@ class ThinkParser:
         self.num_reasoning_tokens = 0
         self.num_hidden_tokens = 0
 
+    @property
+    def rest_of_answer(self) -> ToolParser | None:
+        """The parser of what follows, once the answer has begun: from then on all is text."""
+        return self._rest if self._state is ThinkState.ANSWERING else None
+
     def feed(self, pieces: Iterable[Piece]) -> list[ChoiceDelta]:
         deltas: list[ChoiceDelta] = []
         for piece in pieces:

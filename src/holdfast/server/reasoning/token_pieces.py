@@ -60,6 +60,10 @@ class TokenPieces:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=in_engine)
         self._pending: deque[_Pending] = deque()
 
+    @property
+    def has_controls(self) -> bool:
+        return bool(self._controls)
+
     def split(self, delta: Delta) -> list[Piece]:
         """The pieces that this delta shows."""
         for token_id in delta.token_ids:

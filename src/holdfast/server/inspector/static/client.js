@@ -50,7 +50,11 @@ export async function* chunks(response) {
 }
 
 // The text of a choice: of a chunk or a whole response, of chat or of raw completions.
-export const choiceText = (choice) => choice?.delta?.content ?? choice?.message?.content ?? choice?.text ?? "";
+// Thinking comes before the answer.
+export function choiceText(choice) {
+  const part = choice?.delta ?? choice?.message;
+  return (part?.reasoning_content ?? "") + (part?.content ?? choice?.text ?? "");
+}
 
 // The logprobs of a choice, exactly as the server sent them.
 export function choiceLogprobs(choice) {
