@@ -112,7 +112,7 @@ def test_ordinary_answer_continues_without_gap(llm: LLM, kind: str) -> None:
     begun, _ = run(restarted(llm), params, stop_after=stop_after)
     rest, result = run(restarted(llm), params, record_of(begun, params))
     assert result is not None and result.error is None
-    assert (result.prompt_logprobs is None) == (expected.prompt_logprobs is None)
+    assert result.prompt_logprobs == expected.prompt_logprobs
     for got, wanted in zip(merged(begun + rest, params.n), merged(whole, params.n), strict=True):
         assert (got[0], got[1], got[4]) == (wanted[0], wanted[1], wanted[4])
     assert [list(choice.token_ids) for choice in result.choices] == [

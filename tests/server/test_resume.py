@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
 from support.serving import Server, serving
 from support.streams import Client
+from support.tiny import tiny_model
 
 PATIENCE = 180.0
 SLOW = 0.03  # seconds for each step, so that answers last over several faults
@@ -88,10 +90,13 @@ class FaultyServer:
         self.set_faults(**{**self._settings, "raise_once": self._number, "fault": fault})
 
 
+@pytest.fixture(autouse=True)
+def patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.streams.PATIENCE", PATIENCE)
+
+
 @pytest.fixture
 def faulty(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
-    from support.tiny import tiny_model
-
     model = tiny_model(tmp_path_factory.mktemp("resume") / "llama", max_position_embeddings=2048)
     control = tmp_path / "control"
     control.write_text("{}")
@@ -279,8 +284,6 @@ def test_requests_that_arrive_during_a_restart_wait(faulty: FaultyServer) -> Non
 @pytest.mark.long
 def test_comments_keep_streams_alive(faulty: FaultyServer) -> None:
     """A stream whose engine is restarted gets a comment at once."""
-    import httpx
-
     lines: list[str] = []
     body = {"prompt": "the fox", "max_tokens": 120, "stream": True, "ignore_eos": True}
 

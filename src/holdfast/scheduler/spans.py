@@ -90,6 +90,8 @@ def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> S
         sample_from = stop - start
     else:
         stop = min(stop, state.expected_len)
+        if state.request.score_from is not None and tokens.num_output and start < tokens.prompt_len - 1:
+            stop = min(stop, tokens.prompt_len - 1)  # the scored tokens are the last before sample_from
         sample_from = max(0, min(stop, tokens.committed_len - 1) - start)
     token_ids = tokens.ids(start, stop)
     if stop > tokens.total_len:

@@ -269,10 +269,10 @@ class Server:
         page = f"open {self.url} to see it work; " if self.config.has_inspector else ""
         say(f"Ready after {took:.1f} s: {page}OpenAI clients use {self.url}/v1")
 
-    def _on_engine_death(self) -> None:
+    def _on_engine_death(self, reason: str, num_requests: int) -> None:
         self.began = time.monotonic()
         self.metrics.engine_restarted()
-        self.hub.reset()
+        self.hub.engine_restarts(reason, num_requests)
 
     async def _describe(self, link: EngineLink) -> None:
         with contextlib.suppress(EngineStopped):

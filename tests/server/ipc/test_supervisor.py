@@ -36,7 +36,7 @@ class Watched:
         self.num_deaths = self.num_hangs = self.num_crashed = 0
         callbacks = EngineCallbacks(
             on_ready=self.links.put_nowait,
-            on_death=lambda: self._count("num_deaths"),
+            on_death=lambda how, num_requests: self._count("num_deaths"),
             on_hang=lambda: self._count("num_hangs"),
             resume=ResumeCallbacks(on_crash=lambda: self._count("num_crashed")),
         )

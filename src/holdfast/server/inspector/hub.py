@@ -20,6 +20,7 @@ from holdfast.server.inspector.view import EngineView, TokenText
 
 MAX_SUBSCRIBERS = 8
 MAX_QUEUED = 64  # steps
+MAX_RESTARTS = 8
 KEEP_ALIVE_SECONDS = 15.0
 
 _RECONNECT = b"retry: 2000\n\n"
@@ -36,6 +37,7 @@ class Subscriber:
         self.tenant = tenant
         self.gives_way = False
         self.events: deque[bytes] = deque()
+        self.restarts: deque[bytes] = deque(maxlen=MAX_RESTARTS)  # sent before the next snapshot
         self.needs_snapshot = True
         self.wakeup = asyncio.Event()
 
@@ -96,10 +98,13 @@ class Hub:
             if own is not None:
                 subscriber.put(own)
 
-    def reset(self) -> None:
-        """The engine process died, and all its requests with it."""
+    def engine_restarts(self, reason: str, num_requests: int) -> None:
+        """The engine process died for this reason; so many requests continue in the next one. Pages mark
+        it on their timelines, those of a tenant without the number."""
         self._view = None
         for subscriber in self._subscribers:
+            mark = {"restart": reason, "requests": num_requests if subscriber.tenant is None else 0}
+            subscriber.restarts.append(sse_event(mark, "restart"))
             subscriber.reset()
 
     def close(self) -> None:
@@ -140,7 +145,9 @@ class Hub:
         try:
             yield _RECONNECT
             while not self._closed and not subscriber.gives_way:
-                if subscriber.needs_snapshot:
+                if subscriber.restarts:
+                    yield subscriber.restarts.popleft()
+                elif subscriber.needs_snapshot:
                     subscriber.needs_snapshot = False
                     view = self._view or EngineView(self._token_text)
                     yield sse_event(view.snapshot(tenant), "snapshot")

@@ -40,7 +40,7 @@ class EngineCallbacks:
     on_ready: Callable[["EngineLink"], None] = _ignore
     on_status: Callable[[EngineStatus], None] = _ignore
     on_trace: Callable[[StepTrace], None] = _ignore
-    on_death: Callable[[], None] = _ignore  # before it is started again
+    on_death: Callable[[str, int], None] = _ignore  # (how, requests that continue), before it is restarted
     on_hang: Callable[[], None] = _ignore  # before it is killed
     resume: ResumeCallbacks = NO_CALLBACKS
 

@@ -218,7 +218,7 @@ class Supervisor:
             )
         self.restart = Restart(how, now)
         self.num_restarts += 1
-        self._callbacks.on_death()
+        self._callbacks.on_death(how, self.requests.num_live)
         pause = FIRST_PAUSE * (2 ** (len(recent) - 1) - 1)
         _log.error(
             "the engine process %s; %d requests wait; starting it again in %.1f seconds",

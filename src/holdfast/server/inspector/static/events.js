@@ -2,7 +2,7 @@
 
 const PAUSE_MS = 5000; // after this time in the background; also the delay before a retry
 
-export function listen({ onSnapshot, onStep, onStatus }) {
+export function listen({ onSnapshot, onStep, onRestart, onStatus }) {
   let source = null;
   let hiding = 0;
 
@@ -13,6 +13,7 @@ export function listen({ onSnapshot, onStep, onStatus }) {
     source.addEventListener("open", () => onStatus("open"));
     source.addEventListener("snapshot", (event) => onSnapshot(JSON.parse(event.data)));
     source.addEventListener("step", (event) => onStep(JSON.parse(event.data)));
+    source.addEventListener("restart", (event) => onRestart(JSON.parse(event.data)));
     source.addEventListener("error", () => {
       if (source.readyState !== EventSource.CLOSED) return onStatus("waiting"); // the browser reconnects by itself
       close(); // refused: too many pages are open

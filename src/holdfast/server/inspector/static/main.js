@@ -22,7 +22,7 @@ let isScheduled = false;
 let model = "";
 
 function enqueue(event) {
-  if (event.isSnapshot) queue = []; // it replaces all earlier events
+  if (event.isSnapshot) queue = queue.filter((one) => one.isRestart); // it replaces all earlier steps
   queue.push(event);
   if (!isScheduled) { isScheduled = true; requestAnimationFrame(render); }
 }
@@ -31,8 +31,10 @@ function render(now) {
   isScheduled = false;
   const events = queue;
   queue = [];
-  for (const { isSnapshot, data } of events) {
-    if (isSnapshot) {
+  for (const { isSnapshot, isRestart, data } of events) {
+    if (isRestart) {
+      timeline.push(data);
+    } else if (isSnapshot) {
       state.applySnapshot(data);
       cards.reset(state);
     } else {
@@ -77,6 +79,7 @@ startTheme(byId("theme"), () => { timeline.readColours(); timeline.render(); });
 listen({
   onSnapshot: (data) => enqueue({ isSnapshot: true, data }),
   onStep: (data) => enqueue({ isSnapshot: false, data }),
+  onRestart: (data) => enqueue({ isRestart: true, data }),
   onStatus: (status) => { byId("link").dataset.state = status; byId("link-text").textContent = LINK_STATUS[status]; },
 });
 setInterval(() => { if (!document.hidden) counters.render(state, performance.now()); }, 500); // the token rate drops to 0 when no step arrives

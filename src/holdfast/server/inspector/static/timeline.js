@@ -1,5 +1,5 @@
 // The passes of the last steps, one column per step; the height shows the number of tokens. Fast passes are hatched, canonical
-// ones solid, certified ones have a cap, spot checks are outlined. Padding is pale.
+// ones solid, certified ones have a cap, spot checks are outlined. Padding is pale. A line marks a restart of the engine process.
 
 import { make, plural } from "./dom.js";
 
@@ -22,8 +22,9 @@ export class Timeline {
     this.#resize();
   }
 
+  // A step, or a restart of the engine process: { restart: reason, requests: how many continue }.
   push(step) {
-    if (step.passes.length === 0) return;
+    if (step.restart === undefined && step.passes.length === 0) return;
     this.steps.push(step);
     if (this.steps.length > KEPT) this.steps.splice(0, this.steps.length - KEPT);
   }
@@ -45,7 +46,7 @@ export class Timeline {
     context.clearRect(0, 0, width, height);
     const shown = this.steps.slice(-Math.floor((width - 2 * EDGE) / COLUMN));
     this.shown = shown;
-    const maxHeight = Math.max(16, ...shown.map((step) => step.passes.reduce((sum, one) => sum + Math.sqrt(one.num_tokens_padded), 0) ** 2));
+    const maxHeight = Math.max(16, ...shown.map((step) => (step.passes ?? []).reduce((sum, one) => sum + Math.sqrt(one.num_tokens_padded), 0) ** 2));
     const unit = (height - 2 * EDGE - 8) / Math.sqrt(maxHeight);
     context.fillStyle = this.colours.line;
     context.fillRect(EDGE, height - EDGE, width - 2 * EDGE, 1);
@@ -55,7 +56,12 @@ export class Timeline {
 
   #drawStep(step, x, unit) {
     let bottom = this.height - EDGE;
-    for (const one of step.passes) {
+    if (step.restart !== undefined) {
+      this.context.fillStyle = this.colours.ink;
+      this.context.fillRect(x + (COLUMN - GAP) / 2 - 1, EDGE, 2, this.height - 2 * EDGE);
+      bottom = EDGE;
+    }
+    for (const one of step.passes ?? []) {
       const whole = Math.max(3, Math.sqrt(one.num_tokens_padded) * unit);
       this.#drawPass(one, x, bottom, COLUMN - GAP, Math.max(2, whole * Math.sqrt(one.num_tokens / one.num_tokens_padded)), whole);
       bottom -= whole + 2;
@@ -102,6 +108,10 @@ export class Timeline {
   #describe() {
     const step = this.selected ?? this.steps.at(-1);
     if (step === undefined) return;
+    if (step.restart !== undefined) {
+      this.note.textContent = `Restart: the engine process ${step.restart}; ${plural(step.requests, "request")} continued in the next one.`;
+      return;
+    }
     const passes = step.passes.map((one) => {
       const kind = one.certified ? "certified" : one.kind === "check" ? "spot check" : one.kind;
       const padding = one.num_tokens_padded > one.num_tokens ? ` padded to ${one.num_tokens_padded}` : "";
