@@ -14,6 +14,7 @@ from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.engine import Engine
 from holdfast.errors import GuaranteeLost, InvalidRequest
 from holdfast.server.ipc.sent_record import SentRecord
+from support.deferred_engine import deferred_engine
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
 SEED = 11
@@ -119,6 +120,22 @@ def test_ordinary_answer_continues_without_gap(llm: LLM, kind: str) -> None:
         one[1] for one in merged(whole, params.n)
     ]
     restarted(llm).check()
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "ordinary"])
+@pytest.mark.parametrize("mode", ["auto", "verify"])
+def test_answer_continues_with_async_scheduling(auto_llm: LLM, mode: str, deterministic: bool) -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True, seed=SEED, deterministic=deterministic, n=2)
+    whole, _ = run(deferred_engine(auto_llm, mode), params)
+    for stop_after in range(1, len(whole) - 1, 3):
+        begun, _ = run(deferred_engine(auto_llm, mode), params, stop_after=stop_after)
+        engine = deferred_engine(auto_llm, mode)
+        rest, result = run(engine, params, record_of(begun, params))
+        assert merged(begun + rest, 2) == merged(whole, 2), stop_after
+        assert result is not None and (result.determinism != "none") == deterministic
+        while engine.has_work:
+            engine.step()
+        engine.check()
 
 
 @pytest.mark.parametrize("change", ["logprob", "token"])

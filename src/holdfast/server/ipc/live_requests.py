@@ -343,6 +343,7 @@ class LiveRequests:
         del self._waiting[stream.request_id]
         known, new = stream.fingerprint, link.fingerprint
         if stream.deterministic and known is not None and new is not None and known != new.digest:
+            _log.error("request %d cannot continue: the engine has another fingerprint", stream.request_id)
             del self._live[stream.request_id]
             stream.fail(GuaranteeLost("the engine was restarted with another fingerprint"))
             if self._trial is stream:
