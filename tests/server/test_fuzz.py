@@ -46,7 +46,7 @@ phases.coverage.enabled = false
 generation.max-examples = 4
 """
 APIS = ("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens")
-SHORT = CHAT + "".join(TRANSLATED.format(path=path) for path in APIS)
+SHORT = CHAT + "".join(TRANSLATED.format(path=path) for path in (*APIS, "/v1/continue"))
 
 
 ANSWERED = (

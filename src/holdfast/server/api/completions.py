@@ -35,7 +35,11 @@ from holdfast.server.api.sampling import (
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest
 from holdfast.server.api.schema.responses import Completion
-from holdfast.server.api.streaming import require_resumable, resume_stream, stream_response
+from holdfast.server.api.streaming import (
+    require_resumable,
+    resume_stream,
+    stream_response,
+)
 from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
@@ -66,6 +70,7 @@ def completion_routes(frontend: Frontend) -> APIRouter:
         require_resumable(frontend, body)
         use_request_id(request, body.request_id)
         prompts = prompt_list(body.prompt, frontend.config.max_prompts, "prompt")
+        _require_continuable(frontend, body, len(prompts) * (body.n or 1))
         try:
             params = await frontend.prepare(request, lambda token: _params(body, frontend))
         except HoldfastError as error:
@@ -131,6 +136,7 @@ async def _submit(
     except HoldfastError as error:
         raise to_api_error(error) from None
     await call.accepted()
+    await call.confirm_text(body.text_so_far or "")
 
 
 @dataclass
@@ -300,6 +306,21 @@ def _params(body: CompletionRequest, frontend: Frontend) -> SamplingParams:
         prompt_logprobs=max(wanted, default=None),
         echo=echo,
     )
+
+
+def _require_continuable(frontend: Frontend, body: CompletionRequest, num_answers: int) -> None:
+    """Refuse `text_so_far` where it cannot be checked."""
+    if body.text_so_far is None:
+        return
+    if not frontend.defaults.is_deterministic(body.deterministic):
+        why = 'an ordinary answer may begin differently every time; set "deterministic": true'
+    elif num_answers != 1:
+        why = f"the request asks for {num_answers} answers, and the text is the beginning of one"
+    elif body.echo:
+        why = "with echo the text would begin with the prompt; omit echo"
+    else:
+        return
+    raise ApiError(400, f"text_so_far cannot be used: {why}", param="text_so_far", code="invalid_value")
 
 
 def _refuse_unsupported(body: CompletionRequest) -> None:

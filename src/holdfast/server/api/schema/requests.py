@@ -168,6 +168,12 @@ class CompletionRequest(GenerationRequest):
         description="Text or token ids, one prompt or a batch."
     )
     echo: bool | None = None
+    text_so_far: str | None = Field(
+        None,
+        min_length=1,
+        description="The beginning of the answer, which the client has. Only what follows it is returned; an answer "
+        "that begins differently is a 409. Only for one deterministic answer.",
+    )
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = Field(None, ge=1, le=128, description="Must equal n.")
     suffix: str | None = Field(None, description="Not supported.")
