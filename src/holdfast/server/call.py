@@ -12,8 +12,9 @@ client disconnected.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 
 from holdfast.core.pooling import Pooling
 from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, weakest
@@ -146,12 +147,17 @@ class Call:
                 return
             await self._wait(_QUIET_SECONDS)
 
-    async def confirmed(self) -> None:
-        """Wait until the engine has confirmed what was sent: outputs come after that. Raises if what was
-        sent does not come out again."""
-        while not any(stream.deltas or stream.result is not None for stream in self.streams):
+    async def confirmed(self, choices: Collection[int]) -> None:
+        """Wait until the engine has confirmed what was sent of these choices: their outputs come after
+        that. Raises if it does not come out again."""
+        (stream,) = self.streams
+        unconfirmed, num_seen = set(choices), 0
+        while unconfirmed and stream.result is None:
             self._raise_errors()
             await self._wait(_QUIET_SECONDS)
+            new = islice(reversed(stream.deltas), len(stream.deltas) - num_seen)
+            unconfirmed.difference_update([one.index for one in new if one.finish_reason != "error"])
+            num_seen = len(stream.deltas)
         self._raise_errors()
 
     async def confirm_text(self, text: str) -> None:
@@ -159,7 +165,7 @@ class Call:
 
         The first delta that remains has the rest of its text, and its tokens.
         """
-        (stream,) = self.streams
+        stream = self.streams[0]
         while text:
             while stream.deltas and text:
                 delta = stream.deltas.popleft()

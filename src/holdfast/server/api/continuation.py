@@ -110,7 +110,7 @@ async def _submit(
         prompt_ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt, sent=sent
     )
     await call.accepted()
-    await call.confirmed()
+    await call.confirmed([at for at, choice in enumerate(sent.choices) if choice.finish_reason is None])
     # Choices that had ended give no output: the client has them.
     call.streams[0].deltas.extendleft(
         Delta(index=index, finish_reason=choice.finish_reason)
