@@ -152,12 +152,14 @@ class Call:
         that. Raises if it does not come out again."""
         (stream,) = self.streams
         unconfirmed, num_seen = set(choices), 0
-        while unconfirmed and stream.result is None:
+        while stream.result is None:
             self._raise_errors()
-            await self._wait(_QUIET_SECONDS)
             new = islice(reversed(stream.deltas), len(stream.deltas) - num_seen)
             unconfirmed.difference_update([one.index for one in new if one.finish_reason != "error"])
             num_seen = len(stream.deltas)
+            if not unconfirmed:
+                return
+            await self._wait(_QUIET_SECONDS)
         self._raise_errors()
 
     async def confirm_text(self, text: str) -> None:
