@@ -16,7 +16,7 @@ from holdfast.numerics.recipe import KernelBackend
 from support.adversary_targets import assert_held, small_target
 
 TARGETS: list[tuple[KernelBackend, str]] = [("c", "fp32"), ("c", "bf16"), ("c", "fp16"), ("torch", "fp32")]
-GGUF_TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+GGUF_TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
 
 
 def test_page_and_window_edges() -> None:

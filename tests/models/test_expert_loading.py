@@ -74,13 +74,14 @@ def test_a_router_with_nan_is_refused(tmp_path: Path) -> None:
     [
         ({"num_experts": 0, "num_local_experts": 0}, "num_experts"),
         ({"num_experts": 5, "num_local_experts": 6}, "num_local_experts"),
+        ({"num_experts": 4096, "num_local_experts": 4096, "num_hidden_layers": 1000}, "num_experts"),
         ({"num_experts_per_tok": 7}, "num_experts_per_tok"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok"),
         ({"mlp_only_layers": ["1"]}, "mlp_only_layers"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step"),
         ({"norm_topk_prob": 1}, "norm_topk_prob"),
     ],
-    ids=["no-experts", "two-counts", "too-many", "none", "names", "no-step", "number"],
+    ids=["no-experts", "two-counts", "more-than-any", "too-many", "none", "names", "no-step", "number"],
 )
 def test_bad_fields_are_refused(changes: dict[str, Any], key: str) -> None:
     fields = random_model("qwen3_moe").config.to_dict() | {"model_type": "qwen3_moe"}

@@ -23,6 +23,7 @@ Block = Literal["pre", "sandwich", "post", "parallel"]
 Norm = Literal["rms", "rms_fp32", "layer"]
 
 _MAX_PARAMETERS = 10**13
+_MAX_EXPERTS = 1 << 17  # of all layers
 _DTYPES = ("float32", "float16", "bfloat16")
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -174,6 +175,9 @@ def parse_config(fields: Fields, generation: Fields | None = None) -> DecoderCon
         torch_dtype=_parse_dtype(fields),
         **cast(dict[str, Any], shared | known.traits(fields, num_layers)),
     )
+    if config.num_layers * config.num_experts > _MAX_EXPERTS:
+        what = f"experts in {config.num_layers} layers that are at most {_MAX_EXPERTS} together"
+        raise refuse("num_experts", config.num_experts, what)
     if config.num_parameters > _MAX_PARAMETERS:
         raise UnsupportedModel(
             f"the configuration describes {config.num_parameters:.2g} parameters; at most {_MAX_PARAMETERS:.0e} are supported"

@@ -284,7 +284,7 @@ class CBackend:
         canonical: bool,
     ) -> None:
         is_other = weights.sinks is not None or shape.clip_qkv or shape.activation == "clamped_swiglu"
-        if weights.gate_up is None or weights.down is None or is_other:  # as layers of experts are
+        if weights.gate_up is None or weights.down is None or is_other:  # the fused layer has none of it
             run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
             return
         num_tokens, hidden = x.shape
