@@ -22,7 +22,10 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
 
 def test_document_contains_every_route(document: dict[str, Any]) -> None:
     assert {(path, method) for path, method, _ in operations(document)} == {
-        *((f"/v1/{name}", "post") for name in ("chat/completions", "completions", "score", "replay")),
+        *(
+            (f"/v1/{name}", "post")
+            for name in ("chat/completions", "completions", "score", "replay", "continue")
+        ),
         *((f"/v1/{name}", "post") for name in ("responses", "responses/input_tokens")),
         *((f"/v1/{name}", "post") for name in ("messages", "messages/count_tokens")),
         ("/v1/embeddings", "post"),
