@@ -135,7 +135,14 @@ class LiveRequests:
             sent,
         )
         deterministic = self._defaults.is_deterministic(params.deterministic)
-        stream = ResponseStream(message, params.n, updated, self._cancel, deterministic=deterministic)
+        stream = ResponseStream(
+            message,
+            params.n,
+            updated,
+            self._cancel,
+            deterministic=deterministic,
+            keeps_record=self.resumes,
+        )
         if self._link is not None and not self._waiting and self._trial is None:
             self._link.submit(message)  # raises for what cannot be encoded; then there is no stream
             stream.is_submitted = True

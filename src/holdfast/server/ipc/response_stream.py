@@ -28,6 +28,7 @@ class ResponseStream:
         cancel: Callable[["ResponseStream"], None],
         *,
         deterministic: bool,
+        keeps_record: bool = True,
     ) -> None:
         self.request_id = message.request_id
         self.deterministic = deterministic
@@ -49,6 +50,7 @@ class ResponseStream:
         self._message = message
         self._updated = updated
         self._cancel = cancel
+        self._keeps_record = keeps_record  # else it cannot be continued
         self._record = SentRecord(
             num_choices, keeps_logprobs=message.want_receipt and not deterministic, begun=message.sent
         )
@@ -88,7 +90,8 @@ class ResponseStream:
         self._updated.set()
 
     def add(self, delta: Delta) -> None:
-        self._record.add(delta)
+        if self._keeps_record:
+            self._record.add(delta)
         self.deltas.append(delta)
         self._updated.set()
 
