@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -68,9 +69,9 @@ def test_compiled_grammars_are_cached_and_evicted(
     tried: list[str] = []
     try_grammar = GrammarSandbox.try_grammar
 
-    def count(sandbox: GrammarSandbox, grammar: str, *, is_lark: bool, token: CancelToken) -> object:
+    def count(sandbox: GrammarSandbox, grammar: str, **settings: Any) -> object:
         tried.append(grammar)
-        return try_grammar(sandbox, grammar, is_lark=is_lark, token=token)
+        return try_grammar(sandbox, grammar, **settings)
 
     monkeypatch.setattr(GrammarSandbox, "try_grammar", count)
     monkeypatch.setattr(grammar_compiler, "_MAX_CACHED", 2)
@@ -157,7 +158,7 @@ def test_cancelled_compilation_ends_unless_another_caller_waits(compiler: Gramma
     assert backend is not None
     began, release, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def try_slowly(grammar: str, *, is_lark: bool, token: CancelToken) -> GrammarTrial:
+    def try_slowly(grammar: str, *, token: CancelToken, **settings: Any) -> GrammarTrial:
         began.set()
         with token.on_cancel(release.set):
             assert release.wait(10)
