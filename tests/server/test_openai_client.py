@@ -74,7 +74,11 @@ def test_stream_equals_the_whole_response(client: openai.OpenAI) -> None:
     assert text == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
-    assert chunks[-1].usage == whole.usage or chunks[-1].usage.completion_tokens == 12  # type: ignore[union-attr]
+    streamed, used = chunks[-1].usage, whole.usage
+    assert streamed is not None and used is not None
+    assert streamed.completion_tokens == used.completion_tokens == 12
+    assert streamed.prompt_tokens == used.prompt_tokens > 0
+    assert streamed.total_tokens == used.total_tokens
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
