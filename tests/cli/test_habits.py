@@ -47,7 +47,8 @@ def test_mistyped_words_are_answered_with_the_near_one(holdfast, arguments, near
 
 
 def test_hints_name_what_exists():
-    commands = get_command(app).commands
+    group = get_command(app)
+    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
     assert not set(habits._COMMANDS) & set(commands)
     options = {
         name

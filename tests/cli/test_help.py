@@ -121,8 +121,8 @@ def test_help_names_every_command(holdfast):
 
 def _all_commands(command, path=()):
     yield path, command
-    for name, one in getattr(command, "commands", {}).items():
-        yield from _all_commands(one, (*path, name))
+    for name in command.list_commands(None) if hasattr(command, "list_commands") else ():
+        yield from _all_commands(command.get_command(None, name), (*path, name))
 
 
 def test_help_is_readable_in_80_columns(holdfast, monkeypatch):
@@ -139,6 +139,15 @@ def test_help_is_readable_in_80_columns(holdfast, monkeypatch):
 
 def test_version(holdfast):
     assert holdfast("--version").stdout == f"holdfast {__version__}\n"
+
+
+def test_command_is_imported_when_it_is_named():
+    code = (
+        "import sys; from holdfast.cli.main import app\ntry: app(['models', '--help'])\nexcept SystemExit: pass\n"
+        "print([name for name in sys.modules if name.startswith('holdfast.cli.commands.')], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "['holdfast.cli.commands.models']"
 
 
 def test_help_does_not_import_torch():

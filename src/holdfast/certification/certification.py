@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -66,8 +66,9 @@ class Certification:
         self._list_kernels = kernels
         self._device = device
         self._kernels: tuple[str, ...] | None = () if kernels is None else None
-        self._done, self._seconds = _load_progress(self.key)
-        self._is_reference_tested = bool(self._done)
+        progress = _load_progress(self.key)
+        self._done, self._seconds = progress.done, progress.seconds
+        self._is_reference_tested = progress.is_reference_tested
         self._steps: Generator[None, None, object] | None = None  # of the check at work
         self._num_repeats = 0
 
@@ -89,8 +90,8 @@ class Certification:
         return self._known_checks
 
     def test_reference(self, progress: Progress | None = None) -> Certificate | None:
-        """The reference's own test, before the first answer. If it fails, the certificate that says
-        so; it is not kept."""
+        """The reference's own test, before the first answer; once for all processes of this machine.
+        If it fails, the certificate that says so; it is not kept."""
         if self._is_reference_tested:
             return None
         started = time.monotonic()
@@ -104,6 +105,7 @@ class Certification:
         clear_neighbours()
         self._is_reference_tested = True
         if all(0 not in check.sizes_differing for check in done):
+            self._keep_progress()
             return None
         return certify(self._subject, done, self._sizes, seconds=time.monotonic() - started)
 
@@ -140,7 +142,7 @@ class Certification:
         if len(self._done) == num_checks and self._kernels is not None:
             self._complete()
         elif len(self._done) > num_before:
-            _save_progress(self.key, self._done, self._seconds)
+            self._keep_progress()
 
     def interrupt(self) -> None:
         """End the check at work; it will start again. It gives back what it borrowed."""
@@ -188,6 +190,9 @@ class Certification:
         self._known_checks = ()  # they hold inputs and weights
         self.certificate = made
 
+    def _keep_progress(self) -> None:
+        _save_progress(self.key, _KeptProgress(self._is_reference_tested, self._done, self._seconds))
+
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -225,19 +230,35 @@ def certify(
 # Progress on disk. Each check stands for itself, so that another process can continue.
 
 
-def _load_progress(key: str) -> tuple[list[OperationCheck], float]:
+@dataclass
+class _KeptProgress:
+    """What earlier processes have done."""
+
+    is_reference_tested: bool = False
+    done: list[OperationCheck] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def _load_progress(key: str) -> _KeptProgress:
     try:
         content = json.loads(_path(key).read_text())
         if content["key"] != key:
-            return [], 0.0
-        return [check_from_dict(one) for one in content["checks"]], float(content["seconds"])
+            return _KeptProgress()
+        done = [check_from_dict(one) for one in content["checks"]]
+        tested = bool(done) or content.get("reference_tested") is True
+        return _KeptProgress(tested, done, float(content["seconds"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return [], 0.0
+        return _KeptProgress()
 
 
-def _save_progress(key: str, done: Sequence[OperationCheck], seconds: float) -> None:
+def _save_progress(key: str, progress: _KeptProgress) -> None:
     try:
-        content = {"key": key, "seconds": round(seconds, 3), "checks": [asdict(check) for check in done]}
+        content = {
+            "key": key,
+            "seconds": round(progress.seconds, 3),
+            "reference_tested": progress.is_reference_tested,
+            "checks": [asdict(check) for check in progress.done],
+        }
         write_atomic(_path(key), json.dumps(content))
     except OSError as error:
         _log.debug("the progress of the certification could not be kept: %s", error)

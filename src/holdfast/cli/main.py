@@ -1,36 +1,51 @@
-"""The console script. Commands import torch when they run, so that --help and --version are fast.
+"""The console script. A command is imported when it is named, torch when it runs.
 
 A `HoldfastError` is shown as one red line, with exit code 2. Any other exception is a bug and shows
 its traceback. Commands and options of other engines are answered with ours (`habits`).
 """
 
+import gc
 import logging
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.main import get_command, get_group
 
-from holdfast.cli.commands.bench import bench
-from holdfast.cli.commands.certify import certify
-from holdfast.cli.commands.chat import chat
-from holdfast.cli.commands.continuation import continue_answer
-from holdfast.cli.commands.doctor import doctor
-from holdfast.cli.commands.eval import evaluate
-from holdfast.cli.commands.generate import GenerateCommand, generate
-from holdfast.cli.commands.models import models
-from holdfast.cli.commands.receipt import receipt
-from holdfast.cli.commands.replay import replay
-from holdfast.cli.commands.score import score
-from holdfast.cli.commands.serve import CONTEXT, serve
-from holdfast.cli.commands.train import train
 from holdfast.cli.console import show_error
 from holdfast.cli.habits import command_hint, option_hint
 from holdfast.cli.help_format import App, HelpGroup
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.version import __version__
 
+# Each command: its module in `holdfast.cli.commands`, and the function or the App in it.
+_COMMANDS = {
+    "serve": ("serve", "serve"),
+    "generate": ("generate", "generate"),
+    "chat": ("chat", "chat"),
+    "score": ("score", "score"),
+    "certify": ("certify", "certify"),
+    "replay": ("replay", "replay"),
+    "continue": ("continuation", "continue_answer"),
+    "models": ("models", "models"),
+    "doctor": ("doctor", "doctor"),
+    "receipt": ("receipt", "receipt"),
+    "bench": ("bench", "bench"),
+    "train": ("train", "train"),
+    "eval": ("eval", "evaluate"),
+}
+
 
 class _Commands(HelpGroup):
-    """Turns a `HoldfastError` of any command into one line and an exit code."""
+    """Imports the command that is named. Turns a `HoldfastError` into one line and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in _COMMANDS and cmd_name not in self.commands:
+            self.commands[cmd_name] = _import_command(cmd_name)
+        return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -52,7 +67,23 @@ class _Commands(HelpGroup):
             hint = command_hint(args[0], args[1:])
             if hint is not None:
                 raise ConfigError(hint)
+            for name in _COMMANDS:  # the error names the nearest of all commands
+                self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
+
+
+def _import_command(name: str) -> Any:
+    """The command, made of its function and its module's COMMAND_SETTINGS, or the group of an App."""
+    module, attribute = _COMMANDS[name]
+    imported = import_module(f"holdfast.cli.commands.{module}")
+    found = getattr(imported, attribute)
+    if not isinstance(found, typer.Typer):
+        single = App(add_completion=False)
+        single.command(name, **getattr(imported, "COMMAND_SETTINGS", {}))(found)
+        return get_command(single)
+    group = get_group(found)
+    group.name = name
+    return group
 
 
 def _refuse_option(error: Any) -> None:
@@ -72,19 +103,6 @@ app = App(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(context_settings=CONTEXT)(serve)
-app.command(cls=GenerateCommand)(generate)
-app.command()(chat)
-app.command()(score)
-app.command()(certify)
-app.command()(replay)
-app.command("continue")(continue_answer)
-app.command()(models)
-app.command()(doctor)
-app.add_typer(receipt, name="receipt")
-app.add_typer(bench, name="bench")
-app.add_typer(train, name="train")
-app.add_typer(evaluate, name="eval")
 
 
 def _show_version(wanted: bool) -> None:
@@ -104,4 +122,7 @@ def start(
 
 
 def main() -> None:
-    app()
+    try:
+        app()
+    finally:
+        gc.freeze()  # the interpreter would visit every object of torch once more before it ends

@@ -23,6 +23,10 @@ class ChatTokenizer:
         self._template = ChatTemplate.of(tokenizer)
         self._token_texts = TokenTexts(lambda id_: tokenizer.token_bytes(id_).decode("utf-8", "replace"))
 
+    def warm(self) -> None:
+        """Start the process of the chat template without waiting for it. Optional."""
+        self._template.warm()
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text.
 

@@ -37,3 +37,18 @@ def frozen_heap() -> Iterator[None]:
         gc.collect()  # of the newer objects; otherwise one of all objects would be due at once
         gc.unfreeze()
         _frozen_here = False
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """No garbage collection while a model is loaded: modules and weights are made, and all stay.
+
+    Importing torch makes enough objects for hundreds of collections. Reference counts free the rest.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

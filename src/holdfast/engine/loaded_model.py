@@ -7,6 +7,7 @@ from holdfast.core.options import takes_fields_of
 from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.compile_ahead import compile_ahead
 from holdfast.engine.config import EngineConfig
+from holdfast.engine.frozen_heap import paused_collection
 from holdfast.engine.preflight import OpenedModel, open_model
 from holdfast.engine.status import ShowProgress
 
@@ -63,8 +64,9 @@ class LoadedModel(ABC):
         self.config = config
         opened = opened or open_model(config)
         worker = compile_ahead(config, opened.model)
-        from holdfast.engine.builder import build  # imports torch, while the worker does
+        with paused_collection():
+            from holdfast.engine.builder import build  # imports torch, while the worker does
 
-        engine = build(config, progress, opened, worker)
+            engine = build(config, progress, opened, worker)
         self._take(engine)
-        self._tokenizer = ChatTokenizer(engine.tokenizer)
+        self._tokenizer = opened.chat_tokenizer

@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.input_processor import InputProcessor, Prompt, RequestLimits
 from holdfast.errors import ConfigError, PromptTooLong
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
+from holdfast.models.gguf.checkpoint import GgufCheckpoint
 from holdfast.models.locate import locate
 from holdfast.models.safetensors import read_config
 from holdfast.models.shapes import published_config
@@ -40,13 +42,20 @@ class OpenedModel:
         """The model's tokenizer; for random weights without one, a token for each byte."""
         config = self.config
         folder = Path(config.model or "").expanduser()
-        if self.checkpoint is not None:
+        if isinstance(self.checkpoint, GgufCheckpoint):
+            tokenizer = open_tokenizer(self.checkpoint.path, metadata=self.checkpoint.file.metadata)
+        elif self.checkpoint is not None:
             tokenizer = open_tokenizer(self.checkpoint.path)
         elif config.model and (folder / "tokenizer.json").is_file():
             tokenizer = open_tokenizer(folder)
         else:
             tokenizer = byte_tokenizer()
         return adapt_tokenizer(tokenizer, config.chat_template, config.allow_special_tokens_in_content)
+
+    @cached_property
+    def chat_tokenizer(self) -> ChatTokenizer:
+        """The tokenizer with the chat template."""
+        return ChatTokenizer(self.tokenizer)
 
     @cached_property
     def thinking(self) -> ThinkingConfig | None:

@@ -50,6 +50,9 @@ class GenerateCommand(HelpCommand):
         return super().parse_args(ctx, [*spelled, *args[end:]])
 
 
+COMMAND_SETTINGS = {"cls": GenerateCommand}
+
+
 @grouped()
 def generate(
     prompt: Annotated[
@@ -168,6 +171,7 @@ def _check(
         for prompt in prompts:
             opened.check_request(prompt, params)
     else:
+        opened.chat_tokenizer.warm()  # beside the import of torch
         opened.check_params(params)
     return opened
 

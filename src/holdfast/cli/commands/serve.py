@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError
 from holdfast.server.config import ServerConfig
 
 PREFIX = "HOLDFAST"
-CONTEXT = {"auto_envvar_prefix": PREFIX, "allow_extra_args": True}
+COMMAND_SETTINGS = {"context_settings": {"auto_envvar_prefix": PREFIX, "allow_extra_args": True}}
 _PACKAGES = ("fastapi", "uvicorn", "httptools", "msgspec", "prometheus_client")
 _SERVER = ServerConfig()
 
