@@ -22,7 +22,7 @@ from holdfast.models.config import parse_config
 from holdfast.models.decoder import Decoder, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.numerics.ops import Backend
-from holdfast.worker.greedy_head import GreedyTokens
+from holdfast.worker.head_graphs import HeadTokens
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.last_layer import LastLayer
 from holdfast.worker.model_runner import ModelRunner
@@ -90,7 +90,7 @@ def capture(runner: ModelRunner) -> None:
     else:
         with torch.inference_mode():
             runner._graphs.capture(SIZES, CANONICAL, 8, FakeRecorder())
-            runner._greedy_head.capture(runner._graphs.output, SIZES, CANONICAL, FakeRecorder())
+            runner._head_graphs.capture(runner._graphs.output, SIZES, CANONICAL, FakeRecorder())
 
 
 @contextmanager
@@ -177,26 +177,37 @@ def test_graphed_decode_steps_equal_eager_ones(
 
 
 @pytest.mark.parametrize("kind", [PassKind.FAST, PassKind.CANONICAL])
-def test_greedy_steps_take_the_greedy_head_graph(
-    eager: ModelRunner, graphed: ModelRunner, monkeypatch: pytest.MonkeyPatch, kind: PassKind
+@pytest.mark.parametrize("is_sampled", [False, True], ids=["greedy", "sampled"])
+def test_plain_steps_take_a_head_graph(
+    eager: ModelRunner,
+    graphed: ModelRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: PassKind,
+    is_sampled: bool,
 ) -> None:
     """With logprobs, without and mixed. Token ids pass from step to step on the device."""
-    greedy = Sampling(PARAMS[0], 0, 20)
+    params = (*PARAMS, SamplingParams(temperature=0.9, top_p=0.6)) if is_sampled else PARAMS[:1]
+    samplings = [Sampling(one, seed, 20) for seed, one in enumerate(params)]
     replayed: list[int] = []
-    sample = graphed._greedy_head.sample
+    sample = graphed._head_graphs.sample
 
-    def recording(size: int, *given: Any, **settings: Any) -> GreedyTokens:
+    def recording(size: int, *given: Any, **settings: Any) -> HeadTokens:
         replayed.append(size)
         return sample(size, *given, **settings)
 
-    monkeypatch.setattr(graphed._greedy_head, "sample", recording)
+    monkeypatch.setattr(graphed._head_graphs, "sample", recording)
     tokens = tokens_of(eager.run(prompts()))
     assert tokens_of(graphed.run(prompts())) == tokens and replayed == []
     plans, reads = [], []
     for step, logprobs in enumerate(((0,), (None,), (0, None))):
         some = decode(step, tokens if step == 0 else [UNKNOWN_TOKEN] * NUM_SEQS, PADDED, kind).passes[0]
         spans = tuple(
-            replace(span, sampling=greedy, with_checksums=False, logprobs=logprobs[n % len(logprobs)])
+            replace(
+                span,
+                sampling=samplings[n % len(samplings)],
+                with_checksums=False,
+                logprobs=logprobs[n % len(logprobs)],
+            )
             for n, span in enumerate(some.spans)
         )
         plans.append(StepPlan((replace(some, spans=spans),)))

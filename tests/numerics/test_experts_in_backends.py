@@ -66,3 +66,10 @@ def test_experts_follow_the_rule(backend: Backend, dtype: torch.dtype, has_share
             found = backend.experts(x, layer, SHAPE, canonical=canonical)
             assert found.dtype == dtype
             assert torch.allclose(found.double(), expected, atol=2e-3 if dtype != torch.bfloat16 else 2e-2)
+
+
+def test_combine_takes_weights_of_any_layout(backend: Backend, dtype: torch.dtype) -> None:
+    outputs = _random(5, TOP_K, HIDDEN, seed=3).to(dtype)
+    weights = _random(5, 7 * TOP_K, seed=4)[:, ::7]
+    expected = backend.combine(outputs, weights.contiguous())
+    assert torch.equal(backend.combine(outputs, weights), expected)

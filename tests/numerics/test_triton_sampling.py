@@ -4,6 +4,7 @@ infinities, any vocabulary."""
 import math
 from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +96,27 @@ def test_bins_with_many_tokens_are_divided_again(triton: Backend, monkeypatch: p
         torch.tensor([0.95, 1.0, 0.9, 0.6, 0.3, 0.9]), torch.zeros(6), torch.arange(6), torch.arange(6),
     )  # fmt: skip
     assert torch.equal(triton.sample(logits, batch), torch_sampling.sample(logits, batch))
+
+
+def test_first_draws_are_kept_or_drawn_again(triton: Backend) -> None:
+    """With top-p alone about as many first draws are kept as top-p says, ties included."""
+    from holdfast.numerics.backends.triton import first_draw, sampling
+
+    n = 48
+    logits = torch.randn(n, 300, generator=torch.Generator().manual_seed(2)) * 2
+    logits[::3] = logits[::3].round()
+    ones, off = torch.ones(n), torch.zeros(n)
+    batch = SamplingBatch(ones, off.int(), ones * 0.6, off, torch.arange(n), torch.arange(n))
+    kept: list[Tensor] = []
+
+    def accept(*given: Any) -> Tensor:
+        kept.append(first_draw.accept_first_draws(*given))
+        return kept[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sampling, "accept_first_draws", accept)
+        assert torch.equal(triton.sample(logits, batch), torch_sampling.sample(logits, batch))
+    assert 12 < int((kept[0] == 1).sum()) < 44 and set(kept[0].tolist()) == {1.0, batch.top_p[0].item()}
 
 
 def test_extreme_limits(triton: Backend) -> None:

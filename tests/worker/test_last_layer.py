@@ -174,7 +174,7 @@ def test_graph_that_ends_early_does_not_take_the_greedy_head(decoder: Decoder) -
     graphs = EarlyGraphs(decoder, captured._store)
     captured._graphs = graphs  # type: ignore[assignment]
     with torch.inference_mode():
-        captured._greedy_head.capture(graphs.output, [64], [64], FakeRecorder())
+        captured._head_graphs.capture(graphs.output, [64], [64], FakeRecorder())
     assert captured.run(StepPlan((one,))) == plain.run(StepPlan((one,)))
 
 

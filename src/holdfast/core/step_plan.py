@@ -52,7 +52,7 @@ class Sampling:
     suppressed_ids may not be sampled while the answer is shorter than min_tokens. bad_words are
     token sequences that may never be completed. eos_ids end an answer; a grammar allows them where
     the answer is complete. changes_logits: logits are changed before a token is sampled, even
-    without a grammar. is_plain_greedy: they are not, and the largest wins.
+    without a grammar.
     """
 
     params: SamplingParams
@@ -62,14 +62,12 @@ class Sampling:
     bad_words: tuple[tuple[int, ...], ...] = ()
     eos_ids: tuple[int, ...] = ()
     changes_logits: bool = field(init=False)
-    is_plain_greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.params
         has_lists = params.logit_bias or params.bad_token_ids or params.allowed_token_ids is not None
         changes_logits = bool(self.suppressed_ids or self.bad_words or has_lists or params.penalises)
         object.__setattr__(self, "changes_logits", changes_logits)
-        object.__setattr__(self, "is_plain_greedy", params.temperature == 0 and not changes_logits)
 
     @property
     def needs_history(self) -> bool:

@@ -2,7 +2,7 @@
 
 model_runner         runs a plan: input batch, forward, head, sampler, results
 input_batch          spans of a pass -> tensors in one buffer; page_table_cache holds page tables
-cuda_graphs          passes as CUDA graphs; greedy_head: head and argmax as one
+cuda_graphs          passes as CUDA graphs; head_graphs: head and sampler as one
 last_layer           skips the last layer for tokens whose logits are not needed
 sampler, logprobs    logits -> tokens and logprobs, in batches of logits_slices
 logits_processors/   penalties, logit bias, token masks, grammar masks

@@ -9,7 +9,7 @@ writes to two others:
     residual   [max tokens, hidden]   only if the graph ends before the last layer
 
 All graphs share the buffers and the memory pool: passes run one after the other on one stream. The
-head and the sampler are not captured here (`greedy_head.py`). During capture the buffer describes
+head and the sampler are not captured here (`head_graphs.py`). During capture the buffer describes
 an empty pass: no slot is written, no tile attends.
 
 This module decides which pass takes which graph; only `CudaRecorder` calls CUDA.

@@ -47,9 +47,18 @@ def gather_logprobs(
 ) -> Logprobs:
     """The logprob of one token in each row of the raw logits, fp32 [n, vocab], and the top ones."""
     norms = backend.logsumexp(logits)  # [n]
-    values = copies.add(logits.gather(1, token_ids[:, None])[:, 0] - norms)
+    values = copies.add(_of(logits, token_ids) - norms)
     most = min(max(counts), logits.shape[1])
     if not most:
         return Logprobs(values, None, None, counts)
     top, ids = backend.topk(logits, most)  # [n, most]
     return Logprobs(values, copies.add(ids), copies.add(top - norms[:, None]), counts)
+
+
+def chosen_logprobs(backend: Backend, logits: Tensor, token_ids: Tensor) -> Tensor:
+    """The logprob of one token in each row alone, fp32 [n]."""
+    return _of(logits, token_ids) - backend.logsumexp(logits)
+
+
+def _of(logits: Tensor, token_ids: Tensor) -> Tensor:
+    return logits.gather(1, token_ids[:, None])[:, 0]

@@ -26,7 +26,7 @@ from holdfast.models.decoder import Decoder
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.numerics.settings_guard import SettingsGuard, without_modes
 from holdfast.worker.cuda_graphs import CudaGraphs, CudaRecorder, Progress
-from holdfast.worker.greedy_head import GreedyHeadGraph, GreedyTokens
+from holdfast.worker.head_graphs import HeadGraphs, HeadTokens
 from holdfast.worker.input_batch import DeviceBatch, InputBatch, make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.last_layer import LastLayer
@@ -79,7 +79,7 @@ class ModelRunner:
         self._graphs = CudaGraphs(
             decoder, store.layers, tall_tile_tokens, self._last_layer.is_separate, layer_hook
         )
-        self._greedy_head = GreedyHeadGraph(decoder)
+        self._head_graphs = HeadGraphs(decoder)
 
     def run(self, plan: StepPlan) -> list[PassResult]:
         """Run the passes of a plan in order."""
@@ -129,12 +129,12 @@ class ModelRunner:
             if not lazily:
                 self._last_layer.warm_up()
             output = self._graphs.output
-            self._greedy_head.capture(output, sizes, canonical_sizes, recorder, lazily=lazily)
+            self._head_graphs.capture(output, sizes, canonical_sizes, recorder, lazily=lazily)
 
     def capture_next(self) -> bool:
         """Capture one more graph that no pass has used yet. False: there is none."""
         with self._settings(), torch.inference_mode(), self._stream.entered():
-            return self._graphs.capture_next() or self._greedy_head.capture_next()
+            return self._graphs.capture_next() or self._head_graphs.capture_next()
 
     def _start_pass(self, pass_: Pass, copies: HostCopies) -> Callable[[], PassResult]:
         if pass_.kind is PassKind.CHECK:
@@ -151,11 +151,11 @@ class ModelRunner:
             scores = self._score(hidden[: batch.num_scored], pass_.spans, canonical_head, copies)
             num_unsampled = batch.num_scored + batch.num_pooled
             pooled = pool(hidden[batch.num_scored : num_unsampled], pass_.spans, copies)
-            if size is not None and self._greedy_head.fits(
+            if size is not None and self._head_graphs.fits(
                 size, batch, pass_.spans, canonical=canonical_head
             ):
                 num_tokens = len(batch.logits_indices)
-                tokens = self._greedy_head.sample(
+                tokens = self._head_graphs.sample(
                     size, num_tokens, pass_.spans, copies, canonical=canonical_head
                 )
                 samples = self._collect([tokens], pass_.spans, sent)
@@ -255,7 +255,7 @@ class ModelRunner:
         return self._collect(found, spans, sent)
 
     def _collect(
-        self, found: Sequence[SampledTokens | GreedyTokens], spans: Sequence[Span], sent: DeviceBatch
+        self, found: Sequence[SampledTokens | HeadTokens], spans: Sequence[Span], sent: DeviceBatch
     ) -> Callable[[], Samples]:
         """Write the sampled tokens to the ring. Returns a function that reads them by span."""
         self._write_ring(found, sent)
@@ -270,7 +270,7 @@ class ModelRunner:
 
         return read
 
-    def _write_ring(self, found: Sequence[SampledTokens | GreedyTokens], sent: DeviceBatch) -> None:
+    def _write_ring(self, found: Sequence[SampledTokens | HeadTokens], sent: DeviceBatch) -> None:
         """For passes that are enqueued before the host knows these tokens."""
         if not len(sent.ring_write_indices):
             return

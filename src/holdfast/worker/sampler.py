@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.core.step_plan import NO_TOKEN, Sampled
@@ -89,7 +90,7 @@ def sample(
             _rows(logits, reports.with_logprobs, copy=changes) if reports.with_logprobs else None
         )  # [r, vocab]
         masked = apply_logits_processors(logits, slices, tokens) if changes else []
-        token_ids = backend.sample(logits, _sampling_batch(slices, logits.device))
+        token_ids = backend.sample(logits, send_settings(slices, logits.device))
         _mark_rows_without_token(logits, masked, token_ids)
         logprobs = None
         if raw is not None:
@@ -152,28 +153,53 @@ def _index(rows: list[int], device: torch.device) -> Tensor:
     return send_array(np.array(rows, np.int64), device)
 
 
-def _sampling_batch(slices: Sequence[LogitsSlice], device: torch.device) -> SamplingBatch:
-    """The settings of every token, in one buffer and one copy:
+def send_settings(slices: Sequence[LogitsSlice], device: torch.device) -> SamplingBatch:
+    """The settings of every token of the slices, in one copy."""
+    num_tokens = sum(one.num_tokens for one in slices)
+    host = staging_buffer(settings_words(num_tokens), device)
+    fill_settings(host.numpy(), slices, num_tokens)
+    return read_settings(send(host, device), num_tokens)
+
+
+def settings_words(size: int) -> int:
+    """The length of the buffer of `fill_settings`."""
+    return 4 * aligned(size, 4)
+
+
+def fill_settings(words: NDArray[np.int64], slices: Sequence[LogitsSlice], size: int) -> None:
+    """The settings of every token, for `size` rows. Rows beyond the tokens are greedy.
 
     int64 | seeds | positions |    float32 | temperature | top_p | min_p | top_k as int32 |
     """
     counts = np.array([one.num_tokens for one in slices])
-    num_tokens = int(counts.sum())
-    stride = aligned(num_tokens, 4)
-    host = staging_buffer(4 * stride, device)
-    wide = host.numpy()[: 2 * stride].reshape(2, stride)[:, :num_tokens]
-    narrow = host.numpy()[2 * stride :].view(np.float32).reshape(4, stride)[:, :num_tokens]
-    offsets = np.arange(num_tokens) - np.repeat(np.cumsum(counts) - counts, counts)  # within the slice
-    params = [one.span.sampling.params for one in slices]
-    wide[0] = np.repeat(np.array([_as_int64(one.span.sampling.seed) for one in slices]), counts)
-    wide[1] = np.repeat(np.array([one.first_position for one in slices]), counts) + offsets
-    narrow[0] = np.repeat(np.array([each.temperature for each in params]), counts)
-    narrow[1] = np.repeat(np.array([each.top_p for each in params]), counts)
-    narrow[2] = np.repeat(np.array([each.min_p for each in params]), counts)
-    narrow[3].view(np.int32)[:] = np.repeat(np.array([each.top_k for each in params]), counts)
-    sent = send(host, device)
-    seeds, positions = sent[: 2 * stride].view(2, stride)[:, :num_tokens]
-    temperature, top_p, min_p, top_k = sent[2 * stride :].view(torch.float32).view(4, stride)[:, :num_tokens]
+    num_tokens, stride = int(counts.sum()), aligned(size, 4)
+    wide = words[: 2 * stride].reshape(2, stride)
+    narrow = words[2 * stride :].view(np.float32).reshape(4, stride)
+    if num_tokens < size:
+        words[:] = 0
+    wide, narrow = wide[:, :num_tokens], narrow[:, :num_tokens]
+    samplings = [one.span.sampling for one in slices]
+    rows = np.array(
+        [(each.params.temperature, each.params.top_p, each.params.min_p) for each in samplings], np.float32
+    )
+    seeds = np.array([_as_int64(each.seed) for each in samplings])
+    top_ks = np.array([each.params.top_k for each in samplings], np.int32)
+    firsts = np.array([one.first_position for one in slices])
+    if np.any(counts != 1):
+        offsets = np.arange(num_tokens) - np.repeat(np.cumsum(counts) - counts, counts)  # within the slice
+        rows, seeds, top_ks, firsts = (np.repeat(each, counts, 0) for each in (rows, seeds, top_ks, firsts))
+        firsts = firsts + offsets
+    wide[0], wide[1] = seeds, firsts
+    narrow[:3] = rows.T
+    narrow[3].view(np.int32)[:] = top_ks
+
+
+def read_settings(words: Tensor, size: int) -> SamplingBatch:
+    """Views of a buffer that `fill_settings` has filled, on the device."""
+    stride = aligned(size, 4)
+    seeds, positions = words[: 2 * stride].view(2, stride)[:, :size]
+    narrow = words[2 * stride :].view(torch.float32).view(4, stride)
+    temperature, top_p, min_p, top_k = narrow[:, :size]
     return SamplingBatch(temperature, top_k.view(torch.int32), top_p, min_p, seeds, positions)
 
 

@@ -47,7 +47,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "sampler",
         re.compile(
-            r"^_(chunk_|finish_|compact|radix_select|limits|weigh_block)|choose|choice|greedy|argmax|logsumexp|softmax|topk|sort",
+            r"^_(chunk_|finish_|compact|radix_select|limits|weigh_block|accept)|choose|choice|greedy|argmax|logsumexp|softmax|topk|sort",
             re.I,
         ),
     ),

@@ -36,7 +36,7 @@ _MAX_OWN_PAGES = 1024  # for probes and neighbours
 _MAX_NEIGHBOUR_POSITION = 1000
 _SHORT_CONTEXT = 4000
 _SAMPLING_PARAMS = (
-    SamplingParams(temperature=0.0, logprobs=0),  # takes the greedy head graph
+    SamplingParams(temperature=0.0, logprobs=0),  # takes a head graph
     SamplingParams(temperature=0.0, logprobs=2),
     SamplingParams(temperature=0.8, top_p=0.95, seed=7),
 )

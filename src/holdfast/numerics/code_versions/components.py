@@ -52,7 +52,7 @@ COMPONENTS = {
             *("numerics/sampling.py", "numerics/token_history.py"),
             "scheduler/verification.py",
             "worker/logits_processors/",
-            *(f"worker/{name}.py" for name in ("greedy_head", "logits_slices", "logprobs", "sampler")),
+            *(f"worker/{name}.py" for name in ("head_graphs", "logits_slices", "logprobs", "sampler")),
         ),
     ),
     "text": Component(

@@ -37,53 +37,45 @@ def is_on_device(one: LogitsSlice) -> bool:
     return len(span.history) < span.start or UNKNOWN_TOKEN in span.token_ids
 
 
-def penalise_on_device(logits: Tensor, placed: PlacedSlices, tokens: DeviceTokens) -> None:
-    """As `apply_penalties`, for the slices without history."""
-    found = [(at, one) for at, one in placed if one.span.sampling.params.penalises and is_on_device(one)]
+def penalise_on_device(logits: Tensor, unread: PlacedSlices, tokens: DeviceTokens) -> None:
+    """As `apply_penalties`, for slices without history."""
+    found = [(at, one) for at, one in unread if one.span.sampling.params.penalises]
     if not found:
         return
     lengths = [one.num_tokens for _, one in found]
     settings = [one.span.sampling.params for _, one in found]
-    ends = _ends(found)
-    ints = [
-        np.concatenate([np.arange(at, at + one.num_tokens) for at, one in found]),
-        ends,
-        np.repeat(np.arange(len(found)), lengths),
-        np.repeat([one.span.sampling.prompt_len for _, one in found], lengths),
+    rows, ends = _rows_and_ends(found)
+    each_slice = [  # [slices, 2]
+        (place, one.span.sampling.prompt_len) for place, (_, one) in enumerate(found)
     ]
-    floats = [
-        np.repeat(np.array(values, np.float32), lengths)
-        for values in (
-            [each.repetition_penalty for each in settings],
-            [each.frequency_penalty for each in settings],
-            [each.presence_penalty for each in settings],
-        )
+    ints = np.repeat(np.array(each_slice, np.int32), lengths, 0).T
+    penalties = [
+        (each.repetition_penalty, each.frequency_penalty, each.presence_penalty) for each in settings
     ]
+    floats = np.repeat(np.array(penalties, np.float32), lengths, 0).T
     table = tokens.page_tables.table([one.span.pages for _, one in found])
     *numbers, page_table = _send(
-        [*(each.astype(np.int32) for each in ints), *(each.view(np.int32) for each in floats), table],
-        logits.device,
+        [rows, ends, *ints, *np.ascontiguousarray(floats).view(np.int32), table], logits.device
     )
-    rows, device_ends, table_rows, prompt_lens = numbers[:4]
+    device_rows, device_ends, table_rows, prompt_lens = numbers[:4]
     before = TokensBefore(device_ends, table_rows, page_table, int(ends.max()))
-    penalties = (each.view(torch.float32) for each in numbers[4:])
-    tokens.history.penalise(logits, PenaltyBatch(rows, before, prompt_lens, *penalties))
+    on_device = (each.view(torch.float32) for each in numbers[4:])
+    tokens.history.penalise(logits, PenaltyBatch(device_rows, before, prompt_lens, *on_device))
 
 
-def mask_bad_words_on_device(logits: Tensor, placed: PlacedSlices, tokens: DeviceTokens) -> set[int]:
-    """Mask the last tokens of bad words that are complete but for them, for the slices without
+def mask_bad_words_on_device(logits: Tensor, unread: PlacedSlices, tokens: DeviceTokens) -> set[int]:
+    """Mask the last tokens of bad words that are complete but for them, for slices without
     history. Returns the rows in which tokens may have been masked."""
-    found = [(at, one) for at, one in placed if one.span.sampling.bad_words and is_on_device(one)]
+    found = [(at, one) for at, one in unread if one.span.sampling.bad_words]
     if not found:
         return set()
     longest = max(len(word) for _, one in found for word in one.span.sampling.bad_words) - 1
-    rows = np.concatenate([np.arange(at, at + one.num_tokens) for at, one in found])
+    rows, ends = _rows_and_ends(found)
     num_words = np.repeat(
         [len(one.span.sampling.bad_words) for _, one in found], [one.num_tokens for _, one in found]
     )
     words = [_words(one.span.sampling, max(1, longest)) for _, one in found for _ in range(one.num_tokens)]
     table_rows = np.repeat(np.arange(len(found)), [one.num_tokens for _, one in found])
-    ends = _ends(found)
     ints = [
         np.repeat(rows, num_words),
         np.repeat(ends, num_words),
@@ -101,11 +93,12 @@ def mask_bad_words_on_device(logits: Tensor, placed: PlacedSlices, tokens: Devic
     return set(rows.tolist())
 
 
-def _ends(found: PlacedSlices) -> NDArray[np.int64]:
-    """How many tokens precede each row."""
-    return np.concatenate(
-        [np.arange(one.first_position, one.first_position + one.num_tokens) for _, one in found]
-    )
+def _rows_and_ends(found: PlacedSlices) -> Ints:
+    """Of every token its row of the logits, and how many tokens precede it: [2, tokens]."""
+    lengths = np.array([one.num_tokens for _, one in found])
+    firsts = np.array([(at, one.first_position) for at, one in found], np.int32)
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.array(np.repeat(firsts, lengths, 0).T + within, np.int32)
 
 
 def _words(sampling: Sampling, longest: int) -> tuple[Ints, Ints, Ints]:

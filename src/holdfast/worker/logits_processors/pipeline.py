@@ -34,16 +34,15 @@ def apply_logits_processors(
         if has_logits_processors(one):
             placed.append((at, one))
         at += one.num_tokens
-    assert tokens is not None or not any(is_on_device(one) for _, one in placed), (
-        "penalties and bad words need all tokens before the span"
-    )
+    unread = [(at, one) for at, one in placed if is_on_device(one)]
     apply_penalties(logits, placed)
-    if tokens is not None:
-        penalise_on_device(logits, placed, tokens)
+    if unread:
+        assert tokens is not None, "penalties and bad words need all tokens before the span"
+        penalise_on_device(logits, unread, tokens)
     _apply_logit_bias(logits, placed)
     masked = apply_token_masks(logits, placed)
-    if tokens is not None:
-        masked |= mask_bad_words_on_device(logits, placed, tokens)
+    if unread and tokens is not None:
+        masked |= mask_bad_words_on_device(logits, unread, tokens)
     return sorted(masked)
 
 

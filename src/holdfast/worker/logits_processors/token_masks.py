@@ -32,9 +32,14 @@ def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> set[int]:
     grammar_rows: list[int] = []
     grammar_bits = bytearray()
     for at, slice_ in placed:
-        rows, params = logits[at : at + slice_.num_tokens], slice_.span.sampling.params
+        if not _has_masks(slice_):
+            continue
+        params = slice_.span.sampling.params
         if params.allowed_ids is not None or len(params.bad_ids) > _MAX_SINGLE_IDS:
-            limit = token_lists_of(params, vocab_size, device).limit
+            rows, limit = (
+                logits[at : at + slice_.num_tokens],
+                token_lists_of(params, vocab_size, device).limit,
+            )
             torch.minimum(rows, limit, out=rows)
             masked.update(range(at, at + slice_.num_tokens))
         elif params.bad_ids:
@@ -55,6 +60,13 @@ def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> set[int]:
         logits.view(-1).index_fill_(0, send_array(places, device), -torch.inf)
         masked.update(np.unique(places // vocab_size).tolist())
     return masked
+
+
+def _has_masks(slice_: LogitsSlice) -> bool:
+    """False for slices with penalties or biases alone."""
+    sampling = slice_.span.sampling
+    has_lists = sampling.params.allowed_ids is not None or bool(sampling.params.bad_ids)
+    return has_lists or bool(slice_.masks or sampling.bad_words or sampling.suppressed_ids)
 
 
 def _apply_grammar_bits(logits: Tensor, rows: list[int], bits: bytearray) -> None:

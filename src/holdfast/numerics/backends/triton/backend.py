@@ -286,7 +286,7 @@ class TritonBackend:
         return routing.route(logits.contiguous()[None], None, logits.shape[1], top_k, normalizes=normalizes)
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        return routing.combine(ExpertOutputs(outputs.flatten(0, 1), weights))
+        return routing.combine(ExpertOutputs(outputs.flatten(0, 1), weights.contiguous()))
 
     def _queries(
         self,

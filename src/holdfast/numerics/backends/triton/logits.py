@@ -9,6 +9,7 @@ import triton.language as tl
 
 INFINITY = tl.constexpr(float("inf"))
 NO_ID = tl.constexpr(0x7FFFFFFF)
+LOWEST_RANK = tl.constexpr(-(1 << 31))
 CHUNK = 4096  # token ids per program
 
 

@@ -5,9 +5,11 @@ The vocabulary is divided into chunks of one fixed width, with one program per c
 small kernel combines the results of the chunks, always in the same order. So a row does not depend
 on the number of rows. `backends/c/sampling.c` defines the Gumbel noise.
 
-    logits [n, V] -> _chunk_stats [n, chunks]: max, its id, sum of exp       greedy, logsumexp: then _finish_greedy
-                  -> find_thresholds [n]: the top-k and top-p thresholds     sample: then these two and _finish_sample
-                  -> _chunk_gumbel [n, chunks]: max of z + noise, its id
+    logits [n, V] -> _chunk_stats [n, chunks]: max, its id, sum of exp      greedy, logsumexp: then _finish_greedy
+                  -> _chunk_gumbel [n, chunks]: max of z + noise, its id    sample: rows without top-k
+                  -> accept_first_draws [n]: rows whose token top-p keeps
+                  -> find_thresholds [n]: the top-k and top-p thresholds    the other rows: then
+                  -> _chunk_gumbel [n, chunks]                              over the kept tokens, and _finish_sample
 """
 
 import torch
@@ -15,10 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.numerics.backends.triton.first_draw import accept_first_draws
 from holdfast.numerics.backends.triton.gumbel import gumbel, gumbel_bound, noise_key
 from holdfast.numerics.backends.triton.logits import (
     CHUNK,
     INFINITY,
+    LOWEST_RANK,
     NO_ID,
     argmax_of,
     clean,
@@ -55,14 +59,19 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
         return token_ids
     chunks = triton.cdiv(vocabulary, CHUNK)
     best, best_ids, _ = _chunk_argmax(logits)
-    kept = find_thresholds(logits, batch, best, best_ids)
     noisy, noisy_ids = torch.empty_like(best), torch.empty_like(best_ids)
     sizes = {"V": vocabulary, "CHUNKS": chunks, "SLOTS": int(triton.next_power_of_2(chunks))}
-    _chunk_gumbel[(rows, chunks)](
-        *(noisy, noisy_ids, logits, best, best_ids, kept),
-        *(batch.temperature, batch.min_p, batch.seeds, batch.positions),
-        **sizes, CHUNK=CHUNK, num_warps=8,
-    )  # fmt: skip
+
+    def draw(top_p: Tensor, kept: Tensor, *, is_first: bool) -> None:
+        _chunk_gumbel[(rows, chunks)](
+            *(noisy, noisy_ids, logits, best, best_ids, kept),
+            *(batch.temperature, batch.top_k, top_p, batch.min_p, batch.seeds, batch.positions),
+            **sizes, CHUNK=CHUNK, IS_FIRST=is_first, num_warps=8,
+        )  # fmt: skip
+
+    draw(batch.top_p, best_ids, is_first=True)
+    top_p = accept_first_draws(logits, batch, best, best_ids, noisy, noisy_ids)
+    draw(top_p, find_thresholds(logits, batch, best, best_ids, top_p), is_first=False)
     _finish_sample[(rows,)](
         *(token_ids, noisy, noisy_ids, best, best_ids, batch.temperature), **sizes, num_warps=1
     )
@@ -163,17 +172,23 @@ def _finish_greedy(
 
 @triton.jit
 def _chunk_gumbel(
-    noisy, noisy_ids, logits, best, best_ids, kept_limits, temperatures, min_ps, seeds, positions,
-    V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
+    noisy, noisy_ids, logits, best, best_ids, kept_limits,
+    temperatures, top_ks, top_ps, min_ps, seeds, positions,
+    V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, IS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """The argmax of z + noise over the kept tokens of a chunk. The noise itself is computed only
-    for tokens whose upper bound reaches the best value found so far."""
+    """The argmax of z + noise over the tokens of a chunk: in the first draw over all tokens of rows
+    without top-k, then over the kept tokens of the rows that still have a limit. The noise itself is
+    computed only for tokens whose upper bound reaches the best value found so far."""
     row, chunk = tl.program_id(0), tl.program_id(1)
-    temperature = tl.load(temperatures + row)
-    if temperature > 0.0:
+    temperature, top_k = tl.load(temperatures + row), tl.load(top_ks + row)
+    has_top_k = (top_k > 0) & (top_k < V)
+    is_drawn = (not has_top_k) if IS_FIRST else (has_top_k | (tl.load(top_ps + row) < 1.0))
+    if (temperature > 0.0) & is_drawn:
         top, _ = load_argmax(best, best_ids, row, CHUNKS, SLOTS)
         max_z, min_p = scale_logits(top, temperature), tl.load(min_ps + row)
-        threshold, last = tl.load(kept_limits + row * 2), tl.load(kept_limits + row * 2 + 1)
+        threshold, last = tl.full([], LOWEST_RANK, tl.int32), tl.full([], NO_ID, tl.int32)
+        if not IS_FIRST:
+            threshold, last = tl.load(kept_limits + row * 2), tl.load(kept_limits + row * 2 + 1)
         chunk_max_z = scale_logits(tl.load(best + row * CHUNKS + chunk), temperature)
         found, found_id = -INFINITY + tl.zeros_like(max_z), tl.full([], NO_ID, tl.int32)
         if (rank_of(chunk_max_z) >= threshold) & (tl.exp(chunk_max_z - max_z) >= min_p):

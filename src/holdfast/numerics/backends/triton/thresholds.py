@@ -24,6 +24,7 @@ from holdfast.numerics.backends.triton.launch import INTERPRETED
 from holdfast.numerics.backends.triton.logits import (
     CHUNK,
     INFINITY,
+    LOWEST_RANK,
     NO_ID,
     clean,
     is_finite,
@@ -43,7 +44,6 @@ _LEVELS = tl.constexpr(16)
 _MASS_UNIT = tl.constexpr(2.0**36)
 _COUNT_SHIFT = tl.constexpr(50)  # a histogram entry: count << 50 | mass; both fit for one chunk
 _ONE_TOKEN = tl.constexpr(1 << 50)
-_LOWEST_RANK = tl.constexpr(-(1 << 31))
 _LOWEST_Z = tl.constexpr(-3.4028234663852886e38)  # the lowest finite number
 
 # A row's bin: z in [low, high) are its tokens; the next histogram divides [low, split).
@@ -53,9 +53,11 @@ _LOW, _SPLIT, _HIGH, _NUM_EDGES = (tl.constexpr(place) for place in range(4))
 _ABOVE, _COUNT, _TOTAL_MASS, _TOP_K, _NUM_SUMS = (tl.constexpr(place) for place in range(5))
 
 
-def find_thresholds(logits: Tensor, batch: SamplingBatch, best: Tensor, best_ids: Tensor) -> Tensor:
+def find_thresholds(
+    logits: Tensor, batch: SamplingBatch, best: Tensor, best_ids: Tensor, top_p: Tensor
+) -> Tensor:
     """logits fp32 [n, V] and the argmax of each chunk [n, chunks] -> int32 [n, 2]: threshold rank
-    and last id."""
+    and last id. top_p replaces the one of the batch."""
     rows, vocabulary = logits.shape
     chunks, device = best.shape[1], logits.device
     max_candidates = min(_MAX_CANDIDATES, vocabulary)
@@ -66,7 +68,7 @@ def find_thresholds(logits: Tensor, batch: SamplingBatch, best: Tensor, best_ids
     offsets = torch.empty((rows, chunks), dtype=torch.int32, device=device)
     candidates = torch.empty((rows, max_candidates), dtype=torch.float32, device=device)
     candidate_ids = torch.empty((rows, max_candidates), dtype=torch.int32, device=device)
-    row_settings = (best, best_ids, batch.temperature, batch.top_k, batch.top_p)
+    row_settings = (best, best_ids, batch.temperature, batch.top_k, top_p)
     sizes = {"V": vocabulary, "CHUNKS": chunks, "SLOTS": int(triton.next_power_of_2(chunks))}
     for is_first in (True, False):
         _chunk_histogram[(rows, chunks)](
@@ -89,7 +91,7 @@ def find_thresholds(logits: Tensor, batch: SamplingBatch, best: Tensor, best_ids
 
 
 @triton.jit
-def _limits(
+def limits(
     row, best, best_ids, temperatures, top_ks, top_ps, V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr
 ):  # fmt: skip
     """A row's temperature, largest z, k and p. k is 0 and p is 1 if they do not limit the row."""
@@ -121,12 +123,12 @@ def _inner_edge(level, low, split):
 
 
 @triton.jit
-def _mass(z, max_z):
+def mass(z, max_z):
     return (tl.exp(z - max_z) * _MASS_UNIT).to(tl.int64)
 
 
 @triton.jit
-def _mass_needed(top_p, total_mass):
+def mass_needed(top_p, total_mass):
     return tl.maximum(tl.ceil(top_p.to(tl.float64) * total_mass.to(tl.float64)).to(tl.int64), 1)
 
 
@@ -139,7 +141,7 @@ def _chunk_histogram(
     """Of one chunk: the tokens between the upper end of the row's bin and the lower edge of each
     level."""
     row, chunk = tl.program_id(0), tl.program_id(1)
-    temperature, max_z, top_k, top_p = _limits(
+    temperature, max_z, top_k, top_p = limits(
         row, best, best_ids, temperatures, top_ks, top_ps, V, CHUNKS, SLOTS
     )
     is_active = (top_k > 0) | (top_p < 1.0)
@@ -156,7 +158,7 @@ def _chunk_histogram(
         for start in range(0, CHUNK, PART):
             column = chunk * CHUNK + start + tl.arange(0, PART)
             z = scale_logits(load_clean(logits, row, column, V), temperature)
-            entry = tl.where((column < V) & (z < high), _mass(z, max_z) + _ONE_TOKEN, 0)
+            entry = tl.where((column < V) & (z < high), mass(z, max_z) + _ONE_TOKEN, 0)
             found += tl.where(z[None, :] >= lower[:, None], entry[None, :], 0)
         offset = (row * CHUNKS + chunk).to(tl.int64) * _LEVELS + level
         tl.store(histogram + offset, tl.sum(found, 1))
@@ -176,7 +178,7 @@ def _choose_bin(
     """Choose the first level that holds enough tokens. Its bin starts at the level above, or, with
     both limits, at the top: top-p then weighs all tokens that top-k keeps."""
     row = tl.program_id(0)
-    _, max_z, top_k, top_p = _limits(row, best, best_ids, temperatures, top_ks, top_ps, V, CHUNKS, SLOTS)
+    _, max_z, top_k, top_p = limits(row, best, best_ids, temperatures, top_ks, top_ps, V, CHUNKS, SLOTS)
     row_edges, row_sums = edges + row * _NUM_EDGES, sums + row * _NUM_SUMS
     is_active = (top_k > 0) | (top_p < 1.0)
     if not IS_FIRST and is_active:
@@ -199,7 +201,7 @@ def _choose_bin(
             top_k = tl.load(row_sums + _TOP_K).to(tl.int32)
             low, split = tl.load(row_edges + _LOW), tl.load(row_edges + _SPLIT)
             high = tl.load(row_edges + _HIGH)
-        need = tl.where(top_k > 0, top_k.to(tl.int64), _mass_needed(top_p, total_mass))
+        need = tl.where(top_k > 0, top_k.to(tl.int64), mass_needed(top_p, total_mass))
         weights = tl.where(top_k > 0, counts, masses) + above
         selected = tl.minimum(_LEVELS - tl.sum((weights >= need).to(tl.int32), 0), _LEVELS - 1)
         if IS_FIRST:
@@ -229,7 +231,7 @@ def _compact(
     V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     row, chunk = tl.program_id(0), tl.program_id(1)
-    temperature, _max_z, top_k, top_p = _limits(
+    temperature, _max_z, top_k, top_p = limits(
         row, best, best_ids, temperatures, top_ks, top_ps, V, CHUNKS, SLOTS
     )
     if (top_k > 0) | (top_p < 1.0):
@@ -263,7 +265,7 @@ def _weigh_block(
     rank = rank_of(z)
     weight = tl.full([BLOCK], 1, tl.int64)
     if BY_MASS:
-        weight = _mass(z, max_z)
+        weight = mass(z, max_z)
     is_open = real & (z >= low) & (z < high) & is_kept(rank, column, threshold, last)
     return column, rank, tl.where(is_open, weight, 0)
 
@@ -276,7 +278,7 @@ def _select(
     """The smallest set of the best kept tokens with a weight of at least `need`: its threshold and
     last id."""
     digit = tl.arange(0, 16)[None, :]
-    rank_found = tl.full([], _LOWEST_RANK, tl.int64)  # tokens of this rank or above weigh enough
+    rank_found = tl.full([], LOWEST_RANK, tl.int64)  # tokens of this rank or above weigh enough
     above = tl.full([], 0, tl.int64)  # weight of all tokens above it
     for step in range(8):
         unit = tl.full([], 1, tl.int64) << (28 - 4 * step)
@@ -312,10 +314,10 @@ def _radix_select(
     V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    temperature, max_z, top_k, top_p = _limits(
+    temperature, max_z, top_k, top_p = limits(
         row, best, best_ids, temperatures, top_ks, top_ps, V, CHUNKS, SLOTS
     )
-    threshold = tl.full([], _LOWEST_RANK, tl.int32)
+    threshold = tl.full([], LOWEST_RANK, tl.int32)
     last = tl.full([], NO_ID, tl.int32)
     if (top_k > 0) | (top_p < 1.0):
         low, high = tl.load(edges + row * _NUM_EDGES + _LOW), tl.load(edges + row * _NUM_EDGES + _HIGH)
@@ -343,7 +345,7 @@ def _radix_select(
                     masses += weight
                 total_mass = tl.sum(masses, 0)
         if top_p < 1.0:
-            need = _mass_needed(top_p, total_mass) - above
+            need = mass_needed(top_p, total_mass) - above
             threshold, last = _select(
                 source, ids, is_compacted, count, temperature, max_z, low, high, threshold, last, need, BLOCK, True
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The greedy head graph: the tokens and logprob bits of the sampler, and which passes take it."""
+"""Head graphs: the tokens and logprob bits of the sampler, and which passes take them."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from holdfast.core.grammar import Constraint
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, Sampled, Sampling, Span
 from holdfast.models.decoder import Decoder
-from holdfast.worker.greedy_head import GreedyHeadGraph
+from holdfast.worker.head_graphs import HeadGraphs
 from holdfast.worker.input_batch import InputBatch, make_input_batch
 from holdfast.worker.sampler import sample
 from holdfast.worker.transfer import HostCopies
@@ -20,6 +20,7 @@ from worker.sampler_spans import FixedGrammar, mask, slices_of
 SIZES, CANONICAL = (1, 3, 8, 600), (8,)
 GREEDY = Sampling(SamplingParams(temperature=0), 0, 4)
 TOKEN = Span(1, 9, (7,), (0,), 0, GREEDY, logprobs=0)
+SAMPLED = replace(TOKEN, sampling=Sampling(SamplingParams(temperature=0.9, top_p=0.9), 5, 4))
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +30,11 @@ def hidden(decoder: Decoder) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def head(decoder: Decoder, hidden: Tensor) -> GreedyHeadGraph:
-    made, recorder = GreedyHeadGraph(decoder), FakeRecorder()
+def head(decoder: Decoder, hidden: Tensor) -> HeadGraphs:
+    made, recorder = HeadGraphs(decoder), FakeRecorder()
     with torch.inference_mode():
         made.capture(hidden, SIZES, CANONICAL, recorder)
-    assert recorder.num_recorded == 4, "none for more tokens than a head takes at once"
+    assert recorder.num_recorded == 8, "none for more tokens than a head takes at once"
     return made
 
 
@@ -50,8 +51,8 @@ def sampled_by_sampler(decoder: Decoder, hidden: Tensor, spans: list[Span]) -> l
 
 @pytest.mark.parametrize("logprobs", [(0,), (None,), (0, None, None)])
 @pytest.mark.parametrize("count", [8, 5, 1])
-def test_greedy_head_gives_the_samplers_tokens_and_logprobs(
-    decoder: Decoder, hidden: Tensor, head: GreedyHeadGraph, count: int, logprobs: tuple[int | None, ...]
+def test_head_graph_gives_the_samplers_tokens_and_logprobs(
+    decoder: Decoder, hidden: Tensor, head: HeadGraphs, count: int, logprobs: tuple[int | None, ...]
 ) -> None:
     spans = [replace(TOKEN, request_id=n, logprobs=logprobs[n % len(logprobs)]) for n in range(count)]
     assert head.fits(8, batch(*spans), spans, canonical=True)
@@ -62,8 +63,41 @@ def test_greedy_head_gives_the_samplers_tokens_and_logprobs(
     assert found.token_ids.tolist() == [each.token_id for each in expected]
 
 
-def test_greedy_head_reads_the_hidden_states_of_each_pass(
-    decoder: Decoder, hidden: Tensor, head: GreedyHeadGraph
+@pytest.mark.parametrize("canonical", [False, True])
+def test_sampled_and_greedy_tokens_share_a_head_graph(
+    decoder: Decoder, hidden: Tensor, head: HeadGraphs, canonical: bool
+) -> None:
+    """A step with settings, one without, one with others: nothing is left of the settings before."""
+    settings = [
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=1.3, top_p=0.8, min_p=0.01),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=1.0, top_k=5, top_p=0.9),
+    ]
+    spans = [
+        replace(TOKEN, start=9 + n, sampling=Sampling(one, 2**63 + n, 4), logprobs=(0, None)[n % 2])
+        for n, one in enumerate(settings)
+    ]
+    for some in (spans, [TOKEN] * 3, spans[::-1], [*spans, *spans[::-1]]):
+        assert head.fits(8, batch(*some), some, canonical=canonical)
+        with torch.inference_mode():
+            found = head.sample(8, len(some), some, HostCopies(torch.device("cpu")), canonical=canonical)
+            assert found.read() == sampled_by_sampler(decoder, hidden, some)
+
+
+def test_sampled_window_takes_a_head_graph(decoder: Decoder, hidden: Tensor, head: HeadGraphs) -> None:
+    """Each token of the window has a position of its own; a span without a sampled token has none."""
+    window = replace(SAMPLED, token_ids=(7, 8, 9))
+    spans = [window, TOKEN, replace(TOKEN, sample_from=1)]
+    assert head.fits(8, batch(*spans), spans, canonical=True)
+    with torch.inference_mode():
+        found = head.sample(8, 4, spans, HostCopies(torch.device("cpu")), canonical=True).read()
+    tokens = [replace(SAMPLED, start=SAMPLED.start + n) for n in range(3)]
+    assert found == sampled_by_sampler(decoder, hidden, [*tokens, TOKEN])
+
+
+def test_head_graph_reads_the_hidden_states_of_each_pass(
+    decoder: Decoder, hidden: Tensor, head: HeadGraphs
 ) -> None:
     spans, copies = [TOKEN] * 3, HostCopies(torch.device("cpu"))
     before = hidden.clone()
@@ -84,7 +118,6 @@ def test_greedy_head_reads_the_hidden_states_of_each_pass(
         replace(TOKEN, logprobs=1),
         replace(TOKEN, with_checksums=True),
         replace(TOKEN, constraint=Constraint(FixedGrammar(lambda candidates, count: [mask(3)] * count), ())),
-        replace(TOKEN, sampling=Sampling(SamplingParams(temperature=0.1), 0, 4)),
         replace(TOKEN, sampling=Sampling(SamplingParams(temperature=0, logit_bias={3: 1.0}), 0, 4)),
         replace(
             TOKEN, sampling=Sampling(SamplingParams(temperature=0, min_tokens=2), 0, 4, suppressed_ids=(3,))
@@ -93,13 +126,14 @@ def test_greedy_head_reads_the_hidden_states_of_each_pass(
         replace(TOKEN, token_ids=(7, 8), sample_from=1, scored_ids=(8,)),
     ],
 )
-def test_spans_with_other_settings_do_not_fit_the_greedy_head(head: GreedyHeadGraph, other: Span) -> None:
-    for spans in ([TOKEN, other], [other, TOKEN]):
-        assert not head.fits(8, batch(*spans), spans, canonical=False)
-    assert head.fits(8, batch(TOKEN, TOKEN), [TOKEN, TOKEN], canonical=False)
+def test_spans_with_other_settings_take_no_head_graph(head: HeadGraphs, other: Span) -> None:
+    for plain in (TOKEN, SAMPLED):
+        for spans in ([plain, other], [other, plain]):
+            assert not head.fits(8, batch(*spans), spans, canonical=False)
+        assert head.fits(8, batch(plain, plain), [plain, plain], canonical=False)
 
 
-def test_windows_fit_the_greedy_head(decoder: Decoder, hidden: Tensor, head: GreedyHeadGraph) -> None:
+def test_windows_take_a_head_graph(decoder: Decoder, hidden: Tensor, head: HeadGraphs) -> None:
     window = replace(TOKEN, token_ids=(7, 8, 9))
     assert head.fits(8, batch(window, TOKEN), [window, TOKEN], canonical=True)
     with torch.inference_mode():
@@ -107,10 +141,10 @@ def test_windows_fit_the_greedy_head(decoder: Decoder, hidden: Tensor, head: Gre
     assert found == sampled_by_sampler(decoder, hidden, [TOKEN] * 4)
 
 
-def test_only_captured_sizes_fit_the_greedy_head(decoder: Decoder, head: GreedyHeadGraph) -> None:
+def test_only_captured_sizes_take_a_head_graph(decoder: Decoder, head: HeadGraphs) -> None:
     one = batch(TOKEN)
     assert [size for size in (1, 2, 3, 8, 600) if head.fits(size, one, [TOKEN], canonical=False)] == [1, 3, 8]
     assert [size for size in (1, 2, 3, 8, 600) if head.fits(size, one, [TOKEN], canonical=True)] == [8]
     nothing = replace(TOKEN, sample_from=1)
     assert not head.fits(8, batch(nothing), [nothing], canonical=False), "no logits are needed"
-    assert not GreedyHeadGraph(decoder).fits(8, one, [TOKEN], canonical=False)
+    assert not HeadGraphs(decoder).fits(8, one, [TOKEN], canonical=False)
