@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import SamplingParams
 from holdfast.bench.tiny import tiny_engine
-from holdfast.core.results import PendingReceipt, Result
+from holdfast.core.results import Pending, Result
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.frozen_heap import frozen_heap
@@ -50,11 +50,11 @@ def test_receipt_is_made_once_and_only_if_read(llm: LLM, made: list[int]) -> Non
 def test_threads_read_the_same_receipt() -> None:
     at_once = threading.Barrier(4)
 
-    def read(pending: PendingReceipt) -> dict[str, Any] | None:
+    def read(pending: Pending[dict[str, Any] | None]) -> dict[str, Any] | None:
         at_once.wait()
         return pending.get()
 
-    pending = PendingReceipt(lambda: {"salt": object()})
+    pending = Pending(lambda: {"salt": object()})
     with ThreadPoolExecutor(4) as pool:
         seen = list(pool.map(read, [pending] * 4))
     assert all(one is seen[0] for one in seen)

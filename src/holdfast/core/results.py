@@ -4,11 +4,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from holdfast.core.logprobs import NO_TEXTS, Logprob, TokenTexts, with_texts
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.stop_rules import FinishReason
+
+T = TypeVar("T")
 
 Determinism = Literal["certified", "verified", "none"]
 _WEAKEST_FIRST: tuple[Determinism, ...] = ("none", "verified", "certified")
@@ -62,18 +64,64 @@ class Thought:
     token_ids: tuple[int, ...]
 
 
+class Pending(Generic[T]):
+    """A field of a result that is made when it is first read. All threads that read it get the same.
+
+    A copy or a pickle of it is the value itself.
+    """
+
+    __slots__ = ("_lock", "_made", "_make")
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make: Callable[[], T] | None = make
+        self._made: T | None = None
+        self._lock = threading.Lock()
+
+    def get(self) -> T:
+        if self._make is not None:
+            with self._lock:
+                if self._make is not None:
+                    self._made = self._make()
+                    self._make = None  # frees what it was made of
+        return cast(T, self._made)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (self.get(),)
+
+
+def _same(value: T) -> T:
+    return value
+
+
+class _PendingField:
+    """A field that holds None, a value, or a `Pending` one. The default is None."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, result: object, owner: type | None = None) -> Any:
+        held = None if result is None else result.__dict__.get(self._name)
+        return held.get() if isinstance(held, Pending) else held
+
+    def __set__(self, result: object, value: Any) -> None:
+        result.__dict__[self._name] = value
+
+
+_LOGPROBS, _RECEIPT = cast(Any, _PendingField()), cast(Any, _PendingField())
+
+
 @dataclass(frozen=True)
 class Choice:
     """One answer. token_ids include the stop token, text does not.
 
     stop_reason is the stop string or the id in stop_token_ids that ended the answer. None: the
-    end-of-text token or something else ended it.
+    end-of-text token or something else ended it. logprobs are None if they were not asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
-    logprobs: tuple[TokenLogprob, ...] | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = _LOGPROBS
     thoughts: tuple[Thought, ...] = ()
     stop_reason: str | int | None = None
 
@@ -125,49 +173,6 @@ class CompletionOutput:
     def finished(self) -> bool:
         """Whether the answer has ended: always."""
         return True
-
-
-class PendingReceipt:
-    """A receipt that is made when it is first read. All threads that read it get the same one.
-
-    A copy or a pickle of it is the receipt itself.
-    """
-
-    __slots__ = ("_lock", "_made", "_make")
-
-    def __init__(self, make: Callable[[], dict[str, Any] | None]) -> None:
-        self._make: Callable[[], dict[str, Any] | None] | None = make
-        self._made: dict[str, Any] | None = None
-        self._lock = threading.Lock()
-
-    def get(self) -> dict[str, Any] | None:
-        if self._make is not None:
-            with self._lock:
-                if self._make is not None:
-                    self._made = self._make()
-                    self._make = None  # frees what it was made of
-        return self._made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _same, (self.get(),)
-
-
-def _same(receipt: dict[str, Any] | None) -> dict[str, Any] | None:
-    return receipt
-
-
-class _ReceiptField:
-    """The field `Result.receipt`: None, a receipt, or a `PendingReceipt`, which is made when read."""
-
-    def __get__(self, result: "Result | None", owner: type | None = None) -> dict[str, Any] | None:
-        held = None if result is None else result.__dict__.get("receipt")  # of the class: the default
-        return held.get() if isinstance(held, PendingReceipt) else held
-
-    def __set__(self, result: "Result", receipt: dict[str, Any] | PendingReceipt | None) -> None:
-        result.__dict__["receipt"] = receipt
-
-
-_RECEIPT = cast(Any, _ReceiptField())
 
 
 @dataclass(frozen=True)
@@ -250,7 +255,8 @@ def with_changes(result: Result, **changes: Any) -> Result:
 
 
 def decode_result(result: Result, texts: TokenTexts, **changes: Any) -> Result:
-    """The result with the texts of the tokens in its logprobs, and with these fields changed."""
+    """The result with the texts of the tokens in its logprobs, and with these fields changed. The
+    logprobs of the answer are decoded when they are read."""
     if any(choice.logprobs for choice in result.choices):
         changes["choices"] = tuple(_decode_choice(choice, texts) for choice in result.choices)
     if result.prompt_logprobs is not None:
@@ -261,9 +267,11 @@ def decode_result(result: Result, texts: TokenTexts, **changes: Any) -> Result:
 
 
 def _decode_choice(choice: Choice, texts: TokenTexts) -> Choice:
-    if choice.logprobs is None:
+    logprobs = choice.logprobs
+    if logprobs is None:
         return choice
-    return replace(choice, logprobs=tuple([with_texts(one, texts) for one in choice.logprobs]))
+    decoded = Pending(lambda: tuple([with_texts(one, texts) for one in logprobs]))
+    return replace(choice, logprobs=cast(Any, decoded))
 
 
 class Delta(NamedTuple):

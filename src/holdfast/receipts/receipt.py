@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.request import Request
-from holdfast.core.results import Choice, Determinism, PendingReceipt, Result, Stats
+from holdfast.core.results import Choice, Determinism, Pending, Result, Stats
 from holdfast.core.sampling_params import MAX_TOKEN_ID, NO_DEFAULTS, SamplingParams, params_to_json
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.receipts.canonical_json import (
@@ -246,7 +246,7 @@ class ReceiptFactory:
         result: Result,
         logprobs: Sequence[Sequence[TokenLogprob]],
         certificate: str | None,
-    ) -> PendingReceipt | None:
+    ) -> Pending[dict[str, Any] | None] | None:
         """The same receipt, made when it is read.
 
         Everything it is made of is kept by value, without the engine and the request's grammars.
@@ -263,7 +263,7 @@ class ReceiptFactory:
                 _log.exception("the receipt of request %d could not be made", asked.request_id)
                 return None
 
-        return PendingReceipt(make)
+        return Pending(make)
 
 
 def seal_receipt(receipt: Receipt, key: SigningKey | None = None) -> dict[str, Any]:
