@@ -1,4 +1,5 @@
-"""Speed on a CPU: Holdfast against Hugging Face generate, in one process, on the same weights.
+"""Speed on a CPU: Holdfast against a peer, on the same weights. The peer is Hugging Face generate in
+this process, or llama.cpp on the same GGUF file.
 
 All variants are measured in turn, round after round, and the best time of each counts: other load
 on the machine slows one round, not one variant. Ratios within a run are comparable; times of
@@ -7,14 +8,17 @@ different runs are not.
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from holdfast.bench.machine import machine_name
-from holdfast.bench.speed.command import measure
+from holdfast.bench.speed.command import measure, measure_peer
 from holdfast.bench.speed.hugging_face import HuggingFace
+from holdfast.bench.speed.llama_cpp import LlamaCpp, PeerName, find_llama_cpp
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.builder import assemble, torch_dtype
 from holdfast.engine.config import EngineConfig
@@ -33,7 +37,7 @@ DECODE_PROMPT = 32
 
 @dataclass(frozen=True)
 class CpuVariant:
-    """One way to run the same work. deterministic is None for Hugging Face."""
+    """One way to run the same work. deterministic is None for the peer."""
 
     name: str
     mode: DeterminismMode = "off"
@@ -41,33 +45,46 @@ class CpuVariant:
 
 
 HUGGING_FACE = CpuVariant("Hugging Face")
+LLAMA_CPP = CpuVariant("llama.cpp")
 ORDINARY = CpuVariant("ordinary", "off", False)
 AUTO = CpuVariant("deterministic, auto", "auto", True)
 VERIFY = CpuVariant("deterministic, verify", "verify", True)
-VARIANTS = (HUGGING_FACE, ORDINARY, AUTO, VERIFY)
+OWN_VARIANTS = (ORDINARY, AUTO, VERIFY)
+
+
+class Peer(Protocol):
+    """Another engine with the same weights."""
+
+    def seconds(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
+        """The time of one greedy batch. All prompts have the same length."""
+        ...
 
 
 @dataclass
 class CpuSpeedReport:
-    """tok/s by variant and cell. command holds the fields of `CommandCost`."""
+    """tok/s by variant and cell. command holds the fields of `CommandCost`, peer_command those of
+    `PeerCost`."""
 
     machine: str
     threads: int
     torch: str
     model: str
     dtype: str
-    hugging_face_dtype: str
+    hugging_face_dtype: str | None  # None if the peer is another
     rounds: int
     num_tokens: int
     speed: dict[str, dict[str, float]] = field(default_factory=dict)
     command: dict[str, float] | None = None
+    peer: str = HUGGING_FACE.name
+    peer_version: str | None = None
+    peer_command: dict[str, float] | None = None
 
     def ratio(self, variant: str, over: str, cell: str) -> float:
         return self.speed[variant][cell] / self.speed[over][cell]
 
 
 class CpuBench:
-    """One model in Holdfast and in Hugging Face."""
+    """One model in Holdfast and in a peer, a Hugging Face model if none is given."""
 
     def __init__(
         self,
@@ -77,6 +94,7 @@ class CpuBench:
         num_threads: int | None,
         dtype: str,
         num_tokens: int,
+        peer: LlamaCpp | None = None,
     ) -> None:
         config = EngineConfig(
             certification="startup",
@@ -88,7 +106,7 @@ class CpuBench:
         self.engine: Engine = assemble(config, checkpoint, tokenizer)
         dtype_used = torch_dtype(config, None)
         # Where the CPU has no instructions for this dtype, fp32 is the fastest dtype of Hugging Face.
-        peer = dtype_used if has_native_gemm(dtype_used) else torch.float32
+        peer_dtype = dtype_used if has_native_gemm(dtype_used) else torch.float32
         self._num_tokens = num_tokens
         self.report = CpuSpeedReport(
             machine=machine_name(),
@@ -96,25 +114,28 @@ class CpuBench:
             torch=torch.__version__,
             model=name,
             dtype=str(dtype_used).removeprefix("torch."),
-            hugging_face_dtype=str(peer).removeprefix("torch."),
+            hugging_face_dtype=None if peer is not None else str(peer_dtype).removeprefix("torch."),
             rounds=0,
             num_tokens=num_tokens,
+            peer=(HUGGING_FACE if peer is None else LLAMA_CPP).name,
+            peer_version=None if peer is None else peer.version,
         )
-        self._peer = HuggingFace(checkpoint, peer)
+        self._peer: Peer = HuggingFace(checkpoint, peer_dtype) if peer is None else peer
         self._rng = random.Random(0)
         self._best: dict[tuple[CpuVariant, int, int, int], float] = {}  # seconds
 
     def run(self, rounds: int, log: Callable[[str], None]) -> CpuSpeedReport:
         """Measure every cell of every variant, round after round."""
+        variants = (CpuVariant(self.report.peer), *OWN_VARIANTS)
         for number in range(rounds):
-            for variant in VARIANTS:
+            for variant in variants:
                 log(f"round {number + 1} of {rounds}: {variant.name}")
                 self._time(variant, 1, PREFILL, 1)
                 for streams in STREAMS:
                     self._time(variant, streams, DECODE_PROMPT, 1)
                     self._time(variant, streams, DECODE_PROMPT, self._num_tokens)
         self.report.rounds = rounds
-        for variant in VARIANTS:
+        for variant in variants:
             cells = {"prefill": PREFILL / self._best[variant, 1, PREFILL, 1]}
             cells |= {str(streams): self._decode_speed(variant, streams) for streams in STREAMS}
             self.report.speed[variant.name] = cells
@@ -171,12 +192,19 @@ def run(
     num_threads: int | None,
     dtype: str,
     log: Callable[[str], None],
+    peer: PeerName = "hugging-face",
+    peer_dir: Path | None = None,
 ) -> CpuSpeedReport:
-    """The whole benchmark on one model: first the command line, then both engines in this process."""
+    """The whole benchmark on one model: first the command lines, then both engines in turn."""
     located = locate(model)
+    threads = num_threads or torch.get_num_threads()
+    other = find_llama_cpp(peer_dir, located.path, threads) if peer == "llama.cpp" else None
     cost = measure(model, dtype, num_threads, log)
+    peer_cost = None if other is None else measure_peer(other.command, log)
     checkpoint = open_checkpoint(located.path)
     tokenizer = open_tokenizer(checkpoint.path)
-    report = CpuBench(checkpoint, tokenizer, located.name, num_threads, dtype, num_tokens).run(rounds, log)
+    bench = CpuBench(checkpoint, tokenizer, located.name, num_threads, dtype, num_tokens, other)
+    report = bench.run(rounds, log)
     report.command = asdict(cost)
+    report.peer_command = None if peer_cost is None else asdict(peer_cost)
     return report

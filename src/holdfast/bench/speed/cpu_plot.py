@@ -1,5 +1,5 @@
 """The plot of a CPU speed report: a panel per cell, a bar per variant with its tok/s and its ratio
-to Hugging Face.
+to the peer.
 
 Every panel has its own scale: tok/s of different cells are not comparable.
 """
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.bench import plots
-from holdfast.bench.speed.cpu import AUTO, HUGGING_FACE, ORDINARY, VERIFY, CpuSpeedReport
+from holdfast.bench.speed.cpu import AUTO, HUGGING_FACE, LLAMA_CPP, ORDINARY, VERIFY, CpuSpeedReport
 from holdfast.bench.speed.cpu_table import cell_name
 
 _COLOURS = {
     HUGGING_FACE.name: plots.GREY,
+    LLAMA_CPP.name: plots.GREY,
     ORDINARY.name: plots.SKY,
     AUTO.name: plots.GREEN,
     VERIFY.name: plots.ORANGE,
@@ -38,8 +39,8 @@ def _draw(panel: Any, report: CpuSpeedReport, cell: str) -> None:
         speed = measured[cell]
         panel.bar(place, speed, width=0.88, color=_COLOURS[variant])
         panel.text(place, speed + 0.01 * highest, _figure(speed), ha="center", va="bottom", fontsize=9.5)
-        if HUGGING_FACE.name in report.speed:
-            ratio = f"{report.ratio(variant, HUGGING_FACE.name, cell):.2f}×"
+        if report.peer in report.speed:
+            ratio = f"{report.ratio(variant, report.peer, cell):.2f}×"
             panel.text(place, speed - 0.02 * highest, ratio, ha="center", va="top", fontsize=9.5)
     panel.set_title(cell_name(cell), fontsize=11)
     panel.set_ylim(0, highest * _HEADROOM)
@@ -52,7 +53,7 @@ def _figure(speed: float) -> str:
 
 def _legend(report: CpuSpeedReport) -> list[tuple[str, str]]:
     labels = {name: name for name in report.speed}
-    if report.hugging_face_dtype != report.dtype:
+    if report.hugging_face_dtype not in (None, report.dtype):
         labels[HUGGING_FACE.name] = f"{HUGGING_FACE.name} ({report.hugging_face_dtype})"
     return [(label, _COLOURS[name]) for name, label in labels.items()]
 
@@ -60,5 +61,5 @@ def _legend(report: CpuSpeedReport) -> list[tuple[str, str]]:
 def _title(report: CpuSpeedReport) -> str:
     return (
         f"{report.model} on {report.machine}: {report.threads} threads, {report.dtype}, torch {report.torch}\n"
-        f"tokens per second, and the ratio to Hugging Face generate"
+        f"tokens per second, and the ratio to {report.peer}"
     )

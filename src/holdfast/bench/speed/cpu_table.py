@@ -2,14 +2,23 @@
 
 from rich.console import Console
 
-from holdfast.bench.speed.command import ALLOWED_SECONDS, NUM_TRIES, CommandCost
-from holdfast.bench.speed.cpu import AUTO, HUGGING_FACE, ORDINARY, PREFILL, VERIFY, CpuSpeedReport
+from holdfast.bench.speed.command import (
+    ALLOWED_FIRST_SECONDS,
+    ALLOWED_SECONDS,
+    NUM_TRIES,
+    CommandCost,
+    PeerCost,
+)
+from holdfast.bench.speed.cpu import AUTO, HUGGING_FACE, LLAMA_CPP, ORDINARY, PREFILL, VERIFY, CpuSpeedReport
 from holdfast.bench.tables import make_table, open_console
 
 _COMPARED = (
     (ORDINARY, HUGGING_FACE),
     (AUTO, HUGGING_FACE),
     (VERIFY, HUGGING_FACE),
+    (ORDINARY, LLAMA_CPP),
+    (AUTO, LLAMA_CPP),
+    (VERIFY, LLAMA_CPP),
     (AUTO, ORDINARY),
     (VERIFY, ORDINARY),
 )
@@ -28,7 +37,7 @@ def _sharing(report: CpuSpeedReport) -> float | None:
 def _dtype_note(report: CpuSpeedReport) -> str | None:
     """Why Hugging Face ran in another dtype than Holdfast, if it did."""
     ours, theirs = report.dtype, report.hugging_face_dtype
-    if ours == theirs:
+    if theirs is None or ours == theirs:
         return None
     return (
         f"{HUGGING_FACE.name} ran in {theirs}, not in {ours}: this CPU has no {ours} instructions, and torch would "
@@ -62,13 +71,21 @@ def show_speed(report: CpuSpeedReport, console: Console | None = None) -> None:
         console.print(note)
     if report.command is not None:
         console.print(_command_cost(CommandCost(**report.command)))
+    if report.peer_command is not None:
+        peer = PeerCost(**report.peer_command)
+        console.print(
+            f"{report.peer} {report.peer_version}: first byte after {peer.first_byte_seconds:.2f} s, "
+            f"peak resident memory {peer.peak_resident_bytes / _MB:.0f} MB"
+        )
 
 
 def _command_cost(cost: CommandCost) -> str:
-    """Two lines: time and memory, each with its limit."""
+    """Time and memory, each with its limit."""
+    torch = cost.import_torch_seconds
     return (
-        f"holdfast generate: first byte after {cost.first_byte_seconds:.2f} s, best of {NUM_TRIES}, certificate cached "
-        f"(at most {ALLOWED_SECONDS:.0f} s)\n"
+        f"holdfast generate: first byte after {cost.first_byte_seconds:.2f} s, best of {NUM_TRIES} "
+        f"(at most {torch + ALLOWED_SECONDS:.2f} s: import torch takes {torch:.2f} s); the first start ever after "
+        f"{cost.first_start_seconds:.2f} s (at most {torch + ALLOWED_FIRST_SECONDS:.2f} s)\n"
         f"peak resident memory: {cost.peak_resident_bytes / _MB:.0f} MB; weights {cost.weights_bytes / _MB:.0f} MB, "
         f"KV budget {cost.kv_budget_bytes / _MB:.0f} MB (at most {cost.allowed_bytes / _MB:.0f} MB)"
     )

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.bench.speed.llama_cpp import PeerName
 from holdfast.cli.commands.bench_gpu import gpu
 from holdfast.cli.commands.bench_paper import paper
 from holdfast.cli.commands.bench_serve import serve
 from holdfast.cli.console import StageBars, note
 from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
-from holdfast.cli.options.groups import grouped
+from holdfast.cli.options.groups import given_options, grouped
 from holdfast.cli.requirements import require_folder, require_packages
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import InvalidRequest
@@ -98,17 +99,36 @@ def divergence(
 @bench.command()
 @grouped(only=("dtype", "num_threads"))
 def cpu(
+    context: typer.Context,
     model: o.ModelArgument = None,
+    peer: Annotated[
+        PeerName,
+        typer.Option(
+            help="hugging-face: generate in the same process. llama.cpp: the same GGUF file as it is."
+        ),
+    ] = "hugging-face",
+    peer_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with llama.cpp's programs; docs/build-llama-cpp.sh builds them. Default: the search path.",
+            show_default=False,
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; the best time counts.")] = 3,
     num_tokens: Annotated[int, typer.Option(min=2, help="Tokens decoded by each stream.")] = 64,
     engine: EngineConfig = _MEASURED,
     save: Annotated[Path | None, typer.Option(help="Write the figures to this file, as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file, as PNG.")] = None,
 ) -> None:
-    """Measure speed against Hugging Face generate, on the same weights in the same process; and the
-    cost of one command.
+    """Measure speed against another engine on the same weights, in turn; and the cost of one command.
+
+    Against llama.cpp the weights of a GGUF file are computed as they are, unless --dtype is given.
     """
-    require_packages("transformers", *(("matplotlib",) if plot is not None else ()))
+    is_llama_cpp = peer == "llama.cpp"
+    if is_llama_cpp and not given_options(context, ("dtype",)):
+        engine = replace(engine, dtype="auto")
+    needed = [*([] if is_llama_cpp else ["transformers"]), *([] if plot is None else ["matplotlib"])]
+    require_packages(*needed)
     require_folder(save, plot)
     o.open_model(replace(engine, model=model))
     from holdfast.bench.report import write_report
@@ -116,7 +136,7 @@ def cpu(
     from holdfast.bench.speed.cpu_plot import plot_speed
     from holdfast.bench.speed.cpu_table import show_speed
 
-    report = speed.run(model, rounds, num_tokens, engine.num_threads, engine.dtype, note)
+    report = speed.run(model, rounds, num_tokens, engine.num_threads, engine.dtype, note, peer, peer_dir)
     show_speed(report)
     if save is not None:
         write_report(report, save)

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ _UNITS = ("linear.c", "attention.c", "rowwise.c", "sampling.c", "layer.c", "entr
 _HEADERS = ("simd.h", "kernels.h", "amx.h")
 # No contraction and no reassociation: the sources fix which operations are fused, and their order.
 # Instruction scheduling before register allocation would spill the accumulators of the tiles.
-_FLAGS = (
+FLAGS = (
     *("-std=gnu11", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-schedule-insns"),
     *("-fPIC", "-fvisibility=hidden", "-Wno-psabi"),
 )
@@ -48,9 +48,8 @@ def build(sources: Path = _SOURCE_DIR) -> Built:
 
     Raises ConfigError if it cannot be built.
     """
-    compiler = _find_compiler()
-    version = _run([compiler, "--version"]).splitlines()[0]
-    flags = (*_FLAGS, "-mcpu=native" if _is_arm() else "-march=native")
+    compiler, version = find_compiler()
+    flags = (*FLAGS, "-mcpu=native" if _is_arm() else "-march=native")
     cached = _cache_dir() / f"{_cache_key(sources, flags, version)}.so"
     if not cached.exists():
         with _locked(cached.parent):
@@ -76,12 +75,13 @@ def _is_arm() -> bool:
     return platform.machine() in ("aarch64", "arm64")
 
 
-def _find_compiler() -> str:
+def find_compiler() -> tuple[str, str]:
+    """The C compiler and the first line of its version. Raises ConfigError if there is none."""
     names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc"]
     for name in names:
         found = shutil.which(name)
         if found:
-            return found
+            return found, _run([found, "--version"]).splitlines()[0]
     raise ConfigError(
         f"no C compiler ({' or '.join(names)}) for the C kernels; install gcc, or use kernels torch"
     )
@@ -112,12 +112,30 @@ def _cache_key(sources: Path, flags: tuple[str, ...], version: str) -> str:
     """Of everything the machine code depends on, raw. It is not part of the recipe: most of it
     decides no bit."""
     parts = [" ".join(flags), version, platform.machine(), cpu_flags()]
-    parts += [(sources / name).read_text() for name in (*_UNITS, *_HEADERS)]
+    parts += source_texts(sources)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def source_texts(sources: Path = _SOURCE_DIR) -> list[str]:
+    return [(sources / name).read_text() for name in (*_UNITS, *_HEADERS)]
 
 
 def _cache_dir() -> Path:
     return cache_dir() / "kernels"
+
+
+def knows_flags(compiler: str, flags: Sequence[str]) -> bool:
+    """Whether this compiler accepts the flags."""
+    command = [compiler, *flags, "-E", "-x", "c", os.devnull, "-o", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
+
+
+def compile_library(compiler: str, flags: Sequence[str], target: Path, sources: Path = _SOURCE_DIR) -> None:
+    """Compile the kernels for the instruction set that the flags name."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as work:
+        built = Path(work) / "kernels.so"
+        _compile_units(sources, compiler, (*FLAGS, *flags), built)
+        shutil.copyfile(built, target)
 
 
 def _compile(sources: Path, compiler: str, flags: tuple[str, ...], target: Path) -> Path:

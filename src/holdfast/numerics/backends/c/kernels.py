@@ -15,6 +15,7 @@ import torch  # noqa: F401  (its libgomp must be loaded before the kernels)
 
 from holdfast.errors import ConfigError
 from holdfast.numerics.backends.c.build import Built, build
+from holdfast.numerics.backends.c.prebuilt import find_prebuilt
 
 # Arguments in the order of kernels.h. p: pointer, i: int64, d: double; 8 bytes each.
 _SIGNATURES = {
@@ -81,8 +82,8 @@ def _bind(function: Any, signature: str) -> Callable[..., None]:
 
 @functools.lru_cache(maxsize=1)
 def load_kernels() -> CKernels:
-    """Build and load the kernels. Raises ConfigError with the reason if that fails."""
-    return bind_kernels(build())
+    """Load the kernels: prebuilt ones, or built now. Raises ConfigError with the reason if that fails."""
+    return bind_kernels(find_prebuilt() or build())
 
 
 def bind_kernels(built: Built) -> CKernels:
