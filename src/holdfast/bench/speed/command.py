@@ -72,18 +72,24 @@ def measure(
 ) -> CommandCost:
     """Run the command once to warm up and NUM_TRIES times to measure."""
     command = command_line(model, dtype, num_threads)
-    log("holdfast generate: the first start")
-    with tempfile.TemporaryDirectory() as empty:
-        first_start, _ = _launch(command, {"HOLDFAST_CACHE_DIR": empty})
     cost = _best_of_tries("holdfast generate", command, log)
     return CommandCost(
         first_byte_seconds=cost.first_byte_seconds,
         peak_resident_bytes=cost.peak_resident_bytes,
         weights_bytes=weights_bytes(open_checkpoint(locate(model).path), dtype),
         kv_budget_bytes=parse_bytes(KV_MEMORY),
-        import_torch_seconds=min(_launch(_IMPORT_TORCH)[0] for _ in range(NUM_TRIES)),
-        first_start_seconds=first_start,
     )
+
+
+def measure_first_start(
+    model: str | None, dtype: str, num_threads: int | None, log: Callable[[str], None]
+) -> tuple[float, float]:
+    """Seconds of `import torch`, and of the command's first start ever, to its first byte."""
+    log("holdfast generate: the first start")
+    with tempfile.TemporaryDirectory() as empty:
+        command = command_line(model, dtype, num_threads)
+        first_start, _ = _launch(command, {"HOLDFAST_CACHE_DIR": empty})
+    return min(_launch(_IMPORT_TORCH)[0] for _ in range(NUM_TRIES)), first_start
 
 
 def measure_peer(command: list[str], log: Callable[[str], None]) -> PeerCost:

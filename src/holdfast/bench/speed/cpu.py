@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from holdfast.bench.machine import machine_name
-from holdfast.bench.speed.command import measure, measure_peer
+from holdfast.bench.speed.command import measure, measure_first_start, measure_peer
 from holdfast.bench.speed.hugging_face import HuggingFace
 from holdfast.bench.speed.llama_cpp import LlamaCpp, PeerName, find_llama_cpp
 from holdfast.core.sampling_params import SamplingParams
@@ -145,9 +145,9 @@ class CpuBench:
         """Decoded tokens per second: the time of all tokens minus the time of the first one.
 
         Best times are subtracted, not times of one round: one slow prefill must not make decoding
-        look fast.
+        look fast. llama.cpp times the tokens after the first by itself.
         """
-        first = self._best[variant, streams, DECODE_PROMPT, 1]
+        first = 0.0 if variant == LLAMA_CPP else self._best[variant, streams, DECODE_PROMPT, 1]
         whole = self._best[variant, streams, DECODE_PROMPT, self._num_tokens]
         if whole <= first:
             raise ConfigError(
@@ -200,6 +200,8 @@ def run(
     threads = num_threads or torch.get_num_threads()
     other = find_llama_cpp(peer_dir, located.path, threads) if peer == "llama.cpp" else None
     cost = measure(model, dtype, num_threads, log)
+    imported, first = measure_first_start(model, dtype, num_threads, log)
+    cost = replace(cost, import_torch_seconds=imported, first_start_seconds=first)
     peer_cost = None if other is None else measure_peer(other.command, log)
     checkpoint = open_checkpoint(located.path)
     tokenizer = open_tokenizer(checkpoint.path)

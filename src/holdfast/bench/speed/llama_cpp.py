@@ -58,10 +58,12 @@ class LlamaCpp:
         return [str(self.completion), "-m", str(self.model), *map(str, options), *prompt]
 
     def seconds(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
-        """The time of one batch. The content of the prompts does not matter: the program makes its own."""
-        decoded = max(num_tokens - 1, 1)  # the first token is the prompt's
-        found = self._measure(len(prompts), len(prompts[0]), decoded)
-        return found["t_pp"] + (found["t_tg"] if num_tokens > 1 else 0.0)
+        """The time of the prompts, or, with more than one token, of the tokens after the first alone.
+
+        Only the number and the length of the prompts matter: the program makes its own.
+        """
+        found = self._measure(len(prompts), len(prompts[0]), max(num_tokens - 1, 1))
+        return found["t_pp"] if num_tokens == 1 else found["t_tg"]
 
     def _measure(self, streams: int, prompt_len: int, decoded: int) -> dict[str, float]:
         context = streams * (prompt_len + decoded)
