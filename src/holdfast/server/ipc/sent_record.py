@@ -73,6 +73,7 @@ class _ChoiceRecord:
         self.values.extend(one.logprob for one in sent.logprobs)
         self.num_chars = sent.num_chars
         self.thoughts += sent.thoughts
+        self.finish_reason, self.stop_reason = sent.finish_reason, sent.stop_reason
 
     def as_sent(self) -> SentChoice:
         ids = tuple(self.token_ids)
