@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from support import feature_load
+from support.feature_load import Asked, alone, ask, load
 from support.serving import Server, serving
 from support.streams import Client
 from support.tiny import tiny_model
@@ -22,50 +25,6 @@ from support.tiny import tiny_model
 PATIENCE = 180.0
 SLOW = 0.03  # seconds for each step, so that answers last over several faults
 POISON = 666
-VOLATILE = {"id", "created", "created_at", "usage", "holdfast", "item_id", "call_id", "system_fingerprint"}
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
-CHAT = {"messages": [{"role": "user", "content": "the dog"}], "max_tokens": 60}
-
-# Path and body. All but a few come once as a stream and once whole.
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "greedy": ("/v1/completions", {"prompt": "the fox", "max_tokens": 90, "temperature": 0}),
-    "sampled": ("/v1/completions", {"prompt": "a fox", "max_tokens": 90, "temperature": 1.0}),
-    "logprobs": ("/v1/completions", {"prompt": "my fox", "max_tokens": 70, "logprobs": 3}),
-    "n": ("/v1/completions", {"prompt": "two foxes", "max_tokens": 50, "n": 3, "logprobs": 1}),
-    "prompts": ("/v1/completions", {"prompt": ["one", "two", "three"], "max_tokens": 40}),
-    "stop": (
-        "/v1/completions",
-        {"prompt": "o fox", "max_tokens": 90, "stop": ["zq", "the"], "min_tokens": 60},
-    ),
-    "penalties": (
-        "/v1/completions",
-        {"prompt": "the the", "max_tokens": 70, "repetition_penalty": 1.2, "presence_penalty": 0.4},
-    ),
-    "echo": ("/v1/completions", {"prompt": "echo fox", "max_tokens": 60, "echo": True, "bad_words": ["dog"]}),
-    "chat": ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 2}),
-    "schema": (
-        "/v1/chat/completions",
-        {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
-    ),
-    "tools": ("/v1/chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "required"}),
-    "responses": ("/v1/responses", {"input": "hi", "max_output_tokens": 60}),
-    "messages": ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 60}),
-}
-WHOLE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
-    "score": ("/v1/score", {"prompt": "the quick", "completion": " brown fox" * 20}),
-    "embeddings": ("/v1/embeddings", {"input": ["the quick fox " * 10, "dog"]}),
-    "prompt_logprobs": (
-        "/v1/completions",
-        {"prompt": "the quick fox", "max_tokens": 40, "n": 2, "prompt_logprobs": 1},
-    ),
-    "receipt": ("/v1/completions", {"prompt": "proof", "max_tokens": 50, "return_receipt": True}),
-}
 
 
 class FaultyServer:
@@ -76,7 +35,6 @@ class FaultyServer:
         self._control = control
         self._settings: dict[str, Any] = {}
         self._number = 0
-        self.set_faults(slow=SLOW)
 
     def set_faults(self, **settings: Any) -> None:
         self._settings = settings
@@ -95,93 +53,20 @@ def patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("support.streams.PATIENCE", PATIENCE)
 
 
-@pytest.fixture
-def faulty(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
-    model = tiny_model(tmp_path_factory.mktemp("resume") / "llama", max_position_embeddings=2048)
-    control = tmp_path / "control"
+@contextmanager
+def faulty_server(model: Path, folder: Path) -> Iterator[FaultyServer]:
+    control = folder / "control"
     control.write_text("{}")
     limits = ("--max-num-seqs", "32", "--max-waiting", "256", "--hang-timeout", "3", "--no-inspector")
-    with serving(
-        model, *limits, engine="faulty_engine.py", engine_settings={"control": str(control)}
-    ) as server:
+    settings = {"control": str(control)}
+    with serving(model, *limits, engine="faulty_engine.py", engine_settings=settings) as server:
         yield FaultyServer(server, control)
 
 
-def load(number: int) -> list[tuple[str, dict[str, Any]]]:
-    """So many requests of all kinds, a third of them deterministic, all with a seed."""
-    kinds = [(path, {**body, "stream": True}) for path, body in KINDS.values()]
-    kinds += [*KINDS.values(), *WHOLE_ONLY.values()]
-    asked = []
-    for at in range(number):
-        path, body = kinds[at % len(kinds)]
-        settings: dict[str, Any] = {"deterministic": at % 3 == 0}
-        if path not in ("/v1/score", "/v1/embeddings"):
-            settings["seed"] = at
-            if "response_format" not in body and "tools" not in body:
-                settings["ignore_eos"] = True
-        asked.append((path, {**body, **settings}))
-    return asked
-
-
-def plain(value: Any) -> Any:
-    """Without what differs between two answers to the same request."""
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items() if name not in VOLATILE}
-    return [plain(one) for one in value] if isinstance(value, list) else value
-
-
-def merge(client: Client) -> Any:
-    """What a client got, wherever its chunks were cut."""
-    if not client.events:
-        body = plain(client.body)
-        if "receipt" in client.body.get("holdfast", {}):
-            receipt = client.body["holdfast"]["receipt"]
-            body["receipt"] = {
-                name: receipt[name] for name in ("choices", "settings", "seed", "mode", "fingerprint")
-            }
-        return body
-    merged: dict[Any, Any] = {}
-
-    def add(place: Any, value: Any) -> None:
-        if isinstance(value, str) and place[-1] not in ("finish_reason", "type", "role", "name"):
-            merged[place] = merged.get(place, "") + value
-        elif isinstance(value, list):
-            merged.setdefault(place, []).extend(value)
-        elif value is not None:
-            merged[place] = value
-
-    for event in client.events:
-        for choice in event.get("choices", ()):
-            at = choice["index"]
-            for name in ("text", "finish_reason"):
-                add((at, name), choice.get(name))
-            delta = choice.get("delta", {})
-            add((at, "content"), delta.get("content"))
-            for call in delta.get("tool_calls", ()):
-                add((at, call["index"], "arguments"), call["function"].get("arguments"))
-                add((at, call["index"], "name"), call["function"].get("name"))
-            for name, value in (choice.get("logprobs") or {}).items():
-                if name != "text_offset":
-                    add((at, "logprobs", name), value)
-        if event.get("type") in ("response.output_text.delta", "content_block_delta"):
-            delta = event["delta"]
-            add(("delta",), delta if isinstance(delta, str) else delta.get("text"))
-        if event.get("type") == "response.completed":
-            add(("output",), plain(event["response"]["output"]))
-    return merged
-
-
-def ask(server: Server, asked: list[tuple[str, dict[str, Any]]]) -> list[Client]:
-    return [Client(server, path, **body) for path, body in asked]
-
-
-def wait_all(clients: list[Client]) -> list[Any]:
-    until = time.monotonic() + PATIENCE
-    for one in clients:
-        while not one.is_over:
-            assert time.monotonic() < until, "a request hangs"
-            time.sleep(0.02)
-    return [merge(one) for one in clients]
+@pytest.fixture
+def faulty(tmp_path: Path) -> Iterator[FaultyServer]:
+    with faulty_server(tiny_model(tmp_path / "llama", max_position_embeddings=2048), tmp_path) as server:
+        yield server
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = PATIENCE) -> None:
@@ -191,13 +76,8 @@ def wait_until(is_so: Callable[[], bool], seconds: float = PATIENCE) -> None:
         time.sleep(0.02)
 
 
-def check_answers(
-    asked: list[tuple[str, dict[str, Any]]], clients: list[Client], expected: list[Any]
-) -> None:
-    """Every answer of this backend is the same whatever runs beside it, also an ordinary one."""
-    for (path, body), client, got, wanted in zip(asked, clients, wait_all(clients), expected, strict=True):
-        assert client.status == 200 and not client.error, (path, body, client.status, client.body)
-        assert got == wanted, (path, body)
+def check_answers(asked: list[Asked], clients: list[Client], expected: list[Any]) -> None:
+    feature_load.check_answers(asked, clients, expected, PATIENCE)
 
 
 def inject(faulty: FaultyServer, fault: str) -> None:
@@ -220,19 +100,25 @@ def inject(faulty: FaultyServer, fault: str) -> None:
     wait_until(lambda: server.get("/health").status_code == 200)
 
 
+def engine_of(server: Server) -> int | None:
+    """The current engine process, if there is one."""
+    with suppress(AssertionError, psutil.Error):
+        return server.engine_pid
+    return None
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["kill -9", "SIGSTOP", "raise", "memory", "crash"])
 def test_no_client_sees_a_fault(faulty: FaultyServer, fault: str) -> None:
     """Ten times in one server's life, under 64 requests of all kinds."""
     server, asked = faulty.server, load(64)
+    expected = alone(server, asked)
+    check_answers(asked, ask(server, asked), expected)
     frontend = psutil.Process(server.pid)
-    clients = ask(server, asked)
-    expected = wait_all(clients)
-    assert all(one.status == 200 and not one.error for one in clients)
     num_descriptors, memory = frontend.num_fds(), frontend.memory_info().rss
-    rng, num_faults, num_rounds = random.Random(fault), 0, 0
+    faulty.set_faults(slow=SLOW)
+    rng, num_faults = random.Random(fault), 0
     while num_faults < 10:
-        num_rounds += 1
         clients = ask(server, asked)
         while num_faults < 10 and not all(one.is_over for one in clients):
             time.sleep(rng.random() * 2.0)
@@ -251,39 +137,129 @@ def test_no_client_sees_a_fault(faulty: FaultyServer, fault: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("fault", ["kill", "raise"])
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "ordinary"])
+def test_fault_at_any_position(faulty: FaultyServer, fault: str, deterministic: bool) -> None:
+    """In the prefill, at the first token and at any later one, of requests of every kind."""
+    server = faulty.server
+    asked = load(len(feature_load.kinds()), lambda at: deterministic)
+    expected = alone(server, asked)
+    rng = random.Random(f"{fault} {deterministic}")
+    for positions in ((0, 1), (1, 12), (12, 120)):
+        seeds = rng.sample(range(len(asked)), 8)
+        places = [(seed, rng.randrange(*positions)) for seed in seeds]
+        faulty.set_faults(slow=0.002, fail_at=places, fault=fault)
+        check_answers(asked, ask(server, asked), expected)
+    assert server.metric("holdfast_requests_resumed_total") > len(asked)
+    assert server.metric("holdfast_requests_crashed_total") == 0
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["kill", "exit", "crash", "raise", "stop"])
 def test_poison_ends_alone(faulty: FaultyServer, fault: str) -> None:
     """A request that fails whenever it runs ends with an error; its 31 neighbours finish."""
     server, asked = faulty.server, load(31)
-    clients = ask(server, asked)
-    expected = wait_all(clients)
+    expected = alone(server, asked)
     faulty.set_faults(slow=SLOW, poison_seed=POISON, fault=fault)
     clients = ask(server, asked)
     wait_until(lambda: sum(bool(one.events) for one in clients) > 5)
     poison = Client(server, prompt="poison", max_tokens=20, seed=POISON, temperature=1.0)
     check_answers(asked, clients, expected)
-    wait_all([poison])
+    poison.wait()
     assert poison.status == 500
     assert poison.error["code"] == ("pass_failed" if fault == "raise" else "engine_crashed"), poison.error
     assert server.metric("holdfast_requests_crashed_total") == 1
 
 
 @pytest.mark.long
+def test_engine_that_dies_while_it_loads(faulty: FaultyServer) -> None:
+    """Deaths in quick succession: in a pass, at the start of the next process, and while it loads."""
+    server, asked = faulty.server, load(32)
+    expected = alone(server, asked)
+    faulty.set_faults(slow=SLOW)
+    clients = ask(server, asked)
+    wait_until(lambda: sum(bool(one.events) for one in clients) > 8)
+    for pause in (0.0, 0.2, 1.0):
+        dead = server.engine_pid
+        os.kill(dead, signal.SIGKILL)
+        wait_until(lambda dead=dead: engine_of(server) not in (None, dead))
+        time.sleep(pause)
+    check_answers(asked, clients, expected)
+    assert server.metric("holdfast_engine_restarts_total") == 3
+
+
+@pytest.mark.long
 def test_requests_that_arrive_during_a_restart_wait(faulty: FaultyServer) -> None:
     server, asked = faulty.server, load(16)
-    expected = wait_all(ask(server, asked))
+    expected = alone(server, asked)
     os.kill(server.engine_pid, signal.SIGKILL)
     wait_until(lambda: server.get("/health").status_code == 503)
     health = server.get("/health")
     if health.status_code == 503:
         assert health.json()["status"] == "restarting" and int(health.headers["retry-after"]) >= 1
-    check_answers(asked, clients := ask(server, asked), expected)
-    assert len(clients) == 16
+    check_answers(asked, ask(server, asked), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["kill", "raise"])
+def test_continuation_and_replay_survive(faulty: FaultyServer, fault: str) -> None:
+    """The engine fails while it confirms a receipt's tokens, and again after them."""
+    server, path = faulty.server, "/v1/completions"
+    body = {
+        "prompt": "the dog", "deterministic": True, "return_receipt": True, "n": 3, "stop": ["e"],
+        "min_tokens": 5, "logprobs": 2, "prompt_logprobs": 1,
+    }  # fmt: skip
+    asked: list[Asked] = []
+    for seed in range(40, 46):
+        begun = server.post(path, {**body, "seed": seed, "max_tokens": 20}).json()["holdfast"]["receipt"]
+        asked.append(("/v1/replay", {"receipt": begun}))
+        if any(one["finish_reason"] == "length" for one in begun["choices"]):
+            rest = {"receipt": begun, "max_tokens": 60, "return_receipt": True, "return_token_ids": True}
+            asked += [("/v1/continue", rest), ("/v1/continue", {**rest, "stream": True})]
+    expected = alone(server, asked)
+    assert len(asked) > 12 and any(
+        {one["finish_reason"] for one in answer["choices"]} == {"stop", "length"}
+        for answer in expected if "choices" in answer
+    ), "some choices had ended before"  # fmt: skip
+    places = [(seed, position) for seed in range(40, 46) for position in (seed - 38, seed - 20, 35)]
+    faulty.set_faults(slow=0.002, fail_at=places[::2], fault=fault)
+    check_answers(asked, ask(server, asked), expected)
+    assert all(answer["same"] for answer in expected if "same" in answer)
+    assert server.metric("holdfast_requests_resumed_total") > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["kill", "raise"])
+def test_thoughts_survive(thinking_model: Path, tmp_path: Path, fault: str) -> None:
+    """Answers of a model that thinks: no thought is sent twice, none is missing, none differs."""
+    body: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "return_receipt": True, "logprobs": 1}
+    prompt = "heads tails the coin is flips " * 4
+    asked: list[Asked] = []
+    for seed in range(18):
+        changes: list[dict[str, Any]] = [{}, {"n": 2}, {"forced_thoughts": {"1": [5, 6], "8": []}}]
+        own = {"seed": seed, "stream": seed % 2 == 0, "deterministic": seed % 3 > 0}
+        asked.append(
+            ("/v1/completions", {**body, **changes[seed % 3], **own, "prompt": prompt + "the " * seed})
+        )
+    with faulty_server(thinking_model, tmp_path) as faulty:
+        server = faulty.server
+        begun = server.post("/v1/completions", {**asked[1][1], "max_tokens": 21}).json()["holdfast"][
+            "receipt"
+        ]
+        asked += [("/v1/continue", {"receipt": begun, "max_tokens": 70, "return_receipt": True})]
+        asked += [("/v1/replay", {"receipt": begun}), ("/v1/score", {"prompt": prompt, "completion": prompt})]
+        expected = alone(server, asked)
+        rng = random.Random(fault)
+        places = [(rng.randrange(18), rng.randrange(100)) for _ in range(10)]
+        faulty.set_faults(slow=0.002, fail_at=places, fault=fault)
+        check_answers(asked, ask(server, asked), expected)
+        assert server.metric("holdfast_requests_resumed_total") > 0
 
 
 @pytest.mark.long
 def test_comments_keep_streams_alive(faulty: FaultyServer) -> None:
     """A stream whose engine is restarted gets a comment at once."""
+    faulty.set_faults(slow=SLOW)
     lines: list[str] = []
     body = {"prompt": "the fox", "max_tokens": 120, "stream": True, "ignore_eos": True}
 

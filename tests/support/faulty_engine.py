@@ -4,6 +4,8 @@ wrong_candidates   chance of a wrong candidate        slow   seconds added to ea
 max_file           largest file size in bytes, as on a full disk
 control            a file with more settings, which may change while the engine runs: slow, and
                    raise_once, a number; the next pass raises whenever it changes, or fails as fault says
+fail_at            pairs of a seed and a position: the first pass that computes this position of a request of
+                   this seed fails as fault says, once in the life of the server
 fault              kill, exit, crash (a segmentation fault), stop, raise or memory
 poison_seed        a pass with a request of this seed fails as fault says, every time
 """
@@ -61,10 +63,28 @@ class FaultyRunner:
         now = self._now
         raised, self._raised = self._raised, now.get("raise_once", self._raised)
         seeds = {span.sampling.seed for one in plan.passes for span in one.spans}
-        if raised != self._raised or now.get("poison_seed") in seeds:
+        if (
+            raised != self._raised
+            or now.get("poison_seed") in seeds
+            or self._is_due(plan, now.get("fail_at", ()))
+        ):
             fail(now.get("fault", "raise"))
         time.sleep(now.get("slow", 0.0))
         return self._runner.run(plan)
+
+    def _is_due(self, plan: StepPlan, places: Sequence[tuple[int, int]]) -> bool:
+        """Whether a place is computed for the first time. A file remembers it over restarts."""
+        due = [
+            Path(f"{self._settings['control']}.{seed}.{position}")
+            for seed, position in places
+            for one in plan.passes
+            for span in one.spans
+            if span.sampling.seed == seed and span.start <= position < span.stop
+        ]
+        new = [one for one in due if not one.exists()]
+        for one in new:
+            one.touch()
+        return bool(new)
 
 
 def build_faulty(config: EngineConfig, show: ShowProgress) -> Engine:

@@ -265,7 +265,9 @@ class Engine:
         computed again and must end alike. An ordinary one only if it scores the prompt."""
         assert sent.finish_reason is not None
         branch_id = branch.request_id
-        ended = RequestEnded(branch_id, sent.finish_reason, "none", Stats())
+        # An ordinary request's tokens count as candidates that are accepted at once.
+        stats = Stats(candidates=len(sent.token_ids), accepted=len(sent.token_ids))
+        ended = RequestEnded(branch_id, sent.finish_reason, "none", stats)
         _, choice = collector.outputs[branch_id].finish(ended)
         if not branch.deterministic and branch.score_from is None:
             collector.adopt_ended(choice, ended)
