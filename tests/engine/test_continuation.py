@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import GuaranteeLost, InvalidRequest, PromptTooLong
 from holdfast.receipts.receipt import digest_logprobs, redact
 from support.receipts import as_format_1, prompt_of, receipt_of, resealed
+from support.thinking_models import thinker_folder
 
 PROMPT = "the quick brown fox"
+THOUGHT_ABOUT = "heads tails the coin is flips heads tails"
 KINDS: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 0.9},
     "logprobs": {"temperature": 0, "logprobs": 3, "repetition_penalty": 1.2},
@@ -45,6 +48,18 @@ def test_continued_answer_has_the_bits_of_an_uninterrupted_one(
         assert result.error is None and result.determinism != "none" and result.receipt is not None
         for name in ("choices", "seed", "prompt_logprobs"):
             assert result.receipt[name] == whole[name]
+
+
+@pytest.mark.parametrize("while_answering", [True, False], ids=["always", "reading"])
+def test_answer_of_a_thinking_model_continues(tmp_path: Path, while_answering: bool) -> None:
+    llm = LLM(str(thinker_folder(tmp_path, while_answering=while_answering)), dtype="fp32", max_num_seqs=4)
+    for changes in ({}, {"forced_thoughts": {0: (5, 6), 2: ()}}, {"think": False}):
+        whole = llm.generate(THOUGHT_ABOUT, params_of(30, **changes), use_tqdm=False)[0]
+        for max_tokens in (1, 7, 8, 9, 10, 11, 29):
+            begun = llm.generate(THOUGHT_ABOUT, params_of(max_tokens, **changes), use_tqdm=False)[0]
+            assert begun.receipt is not None
+            result = llm.continue_answer(begun.receipt, max_tokens=30)
+            assert result.error is None and result.choices == whole.choices, (changes, max_tokens)
 
 
 def test_continuation_can_be_continued(auto_llm: LLM) -> None:

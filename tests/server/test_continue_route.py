@@ -131,3 +131,26 @@ def test_answer_continues_from_the_text_so_far(tiny_server: Server) -> None:
         refused = tiny_server.post(path, {**settings, "text_so_far": text, **change})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "text_so_far"
     tiny_server.wait_idle()
+
+
+def test_thoughts_go_on_after_those_of_the_receipt(thinking_server: Server) -> None:
+    """A receipt leaves trivial thoughts out, also at its end."""
+    settings = {"prompt": "heads tails the coin is " * 3, "model": "thinker", "temperature": 1.5}
+    whole = ask(thinking_server, 30, **settings, n=2)
+    for length in range(10, 15):
+        begun = ask(thinking_server, length, **settings, n=2)
+        body = {"receipt": receipt_in(begun), "max_tokens": 30, "return_receipt": True}
+        rest = thinking_server.post("/v1/continue", body).json()
+        assert receipt_in(rest)["choices"] == receipt_in(whole)["choices"]
+        for index in range(2):
+            one, two, three = (
+                [thought for thought in each["holdfast"]["thoughts"] if thought["index"] == index]
+                for each in (begun, rest, whole)
+            )
+            assert one + two == three and one, length
+    again = thinking_server.post("/v1/replay", {"receipt": receipt_in(rest)}).json()
+    assert again["same"] and again["compared"]
+    forged = copy.deepcopy(receipt_in(begun))
+    forged["choices"][0]["thoughts"].append([1 << 30, [5]])
+    refused = thinking_server.post("/v1/continue", {"receipt": unsigned(forged), "max_tokens": 40})
+    assert refused.status_code == 400 and "thought" in refused.json()["error"]["message"], refused.text

@@ -87,6 +87,12 @@ class ThinkRule:
     until: int | None = None
     forced: tuple[tuple[int, ThoughtIds], ...] = ()
 
+    @classmethod
+    def of(cls, params: SamplingParams, read_len: int, *, while_answering: bool) -> "ThinkRule":
+        """The rule of a request whose prompt has read_len tokens. while_answering: the model also
+        thinks about its answer."""
+        return cls(0 if not params.think else None if while_answering else read_len, params.forced)
+
     def thinks(self, chunk: int, chunk_len: int) -> bool:
         return self.until is None or (chunk + 1) * chunk_len <= self.until
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent_answer import SentAnswer, SentChoice
-from holdfast.core.step_plan import ThoughtIds, TokenLogprob
+from holdfast.core.step_plan import ThinkRule, ThoughtIds, TokenLogprob
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.receipt import Receipt, ReceiptChoice
 from holdfast.text.detokenizer import Detokenizer
@@ -44,9 +44,20 @@ def continued_params(receipt: Receipt, max_tokens: int) -> SamplingParams:
     return replace(receipt.params, seed=receipt.seed, max_tokens=max_tokens, echo=False)
 
 
-def sent_answer(receipt: Receipt, prompt_ids: Sequence[int], tokenizer: "Tokenizer") -> SentAnswer:
-    """What the client has: the receipt's tokens, their logprobs and their text."""
+def sent_answer(
+    receipt: Receipt,
+    prompt_ids: Sequence[int],
+    tokenizer: "Tokenizer",
+    *,
+    chunk_len: int = 0,
+    while_answering: bool = False,
+) -> SentAnswer:
+    """What the client has: the receipt's tokens, their logprobs, their text and their thoughts.
+
+    chunk_len and while_answering are of a model that thinks.
+    """
     skip = receipt.params.skip_special_tokens
+    rule = ThinkRule.of(receipt.params, len(prompt_ids), while_answering=while_answering)
 
     def sent_choice(choice: ReceiptChoice) -> SentChoice:
         known = [id_ for id_ in choice.token_ids if id_ < tokenizer.vocab_size]
@@ -55,7 +66,7 @@ def sent_answer(receipt: Receipt, prompt_ids: Sequence[int], tokenizer: "Tokeniz
             choice.token_ids,
             _logprobs(choice),
             len(text),
-            _thoughts(choice),
+            _thoughts(choice, len(prompt_ids), chunk_len, rule),
             "stop" if choice.finish_reason == "stop" else None,
         )
 
@@ -68,7 +79,17 @@ def _logprobs(choice: ReceiptChoice) -> tuple[TokenLogprob, ...]:
     return tuple(map(TokenLogprob, choice.token_ids, values))
 
 
-def _thoughts(choice: ReceiptChoice) -> tuple[ThoughtIds, ...]:
-    """The thoughts after chunks 0, 1, 2, ... A receipt leaves trivial ones out."""
+def _thoughts(
+    choice: ReceiptChoice, prompt_len: int, chunk_len: int, rule: ThinkRule
+) -> tuple[ThoughtIds, ...]:
+    """The thoughts after chunks 0, 1, 2, ... A receipt leaves trivial ones out. The last token of an
+    answer is in no chunk: its KV was not computed."""
     thoughts = dict(choice.thoughts or ())
-    return tuple(thoughts.get(chunk, ()) for chunk in range(max(thoughts, default=-1) + 1))
+    chunks = range((prompt_len + len(choice.token_ids) - 1) // chunk_len if chunk_len else 0)
+    num_thoughts = sum(rule.thinks(chunk, chunk_len) for chunk in chunks)
+    if chunk_len and max(thoughts, default=-1) >= num_thoughts:
+        raise InvalidRequest(
+            f"the receipt has a thought after chunk {max(thoughts)}, but {num_thoughts} chunks of its answer are "
+            "thought about"
+        )
+    return tuple(thoughts.get(chunk, ()) for chunk in range(num_thoughts))

@@ -248,7 +248,14 @@ class LLM(LoadedModel):
                 f"the receipt is of another engine ({'; '.join(differences)}), so its bits may not come out here; "
                 "use an engine with its fingerprint, or force"
             )
-        sent = sent_answer(read, prompt, self.engine.tokenizer)
+        schedule = self.engine.scheduler.config
+        sent = sent_answer(
+            read,
+            prompt,
+            self.engine.tokenizer,
+            chunk_len=schedule.chunk_len,
+            while_answering=schedule.while_answering,
+        )
         request = self.engine.prepare(prompt, params, sent=sent)
         return self._finish(request, None, self._answer([request])[0])
 

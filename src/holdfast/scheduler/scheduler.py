@@ -153,17 +153,12 @@ class Scheduler:
     def _new_thought_log(self, request: Request) -> ThoughtLog | None:
         """For a model that thinks. A request with think=False has chunks, but none is thought
         about."""
-        params = request.params
         if not self.config.chunk_len:
             return None
-        until: int | None = request.prompt_len if request.read_len is None else request.read_len
-        if not params.think:
-            until = 0
-        elif self.config.while_answering:
-            until = None
+        read_len = request.prompt_len if request.read_len is None else request.read_len
         return ThoughtLog(
             self.config.chunk_len,
-            ThinkRule(until, params.forced),
+            ThinkRule.of(request.params, read_len, while_answering=self.config.while_answering),
             confirms=request.deterministic,
             max_guesses=self.config.max_guesses,
         )

@@ -50,8 +50,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
             receipt, _, prompt_ids = await read_receipt(request, frontend, body)
             params = continued_params(receipt, body.max_tokens)
             frontend.prompts.require_room(len(prompt_ids) + params.max_tokens)
-            tokenizer = frontend.prompts.tokenizer
-            sent = await frontend.prepare(request, lambda token: sent_answer(receipt, prompt_ids, tokenizer))
+            sent = await frontend.prepare(request, lambda token: _sent_answer(frontend, receipt, prompt_ids))
         except HoldfastError as error:
             raise to_api_error(error) from None
         require_limits(receipt, frontend.config)
@@ -74,6 +73,17 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
             return await send_completion(request, frontend, response, stack)
 
     return router
+
+
+def _sent_answer(frontend: Frontend, receipt: Receipt, prompt_ids: list[int]) -> SentAnswer:
+    ready = frontend.supervisor.ready
+    return sent_answer(
+        receipt,
+        prompt_ids,
+        frontend.prompts.tokenizer,
+        chunk_len=ready.chunk,
+        while_answering=ready.while_answering,
+    )
 
 
 def _completion_request(

@@ -166,6 +166,7 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
         certificate=None if engine.certificate is None else engine.certificate.as_dict(),
         receipt_key=None if engine.receipts.key is None else engine.receipts.key.public_key.pem,
         chunk=engine.scheduler.config.chunk_len,
+        while_answering=engine.scheduler.config.while_answering,
         certificate_state=engine.certificate_state,
     )
 

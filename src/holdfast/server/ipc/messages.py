@@ -111,6 +111,7 @@ class Ready(Message, frozen=True):
     certificate: dict[str, Any] | None
     receipt_key: str | None = None  # the public key of the key that signs receipts, in PEM
     chunk: int = 0  # tokens in a chunk a model thinks about; 0: the model does not think
+    while_answering: bool = False  # it thinks about its answer, too
     certificate_state: CertificateState = CertificateState("none")
 
 
