@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 
 from holdfast import LLM
+from holdfast.bench.determinism.fault_injection import FaultyProposer
 from holdfast.core.results import Delta, Result
 from holdfast.core.sampling_params import SamplingParams, StructuredOutput
 from holdfast.core.sent_answer import SentAnswer
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.engine import Engine
+from holdfast.engine.input_processor import Prompt
 from holdfast.errors import GuaranteeLost, InvalidRequest
 from holdfast.server.ipc.sent_record import SentRecord
 from support.deferred_engine import deferred_engine
+from support.thinking_engines import draw_prompt, open_thinker
+from support.thinking_models import thinker_folder
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
 SEED = 11
@@ -25,6 +29,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
     "stop": {"temperature": 1.0, "stop": ["zzq", "e"], "min_tokens": 20},
     "n": {"temperature": 1.0, "n": 3, "ignore_eos": False, "logprobs": 1},
+    "stops": {
+        "temperature": 2.0,
+        "stop": ["ab", "e ", "the quick"],
+        "include_stop_str_in_output": True,
+        "n": 3,
+    },
+    "masks": {"temperature": 1.0, "logit_bias": {5: 4.0, 6: -100.0}, "allowed_token_ids": range(3, 99)},
+    "ends": {"temperature": 1.5, "ignore_eos": False, "n": 6, "logit_bias": {0: 4.0}, "min_tokens": 2},
+    "one": {"max_tokens": 1, "n": 4, "logprobs": 1},
+    "choice": {"structured": StructuredOutput(choice=("the quick", "a dog")), "ignore_eos": False, "n": 3},
+    "regex": {"structured": StructuredOutput(regex="[a-z ]{10,50}!"), "ignore_eos": False},
     "json": {"temperature": 1.0, "structured": StructuredOutput(json_object=True), "ignore_eos": False},
     "words": {"temperature": 1.0, "bad_words": ["the", "a"], "echo": True},
     "prompt_logprobs": {"temperature": 1.0, "prompt_logprobs": 2, "n": 2, "ignore_eos": False},
@@ -37,19 +52,33 @@ def params_of(kind: str, deterministic: bool) -> SamplingParams:
 
 
 def run(
-    engine: Engine, params: SamplingParams, sent: SentAnswer | None = None, stop_after: int | None = None
+    engine: Engine,
+    params: SamplingParams,
+    sent: SentAnswer | None = None,
+    stop_after: int | None = None,
+    *,
+    prompt: Prompt = PROMPT,
+    num_neighbours: int = 0,
 ) -> tuple[list[Delta], Result | None]:
     """All deltas and the result, or the first deltas of an engine that ends then."""
     deltas: list[Delta] = []
-    engine.submit(engine.prepare(PROMPT, params, sent=sent))
+    request = engine.prepare(prompt, params, sent=sent)
+    engine.submit(request)
+    for number in range(num_neighbours):
+        settings = SamplingParams(max_tokens=25, ignore_eos=True, seed=number, deterministic=number % 2 == 0)
+        engine.submit(engine.prepare([5, 6, 7][: number + 1], settings))
     while engine.has_work:
         for output in engine.step():
+            if output.request_id != request.request_id:
+                continue
             if not output.delta.is_empty:
                 deltas.append(output.delta)
             if output.result is not None:
                 return deltas, output.result
             if stop_after is not None and len(deltas) >= stop_after:
                 return deltas, None
+        if stop_after == 0:
+            return deltas, None
     raise AssertionError("the request did not end")
 
 
@@ -71,17 +100,117 @@ def merged(deltas: list[Delta], num_choices: int) -> list[tuple[Any, ...]]:
                 [id_ for delta in own for id_ in delta.token_ids],
                 [value for delta in own for value in delta.token_logprobs],
                 [one for delta in own for one in delta.logprobs or ()],
-                [delta.finish_reason for delta in own if delta.finish_reason],
+                [(delta.finish_reason, delta.stop_reason) for delta in own if delta.finish_reason],
+                [thought for delta in own for thought in delta.thoughts],
             )
         )
     return choices
 
 
 def record_of(deltas: list[Delta], params: SamplingParams) -> SentAnswer:
-    record = SentRecord(params.n)
+    record = SentRecord(params.n, keeps_logprobs=not params.deterministic)
     for delta in deltas:
         record.add(delta)
     return record.answer(SEED)
+
+
+def check_resumes(
+    engine: Engine,
+    params: SamplingParams,
+    rng: random.Random,
+    *,
+    prompt: Prompt = PROMPT,
+    num_places: int,
+    num_neighbours: int = 0,
+) -> None:
+    """The engine ends after some outputs, the next one after a few more: the third one continues."""
+    engine.reset()
+    whole, expected = run(engine, params, prompt=prompt)
+    assert expected is not None and expected.receipt is not None
+    settings: dict[str, Any] = {"prompt": prompt, "num_neighbours": num_neighbours}
+    for stop_after in rng.sample(range(len(whole)), min(num_places, len(whole))):
+        sent: list[Delta] = []
+        for num_more in (stop_after, rng.randrange(6), None):
+            engine.reset()
+            more, result = run(
+                engine, params, record_of(sent, params) if sent else None, num_more, **settings
+            )
+            sent += more
+            if result is not None:
+                break
+        assert result is not None and result.error is None, stop_after
+        assert merged(sent, params.n) == merged(whole, params.n), stop_after
+        assert (result.choices, result.prompt_logprobs) == (expected.choices, expected.prompt_logprobs)
+        tokens = sum(len(choice.token_ids) for choice in result.choices)
+        assert result.stats.accepted + result.stats.canonical_tokens == tokens
+        for name in ("choices", "prompt_logprobs", "seed", "settings"):
+            assert result.receipt is not None and result.receipt[name] == expected.receipt[name]
+    engine.reset()
+    engine.check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_neighbours", [0, 3], ids=["alone", "neighbours"])
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "ordinary"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_answer_continues_twice_from_any_place(
+    llm: LLM, kind: str, deterministic: bool, num_neighbours: int
+) -> None:
+    params = params_of(kind, deterministic)
+    if not deterministic and params.logprobs is None:
+        params = replace(params, logprobs=0)  # else a receipt has none of an ordinary answer
+    check_resumes(llm.engine, params, random.Random(kind), num_places=6, num_neighbours=num_neighbours)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "ordinary"])
+def test_answer_with_rollbacks_continues(verify_llm: LLM, deterministic: bool) -> None:
+    engine = verify_llm.engine
+    right = engine.runner
+    engine.runner = FaultyProposer(right, engine.limits.vocab_size, 0.3, ends=tuple(engine.limits.eos_ids))
+    try:
+        for kind in ("greedy", "stop", "json", "penalties", "prompt_logprobs"):
+            params = params_of(kind, deterministic)
+            check_resumes(engine, params, random.Random(kind), num_places=8, num_neighbours=2 * deterministic)
+    finally:
+        engine.runner = right
+
+
+THOUGHTS: dict[str, dict[str, Any]] = {
+    "sampled": {},
+    "n": {"n": 3, "ignore_eos": False, "logprobs": 1},
+    "forced": {"forced_thoughts": {0: [5, 6], 3: [7], 9: []}},
+    "unthinking": {"think": False},
+    "scored": {"prompt_logprobs": 1, "n": 2},
+    "only_scored": {"max_tokens": 0, "prompt_logprobs": 1},
+}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["while_answering", "while_reading"])
+def thinker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = thinker_folder(tmp_path_factory.mktemp("resumed") / "model", while_answering=request.param)
+    return open_thinker(folder, max_num_seqs=4, max_pass_tokens=32, kv_memory="2MiB")
+
+
+def check_thoughts(thinker: Engine, kind: str, deterministic: bool, num_places: int) -> None:
+    prompt = draw_prompt(random.Random(kind), 37, 30)
+    settings = {"max_tokens": 24, "ignore_eos": True, "logprobs": 0, **THOUGHTS[kind]}
+    params = SamplingParams(**settings, seed=SEED, deterministic=deterministic)
+    rng = random.Random(kind)
+    check_resumes(thinker, params, rng, prompt=prompt, num_places=num_places, num_neighbours=1)
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "ordinary"])
+def test_thoughts_continue(thinker: Engine, deterministic: bool) -> None:
+    """None is sent twice, none is missing."""
+    check_thoughts(thinker, "n", deterministic, num_places=3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "ordinary"])
+@pytest.mark.parametrize("kind", THOUGHTS)
+def test_thoughts_continue_from_any_place(thinker: Engine, kind: str, deterministic: bool) -> None:
+    check_thoughts(thinker, kind, deterministic, num_places=14)
 
 
 @pytest.mark.parametrize("kind", KINDS)
