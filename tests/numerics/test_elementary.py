@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.numerics.backends.torch import elementary, sampling
-from holdfast.numerics.backends.torch.elementary import exp_fp64, log_fp32, log_fp64
+from holdfast.numerics import elementary
+from holdfast.numerics.backends.torch import sampling
+from holdfast.numerics.elementary import cos_sin_fp32, exp_fp64, log_fp32, log_fp64, pow_fp32
 from holdfast.numerics.sampling import SamplingBatch
 
 
@@ -77,3 +78,19 @@ def test_sampling_uses_no_function_that_depends_on_the_cpu(monkeypatch: pytest.M
     sampling.sample(logits, batch)
     sampling.logsumexp(logits)
     sampling.topk(logits, 5)
+
+
+@pytest.mark.parametrize("largest", [1.0, 200.0, 2.0**17, 2.0**25])
+def test_cosine_and_sine_are_correctly_rounded(largest: float) -> None:
+    """Of 20,000 angles; a result this near the middle of two numbers of fp32 does not occur."""
+    x = (np.random.default_rng(3).random(20_000) * 2 * largest - largest).astype(np.float32)
+    cos, sin = cos_sin_fp32(x)
+    assert np.array_equal(cos, np.cos(x.astype(np.float64)).astype(np.float32))
+    assert np.array_equal(sin, np.sin(x.astype(np.float64)).astype(np.float32))
+
+
+@pytest.mark.parametrize("base", [1.5, 1e4, 5e5, 1e6, 1e15])
+def test_power_is_correctly_rounded(base: float) -> None:
+    exponents = np.arange(0, 256, 2, dtype=np.float32) / np.float32(256)
+    expected = np.array([base ** float(one) for one in exponents]).astype(np.float32)
+    assert np.array_equal(pow_fp32(base, exponents), expected)

@@ -64,7 +64,7 @@ class DecoderConfig:
     interleaved_rope: bool = False  # rope rotates dims (0, 1), (2, 3), ...; else the halves of a head
     local_rope_theta: float | None = None  # of layers with rope "local", which is never scaled
     layer_ropes: tuple[RopeKind, ...] | None = None  # None: all "global"
-    attention_scale: float | None = None  # None: head_dim ** -0.5
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     attention_soft_cap: float | None = None
     logits_soft_cap: float | None = None
     embedding_scale: float = 1.0

@@ -6,6 +6,7 @@ its own tokens and nothing else. All arithmetic goes through one `Backend`, whic
 canonical.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -235,7 +236,7 @@ def _expert_linears(layer: Experts, index: int) -> Iterator[NamedLinear]:
 
 def layer_shape(config: DecoderConfig) -> LayerShape:
     """What all layers of a decoder share."""
-    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    scale = 1.0 / math.sqrt(config.head_dim) if config.attention_scale is None else config.attention_scale
     return LayerShape(
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,

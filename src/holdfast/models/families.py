@@ -130,7 +130,7 @@ def _gemma2(fields: Fields, num_layers: int) -> Traits:
         "norm_offset": 1.0,
         "block": "sandwich",
         "embedding_scale": math.sqrt(hidden_size),
-        "attention_scale": read_float(fields, "query_pre_attn_scalar", 0.0, _MAX_SCALE) ** -0.5,
+        "attention_scale": 1.0 / math.sqrt(read_float(fields, "query_pre_attn_scalar", 0.0, _MAX_SCALE)),
         "attention_soft_cap": _optional_scale(fields, "attn_logit_softcapping"),
         "logits_soft_cap": _optional_scale(fields, "final_logit_softcapping"),
         "layer_windows": _windows(fields, num_layers, window, lambda layer: (layer + 1) % pattern != 0),

@@ -5,9 +5,10 @@
 refused: such a token has no canonical bits. longrope has two sets of factors; which one is used is
 decided once, by the maximum context length (`DecoderConfig.for_length`).
 
-`rope_frequencies` gives the bits transformers gives. Every expression keeps the order of operations
-of the reference, in fp32 tensors and Python floats: another formula of equal value would be another
-model. The names of the scaling classes are part of the fingerprint.
+`rope_frequencies` follows transformers: every expression keeps the order of operations of the reference,
+in fp32 tensors and Python floats. Powers and logarithms are our own (`numerics/elementary.py`), as those of
+torch and libm depend on the machine; so a frequency may differ from that of transformers in its last bit.
+The names of the scaling classes are part of the fingerprint.
 """
 
 import math
@@ -197,7 +198,7 @@ def _parse_llama3(rope: Fields, max_position_embeddings: int, original: int) -> 
 def _parse_longrope(fields: Fields, rope: Fields, max_position_embeddings: int, rotary_dim: int) -> LongRope:
     original = _read_original(fields, rope, max_position_embeddings)
     factor = _read_factor(rope, max_position_embeddings, original)
-    attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    attention = 1.0 if factor <= 1.0 else math.sqrt(1 + _log(factor) / _log(original))
     return LongRope(
         short_factors=_read_factors(rope, "short_factor", rotary_dim // 2),
         long_factors=_read_factors(rope, "long_factor", rotary_dim // 2),
@@ -303,10 +304,18 @@ def rotary_order(config: "DecoderConfig") -> "Tensor | None":
 
 def _position_frequencies(theta: float, dim: int) -> "Tensor":
     """theta ** (2 i / dim), fp32 [dim / 2]."""
+    import numpy as np
     import torch
 
-    steps = torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim
-    return torch.pow(theta, steps)
+    from holdfast.numerics.elementary import pow_fp32
+
+    return torch.from_numpy(pow_fp32(theta, np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)))
+
+
+def _log(x: float) -> float:
+    from holdfast.numerics.elementary import log_fp64  # imports numpy
+
+    return log_fp64(x)
 
 
 def _llama3(inv_freq: "Tensor", scaling: Llama3Rope) -> "Tensor":
@@ -337,7 +346,7 @@ def _yarn(positions: "Tensor", scaling: YarnRope, theta: float) -> "Tensor":
 def _yarn_range(scaling: YarnRope, dim: int, theta: float) -> tuple[float, float]:
     def correction(num_rotations: float) -> float:
         context = scaling.original_max_position_embeddings
-        return (dim * math.log(context / (num_rotations * 2 * math.pi))) / (2 * math.log(theta))
+        return (dim * _log(context / (num_rotations * 2 * math.pi))) / (2 * _log(theta))
 
     low, high = correction(scaling.beta_fast), correction(scaling.beta_slow)
     if scaling.truncate:
@@ -347,7 +356,7 @@ def _yarn_range(scaling: YarnRope, dim: int, theta: float) -> tuple[float, float
 
 def _yarn_attention(scaling: YarnRope) -> float:
     def mscale(weight: float = 1.0) -> float:
-        return 1.0 if scaling.factor <= 1 else 0.1 * weight * math.log(scaling.factor) + 1.0
+        return 1.0 if scaling.factor <= 1 else 0.1 * weight * _log(scaling.factor) + 1.0
 
     if scaling.attention_factor is not None:
         return scaling.attention_factor

@@ -1,29 +1,36 @@
-"""Tables of cosines and sines for rotary position embeddings, in fp32 as transformers computes
-them.
+"""Tables of cosines and sines for rotary position embeddings, in fp32.
 
-An entry depends on its position alone: tables are computed in chunks of one fixed shape. So a
-shorter table is a prefix of a longer one, bit for bit.
+An angle is position * inv_freq, rounded to fp32 as transformers rounds it. Its cosine and sine are computed
+by functions of our own: torch chooses those of a library by the host's CPU. An entry depends on its position
+alone, so a shorter table is a prefix of a longer one, bit for bit.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-# Positions per chunk of a table. Too few for torch to use several threads, so the vectorised loop has its tail
-# at the same place.
-ROPE_CHUNK = 128
+from holdfast.numerics.elementary import cos_sin_fp32
+
+ROPE_CHUNK = 128  # positions that are computed at once: their intermediate results stay in the cache
 
 
 def rope_tables(inv_freq: Tensor, attention_scaling: float | Tensor, max_len: int) -> tuple[Tensor, Tensor]:
     """inv_freq fp32 [D / 2] -> cos, sin fp32 [max_len, D / 2], scaled by `attention_scaling`, one factor
     or fp32 [D / 2]."""
-    chunks = [rope_chunk(inv_freq, attention_scaling, start) for start in range(0, max_len, ROPE_CHUNK)]
-    cos, sin = (torch.cat(each)[:max_len].contiguous() for each in zip(*chunks, strict=True))
+    cos, sin = (torch.empty(max_len, len(inv_freq), dtype=torch.float32) for _ in range(2))
+    for start in range(0, max_len, ROPE_CHUNK):
+        end = min(start + ROPE_CHUNK, max_len)
+        cos[start:end], sin[start:end] = rope_chunk(inv_freq, attention_scaling, start, end - start)
     return cos, sin
 
 
-def rope_chunk(inv_freq: Tensor, attention_scaling: float | Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """Positions start to start + ROPE_CHUNK of the tables; `start` is a multiple of ROPE_CHUNK."""
-    freq = inv_freq.to(torch.float32)
-    positions = torch.arange(start, start + ROPE_CHUNK, dtype=torch.float32, device=freq.device)
-    angles = positions[:, None] * freq[None, :]  # [chunk, D / 2]
-    return angles.cos() * attention_scaling, angles.sin() * attention_scaling
+def rope_chunk(
+    inv_freq: Tensor, attention_scaling: float | Tensor, start: int, count: int = ROPE_CHUNK
+) -> tuple[Tensor, Tensor]:
+    """Positions start to start + count of the tables, fp32 [count, D / 2]."""
+    freq: NDArray[np.float32] = inv_freq.to(torch.float32).numpy()
+    angles = np.arange(start, start + count, dtype=np.float32)[:, None] * freq  # [count, D / 2]
+    factor = np.asarray(attention_scaling, dtype=np.float32)
+    cos, sin = cos_sin_fp32(angles)
+    return torch.from_numpy(cos * factor), torch.from_numpy(sin * factor)

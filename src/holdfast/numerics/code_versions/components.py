@@ -27,10 +27,11 @@ class Component:
 
 
 _CPU_PAGES = "numerics/backends/cpu_pages.py"
+_ELEMENTARY = "numerics/elementary.py"
 
 COMPONENTS = {
     "kernels/c": Component("the C kernels and their flags", ("numerics/backends/c/", _CPU_PAGES)),
-    "kernels/torch": Component("the torch backend", ("numerics/backends/torch/", _CPU_PAGES)),
+    "kernels/torch": Component("the torch backend", ("numerics/backends/torch/", _CPU_PAGES, _ELEMENTARY)),
     "kernels/triton": Component("the Triton kernels", ("numerics/backends/triton/",)),
     "model": Component(
         "from weights and token ids to the last norm, and to embeddings",
@@ -38,7 +39,7 @@ COMPONENTS = {
             "models/",
             *(f"numerics/{name}.py" for name in ("experts", "forward_batch", "layer", "ops", "rope")),
             *(f"numerics/{name}.py" for name in ("fp_environment", "openmp", "settings", "settings_guard")),
-            "numerics/watched_settings.py",
+            *("numerics/watched_settings.py", _ELEMENTARY),
             *(f"worker/{name}.py" for name in ("cuda_graphs", "input_batch", "kv_store", "last_layer")),
             *(f"worker/{name}.py" for name in ("model_runner", "page_table_cache", "pooling", "transfer")),
             *("core/pooling.py", "scheduler/pooled_prompt.py"),

@@ -138,8 +138,8 @@ _ATTENTIONS = (
         "attention.c",
         (
             (
-                "for (int64_t j = from; j < to; j += VL) {\n        const vf p",
-                "for (int64_t j = from + (to - 1 - from) / VL * VL; j >= from; j -= VL) {\n        const vf p",
+                "for (int64_t j = from; j < to; j += SUM_LANES)\n        UNROLL",
+                "for (int64_t j = to - SUM_LANES; j >= from; j -= SUM_LANES)\n        UNROLL",
             ),
         ),
     ),
@@ -147,7 +147,7 @@ _ATTENTIONS = (
         "softmax sum rescaled without fma",
         _ATTENTION,
         "attention.c",
-        (("fmaf(w->l[i], rescale[0], reduce_sum(sum))", "w->l[i] * rescale[0] + reduce_sum(sum)"),),
+        (("__builtin_fmaf(w->l[i], rescale[0], reduce_sum(sum))", "w->l[i] * rescale[0] + reduce_sum(sum)"),),
     ),
     Mutation(
         "output times the inverse of the sum",
@@ -157,7 +157,8 @@ _ATTENTIONS = (
     ),
 )
 
-_SQUARES = "FOR_EACH_VECTOR(D, const vf v = load_partial(at(x, i, dt), n, dt); sum = fma_v(v, v, sum);)"
+_SQUARES = "FOR_EACH_PART(D, const vf v = load_partial(at(x, i, dt), n, dt); sum.part[k] = fma_v(v, v, sum.part[k]);)"
+_EACH_PART = "UNROLL for (int k = 0; k < SUM_PARTS; k++)"
 _ROWWISE = (
     Mutation(
         "squares in two accumulators",
@@ -166,12 +167,12 @@ _ROWWISE = (
         (
             (
                 _SQUARES,
-                "vf odd = sum; "
+                "Sum odd = sum; "
                 + _SQUARES.replace(
-                    "sum = fma_v(v, v, sum);",
-                    "if (i / VL % 2) odd = fma_v(v, v, odd); else sum = fma_v(v, v, sum);",
+                    "sum.part[k] = fma_v(v, v, sum.part[k]);",
+                    "Sum *at_i = i / SUM_LANES % 2 ? &odd : &sum; at_i->part[k] = fma_v(v, v, at_i->part[k]);",
                 )
-                + " sum = sum + odd;",
+                + f" {_EACH_PART} sum.part[k] = sum.part[k] + odd.part[k];",
             ),
         ),
     ),
@@ -182,11 +183,13 @@ _ROWWISE = (
         (
             (
                 _SQUARES,
-                "vf aside = sum; "
+                "Sum aside = sum; "
                 + _SQUARES.replace(
-                    "sum = fma", "if (i % 64 == 0) aside = aside + sum, sum = splat(0.0f); sum = fma"
+                    "sum.part[k] = fma",
+                    "if (base % 64 == 0) aside.part[k] = aside.part[k] + sum.part[k], sum.part[k] = splat(0.0f); "
+                    "sum.part[k] = fma",
                 )
-                + " sum = aside + sum;",
+                + f" {_EACH_PART} sum.part[k] = aside.part[k] + sum.part[k];",
             ),
         ),
     ),
@@ -194,7 +197,7 @@ _ROWWISE = (
         "squares rounded, no fma",
         _NORMS,
         "rowwise.c",
-        ((_SQUARES, _SQUARES.replace("fma_v(v, v, sum)", "sum + v * v")),),
+        ((_SQUARES, _SQUARES.replace("fma_v(v, v, sum.part[k])", "sum.part[k] + v * v")),),
     ),
     Mutation(
         "mean as sum * (1 / n)",
@@ -208,8 +211,8 @@ _ROWWISE = (
         "rowwise.c",
         (
             (
-                "1.0f / sqrtf(reduce_sum(sum) / (float)D + eps)",
-                "(float)(1.0 / sqrt((double)(reduce_sum(sum) / (float)D + eps)))",
+                "1.0f / __builtin_sqrtf(reduce_sum(sum) / (float)D + eps)",
+                "(float)(1.0 / __builtin_sqrt((double)(reduce_sum(sum) / (float)D + eps)))",
             ),
         ),
     ),
@@ -284,10 +287,14 @@ _SAMPLING = (
         "sampling.c",
         (
             (
-                "for (; i + VL <= end; i += VL) part = part + exp_v(load_v(x + i, F32) - splat(top));",
-                "vf odd = part;\n        for (; i + VL <= end; i += VL) {\n"
-                "            const vf e = exp_v(load_v(x + i, F32) - splat(top));\n"
-                "            if (i / VL % 2) odd = odd + e; else part = part + e;\n        }\n        part = part + odd;",
+                "        sum.part[k] = sum.part[k] + e;\n    })\n",
+                "        Sum *at_i = i / SUM_LANES % 2 ? &odd : &sum;\n"
+                "        at_i->part[k] = at_i->part[k] + e;\n    })\n"
+                f"    {_EACH_PART} sum.part[k] = sum.part[k] + odd.part[k];\n",
+            ),
+            (
+                "    FOR_EACH_PART(count, {\n        vf e",
+                "    Sum odd = zero_sum();\n    FOR_EACH_PART(count, {\n        vf e",
             ),
         ),
     ),
@@ -336,14 +343,10 @@ _HEADER = (
         "simd.h",
         (
             (
-                "    const float32x2_t pair = vadd_f32(vget_low_f32(v), vget_high_f32(v));\n"
-                "    return vget_lane_f32(pair, 0) + vget_lane_f32(pair, 1);",
-                "    return vgetq_lane_f32(v, 0) + vgetq_lane_f32(v, 1) + vgetq_lane_f32(v, 2) + vgetq_lane_f32(v, 3);",
-            ),
-            (
-                "    UNROLL for (int half = VL / 2; half > 0; half /= 2)\n"
-                "        UNROLL for (int i = 0; i < half; i++) a[i] += a[i + half];",
-                "    UNROLL for (int i = 1; i < VL; i++) a[0] += a[i];",
+                "INLINE float reduce_sum(const Sum sum) {\n",
+                "INLINE float reduce_sum(const Sum sum) {\n"
+                "    float lanes[SUM_LANES];\n    memcpy(lanes, &sum, sizeof lanes);\n"
+                "    for (int i = 1; i < SUM_LANES; i++) lanes[0] += lanes[i];\n    if (1) return lanes[0];\n",
             ),
         ),
     ),

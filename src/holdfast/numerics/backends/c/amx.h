@@ -14,8 +14,7 @@
 #define AMX_COLUMNS 32
 #define AMX_K 32
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && VL == 16 && defined(__linux__)
-#include <omp.h>
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && !defined(HOLDFAST_PLAIN) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 

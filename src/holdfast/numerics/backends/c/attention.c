@@ -12,14 +12,14 @@
  *     l     = l * exp(m - m') + sum p
  *     o[d]  = o[d] * exp(m - m') + sum over j of p[j] * value[j][d]     one fma chain over j, unmasked j only
  *
+ * Here sum p has the order of `Sum` (simd.h), by position in the block.
+ *
  * They start with m = -inf, l = 0, o = 0. With attention sinks they start with m = sink, l = 1, o = 0: the
  * sink is a score before all positions, whose value is zero.
  *
  * The queries of a tile (several tokens of a span, the query heads of one KV head) share the
  * loads and nothing else. A masked position is never multiplied, so its content has no effect.
  * Decode is a tile of one token. */
-#include <omp.h>
-
 #include "kernels.h"
 #include "simd.h"
 
@@ -148,11 +148,12 @@ INLINE void accumulate(const int n, const int dt, const Block *b, int64_t D, int
 
 /* ---- the running softmax of one query ---- */
 
-/* Vectors without a visible position are skipped: they would only add zeros. */
+/* Positions before and after the visible ones are skipped in steps of SUM_LANES: they would only add zeros. */
 static void update_softmax(TileState *w, int64_t i, int64_t start, int64_t D) {
     float *s = w->s[i];
     vf block_max = splat(-INFINITY);
-    const int64_t from = max64(0, w->first[i] - start) / VL * VL, to = min64(BLOCK, w->last[i] - start);
+    const int64_t from = max64(0, w->first[i] - start) / SUM_LANES * SUM_LANES;
+    const int64_t to = ceil_to(min64(BLOCK, w->last[i] - start), SUM_LANES);
     if (w->soft_cap > 0.0f)
         for (int64_t j = from; j < to; j += VL) store_v(s + j, soft_cap_v(load_v(s + j, F32), w->soft_cap), F32);
     for (int64_t j = from; j < to; j += VL) {
@@ -165,20 +166,21 @@ static void update_softmax(TileState *w, int64_t i, int64_t start, int64_t D) {
             memcpy(&v, lanes, sizeof lanes);
             store_v(s + j, v, F32);
         }
-        block_max = max_v(block_max, v);
+        block_max = max_number_v(block_max, v);
     }
-    const float old_max = w->m[i], new_max = fmaxf(old_max, reduce_max(block_max));
+    const float old_max = w->m[i], top = reduce_max(block_max), new_max = old_max > top ? old_max : top;
     const vf shift = splat(new_max == -INFINITY ? 0.0f : new_max);
-    vf sum = splat(0.0f);
-    for (int64_t j = from; j < to; j += VL) {
-        const vf p = exp_v(load_v(s + j, F32) - shift);
-        store_v(s + j, p, F32);
-        sum = sum + p;
-    }
+    Sum sum = zero_sum();
+    for (int64_t j = from; j < to; j += SUM_LANES)
+        UNROLL for (int k = 0; k < SUM_PARTS; k++) {
+            const vf p = exp_v(load_v(s + j + k * VL, F32) - shift);
+            store_v(s + j + k * VL, p, F32);
+            sum.part[k] = sum.part[k] + p;
+        }
     float rescale[VL];
     store_v(rescale, exp_v(splat(old_max) - shift), F32);
     w->m[i] = new_max;
-    w->l[i] = fmaf(w->l[i], rescale[0], reduce_sum(sum));
+    w->l[i] = __builtin_fmaf(w->l[i], rescale[0], reduce_sum(sum));
     if (rescale[0] != 1.0f)
         for (int64_t d = 0; d < D; d += VL) store_v(w->o[i] + d, load_v(w->o[i] + d, F32) * splat(rescale[0]), F32);
 }

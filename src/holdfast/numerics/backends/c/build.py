@@ -26,7 +26,7 @@ if sys.platform != "win32":
 
 _SOURCE_DIR = Path(__file__).parent
 _UNITS = ("linear.c", "attention.c", "rowwise.c", "sampling.c", "layer.c", "entry.c")
-_HEADERS = ("simd.h", "kernels.h", "amx.h")
+_HEADERS = ("simd.h", "simd_plain.h", "kernels.h", "amx.h")
 # No contraction and no reassociation: the sources fix which operations are fused, and their order.
 # Instruction scheduling before register allocation would spill the accumulators of the tiles.
 FLAGS = (

@@ -8,8 +8,6 @@
  *
  * Columns from N on and k from K on are zero. A CPU with AMX multiplies bf16 in tiles instead
  * (amx.h). */
-#include <omp.h>
-
 #include "amx.h"
 #include "kernels.h"
 #include "simd.h"

@@ -1,10 +1,7 @@
 /* Operations on single rows: norm, residual, rope, activation, soft cap, KV store.
  *
  * All arithmetic is fp32. Values are rounded to the dtype where the reference implementation
- * (Hugging Face) rounds, except in rope, which rounds once. Sums run over VL lanes, then over
- * one fixed tree. */
-#include <omp.h>
-
+ * (Hugging Face) rounds, except in rope, which rounds once. Sums have the order of `Sum` (simd.h). */
 #include "kernels.h"
 #include "simd.h"
 
@@ -17,9 +14,9 @@
 
 /* x * 1/sqrt(mean(x^2) + eps), rounded, times the weight, rounded. */
 INLINE void norm_row(void *out, const void *x, const void *weight, int64_t D, float eps, const int dt) {
-    vf sum = splat(0.0f);
-    FOR_EACH_VECTOR(D, const vf v = load_partial(at(x, i, dt), n, dt); sum = fma_v(v, v, sum);)
-    const vf factor = splat(1.0f / sqrtf(reduce_sum(sum) / (float)D + eps));
+    Sum sum = zero_sum();
+    FOR_EACH_PART(D, const vf v = load_partial(at(x, i, dt), n, dt); sum.part[k] = fma_v(v, v, sum.part[k]);)
+    const vf factor = splat(1.0f / __builtin_sqrtf(reduce_sum(sum) / (float)D + eps));
     FOR_EACH_VECTOR(D, {
         const vf unit = round_v(load_partial(at(x, i, dt), n, dt) * factor, dt);
         store_partial(at_mut(out, i, dt), unit * load_partial(at(weight, i, dt), n, dt), n, dt);
@@ -29,17 +26,18 @@ INLINE void norm_row(void *out, const void *x, const void *weight, int64_t D, fl
 /* The same with fp32 weights, rounded once. is_centered: the mean is subtracted first, as in a layer
  * norm without bias. out may be x. */
 INLINE void norm_row_fp32(void *out, const void *x, const float *weight, int64_t D, float eps, const int is_centered, const int dt) {
-    vf total = splat(0.0f), squares = splat(0.0f), mean = splat(0.0f);
+    Sum total = zero_sum(), squares = zero_sum();
+    vf mean = splat(0.0f);
     if (is_centered) {
-        FOR_EACH_VECTOR(D, total = total + load_partial(at(x, i, dt), n, dt);)
+        FOR_EACH_PART(D, total.part[k] = total.part[k] + load_partial(at(x, i, dt), n, dt);)
         mean = splat(reduce_sum(total) / (float)D);
     }
-    FOR_EACH_VECTOR(D, {
+    FOR_EACH_PART(D, {
         vf v = load_partial(at(x, i, dt), n, dt) - mean;
         if (n < VL) v = first_lanes(v, n); /* the others are -mean */
-        squares = fma_v(v, v, squares);
+        squares.part[k] = fma_v(v, v, squares.part[k]);
     })
-    const vf inverse = splat(1.0f / sqrtf(reduce_sum(squares) / (float)D + eps));
+    const vf inverse = splat(1.0f / __builtin_sqrtf(reduce_sum(squares) / (float)D + eps));
     FOR_EACH_VECTOR(D, {
         const vf v = (load_partial(at(x, i, dt), n, dt) - mean) * inverse;
         store_partial(at_mut(out, i, dt), v * load_partial(weight + i, n, F32), n, dt);

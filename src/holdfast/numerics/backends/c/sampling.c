@@ -15,7 +15,6 @@
  * Large noise values decide the sample. They come from small w, where fp32 has its finest
  * resolution. */
 #include <float.h>
-#include <omp.h>
 
 #include "kernels.h"
 #include "simd.h"
@@ -57,6 +56,8 @@ INLINE float clean(float x) { return x != x ? -INFINITY : x + 0.0f; }
 
 INLINE vf clean_v(vf v) { return select_v((vi)(v == v), v, splat(-INFINITY)) + splat(0.0f); }
 
+INLINE int is_finite(float x) { return x >= -FLT_MAX && x <= FLT_MAX; }
+
 /* An unsigned integer that sorts as the float does. */
 INLINE uint32_t rank_of(float x) {
     uint32_t u;
@@ -72,7 +73,7 @@ static int64_t argmax(const float *x, int64_t n) {
             const vf v = load_v(x + i + k * VL, F32);
             top[k] = select_v((vi)(v > top[k]), v, top[k]);
         }
-    float best = reduce_max(max_v(max_v(top[0], top[1]), max_v(top[2], top[3])));
+    float best = reduce_max(max_number_v(max_number_v(top[0], top[1]), max_number_v(top[2], top[3])));
     for (; i < n; i++) best = x[i] > best ? x[i] : best;
     for (i = 0; i + VL <= n && reduce_max(clean_v(load_v(x + i, F32))) < best; i += VL) {}
     for (; i < n; i++)
@@ -201,7 +202,7 @@ static int64_t sample_row(const float *logits, int64_t n, const SamplingParams *
     if (!(c->temperature > 0.0f)) return argmax_id;
     apply_temperature(z, logits, n, c->temperature);
     const float top = z[argmax_id];
-    if (!(fabsf(top) <= FLT_MAX)) return argmax_id;
+    if (!is_finite(top)) return argmax_id;
     const int has_top_p = c->top_p < 1.0f, has_min_p = c->min_p > 0.0f;
     if (has_top_p || has_min_p)
         exp_minus_max(p, z, n, top);
@@ -233,24 +234,26 @@ void run_sample(int64_t *out, const float *logits, int64_t rows, int64_t n, cons
     }
 }
 
-/* max + log(sum exp(x - max)); blocks of 4096 are summed in fp32 lanes, then in fp64. */
+/* The sum of e^(x - top), in the order of `Sum` (simd.h). */
+static float sum_of_exp(const float *x, int64_t count, float top) {
+    Sum sum = zero_sum();
+    FOR_EACH_PART(count, {
+        vf e = exp_v(load_partial(x + i, n, F32) - splat(top));
+        if (n < VL) e = first_lanes(e, n);
+        sum.part[k] = sum.part[k] + e;
+    })
+    return reduce_sum(sum);
+}
+
+/* max + log(sum exp(x - max)); blocks of 4096 are summed in fp32, then in fp64. */
 static float logsumexp_row(const float *x, int64_t n) {
     const float top = clean(x[argmax(x, n)]);
-    if (!(fabsf(top) <= FLT_MAX)) return top;
+    if (!is_finite(top)) return top;
     double sum = 0.0;
     for (int64_t start = 0; start < n; start += 4096) {
-        const int64_t end = min64(n, start + 4096);
-        vf part = splat(0.0f);
-        int64_t i = start;
-        for (; i + VL <= end; i += VL) part = part + exp_v(load_v(x + i, F32) - splat(top));
-        sum += reduce_sum(part);
-        if (i < end) {
-            float tail[VL];
-            store_v(tail, exp_v(load_tail(x + i, end - i, F32) - splat(top)), F32);
-            for (int64_t k = 0; k < end - i; k++) sum += tail[k];
-        }
+        sum += sum_of_exp(x + start, min64(n, start + 4096) - start, top);
     }
-    return (float)((double)top + log(sum));
+    return (float)((double)top + log_fp64(sum));
 }
 
 void run_logsumexp(float *out, const float *logits, int64_t rows, int64_t n, int64_t threads) {

@@ -1,19 +1,36 @@
 /* One SIMD vector type for every CPU, and conversions between it and the three dtypes.
  *
- * Invariant: a lane is always one output element (a column, a position, a dimension), so the
- * vector width never decides the order in which an element is summed. A multiply-add is written
- * as fma_v() and the compiler may not contract other operations. The tail of an array runs the
- * same lanes as a full vector, so it has the same bits. */
+ * Invariant: every form (AVX-512, AVX2, NEON, plain C) and every compiler gives the same bits.
+ *
+ *   - A lane is one output element (a column, a position, a dimension), or one of the SUM_LANES
+ *     running sums of a reduction. So the vector width never decides the order of a sum.
+ *   - A multiply-add is written as fma_v(); the compiler may not contract other operations.
+ *   - Only operations are used whose result IEEE 754 defines: + - * / sqrt fma, comparisons and
+ *     conversions. exp, log and tanh are made of them here. No function of libm decides a bit.
+ *   - Every thread rounds to nearest and keeps subnormal numbers (DEFAULT_FP).
+ *   - The tail of an array runs the same lanes as a full vector.
+ *
+ * A NaN stays a NaN in every form. Its sign and payload are not defined in fp32 and fp16. */
 #ifndef HOLDFAST_SIMD_H
 #define HOLDFAST_SIMD_H
 
-#include <math.h>
+#include <math.h> /* constants only */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#ifdef _OPENMP
+#include <omp.h>
+#else /* one thread; the bits are the same */
+static inline int omp_get_thread_num(void) { return 0; }
+static inline int omp_get_num_threads(void) { return 1; }
+#endif
+
+/* HOLDFAST_PLAIN is 8 or 16: plain C with that many lanes, on any CPU. VL is 4 with NEON only. */
+#if defined(HOLDFAST_PLAIN)
+#define VL HOLDFAST_PLAIN
+#elif defined(__AVX512F__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #define VL 16
 typedef __m512 vf;
@@ -26,7 +43,11 @@ typedef __m256 vf;
 #define VL 4
 typedef float32x4_t vf;
 #else
-#error "these kernels need AVX2 with FMA and F16C, AVX512 or NEON"
+#define HOLDFAST_PLAIN 8
+#define VL 8
+#endif
+#ifdef HOLDFAST_PLAIN
+typedef float vf __attribute__((vector_size(4 * VL)));
 #endif
 
 typedef int32_t vi __attribute__((vector_size(4 * VL)));
@@ -34,7 +55,11 @@ typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 
 #define INLINE static inline __attribute__((always_inline))
 #define API __attribute__((visibility("default")))
+#ifdef HOLDFAST_PLAIN
+#define UNROLL /* unrolled plain C takes minutes to compile */
+#else
 #define UNROLL _Pragma("GCC unroll 32")
+#endif
 
 /* Smaller work is done by one thread: it takes tens of microseconds. Where another process keeps a
  * CPU busy, the threads of a parallel region wait for each other for milliseconds. */
@@ -51,7 +76,9 @@ INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 /* ---- load one vector, widened to fp32; max_v and min_v return b or NaN if an operand is NaN
  * ---- */
 
-#if VL == 16
+#ifdef HOLDFAST_PLAIN
+#include "simd_plain.h"
+#elif VL == 16
 INLINE vf splat(float x) { return _mm512_set1_ps(x); }
 INLINE vf fma_v(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vf max_v(vf a, vf b) { return _mm512_max_ps(a, b); }
@@ -109,13 +136,14 @@ INLINE void load_2v(const void *p, const int dt, vf *a, vf *b) {
 INLINE vi bf16_bits(vf v) {
     const vu u = (vu)v;
     const vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    const vu quiet = (u >> 16) | 0x40u; /* rounding a NaN up could make it an infinity */
-    const vu is_nan = (vu)(vi)(v != v);
-    return (vi)((rounded & ~is_nan) | (quiet & is_nan));
+    const vu is_nan = (vu)(vi)(v != v); /* rounding a NaN up could make it an infinity */
+    return (vi)((rounded & ~is_nan) | (0x7fc0u & is_nan));
 }
 
 INLINE void store_v(void *p, vf v, const int dt) {
-#if VL == 16
+#ifdef HOLDFAST_PLAIN
+    store_plain(p, dt == BF16 ? (vf)bf16_bits(v) : v, dt);
+#elif VL == 16
     if (dt == F32) _mm512_storeu_ps(p, v);
     else if (dt == F16) _mm256_storeu_si256(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     else _mm256_storeu_si256(p, _mm512_cvtepi32_epi16((__m512i)bf16_bits(v)));
@@ -174,7 +202,11 @@ INLINE void *at_mut(void *p, int64_t i, const int dt) { return (char *)p + i * s
 INLINE vf round_v(vf v, const int dt) {
     if (dt == F32) return v;
     if (dt == BF16) return (vf)((vu)bf16_bits(v) << 16);
-#if VL == 16
+#ifdef HOLDFAST_PLAIN
+    uint16_t half[VL];
+    store_plain(half, v, F16);
+    return load_v(half, F16);
+#elif VL == 16
     return _mm512_cvtph_ps(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif VL == 8
     return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
@@ -201,28 +233,82 @@ INLINE vf first_lanes(vf v, int64_t n) {
 #define FMA_LANE(acc, w, name, p, lane) acc = fma_v(w, splat((p)[lane]), acc)
 #endif
 
-/* Sum and maximum over the lanes, by one fixed tree. */
-INLINE float reduce_sum(vf v) {
+/* ---- reductions ----
+ *
+ * A sum over an array has SUM_LANES running sums: element i belongs to sum i % SUM_LANES. They are
+ * added by one tree: i and i + 8, then i and i + 4, 2, 1. A missing element is +0, which changes no
+ * sum: a running sum starts with +0 and is never -0. */
+#define SUM_LANES 16
+#define SUM_PARTS (SUM_LANES / VL)
+typedef struct {
+    vf part[SUM_PARTS];
+} Sum;
+
+INLINE Sum zero_sum(void) {
+    Sum sum;
+    UNROLL for (int k = 0; k < SUM_PARTS; k++) sum.part[k] = splat(0.0f);
+    return sum;
+}
+
+/* The statements for each vector of `count` elements, as FOR_EACH_VECTOR; `k` is its part of a Sum. n may
+ * be more than VL. */
+#define FOR_EACH_PART(count, ...)                                       \
+    {                                                                   \
+        int64_t base = 0;                                               \
+        for (; base + SUM_LANES <= (count); base += SUM_LANES)          \
+            UNROLL for (int k = 0; k < SUM_PARTS; k++) {                \
+                const int64_t i = base + k * VL, n = VL;                \
+                __VA_ARGS__                                             \
+            }                                                           \
+        UNROLL for (int k = 0; k < SUM_PARTS; k++) {                    \
+            const int64_t i = base + k * VL, n = (count) - i;           \
+            if (n > 0) { __VA_ARGS__ }                                  \
+        }                                                               \
+    }
+
+INLINE float reduce_sum(const Sum sum) {
 #if VL == 4
-    const float32x2_t pair = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+    const vf four = (sum.part[0] + sum.part[2]) + (sum.part[1] + sum.part[3]);
+    const float32x2_t pair = vadd_f32(vget_low_f32(four), vget_high_f32(four));
     return vget_lane_f32(pair, 0) + vget_lane_f32(pair, 1);
-#else
-    float a[VL];
-    memcpy(a, &v, sizeof a);
-    UNROLL for (int half = VL / 2; half > 0; half /= 2)
-        UNROLL for (int i = 0; i < half; i++) a[i] += a[i + half];
+#elif defined(HOLDFAST_PLAIN)
+    float a[SUM_LANES];
+    memcpy(a, &sum, sizeof a);
+    UNROLL for (int half = SUM_LANES / 2; half > 0; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) a[i] = a[i] + a[i + half];
     return a[0];
+#else
+#if VL == 16
+    const __m512i lanes = (__m512i)sum.part[0];
+    const __m256 eight = (__m256)_mm512_castsi512_si256(lanes) + (__m256)_mm512_extracti64x4_epi64(lanes, 1);
+#else
+    const __m256 eight = sum.part[0] + sum.part[1];
+#endif
+    const __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
+    const __m128 two = four + _mm_movehl_ps(four, four);
+    return _mm_cvtss_f32(two) + _mm_cvtss_f32(_mm_movehdup_ps(two));
 #endif
 }
 
+/* The larger of the two; `best` if x is a NaN. `best` is none. A maximum has the same value in any
+ * order. The sign of a zero is not defined, and no caller depends on it. */
+INLINE vf max_number_v(vf best, vf x) {
+#if VL == 4
+    return vmaxnmq_f32(best, x);
+#else
+    return max_v(x, best);
+#endif
+}
+
+/* The largest lane that is no NaN; -inf if there is none. */
 INLINE float reduce_max(vf v) {
 #if VL == 4
-    return vmaxnmvq_f32(v); /* not NaN unless all lanes are */
+    return vmaxnmvq_f32(vmaxnmq_f32(v, splat(-INFINITY)));
 #else
     float a[VL];
     memcpy(a, &v, sizeof a);
-    float m = a[0];
-    UNROLL for (int i = 1; i < VL; i++) m = a[i] > m ? a[i] : m;
+    float m = -INFINITY;
+    UNROLL for (int i = 0; i < VL; i++) m = a[i] > m ? a[i] : m;
     return m;
 #endif
 }
@@ -269,7 +355,9 @@ INLINE vf log_v(vf x) {
     const vi e = bits >> 23;
     const vf m = (vf)((bits & 0x007fffff) + 0x3f3504f3) - splat(1.0f);
     vf ef;
-#if VL == 16
+#ifdef HOLDFAST_PLAIN
+    UNROLL for (int i = 0; i < VL; i++) ef[i] = (float)e[i];
+#elif VL == 16
     ef = _mm512_cvtepi32_ps((__m512i)e);
 #elif VL == 8
     ef = _mm256_cvtepi32_ps((__m256i)e);
@@ -292,12 +380,31 @@ INLINE vf log_v(vf x) {
     return fma_v(ef, splat(0.693359375f), m + y);
 }
 
+/* log(x) of a positive normal number, about 1 ulp: 2 atanh((m - 1) / (m + 1)) + e ln 2, with x = m 2^e and m in
+ * [sqrt(1/2), sqrt(2)). The same operations as `log_fp64` of numerics/elementary.py. */
+INLINE double log_fp64(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    int64_t e = (int64_t)(bits >> 52) - 1022;
+    bits = (bits & 0x000fffffffffffffull) | 0x3fe0000000000000ull; /* in [1/2, 1) */
+    double m;
+    memcpy(&m, &bits, sizeof m);
+    if (m < 0.70710678118654757) {
+        m = 2.0 * m;
+        e = e - 1;
+    }
+    const double s = (m - 1.0) / (m + 1.0), s2 = s * s;
+    double p = 1.0 / 23.0;
+    UNROLL for (int k = 21; k > 0; k -= 2) p = p * s2 + 1.0 / (double)k;
+    return (double)e * 0x1.62e42feep-1 + (2.0 * s * p + (double)e * 0x1.a39ef35793c76p-33);
+}
+
 /* ---- floating-point environment ----
  *
  * Rounding mode and flushing of subnormal numbers belong to a thread, and a worker inherits them
  * from the thread that created it. So every thread of a parallel region that computes starts with
  * DEFAULT_FP: round to nearest, no flushing, until the end of its block. */
-#if VL == 4
+#if defined(__aarch64__)
 typedef uint64_t FpState; /* FPCR; the default is 0 */
 INLINE FpState fp_state(void) {
     FpState state;
@@ -306,11 +413,18 @@ INLINE FpState fp_state(void) {
 }
 INLINE void set_fp_state(FpState state) { __asm__ volatile("msr fpcr, %0" ::"r"(state) : "memory"); }
 INLINE FpState changed_bits(FpState state) { return state; }
-#else
+#elif defined(__x86_64__)
+#include <xmmintrin.h>
 typedef unsigned FpState; /* MXCSR: flush to zero, rounding, denormals are zero */
 INLINE FpState fp_state(void) { return _mm_getcsr(); }
 INLINE void set_fp_state(FpState state) { _mm_setcsr(state); }
 INLINE FpState changed_bits(FpState state) { return state & 0xe040u; }
+#else /* rounding only; no other CPU flushes subnormal numbers by itself */
+#include <fenv.h>
+typedef int FpState;
+INLINE FpState fp_state(void) { return fegetround(); }
+INLINE void set_fp_state(FpState state) { fesetround(state); }
+INLINE FpState changed_bits(FpState state) { return state ^ FE_TONEAREST; }
 #endif
 
 INLINE FpState enter_default_fp(void) {

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.numerics.backends.torch.elementary import Floats, exp_fp64, log_fp32, log_fp64
+from holdfast.numerics.elementary import Floats, exp_fp64, log_fp32, log_fp64
 from holdfast.numerics.sampling import SamplingBatch
 
 Ids = NDArray[np.int64]

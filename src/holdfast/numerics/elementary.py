@@ -1,11 +1,12 @@
-"""Logarithm and exponential by additions, multiplications and operations on bits.
+"""Logarithm, exponential, power, sine and cosine by additions, multiplications and operations on bits.
 
-numpy and libm have several implementations of these functions and choose one by the CPU, so their
+numpy, torch and libm have several implementations of these functions and choose one by the CPU, so their
 last bit depends on the machine. IEEE 754 defines every result of +, -, *, / and of a conversion, and
 numpy rounds each operation separately. So these functions give the same bits everywhere.
 
-`log_fp32` follows `log_v` of `backends/c/simd.h` operation by operation and has its bits. `exp_fp64`
-(a table and a polynomial, relative error 1e-13) and `log_fp64` (a series, 1e-15) are our own.
+`log_fp32` follows `log_v` of `backends/c/simd.h` operation by operation and has its bits, and so does
+`log_fp64` (a series, relative error 1e-15). `exp_fp64` (a table and a polynomial, 1e-13), `pow_fp32` and
+`cos_sin_fp32` are our own.
 """
 
 import decimal
@@ -34,6 +35,11 @@ _STEP = float.fromhex("0x1.62e42fefa39efp-7")  # ln(2) / 64
 _EXP = tuple(1.0 / math.factorial(k) for k in range(5))  # e^r for |r| <= _STEP / 2
 _POWERS = np.array([float(decimal.Decimal(2) ** (decimal.Decimal(k) / _STEPS)) for k in range(_STEPS)])
 _SMALLEST_EXPONENT = -700.0  # e^x below is 0, above it is a normal number
+# pi / 2 as a sum of 27, 27 and 53 bits: a product of one of the first two and an integer below 2^26 is exact.
+_HALF_PI = tuple(map(float.fromhex, ("0x1.921fb54p+0", "0x1.10b4610p-30", "0x1.a62633145c06ep-58")))
+_SIN = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(7))  # sin(r) / r in r^2, for |r| <= pi / 4
+_COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(8))
+_SIGNS = np.array([1.0, 1.0, -1.0, -1.0])  # of the sine, by quarter
 _HALFWAY = 0x10000000  # the bits of fp64 that fp32 lacks, between two numbers of fp32
 
 
@@ -110,3 +116,32 @@ def log_fp64(x: float) -> float:
     for coefficient in _ATANH[-2::-1]:
         p = p * s2 + coefficient
     return exponent * _LN2_HIGH + (2.0 * s * p + exponent * _LN2_LOW)
+
+
+def pow_fp32(base: float, exponents: Floats) -> Floats:
+    """base ** exponent for base >= 1 and exponents from 0 to 1, relative error 2^-24."""
+    return (1.0 / exp_fp64(exponents.astype(np.float64) * -log_fp64(base))).astype(np.float32)
+
+
+def cos_sin_fp32(x: Floats) -> tuple[Floats, Floats]:
+    """cos(x), sin(x), to half an ulp and 1e-12, for |x| < 2^26."""
+    wide = x.astype(np.float64)
+    turns = np.rint(wide * (2.0 / math.pi))
+    r = wide
+    for part in _HALF_PI:
+        r = r - turns * part
+    r2 = r * r
+    sine, cosine = r * _series(_SIN, r2), _series(_COS, r2)
+    quarter = turns.astype(np.int64) & 3
+    is_odd = (quarter & 1).astype(bool)
+    cos = np.where(is_odd, sine, cosine) * _SIGNS[quarter + 1 & 3]
+    sin = np.where(is_odd, cosine, sine) * _SIGNS[quarter]
+    return cos.astype(np.float32), sin.astype(np.float32)
+
+
+def _series(coefficients: tuple[float, ...], x: Doubles) -> Doubles:
+    p = np.full_like(x, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        np.multiply(p, x, out=p)
+        np.add(p, coefficient, out=p)
+    return p
