@@ -143,17 +143,17 @@ def test_force_compares_despite_another_fingerprint(holdfast, made, write, tmp_p
     assert result.exit_code == 1
     assert "Different: choice 0, position " in result.stdout
     stranger = copy.deepcopy(made)
-    stranger["fingerprint"]["parts"]["libraries"]["torch"] = "1.0"
+    stranger["fingerprint"]["parts"]["recipe"]["version"] = "1"
     stranger = receipts.resealed(
         stranger, fingerprint=Fingerprint(stranger["fingerprint"]["parts"]).as_dict()
     )
     result = holdfast("replay", write(stranger), "--force")
     assert result.exit_code == 0
-    assert "  libraries.torch: " in result.stdout
+    assert "  recipe.version: " in result.stdout
     assert "The same, bit for bit" in result.stdout
     outcome = json.loads(holdfast("replay", write(stranger), "--json").stdout)
     assert (outcome["same"], outcome["compared"], outcome["mode"]) == (False, False, None)
-    assert outcome["fingerprint_differences"][0].startswith("libraries.torch: ")
+    assert outcome["fingerprint_differences"][0].startswith("recipe.version: ")
 
 
 def test_dtype_difference_is_listed(holdfast, made, write):
@@ -232,12 +232,10 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_thread_count_of_the_receipt_is_used_in_another_process(made, write):
-    threads = made["engine"]["num_threads"]
-    done = run("holdfast", "replay", write(made), "--num-threads", threads + 1)
-    assert done.returncode == 1, done.stderr
-    assert f"  settings.threads: {threads + 1} here, {threads} in the receipt\n" in done.stdout
-    assert run("holdfast", "replay", write(made), "--load", "3").returncode == 0
+def test_receipt_is_replayed_in_another_process_with_more_threads(made, write):
+    done = run("holdfast", "replay", write(made), "--num-threads", "3", "--load", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The same, bit for bit" in done.stdout
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """Opening a backend: the build cache, a missing compiler, a failed build, and the recipe."""
 
+import dataclasses
 import json
 import logging
 import time
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.numerics.backends.c import build as build_module
 from holdfast.numerics.backends.c import kernels
+from holdfast.numerics.backends.c.backend import CBackend
 from holdfast.numerics.backends.c.build import build
 from holdfast.numerics.backends.torch.backend import TorchBackend
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend
 
 
@@ -112,12 +116,35 @@ def test_cache_key_covers_the_cpu(
     assert there.path != here.path and there.compiler == here.compiler
 
 
-def test_c_recipe_names_variant_version_and_compiler_and_not_the_cpu() -> None:
-    recipe = open_backend(torch.float32, kernels="c", num_threads=1).recipe
-    names = {"path", "rows", "k_slices", "kv_block", "query_tile", "dtype", "variant", "version", "compiler"}
-    assert set(recipe.as_dict()) == names and not recipe.depends_on_device
-    assert recipe.variant in ("neon", "avx2", "avx512")
-    assert recipe.compiler == kernels.load_kernels().built.compiler
+def test_c_recipe_names_variant_and_version_and_neither_cpu_nor_compiler() -> None:
+    backend = open_backend(torch.float32, kernels="c", num_threads=1)
+    names = {"path", "rows", "k_slices", "kv_block", "query_tile", "dtype", "variant", "version"}
+    assert set(backend.recipe.as_dict()) == names and not backend.recipe.depends_on_device
+    assert backend.recipe.variant == "portable"
+    assert kernels.load_kernels().built.compiler in backend.build
+
+
+def test_bf16_with_amx_is_a_recipe_of_its_own() -> None:
+    """The weights of this backend are not packed: there may be no AMX here."""
+    library = dataclasses.replace(kernels.load_kernels(), has_amx=True)
+    variants = [
+        CBackend(dtype, library, 1, portable=portable).recipe.variant
+        for dtype, portable in ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False))
+    ]
+    assert variants == ["amx-bf16", "portable", "portable"]
+
+
+@pytest.mark.parametrize("path", ["torch", "triton"])
+def test_portable_needs_c_kernels(path: KernelBackend) -> None:
+    with pytest.raises(ConfigError, match="portable is a recipe of the C kernels"):
+        open_backend(torch.float32, kernels=path, num_threads=1, portable=True)
+    with pytest.raises(ConfigError, match="use kernels c or auto"):
+        EngineConfig(kernels=path, portable=True)
+
+
+def test_portable_is_refused_on_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="use device cpu"):
+        open_backend(torch.float32, num_threads=1, portable=True, device=torch.device("cuda"))
 
 
 def test_recipes_of_libraries_depend_on_the_device() -> None:

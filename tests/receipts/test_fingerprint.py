@@ -33,7 +33,7 @@ from holdfast.receipts.engine_fingerprint import (
     library_parts,
 )
 from holdfast.receipts.fingerprint import Fingerprint
-from holdfast.text.tokenizer import byte_tokenizer
+from holdfast.text.tokenizer import Tokenizer, byte_tokenizer
 from holdfast.worker.device import device_parts
 from support.tiny import CHAT_TEMPLATE, tiny_gguf, tiny_model
 
@@ -206,7 +206,7 @@ def test_gguf_tokenizer_is_not_in_the_weights_digest(
     plain_gguf: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = gguf_with(tmp_path / "t.gguf", monkeypatch, **{"ggml.pre": "smollm"})
-    assert different_parts(fingerprint(other), plain_gguf) == ["tokenizer"]
+    assert different_parts(fingerprint(other), plain_gguf) == ["tokenizer", "canary.tokenizer"]
 
 
 def test_changed_stop_id_is_the_only_difference(plain: Fingerprint, copied: Path) -> None:
@@ -226,16 +226,28 @@ def test_kernel_differences_are_listed_by_field(folder: Path) -> None:
     c, torch_ = (fingerprint(folder, kernels=path) for path in ("c", "torch"))
     names = different_parts(c, torch_)
     assert "recipe.path" in names
-    assert {name.split(".")[0] for name in names} == {"recipe", "canary", "device", "settings"}
+    assert {name.split(".")[0] for name in names} == {"recipe", "canary", "device", "settings", "libraries"}
 
 
-def test_device_is_left_out_where_the_recipe_alone_decides(folder: Path) -> None:
+def test_machine_is_left_out_where_the_recipe_alone_decides(folder: Path) -> None:
     c, torch_ = (fingerprint(folder, kernels=path).parts for path in ("c", "torch"))
     assert c["device"] == {"kind": "cpu"}
+    assert "settings" not in c and "libraries" not in c
+    assert "compiler" not in c["recipe"]  # type: ignore[operator]
     assert torch_["device"] == device_parts(torch.device("cpu"))
     capability = torch.backends.cpu.get_cpu_capability()
-    assert torch_["settings"] == {**c["settings"], "cpu_capability": capability}  # type: ignore[dict-item]
-    assert "cpu_capability" not in c["settings"]  # type: ignore[operator]
+    assert torch_["settings"]["cpu_capability"] == capability  # type: ignore[index, call-overload]
+    assert {"torch", "libc", "tokenizers"} <= {*torch_["libraries"]}  # type: ignore[misc]
+
+
+def test_another_tokenizer_library_changes_the_canary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version of the library is not named, its ids of a fixed text are."""
+    before = fingerprint(folder)
+    encode = Tokenizer.encode
+    monkeypatch.setattr(
+        Tokenizer, "encode", lambda self, text, **options: encode(self, text + "!", **options)
+    )
+    assert different_parts(fingerprint(folder), before) == ["canary.tokenizer"]
 
 
 def test_rope_tables_are_a_part(folder: Path) -> None:
@@ -277,14 +289,14 @@ def test_thinking_code_is_a_part_of_thinking_models_only(folder: Path) -> None:
 PROGRAM = """
 import json, sys
 from holdfast.engine.llm import LLM
-llm = LLM(sys.argv[1], dtype="fp32", determinism="off", num_threads=json.loads(sys.argv[2]))
+llm = LLM(sys.argv[1], dtype="fp32", determinism="off", num_threads=int(sys.argv[2]), kernels=sys.argv[3])
 print(json.dumps(llm.engine.receipts.fingerprint.parts))
 """
 
 
-def start_process(folder: Path, threads: int | None, **environment: str) -> "subprocess.Popen[str]":
+def start_process(folder: Path, threads: int, kernels: str, **environment: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder), json.dumps(threads)],
+        [sys.executable, "-c", PROGRAM, str(folder), str(threads), kernels],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         text=True,
@@ -298,16 +310,21 @@ def fingerprint_from(process: "subprocess.Popen[str]") -> Fingerprint:
 
 
 def test_other_processes_agree_and_settings_differences_are_listed(plain: Fingerprint, folder: Path) -> None:
-    threads = plain.parts["settings"]["threads"]  # type: ignore[index, call-overload]
-    same = start_process(folder, threads)  # both at once: starting takes most of the time
-    changed = start_process(folder, threads + 1, ONEDNN_DEFAULT_FPMATH_MODE="BF16")  # type: ignore[operator]
-    assert fingerprint_from(same).digest == plain.digest
-    other = fingerprint_from(changed)
-    assert sorted(other.differences(plain)) == [
-        "settings.environment.ONEDNN_DEFAULT_FPMATH_MODE: BF16 here, absent in the receipt",
-        f"settings.threads: {threads + 1} here, {threads} in the receipt",  # type: ignore[operator]
+    """With C kernels neither threads nor variables are a part."""
+    by_torch = fingerprint(folder, kernels="torch")
+    threads = by_torch.parts["settings"]["threads"]  # type: ignore[index, call-overload]
+    assert isinstance(threads, int)
+    started = [  # both at once: starting takes most of the time
+        start_process(folder, threads + 1, kernels, ONEDNN_DEFAULT_FPMATH_MODE="BF16")
+        for kernels in ("c", "torch")
     ]
-    assert any(one.endswith("absent here, BF16 in the receipt") for one in plain.differences(other))
+    changed, other = map(fingerprint_from, started)
+    assert changed.digest == plain.digest
+    assert sorted(other.differences(by_torch)) == [
+        "settings.environment.ONEDNN_DEFAULT_FPMATH_MODE: BF16 here, absent in the receipt",
+        f"settings.threads: {threads + 1} here, {threads} in the receipt",
+    ]
+    assert any(one.endswith("absent here, BF16 in the receipt") for one in by_torch.differences(other))
 
 
 CHANGES: dict[str, Any] = {

@@ -147,6 +147,7 @@ def certificate_subject(
         "code": code_versions(("model", "sampling", "certification")),  # that of the kernels: in the recipe
         "settings": settings.as_dict(),
         "recipe": decoder.backend.recipe.as_dict(),
+        "build": decoder.backend.build,
         "cuts": _split_n(decoder),
         "shapes": {
             "family": model.family,

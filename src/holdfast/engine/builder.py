@@ -357,7 +357,8 @@ def _open_backend(setup: _Setup, show: ShowProgress | None) -> Backend:
     """The backend that computes; on a GPU with the GEMM recipes chosen for it."""
     config, dtype, num_threads = setup.config, setup.dtype, setup.settings.threads
     if not uses_triton(config.kernels, setup.device):
-        return open_backend(dtype, kernels=_cpu_kernels(config, setup.model), num_threads=num_threads)
+        kernels = _cpu_kernels(config, setup.model)
+        return open_backend(dtype, kernels=kernels, num_threads=num_threads, portable=config.portable)
     recipes = choose_recipes(
         setup.model, dtype, setup.device, setup.settings, _stage(show, "Choosing recipes")
     )
@@ -366,6 +367,7 @@ def _open_backend(setup: _Setup, show: ShowProgress | None) -> Backend:
         kernels="triton",
         num_threads=num_threads,
         device=setup.device,
+        portable=config.portable,
         vendor_gemm=config.determinism == "off",
         split_k=split_k_by_shape(recipes),
         split_n=split_n_by_shape(recipes),
@@ -377,8 +379,8 @@ def _cpu_kernels(config: EngineConfig, model: DecoderConfig) -> KernelBackend:
     if config.kernels == "torch" or model.head_dim <= MAX_HEAD_DIM:
         return config.kernels
     reason = f"the C kernels take heads of at most {MAX_HEAD_DIM}, this model's have {model.head_dim}"
-    if config.kernels == "c":
-        raise ConfigError(f"{reason}; use kernels auto or torch")
+    if config.kernels == "c" or config.portable:
+        raise ConfigError(f"{reason}; use kernels auto or torch, and not portable")
     _log.warning("using the slower torch backend: %s", reason)
     return "torch"
 

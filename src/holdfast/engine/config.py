@@ -123,6 +123,11 @@ class EngineConfig:
         "On a CPU: c (our C kernels) or torch (torch operations only). On a GPU: triton.",
         old_values=DEPRECATED_KERNELS,
     )
+    portable: bool = _option(
+        False,
+        "Compute with the recipe that gives the same bits on every CPU. C kernels do so anyway, except bf16 on a "
+        "CPU with AMX, which is faster with AMX.",
+    )
     prefix_cache: bool = _option(True, "Reuse the KV pages of earlier prompts that begin alike.")
     speculation: Speculation = _option(
         "ngram",
@@ -168,6 +173,12 @@ class EngineConfig:
             raise ConfigError(f"deterministic must be true or false, not {self.deterministic!r}")
         if self.deterministic and self.determinism == "off":
             raise ConfigError("deterministic needs determinism auto or verify; it is off")
+        if not isinstance(self.portable, bool):
+            raise ConfigError(f"portable must be true or false, not {self.portable!r}")
+        if self.portable and self.kernels in ("torch", "triton"):
+            raise ConfigError(
+                f"portable is a recipe of the C kernels, and kernels is {self.kernels}; use kernels c or auto"
+            )
         parse_seed(self.default_seed)
         if self.receipt_key is not None and not isinstance(self.receipt_key, str | os.PathLike):
             raise ConfigError(

@@ -53,6 +53,12 @@ class Backend(Protocol):
     def device(self) -> torch.device: ...
 
     @property
+    def build(self) -> str:
+        """The instruction set and the compiler of the kernels, for a certificate. They decide no bit.
+        Empty if the recipe says it all."""
+        ...
+
+    @property
     def page_size(self) -> int:
         """Positions per KV page."""
         ...

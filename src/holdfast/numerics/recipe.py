@@ -1,10 +1,10 @@
 """The recipe: everything in a backend that decides the bits of a canonical pass.
 
 It is part of the fingerprint, so it holds nothing that does not decide bits: no number of threads,
-no cache directory, no digest of raw sources. `path` and `variant` name it, `version` says which
-version of its code computes. Two machines with equal recipes compute equal bits, if the recipe is
-one of C kernels. torch and cuBLAS choose their kernels by the device, so theirs hold on one kind of
-device only (`depends_on_device`).
+no cache directory, no digest of raw sources, and for C kernels no CPU and no compiler. `path` and `variant`
+name it, `version` says which version of its code computes. Two machines with equal recipes compute equal
+bits, if the recipe is one of C kernels. torch and cuBLAS choose their kernels by the device, so theirs
+hold on one kind of device only (`depends_on_device`).
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 KernelBackend = Literal["auto", "c", "torch", "triton"]  # values of the option `kernels`
 KERNEL_BACKENDS = get_args(KernelBackend)
+PORTABLE = "portable"  # the variant of C kernels that every CPU computes with the same bits
 DEPRECATED_KERNELS = {"compiled": "c", "library": "torch"}  # accepted for one release
 
 
@@ -32,18 +33,18 @@ class Recipe:
     # Tokens per attention tile of the torch backend. 0: bits do not depend on the tile.
     query_tile: int
     dtype: str  # "bfloat16", "float16", "float32"
-    # C: "neon", "avx2", "avx512" or "amx-bf16". torch: "torch" or "torch-fp32", if it multiplies in
+    # C: "portable", or "amx-bf16" if AMX multiplies. torch: "torch" or "torch-fp32", if it multiplies in
     # fp32. Triton: "cuda" or "interpreter".
     variant: str
     version: int | str  # of the backend's code; with a digest if the code was modified
-    compiler: str = ""  # C: the compiler that built the kernels
     # Triton: "NxK/S ...", the split-K factor of each GEMM; 0: the library's own GEMM.
     products: str = ""
 
     @property
     def depends_on_device(self) -> bool:
-        """Whether a library chooses the order of sums by the device. In C kernels the sources and
-        the variant fix it: the compiler may not contract or reassociate, whatever the CPU."""
+        """Whether a library chooses the order of sums by the device. In C kernels the sources fix it:
+        every reduction has a width and an order of its own, and the compiler may not contract or
+        reassociate, whatever the CPU."""
         return self.path != "c"
 
     def as_dict(self) -> dict[str, str | int]:

@@ -27,12 +27,15 @@ def open_backend(
     kernels: KernelBackend = "auto",
     num_threads: int,
     device: torch.device = CPU,
+    portable: bool = False,
     vendor_gemm: bool = False,
     split_k: Mapping[tuple[int, int], int] | None = None,
     split_n: Mapping[tuple[int, int], Mapping[int, int]] | None = None,
 ) -> Backend:
     """A backend for activations of `dtype`. On a CPU "auto" falls back to torch with a warning if
     there is no compiler.
+
+    portable: the recipe that every CPU computes with the same bits, and no other.
 
     On a GPU: split_k and split_n are those of `Linear`, by GEMM shape (N, K). vendor_gemm: fast
     passes use the library's own GEMMs, without the recipe.
@@ -43,6 +46,8 @@ def open_backend(
         raise ConfigError(f"num_threads is {num_threads}; it must be at least 1")
     if kernels not in KERNEL_BACKENDS:
         raise ConfigError(f"unknown kernels {kernels!r}; use auto, c, torch or triton")
+    if portable:
+        _check_portable(kernels, device)
     if uses_triton(kernels, device):
         return _open_triton(dtype, device, vendor_gemm, split_k or {}, split_n or {})
     if kernels == "torch":
@@ -50,11 +55,20 @@ def open_backend(
     try:
         library = load_kernels()
     except ConfigError as error:
-        if kernels == "c":
+        if kernels == "c" or portable:
             raise
         _log.warning("using the slower torch backend: %s", error)
         return TorchBackend(dtype)
-    return CBackend(dtype, library, num_threads)
+    return CBackend(dtype, library, num_threads, portable=portable)
+
+
+def _check_portable(kernels: KernelBackend, device: torch.device) -> None:
+    if device.type != "cpu":
+        raise ConfigError(f"portable is a recipe for CPUs, and the device is {device}; use device cpu")
+    if kernels not in ("auto", "c"):
+        raise ConfigError(
+            f"portable is a recipe of the C kernels, and kernels is {kernels}; use kernels c or auto"
+        )
 
 
 def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:

@@ -5,12 +5,15 @@ comment or another release changes nothing.
 
 Left out, because no bit depends on it: the certificate, the determinism mode, the sizes of passes,
 pages and batches, and the maximum context length (an entry of a rope table depends on its position
-only). With C kernels also the device: the recipe names the variant and the compiler, and the rest
-of the CPU decides no bit.
+only).
 
-The rope tables are data, as the weights are, but torch computes them, with sines and cosines that
-it chooses by the host's CPU. So they have a digest of their own. All other torch operations outside
-the backends copy, round, or compute one correctly rounded result, which no CPU changes.
+With C kernels also the machine: CPU, compiler, libraries, environment and threads. The sources of the
+kernels fix every operation and every order, and they call no library for a number. Outside of them only
+operations of torch and numpy run that copy, round, or compute one correctly rounded result. The canary shows
+a build that computes otherwise. It also has the tokenizer's ids of a fixed text, in place of the version of
+the library that computes them.
+
+The rope tables are data, as the weights are, and have a digest of their own.
 
 The weights are hashed in threads of their own, while they are loaded (`FingerprintTask`). Hashing
 releases Python's lock and runs at a lower priority than the engine's threads. Only a caller of
@@ -52,6 +55,12 @@ _CODE = ("model", "sampling", "text")  # that of the backend is in the recipe
 # Chunks of the rope tables in their digest: angles of every size, 15 ms of one core.
 _ROPE_STARTS = (0, *(ROPE_CHUNK << doubled for doubled in range(10)))
 
+# Words, numbers, code, spaces and line breaks, accents, scripts without spaces, composed and wide characters.
+_PROBE = (
+    "Hello, world! It's 3.14159 or 1e-9?\n\n\tdef f(x):\n        return x[::-1]  # <|end|> </s>\r\n"
+    "Äpfel cafe\u0301 \u6771\u4eac\u90fd \u0645\u0631\u062d\u0628\u0627 \u0928\u092e\u0938\u094d\u0924\u0947"
+    " \U0001f469\u200d\U0001f680   \ufeff\u00a0\u2028end"
+)
 _MAX_THREADS = 4
 _NICENESS = 10
 
@@ -79,8 +88,7 @@ def engine_parts(
         "rope_tables": digest_rope_tables(config),
         "code": own_code(thinks=thinking is not None),
         **_machine_parts(recipe, device, settings),
-        "canary": dict(canary),
-        "libraries": library_parts(recipe),
+        "canary": {**canary, **({} if recipe.depends_on_device else {"tokenizer": digest_probe(tokenizer)})},
     }
 
 
@@ -92,13 +100,16 @@ def own_code(*, thinks: bool) -> dict[str, int | str]:
 def _machine_parts(
     recipe: Recipe, device: Mapping[str, JsonValue], settings: NumericSettings
 ) -> dict[str, JsonValue]:
-    """Device and settings. Where no library chooses its arithmetic by the device, only its kind
-    counts, and not the instructions that torch uses (`cpu_capability`)."""
-    deciding = settings.deciding()
-    if recipe.depends_on_device:
-        return {"device": dict(device), "settings": deciding}
-    without = {name: value for name, value in deciding.items() if name != "cpu_capability"}
-    return {"device": {"kind": device["kind"]}, "settings": without}
+    """Device, settings and libraries. Where no library chooses its arithmetic by the device, only its
+    kind counts."""
+    if not recipe.depends_on_device:
+        return {"device": {"kind": device["kind"]}}
+    return {"device": dict(device), "settings": settings.deciding(), "libraries": library_parts(recipe)}
+
+
+def digest_probe(tokenizer: Tokenizer) -> str:
+    """SHA-256 over the ids of a text with many kinds of characters."""
+    return hashlib.sha256(json.dumps(list(tokenizer.encode(_PROBE))).encode()).hexdigest()
 
 
 def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, JsonValue]:
@@ -139,7 +150,7 @@ def library_parts(recipe: Recipe) -> dict[str, JsonValue]:
     return {
         "torch": str(torch.__version__),
         "torch_build": hashlib.sha256("\n".join(build).encode()).hexdigest(),
-        "libc": _libc_version(),  # its log() computes every logprob
+        "libc": _libc_version(),
         **{name: _version(name) for name in names},
     }
 

@@ -26,6 +26,7 @@ from holdfast.core.request import Request
 from holdfast.core.results import Choice, Determinism, Pending, Result, Stats
 from holdfast.core.sampling_params import MAX_TOKEN_ID, NO_DEFAULTS, SamplingParams, params_to_json
 from holdfast.core.step_plan import TokenLogprob
+from holdfast.numerics.recipe import PORTABLE
 from holdfast.receipts.canonical_json import (
     JsonValue,
     canonical_json,
@@ -132,6 +133,18 @@ class Receipt:
     @property
     def format(self) -> str:
         return FORMAT_1 if self.machine is None else FORMAT
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether it names the recipe that every CPU computes with the same bits."""
+        recipe = self.fingerprint.parts.get("recipe")
+        return isinstance(recipe, Mapping) and recipe.get("variant") == PORTABLE
+
+    @property
+    def names_threads(self) -> bool:
+        """Whether the number of threads is a part of the fingerprint."""
+        settings = self.fingerprint.parts.get("settings")
+        return isinstance(settings, Mapping) and "threads" in settings
 
     def as_dict(self) -> dict[str, Any]:
         ids = None if self.prompt_ids is None else list(self.prompt_ids)
@@ -321,8 +334,8 @@ def make_receipt(
 def engine_hints(fingerprint: Fingerprint, model: str | None) -> EngineHints:
     """What the engine chose, not what it was asked for: "auto" may choose differently elsewhere."""
     parts = fingerprint.parts
-    device, recipe, settings = (_mapping(parts[name]) for name in ("device", "recipe", "settings"))
-    threads = settings.get("threads", 1)  # on a GPU no bit depends on them
+    device, recipe, settings = (_mapping(parts.get(name, {})) for name in ("device", "recipe", "settings"))
+    threads = settings.get("threads", 1)  # on a GPU and with C kernels no bit depends on them
     assert isinstance(threads, int)
     dtype = cast(DtypeName, parts["dtype"])
     return EngineHints(model, str(device["kind"]), dtype, str(recipe["path"]), threads)

@@ -7,7 +7,7 @@ Exit codes: 0 the same, 1 different, 2 an error.
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.receipts.receipt import Receipt
 
 _MAX_LOAD = 1024
-ENGINE = ("dtype", "determinism", "num_threads", "kernels")
+ENGINE = ("dtype", "determinism", "num_threads", "kernels", "portable")
 _RUN_OPTIONS = ("model", "force", "load", "prompt", "prompt_ids", "prompt_salt")
 FORCE_HINT = "Nothing was run. Use the engine options of the receipt, or compare anyway with --force."
 
@@ -86,7 +86,8 @@ def replay(
 
     With --against, compare two receipts: settings, fingerprints, tokens and logprob bits.
     The seal is checked first, and with --public-key the signature: if one is wrong, nothing runs.
-    dtype, threads and kernels are those of the receipt unless they are given.
+    dtype, kernels and recipe are those of the receipt unless they are given, and so is the number of
+    threads where it decides bits.
     Exits with 0 if everything is the same, with 1 if not, with 2 if nothing could be compared.
     """
 
@@ -119,7 +120,10 @@ def receipt_config(
     context: typer.Context, engine: EngineConfig, model: str | None, receipt: "Receipt"
 ) -> EngineConfig:
     """The engine of a receipt, as far as the options that were given do not say otherwise."""
-    recorded = {name: getattr(receipt.engine, name) for name in ("dtype", "num_threads", "kernels")}
+    recorded: dict[str, Any] = {"dtype": receipt.engine.dtype, "kernels": receipt.engine.kernels}
+    recorded["portable"] = receipt.engine.kernels == "c" and receipt.is_portable
+    if receipt.names_threads:
+        recorded["num_threads"] = receipt.engine.num_threads
     recorded = {name: value for name, value in recorded.items() if not given_options(context, (name,))}
     return replace(engine, model=receipt.engine.model if model is None else model, **recorded)
 

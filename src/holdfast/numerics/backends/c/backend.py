@@ -17,27 +17,37 @@ from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, ru
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer
 from holdfast.numerics.ops import Linear
-from holdfast.numerics.recipe import Recipe
+from holdfast.numerics.recipe import PORTABLE, Recipe
 from holdfast.numerics.sampling import SamplingBatch
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_BF16_AMX = 3  # of packed weights and of GEMMs
 _KV_BLOCK = 64  # BLOCK in attention.c
 _REFERENCE_ROWS = 16
 MAX_HEAD_DIM = 256  # MAX_DIM in attention.c
 
 
 class CBackend:
-    """Implements `Backend` with the kernels built for this CPU."""
+    """Implements `Backend` with the kernels built for this CPU.
+
+    Its recipe is portable: every CPU computes the same bits. bf16 on a CPU with AMX is the exception, a
+    recipe of its own, unless `portable` is set.
+    """
 
     device = torch.device("cpu")
     page_size = CPU_PAGE_SIZE
     num_expert_forms = 1
 
-    def __init__(self, dtype: torch.dtype, kernels: CKernels, num_threads: int) -> None:
+    def __init__(
+        self, dtype: torch.dtype, kernels: CKernels, num_threads: int, *, portable: bool = False
+    ) -> None:
         self.dtype = dtype
         self._kernels = kernels
         self._num_threads = num_threads
         self._code = _CODES[dtype]
+        uses_amx = kernels.has_amx and dtype is torch.bfloat16 and not portable
+        self._gemm_code = _BF16_AMX if uses_amx else self._code
+        self.build = f"{kernels.variant}, {kernels.built.compiler}"
         self.recipe = Recipe(
             path="c",
             rows=_REFERENCE_ROWS,
@@ -45,9 +55,8 @@ class CBackend:
             kv_block=_KV_BLOCK,
             query_tile=0,
             dtype=str(dtype).removeprefix("torch."),
-            variant="amx-bf16" if kernels.has_amx and dtype == torch.bfloat16 else kernels.variant,
+            variant="amx-bf16" if uses_amx else PORTABLE,
             version=code_version("kernels/c"),
-            compiler=kernels.built.compiler,
         )
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
@@ -64,7 +73,7 @@ class CBackend:
         weight = weight.to(self.dtype)
         if weight.stride(1) != 1:
             weight = weight.contiguous()
-        size = self._kernels.packed_bytes(out_features, in_features, self._code)
+        size = self._kernels.packed_bytes(out_features, in_features, self._gemm_code)
         data = torch.empty(size, dtype=torch.uint8)
         stride = weight.stride(0)
         self._kernels.pack(
@@ -73,7 +82,7 @@ class CBackend:
             stride,
             out_features,
             in_features,
-            self._code,
+            self._gemm_code,
             self._num_threads,
         )
         bias32 = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
@@ -101,7 +110,7 @@ class CBackend:
         self._kernels.linear(
             *(y.data_ptr(), x.data_ptr(), row_stride, w.data.data_ptr()),
             0 if w.bias is None else w.bias.data_ptr(),
-            *(rows, w.out_features, in_features, self._code, _CODES[out_dtype], self._num_threads),
+            *(rows, w.out_features, in_features, self._gemm_code, _CODES[out_dtype], self._num_threads),
         )
         return y
 
@@ -309,7 +318,8 @@ class CBackend:
             *(batch.positions.data_ptr(), batch.slots.data_ptr()),
             *(batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
             *(num_tokens, spans, max_pages, hidden, shape.heads, shape.kv_heads, shape.head_dim),
-            *(weights.down.in_features, kv.keys.shape[3], weights.window or 0, self._code, self._num_threads),
+            *(weights.down.in_features, kv.keys.shape[3], weights.window or 0),
+            *(self._gemm_code, self._num_threads),
             *self._norm_codes(weights, shape),
             *(shape.is_parallel, shape.activation == "gelu_tanh"),
             *(shape.eps, shape.scale, shape.soft_cap or 0.0, shape.residual_scale),

@@ -6,8 +6,8 @@
  *
  *     packed [ceil(N / NR)][K rounded up to 4][NR]        2 or 4 bytes per element, widened in registers
  *
- * Columns from N on and k from K on are zero. A CPU with AMX multiplies bf16 in tiles instead
- * (amx.h). */
+ * Columns from N on and k from K on are zero. With the dtype code BF16_AMX, a CPU with AMX multiplies
+ * bf16 in tiles instead (amx.h), in an order of its own. */
 #include "amx.h"
 #include "kernels.h"
 #include "simd.h"
@@ -26,7 +26,7 @@ API int holdfast_vector_width(void) { return VL; }
 API int holdfast_has_amx(void) { return amx_ready(); }
 
 API int64_t holdfast_packed_bytes(int64_t N, int64_t K, int64_t dt) {
-    if (dt == BF16 && amx_ready()) return ceil_to(N, AMX_COLUMNS) * ceil_to(K, AMX_K) * 2;
+    if (dt == BF16_AMX) return ceil_to(N, AMX_COLUMNS) * ceil_to(K, AMX_K) * 2;
     return (ceil_to(N, NR) * ceil_to(K, 4) + NR) * size_of((int)dt); /* tiles load one k ahead */
 }
 
@@ -52,7 +52,7 @@ INLINE void load_packed(const void *p, const int dt, vf *a, vf *b) {
 
 /* Pack w [N, K], with rows `stride` elements apart, into panels. */
 void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K, int64_t dt, int64_t threads) {
-    if (dt == BF16 && amx_ready()) {
+    if (dt == BF16_AMX) {
         amx_pack(packed, w, stride, N, K, (int)threads);
         return;
     }
@@ -254,7 +254,7 @@ static void widen_x(float *out, const void *x, int64_t stride, int64_t M, int64_
 void run_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M, int64_t N,
                 int64_t K, int64_t dt, int64_t out_dt, int64_t threads) {
     if (M <= 0) return;
-    if (dt == BF16 && amx_ready()) {
+    if (dt == BF16_AMX) {
         amx_linear(y, x, stride, packed, bias, M, N, K, (int)out_dt, (int)threads);
         return;
     }

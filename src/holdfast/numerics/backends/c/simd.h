@@ -66,7 +66,8 @@ typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 #define MIN_PARALLEL (1 << 14)          /* elements that are read or written */
 #define MIN_PARALLEL_PRODUCTS (1 << 17) /* products of a GEMM or of attention */
 
-enum { F32 = 0, BF16 = 1, F16 = 2 };
+/* BF16_AMX: bf16 whose products AMX computes; only of packed weights and of GEMMs. */
+enum { F32 = 0, BF16 = 1, F16 = 2, BF16_AMX = 3 };
 
 INLINE int64_t size_of(const int dt) { return dt == F32 ? 4 : 2; }
 INLINE int64_t ceil_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }

@@ -43,6 +43,7 @@ class TorchBackend:
     device = torch.device("cpu")
     page_size = CPU_PAGE_SIZE
     num_expert_forms = 1
+    build = ""
 
     def __init__(self, dtype: torch.dtype, *, split_k: int = 1) -> None:
         self.dtype = dtype

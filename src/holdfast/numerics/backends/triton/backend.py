@@ -48,6 +48,7 @@ class TritonBackend:
     """
 
     page_size = attention.PAGE_SIZE
+    build = ""
 
     def __init__(
         self,
