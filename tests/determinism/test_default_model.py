@@ -2,8 +2,10 @@
 schedules.
 """
 
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from result_checks import assert_counts, assert_has_effect, count_conforming
@@ -16,23 +18,31 @@ from holdfast.bench.determinism.stress import StressRun, StressSummary
 from holdfast.bench.determinism.stress_load import ProbeRequest, draw_load
 from holdfast.core.results import Result, Stats
 from holdfast.engine.engine import Engine
+from holdfast.engine.replay import replay
 from holdfast.errors import ModelNotFound
 from holdfast.models.locate import locate
+from holdfast.receipts.reader import parse_receipt
 from holdfast.scheduler.policy import DeterminismMode
 
 pytestmark = pytest.mark.smollm2
 
 Runs = dict[str, list[StressRun]]
+RECEIPTS = sorted((Path(__file__).parent / "receipts").glob("*.json"))
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
+def llm() -> LLM:
     try:
         locate(None)
     except ModelNotFound as error:
         pytest.skip(str(error))
     # Few batch sizes to certify, and those of the tests' server of this model: both share a certificate.
-    return LLM(dtype="bf16", kv_memory="256MiB", max_pass_tokens=64).engine
+    return LLM(dtype="bf16", kv_memory="256MiB", max_pass_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def engine(llm: LLM) -> Engine:
+    return llm.engine
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +114,15 @@ def test_each_feature_changes_the_result(engine: Engine, known: dict[str, Featur
         given = all_runs[feature.name][0].result
         assert_has_effect(feature, given, found[feature.without()].result)
         assert count_conforming(engine, feature.probe(), given) == (feature.name in STRUCTURED)
+
+
+@pytest.mark.parametrize("path", RECEIPTS, ids=[path.stem for path in RECEIPTS])
+def test_receipt_of_another_cpu_is_replayed(llm: LLM, path: Path) -> None:
+    """Recorded with the portable recipe on the CPU that the file's name says. Where a test of
+    `test_portable_bits.py` fails too, a kernel has changed. `record_portable_receipt.py` records one."""
+    receipt = parse_receipt(json.loads(path.read_text()))
+    assert receipt.is_portable
+    if llm.engine.fingerprint.parts["recipe"]["variant"] != "portable":  # type: ignore[index, call-overload]
+        llm = LLM(dtype="bf16", kv_memory="256MiB", max_pass_tokens=64, portable=True)
+    assert llm.engine.fingerprint.differences(receipt.fingerprint) == []
+    assert replay(llm, receipt).difference is None
