@@ -108,7 +108,7 @@ def engine_of(server: Server) -> int | None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fault", ["kill -9", "SIGSTOP", "raise", "memory", "crash"])
+@pytest.mark.parametrize("fault", ["kill -9", "SIGSTOP", "raise", "memory", "crash", "device"])
 def test_no_client_sees_a_fault(faulty: FaultyServer, fault: str) -> None:
     """Ten times in one server's life, under 64 requests of all kinds."""
     server, asked = faulty.server, load(64)
@@ -155,7 +155,7 @@ def test_fault_at_any_position(faulty: FaultyServer, fault: str, deterministic: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fault", ["kill", "exit", "crash", "raise", "stop"])
+@pytest.mark.parametrize("fault", ["kill", "exit", "crash", "raise", "stop", "device"])
 def test_poison_ends_alone(faulty: FaultyServer, fault: str) -> None:
     """A request that fails whenever it runs ends with an error; its 31 neighbours finish."""
     server, asked = faulty.server, load(31)
@@ -167,7 +167,9 @@ def test_poison_ends_alone(faulty: FaultyServer, fault: str) -> None:
     check_answers(asked, clients, expected)
     poison.wait()
     assert poison.status == 500
-    assert poison.error["code"] == ("pass_failed" if fault == "raise" else "engine_crashed"), poison.error
+    assert poison.error["code"] == ("pass_failed" if fault in ("raise", "device") else "engine_crashed"), (
+        poison.error
+    )
     assert server.metric("holdfast_requests_crashed_total") == 1
 
 

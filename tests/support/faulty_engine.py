@@ -6,7 +6,8 @@ control            a file with more settings, which may change while the engine 
                    raise_once, a number; the next pass raises whenever it changes, or fails as fault says
 fail_at            pairs of a seed and a position: the first pass that computes this position of a request of
                    this seed fails as fault says, once in the life of the server
-fault              kill, exit, crash (a segmentation fault), stop, raise or memory
+fault              kill, exit, crash (a segmentation fault), stop, raise, memory, or device: this pass and all later
+                   ones of the process raise
 poison_seed        a pass with a request of this seed fails as fault says, every time
 """
 
@@ -34,7 +35,7 @@ from holdfast.server.ipc.engine_process import ignore_signals, serve
 
 def fail(how: str) -> None:
     """Fail in the middle of a pass."""
-    if how == "raise":
+    if how in ("raise", "device"):
         raise RuntimeError("an internal secret: /etc/passwd")
     if how == "memory":
         limit = psutil.Process().memory_info().vms + (64 << 20)
@@ -52,6 +53,7 @@ class FaultyRunner:
     def __init__(self, runner: PlanRunner, settings: dict[str, Any]) -> None:
         self._runner = runner
         self._settings = settings
+        self._is_broken = False
         self._raised: int | None = self._now.get("raise_once")
 
     @property
@@ -68,7 +70,10 @@ class FaultyRunner:
             or now.get("poison_seed") in seeds
             or self._is_due(plan, now.get("fail_at", ()))
         ):
+            self._is_broken = now.get("fault") == "device"
             fail(now.get("fault", "raise"))
+        if self._is_broken:
+            fail("device")
         time.sleep(now.get("slow", 0.0))
         return self._runner.run(plan)
 

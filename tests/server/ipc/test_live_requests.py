@@ -210,16 +210,56 @@ def test_failed_pass_is_tried_again_and_then_reported(requests: LiveRequests, co
     assert process.ids == [1, 2, 1] and not failing.is_over, "the same process tries it again"
     process.accept()
     process.end(1, PassFailed.code)
-    assert process.is_killed, "beside another request: the device may be broken"
+    assert process.is_killed and not failing.is_over, "the device may be broken"
     process.die()
-    for _ in range(MAX_LONE_DEATHS):
-        assert not failing.is_over
-        process = Process(requests) if process.is_killed else process
-        assert process.ids[-1] == 1
-        process.accept()
-        process.end(1, PassFailed.code)
+    process = Process(requests)
+    assert process.ids == [1]
+    process.accept()
+    process.end(1, PassFailed.code)
     assert failing.result is not None and failing.result.error_code == PassFailed.code
-    assert counted.num_crashed == 1 and process.ids[-1] == 2 and not other.is_over
+    assert counted.num_crashed == 1 and not process.is_killed
+    assert process.ids == [1, 2] and not other.is_over
+
+
+def test_broken_device_costs_a_restart_and_no_request(requests: LiveRequests, counted: Counted) -> None:
+    """Every pass raises from then on."""
+    process = Process(requests)
+    streams = submit(requests, 3)
+    process.accept()
+    for request_id in (1, 2, 3):
+        process.end(request_id, PassFailed.code)
+    assert process.ids == [1, 2, 3, 1]
+    process.accept()
+    process.end(1, PassFailed.code)
+    assert process.is_killed
+    process.die()
+    process = Process(requests)
+    for request_id in (1, 2, 3):
+        process.accept(request_id)
+        process.token(request_id)
+    assert process.ids == [1, 2, 3] and not any(one.is_over for one in streams) and not counted.num_crashed
+
+
+def test_request_that_breaks_the_device_ends_alone(requests: LiveRequests, counted: Counted) -> None:
+    """The next suspect is tried in the same broken process: it is not to blame."""
+    process = Process(requests)
+    streams = submit(requests, 2)
+    process.accept()
+    for request_id in (1, 2, 1):
+        process.end(request_id, PassFailed.code)
+    process.die()
+    process = Process(requests)
+    process.accept()
+    process.end(1, PassFailed.code)
+    assert streams[0].is_over and process.ids == [1, 2]
+    process.accept(2)
+    process.end(2, PassFailed.code)
+    assert process.is_killed and not streams[1].is_over
+    process.die()
+    process = Process(requests)
+    process.accept()
+    process.token(2)
+    assert not streams[1].is_suspect and counted.num_crashed == 1
 
 
 def test_other_errors_of_an_answer_are_final(requests: LiveRequests) -> None:

@@ -14,7 +14,8 @@ those that were being prepared:
        ends with `EngineCrashed`.
 
 A pass that raises makes its requests suspects without a restart. If one of them raises again on
-trial, the process is restarted: a device may be broken.
+trial, the process is restarted: the device may be broken, and then every pass raises. A request whose
+pass raises in a process that has computed nothing else ends with `PassFailed`.
 """
 
 import asyncio
@@ -80,6 +81,7 @@ class LiveRequests:
         self._waiting: dict[int, ResponseStream] = {}  # not submitted to the current process
         self._trial: ResponseStream | None = None
         self._blamed: ResponseStream | None = None  # the suspect that is tried first
+        self._num_submitted = 0  # to the current process
         self._link: EngineLink | None = None
         self._attached = asyncio.Event()  # there is a link, or none will come any more
         self._fingerprint: m.FingerprintReady | None = None  # the last one
@@ -146,6 +148,7 @@ class LiveRequests:
         if self._link is not None and not self._waiting and self._trial is None:
             self._link.submit(message)  # raises for what cannot be encoded; then there is no stream
             stream.is_submitted = True
+            self._num_submitted += 1
         else:
             m.encode([message])  # raises now, too
             self._waiting[stream.request_id] = stream
@@ -201,7 +204,7 @@ class LiveRequests:
         """An engine process is ready."""
         if self._error is not None:
             return
-        self._link, self.ready = link, link.ready
+        self._link, self.ready, self._num_submitted = link, link.ready, 0
         self._attached.set()
         self._submit_waiting()
 
@@ -290,24 +293,29 @@ class LiveRequests:
         self._waiting[stream.request_id] = stream
 
     def _on_pass_failed(self, stream: ResponseStream, failure: Result) -> None:
-        """A pass of this request raised. It is tried again, unless it fails alone again and again."""
+        """A pass of this request raised. It is tried again, unless it was alone in its process."""
         stream.last_failure, stream.is_suspect = failure, True
         self._withdraw(stream)
         self._waiting = dict(sorted(self._waiting.items()))
         if self._trial is stream:
             self._trial = None
-            is_alone = not any(other.is_submitted for other in self._live.values())
-            self._blame(stream, is_alone=is_alone)
-            if not is_alone and self._link is not None:
-                self._link.kill()  # the request is to blame, or the device is broken
+            if self._num_submitted == 1:
+                self._give_up(stream)
+            else:
+                self._blamed = stream
+                if self._link is not None:
+                    self._link.kill()
         self._submit_waiting()
 
     def _blame(self, stream: ResponseStream, *, is_alone: bool) -> None:
         """The process died while this request was on trial."""
         stream.num_lone_deaths += is_alone
         self._blamed = stream
-        if stream.num_lone_deaths < MAX_LONE_DEATHS:
-            return
+        if stream.num_lone_deaths >= MAX_LONE_DEATHS:
+            self._give_up(stream)
+
+    def _give_up(self, stream: ResponseStream) -> None:
+        """The engine fails whenever it computes this request."""
         _log.error("request %d is given up: the engine fails whenever it runs", stream.request_id)
         del self._live[stream.request_id]
         del self._waiting[stream.request_id]
@@ -359,4 +367,5 @@ class LiveRequests:
         if stream.num_resumes:
             self._callbacks.on_resume(stream.deterministic)
         stream.is_submitted = True
+        self._num_submitted += 1
         link.submit(stream.message)
