@@ -70,6 +70,7 @@ DECIDES_NOTHING = {
     "engine/tracer.py": "reports",
     "errors.py": "texts of errors",
     "kv_cache/": "which page holds what; the worker reads through it",
+    "models/adapter.py": "finds files, which have digests",
     "models/dummy.py": "makes random weights, which have a digest",
     "models/locate.py": "finds files, which have digests",
     "models/shapes.py": "sizes for benchmarks; those of GEMM recipes are in the recipe",

@@ -1,5 +1,6 @@
 """Evaluation with the engine: eval sets, counts, ablations. The models are tiny and untrained."""
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.engine.llm import LLM
@@ -18,8 +20,10 @@ from holdfast.training.eval.cost import VARIANTS, measure_cost, plain_copy
 from holdfast.training.eval.eval_set import EvalPrompt, EvalSet, final_answer
 from holdfast.training.eval.latency import measure_latency
 from holdfast.training.eval.model import EvalModel, open_model
+from holdfast.training.eval.plot import plot_eval
 from holdfast.training.eval.prefill import coin_texts, measure_rounds
 from holdfast.training.eval.run import EvalSettings, ModelFolder, run_eval
+from holdfast.training.eval.table import show_eval
 from holdfast.training.export import INFO_FILE, TrainingInfo, export, read_training_info
 from holdfast.training.loop import start_run
 from holdfast.training.settings import SIZES, TrainingSettings
@@ -215,4 +219,33 @@ def test_wrong_eval_settings_are_refused_before_a_model_is_loaded(
 ) -> None:
     own = [ModelFolder("own", folder("thinking"), is_baseline=False)]
     with pytest.raises(ConfigError, match="latency is measured on parity"):
-        run_eval(own, EvalSettings(tasks=("variables",), latency=True), open_llm, None, print)
+        settings = EvalSettings(tasks=("variables",), latency=True, latency_task="parity")
+        run_eval(own, settings, open_llm, None, print)
+
+
+def test_file_and_text_tasks_are_evaluated_with_their_thoughts(
+    folder: Callable[[AnswerForm], Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "qa9_test.txt"
+    path.write_text("1 Nora went to the hall.\n2 Where is Nora?\thall\t1\n")
+    tasks = (f"babi:{path}", "two-hop")
+    folders = [ModelFolder("own", folder("thinking"), False), ModelFolder("chain", folder("cot"), True)]
+    settings = EvalSettings(
+        tasks=tasks, count=2, baseline_count=2, latency=True, latency_count=1, latency_task="two-hop"
+    )
+    report = run_eval(folders, settings, open_llm, tmp_path, lambda text: None)
+    assert [(cell.model, cell.task, cell.events, cell.count) for cell in report.accuracy] == [
+        ("own", tasks[0], 0, 1),
+        ("own", "two-hop", 0, 2),
+        ("chain", tasks[0], 0, 1),
+        ("chain", "two-hop", 0, 2),
+    ]
+    assert {each.model for each in report.examples} == {"own"}
+    assert report.examples[0].gold == "hall." and "Where is Nora?" in report.examples[0].prompt
+    assert [(each.task, each.events) for each in report.latency] == [("two-hop", 0)] * 2
+    assert all(0 < each.answer_ms and 0 < each.first_ms <= each.median_ms for each in report.latency)
+    console = Console(file=io.StringIO(), width=220)
+    show_eval(report, console)
+    shown = console.file.getvalue()
+    assert "babi qa9_test" in shown and "paper, thinking states" in shown
+    assert (tmp_path / "tasks.png") in plot_eval(report, tmp_path)

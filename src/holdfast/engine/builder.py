@@ -61,7 +61,7 @@ from holdfast.scheduler.scheduler import Scheduler
 from holdfast.structured.compiler import GrammarCompiler
 from holdfast.text.tokenizer import Tokenizer
 from holdfast.thinking.blocks import load_blocks
-from holdfast.thinking.config import ThinkingConfig, read_thinking
+from holdfast.thinking.config import ThinkingConfig, read_thinking, thinking_folder
 from holdfast.thinking.weights import thinking_parts
 from holdfast.worker.device import choose_device, cpu_name, device_name, device_parts, free_memory
 from holdfast.worker.kv_store import KVStore, num_pages_in, page_bytes
@@ -100,6 +100,7 @@ class _Setup:
 
     config: EngineConfig
     model: DecoderConfig
+    folder: Path | None  # of T and C, if the model thinks
     thinking: ThinkingConfig | None  # of a model that thinks
     device: torch.device
     dtype: torch.dtype
@@ -142,10 +143,12 @@ def _make_setup(
 ) -> _Setup:
     max_len = context_len(config, checkpoint.config)
     model = checkpoint.config.for_length(max_len)
+    folder = thinking_folder(config.model, checkpoint)
     return _Setup(
         config=config,
         model=model,
-        thinking=read_thinking(checkpoint.path, model) if checkpoint.path.is_dir() else None,
+        folder=folder,
+        thinking=None if folder is None else read_thinking(folder, model),
         device=device,
         dtype=torch_dtype(config, model.torch_dtype),
         settings=settings,
@@ -179,7 +182,9 @@ def _assemble(
     fingerprint = _start_fingerprint(setup, checkpoint, tokenizer, eos_ids, backend, canary)
     longest = setup.max_len if thinking is None else max(setup.max_len, thinking.longest)
     decoder = load_decoder(checkpoint, backend, setup.dtype, longest, _stage(show, "Loading weights"))
-    blocks = None if thinking is None else load_blocks(checkpoint.path, thinking, decoder)
+    blocks = None
+    if thinking is not None and setup.folder is not None:
+        blocks = load_blocks(setup.folder, thinking, decoder)
     clock.end("weights")
     num_pages = _num_pages(setup, backend)
     store = KVStore(num_pages, model, backend)
@@ -291,7 +296,7 @@ def _start_fingerprint(
     backend: Backend,
     canary: Canary,
 ) -> FingerprintTask:
-    thinking = setup.thinking
+    thinking, folder = setup.thinking, setup.folder
     own_code(thinks=setup.thinks)  # found by the thread, which must not parse sources beside Triton
     return FingerprintTask(
         checkpoint,
@@ -303,7 +308,7 @@ def _start_fingerprint(
             setup.settings,
             device_parts(setup.device),
             canary.reference,
-            None if thinking is None else thinking_parts(checkpoint.path, thinking, setup.model),
+            None if thinking is None or folder is None else thinking_parts(folder, thinking, setup.model),
         ),
     )
 

@@ -21,7 +21,7 @@ from holdfast.models.safetensors import read_config
 from holdfast.models.shapes import published_config
 from holdfast.structured.compiler import GrammarCompiler
 from holdfast.text.tokenizer import Tokenizer, adapt_tokenizer, byte_tokenizer, open_tokenizer
-from holdfast.thinking.config import ThinkingConfig, read_thinking
+from holdfast.thinking.config import ThinkingConfig, read_thinking, thinking_folder
 from holdfast.worker.gpu_presence import require_gpu
 
 _MAX_DEFAULT_CONTEXT = 1 << 20
@@ -60,9 +60,10 @@ class OpenedModel:
     @cached_property
     def thinking(self) -> ThinkingConfig | None:
         """How the model thinks; None if it does not."""
-        if self.checkpoint is None or not self.checkpoint.path.is_dir():
+        if self.checkpoint is None:
             return None
-        return read_thinking(self.checkpoint.path, self.model)
+        folder = thinking_folder(self.config.model, self.checkpoint)
+        return None if folder is None else read_thinking(folder, self.model)
 
     @cached_property
     def limits(self) -> RequestLimits:

@@ -2,7 +2,8 @@
 
 Files are downloaded only for a hub id, if they are not in the local cache, and only configuration,
 tokenizer, and weights in formats that cannot run code. The default model is a file in an installed
-package, which is found but not imported. A small thinking model is part of Holdfast.
+package, which is found but not imported. A small thinking model is part of Holdfast. The folder of
+an adapter stands for its backbone with the adapter's blocks.
 """
 
 import importlib.util
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.errors import ModelNotFound
+from holdfast.models.adapter import is_adapter, read_adapter
 
 Source = Literal["folder", "file", "builtin", "hub"]
 
@@ -39,6 +41,7 @@ class Located:
     path: Path
     name: str
     source: Source
+    adapter: Path | None = None  # the folder of an adapter; `path` is its backbone
 
     @property
     def about(self) -> str | None:
@@ -54,7 +57,7 @@ def locate(model: str | None) -> Located:
         return Located(_COIN_FOLDER, COIN, "builtin")
     local = _locate_local(model)
     if local is not None:
-        return local
+        return _with_backbone(local) if is_adapter(local.path) else local
     matched = _HUB_ID.fullmatch(model)
     if matched is None or ".." in model or "--" in matched.group(1):
         raise ModelNotFound(
@@ -63,6 +66,23 @@ def locate(model: str | None) -> Located:
             "thinking model"
         )
     return Located(_fetch(matched.group(1), matched.group(2)), matched.group(1), "hub")
+
+
+def adapter_folder(model: str | None) -> Path | None:
+    """The folder, if it is an adapter's. Looks at local files only."""
+    if model is None or model in (BUILTIN, COIN):
+        return None
+    local = _locate_local(model)
+    return local.path if local is not None and is_adapter(local.path) else None
+
+
+def _with_backbone(local: Located) -> Located:
+    base = read_adapter(local.path).base
+    if adapter_folder(base) is not None:
+        raise ModelNotFound(
+            f"{local.path} is an adapter of {base}, which is an adapter; expected a whole model"
+        )
+    return Located(locate(base).path, local.name, local.source, local.path)
 
 
 def _locate_builtin() -> Located:

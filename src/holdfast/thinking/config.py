@@ -1,7 +1,8 @@
 """The files that make a model folder a thinking one: `thinking.json` and `thinking.safetensors`.
 
-A folder without them is a plain model. Chunk k covers the absolute positions k c .. (k + 1) c - 1 of
-prompt and answer. `holdfast.thinking.reference` defines what is computed.
+An adapter is a folder with these files only (`holdfast.models.adapter`). A folder without them is a
+plain model. Chunk k covers the absolute positions k c .. (k + 1) c - 1 of prompt and answer.
+`holdfast.thinking.reference` defines what is computed.
 """
 
 import json
@@ -9,9 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from holdfast.errors import BadWeights, UnsupportedModel
-from holdfast.models.checkpoint import Shape, expected_tensors
+from holdfast.models.adapter import require_base
+from holdfast.models.checkpoint import Checkpoint, Shape, expected_tensors
 from holdfast.models.config import DecoderConfig
 from holdfast.models.fields import Fields, read_int, read_json, refuse
+from holdfast.models.locate import adapter_folder
 
 CONFIG_FILE, WEIGHTS_FILE = "thinking.json", "thinking.safetensors"
 FORMAT = 1
@@ -63,6 +66,15 @@ class ThinkingConfig:
 
 def is_thinking(folder: Path) -> bool:
     return folder.joinpath(CONFIG_FILE).is_file()
+
+
+def thinking_folder(model: str | None, checkpoint: Checkpoint) -> Path | None:
+    """The folder that may hold T and C: that of an adapter, or of the model itself. None for a file."""
+    adapter = adapter_folder(model)
+    if adapter is not None:
+        require_base(adapter, checkpoint)
+        return adapter
+    return checkpoint.path if checkpoint.path.is_dir() else None
 
 
 def read_thinking(folder: Path, decoder: DecoderConfig) -> ThinkingConfig | None:

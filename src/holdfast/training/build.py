@@ -6,12 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
-from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.adapter import norms_digest
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.families import FAMILIES
+from holdfast.models.gguf.reader import GgufFile
+from holdfast.models.locate import locate
+from holdfast.text.chat_template import ChatTemplate
+from holdfast.text.gguf_tokenizer import read_gguf_tokenizer
+from holdfast.text.tokenizer import Tokenizer as TextTokenizer
+from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.training.model import ThinkingModel, fresh_model, start_blocks_from_backbone
 from holdfast.training.settings import TrainingSettings
+from holdfast.training.tasks.text_examples import ChatFrame
 from holdfast.training.tokenizer import END, EOS, SPECIAL, START, build_tokenizer
 
 if TYPE_CHECKING:
@@ -20,12 +28,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model before training. fields: the config.json of the exported folder."""
+    """A model before training. fields: the config.json of the exported folder.
+
+    base_norms: the digest of the backbone's norms. chat_template: the backbone's, if it has one.
+    """
 
     model: ThinkingModel
     tokenizer: "Tokenizer"
     fields: dict[str, Any]
     eos_id: int
+    base_norms: str | None = None
+    chat_template: str | None = None
+    frame: ChatFrame | None = None
 
 
 def build(settings: TrainingSettings, texts: list[str]) -> BuiltModel:
@@ -33,7 +47,7 @@ def build(settings: TrainingSettings, texts: list[str]) -> BuiltModel:
     return (
         _from_scratch(settings, texts)
         if settings.backbone is None
-        else _from_backbone(settings, Path(settings.backbone))
+        else _from_backbone(settings, settings.backbone)
     )
 
 
@@ -74,24 +88,19 @@ def _from_scratch(settings: TrainingSettings, texts: list[str]) -> BuiltModel:
     )
 
 
-def _from_backbone(settings: TrainingSettings, folder: Path) -> BuiltModel:
+def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
     """A thought starts with the backbone's begin-of-text token (or its end), and ends with its
     end-of-text token.
     """
-    from tokenizers import Tokenizer
-
-    checkpoint = open_checkpoint(folder)
+    located = locate(name)
+    checkpoint = open_checkpoint(located.path)
     config = checkpoint.config
-    if not folder.is_dir() or not folder.joinpath("tokenizer.json").is_file():
-        raise ConfigError(
-            f"{folder} is no folder with a tokenizer.json; convert the model to safetensors first"
-        )
     if not config.is_llama_like:
         raise ConfigError(
-            f"{folder} is a {config.family} model; training starts from Llama, Mistral, Qwen2 or Qwen3 models"
+            f"{name} is a {config.family} model; training starts from Llama, Mistral, Qwen2 or Qwen3 models"
         )
     if not config.eos_token_ids:
-        raise ConfigError(f"{folder} names no eos_token_id; an answer and a thought must be able to end")
+        raise ConfigError(f"{name} names no eos_token_id; an answer and a thought must be able to end")
     end_id = config.eos_token_ids[0]
     start_id = end_id if config.bos_token_id is None else config.bos_token_id
     thinking = _thinking(settings, config, start_id, end_id)
@@ -101,13 +110,76 @@ def _from_backbone(settings: TrainingSettings, folder: Path) -> BuiltModel:
     model.load_tensors({name: checkpoint.tensor(name) for name in checkpoint.names()})
     if thinking is not None:
         start_blocks_from_backbone(model)
-    fields = json.loads(folder.joinpath("config.json").read_text(encoding="utf-8"))
-    fields = {**fields, "torch_dtype": settings.dtype}
-    fields.pop("dtype", None)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if settings.adapter:
+        model.freeze_backbone()
+    opened = open_tokenizer(located.path)
+    return BuiltModel(
+        model,
+        open_backend(checkpoint.path),
+        _backbone_fields(checkpoint, settings.dtype),
+        end_id,
+        norms_digest(checkpoint),
+        opened.chat_template,
+        chat_frame(opened, name) if settings.chat else None,
+    )
+
+
+def open_backend(path: Path) -> "Tokenizer":
+    """The library's tokenizer of a model folder or a GGUF file."""
+    from tokenizers import Tokenizer
+
+    if path.is_file():
+        return read_gguf_tokenizer(GgufFile(path).metadata).backend
+    if not path.joinpath("tokenizer.json").is_file():
+        raise ConfigError(f"{path} has no tokenizer.json, which the tasks need")
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return BuiltModel(model, tokenizer, fields, end_id)
+    return tokenizer
+
+
+def _backbone_fields(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
+    """config.json of the backbone; for a GGUF file, one with the same meaning."""
+    config, path = checkpoint.config, checkpoint.path
+    if path.is_dir():
+        fields = json.loads(path.joinpath("config.json").read_text(encoding="utf-8"))
+        fields.pop("dtype", None)
+        return {**fields, "torch_dtype": dtype}
+    window = config.layer_windows[0]
+    if config.rope_scaling is not None or set(config.layer_windows) != {window}:
+        raise ConfigError(f"{path} has scaled rope or mixed windows; convert it to safetensors first")
+    return {
+        "architectures": [FAMILIES[config.family].architecture],
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": config.activation,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "max_position_embeddings": config.max_position_embeddings,
+        **({} if window is None else {"sliding_window": window}),
+        "attention_bias": config.qkv_bias,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(config.eos_token_ids),
+        "torch_dtype": dtype,
+    }
+
+
+def chat_frame(tokenizer: TextTokenizer, name: str) -> ChatFrame:
+    """The text before and after a single message."""
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"{name} has no chat template; train it without chat")
+    template = ChatTemplate.of(tokenizer)
+    mark = "\N{OBJECT REPLACEMENT CHARACTER}"
+    before, _, after = template.render([{"role": "user", "content": mark}]).partition(mark)
+    template.close()
+    return ChatFrame(before, after)
 
 
 def _thinking(

@@ -1,4 +1,5 @@
-"""Write a trained model as a model folder, with T and C if it thinks, and training.json.
+"""Write a trained model as a model folder, with T and C if it thinks, and training.json. An adapter's
+folder has T and C only.
 
 training.json says how the model was trained; `holdfast eval` reads it.
 """
@@ -13,8 +14,12 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import BadWeights
+from holdfast.models.adapter import AdapterInfo, write_adapter
+from holdfast.models.locate import locate
+from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import WEIGHTS_FILE, write_thinking
 from holdfast.training.build import BuiltModel
+from holdfast.training.model import BLOCKS
 from holdfast.training.settings import TrainingSettings
 from holdfast.training.tasks.task import AnswerForm
 from holdfast.training.tasks.variables import ThoughtContent
@@ -33,28 +38,55 @@ _TOKENIZER_FILES = (
 
 def export(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
     """Write config.json, model.safetensors, tokenizer, training.json; for a thinking model also
-    thinking.json and thinking.safetensors.
+    thinking.json and thinking.safetensors; for an adapter only those two, adapter.json and
+    training.json.
     """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = json.dumps(built.fields, indent=2) + "\n"
-    folder.joinpath("config.json").write_text(config, encoding="utf-8")
     write_training_info(folder, settings)
     tensors = named_tensors(built, _DTYPES[settings.dtype])
-    blocks = {name: tensor for name, tensor in tensors.items() if name.startswith(("t.", "c."))}
-    backbone = {name: tensor for name, tensor in tensors.items() if name not in blocks}
-    save_file(backbone, folder / "model.safetensors", metadata={"format": "pt"})
+    blocks = {name: tensor for name, tensor in tensors.items() if name.startswith(BLOCKS)}
     thinking = built.model.thinking
     if thinking is not None:
         save_file(blocks, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         write_thinking(folder, thinking)
+    if settings.adapter:
+        assert settings.backbone is not None and built.base_norms is not None
+        write_adapter(folder, AdapterInfo(_absolute(settings.backbone), built.base_norms))
+        return
+    config = json.dumps(built.fields, indent=2) + "\n"
+    folder.joinpath("config.json").write_text(config, encoding="utf-8")
+    backbone = {name: tensor for name, tensor in tensors.items() if name not in blocks}
+    save_file(backbone, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_tokenizer(built, settings, folder)
+
+
+def _absolute(backbone: str) -> str:
+    """A path that holds in other working folders; a name stays as it is."""
+    path = Path(backbone).expanduser()
+    return str(path.resolve()) if path.exists() else backbone
+
+
+def _write_tokenizer(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
     if settings.backbone is None:
         save_tokenizer(built.tokenizer, folder)
         return
-    for name in _TOKENIZER_FILES:
-        if Path(settings.backbone, name).is_file():
-            shutil.copyfile(Path(settings.backbone, name), folder / name)
+    source = locate(settings.backbone).path
+    if source.is_dir() and source.joinpath("tokenizer.json").is_file():
+        for name in _TOKENIZER_FILES:
+            if source.joinpath(name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        return
+    folder.joinpath("tokenizer.json").write_text(built.tokenizer.to_str(), encoding="utf-8")
+    fields: dict[str, object] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": built.tokenizer.id_to_token(built.eos_id),
+        **open_tokenizer(source).special_tokens,
+    }
+    if built.chat_template is not None:
+        fields["chat_template"] = built.chat_template
+    folder.joinpath("tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def named_tensors(built: BuiltModel, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -78,6 +110,8 @@ class TrainingInfo:
     steps: int = 0
     long_texts: bool = True
     variables_thought: ThoughtContent = "changed"
+    chat: bool = False
+    remind_after: int = 0
 
 
 def write_training_info(folder: Path, settings: TrainingSettings) -> None:

@@ -24,6 +24,7 @@ from holdfast.training.loss import packed_loss
 from holdfast.training.model import ThinkingModel
 from holdfast.training.prefetch import DeviceStep, StepBuilder, prefetch_steps
 from holdfast.training.settings import TrainingSettings, settings_from_json, settings_to_json
+from holdfast.training.tasks.names import has_events
 from holdfast.training.tasks.source import BatchSource, open_topics, topic_texts
 from holdfast.training.train_state import load_state, read_run_info, save_state
 from holdfast.training.validation import validate
@@ -118,7 +119,7 @@ def start_run(settings: TrainingSettings, device: torch.device) -> TrainingRun:
         torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "cuda" if settings.compile is None else settings.compile:
         compile_rowwise(built.model, device)
-    source = BatchSource(settings, topics, built.tokenizer, built.eos_id)
+    source = BatchSource(settings, topics, built.tokenizer, built.eos_id, built.frame)
     return TrainingRun(settings, device, built, source, _optimizer(built.model, settings))
 
 
@@ -175,9 +176,10 @@ def train(
 
 def measure_accuracy(run: TrainingRun, events: tuple[int, ...], count: int) -> dict[str, float]:
     """The share of right answers for each task and number of events, with the model's own thoughts."""
-    # The texts of a file have no number of events.
     cells = [
-        (name, number) for name in run.settings.tasks for number in (events[:1] if ":" in name else events)
+        (name, number)
+        for name in run.settings.tasks
+        for number in (events if has_events(name) else events[:1])
     ]
     texts = join_batches([run.source.eval_batch(name, number, count) for name, number in cells])
     order = np.argsort(texts.num_tokens, kind="stable")
@@ -237,8 +239,9 @@ def _fit_minutes(run: TrainingRun, budget: StepBudget, minutes: float) -> Traini
 
 def _optimizer(model: ThinkingModel, settings: TrainingSettings) -> torch.optim.Optimizer:
     """AdamW with weight decay for matrices; none for norms, biases and scales."""
-    matrices = [each for each in model.parameters() if each.dim() > 1]
-    others = [each for each in model.parameters() if each.dim() <= 1]
+    trained = [each for each in model.parameters() if each.requires_grad]
+    matrices = [each for each in trained if each.dim() > 1]
+    others = [each for each in trained if each.dim() <= 1]
     groups = [
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": others, "weight_decay": 0.0},

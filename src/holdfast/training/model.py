@@ -33,7 +33,10 @@ from holdfast.training.layer import (
 )
 from holdfast.training.packed import Packed, PackSpec, WholeTexts, block_of, is_local
 
+BLOCKS = ("t.", "c.")  # where the names of T's and C's parameters start
 _STATE_SCALE = 0.25  # of a new model's states: about the size of the residual stream after layer 1
+
+_NUM_PROBED = 32
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,11 @@ class ThinkingModel(nn.Module):
         rows = self.rowwise.after(layer, x[:, first:].flatten(0, 1).contiguous(), attended.flatten(0, 1))
         return rows.view(n, num_rows - first, -1)
 
+    def freeze_backbone(self) -> None:
+        """Train T and C only."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name.startswith(BLOCKS))
+
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy these weights; all others stay as they are."""
         own = dict(self.named_parameters())
@@ -243,8 +251,22 @@ def fresh_model(
 
 
 def start_blocks_from_backbone(model: ThinkingModel) -> None:
-    """Initialise T with the last layer of a trained backbone, C with its first."""
+    """Initialise T with the last layer of a trained backbone, C with its first, and the size of states
+    with that of the residual stream they are added to.
+    """
     with torch.no_grad():
         for block, index in ((model.t, -1), (model.c, 0)):
             block.layer.load_state_dict(model.model.layers[index].state_dict())
         model.t.norm.load_state_dict(model.model.norm.state_dict())
+        model.c.scale.fill_(_residual_size(model))
+
+
+def _residual_size(model: ThinkingModel) -> float:
+    """The median size of an element after l_in layers, over some tokens of the vocabulary."""
+    assert model.thinking is not None
+    ids = torch.linspace(0, model.config.vocab_size - 1, _NUM_PROBED).long()
+    positions = torch.arange(_NUM_PROBED)
+    x, at = model.embed(ids[None]), model.rotation(positions)
+    for index, window in enumerate(model.config.layer_windows[: model.thinking.l_in]):
+        x = model.model.layer(index)(x, at, visible(positions, positions, window))
+    return float(x.float().square().mean(dim=-1).sqrt().median())

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from holdfast.errors import ConfigError
 from holdfast.training.loss import LossWeights
+from holdfast.training.tasks.names import known_tasks
 from holdfast.training.tasks.task import AnswerForm
 from holdfast.training.tasks.variables import ThoughtContent
 
@@ -32,8 +33,8 @@ SIZES = {
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """tasks: "parity", "variables", "babi:FILE", "gsm8k:FILE". backbone: a model folder, instead of
-    a size.
+    """tasks: names (`tasks/names.py`). backbone: a model (a folder, a .gguf file, a built-in name) to
+    start from, instead of a size.
     """
 
     tasks: tuple[str, ...] = ("parity",)
@@ -41,6 +42,8 @@ class TrainingSettings:
     max_events: int = 10
     size: BackboneSize = SIZES["small"]
     backbone: str | None = None
+    adapter: bool = False  # train T and C only, and export them without the backbone
+    chat: bool = False  # texts are messages in the backbone's chat template
     window: int | None = 64
     chunk: int = 8
     max_thought: int = 8
@@ -49,6 +52,9 @@ class TrainingSettings:
     while_answering: bool = True
     variables_thought: ThoughtContent = "changed"
     long_texts: bool = True  # filler sentences between the events of half of the texts
+    remind_after: int = 0  # chunks without a thought before the last one is thought again; 0: never
+    texts: int = 20000  # number of texts made for each task that is written as text
+    examples: int | None = None  # use only the first examples of these tasks and of files
     context: int = 4096
     steps: int = 1500
     minutes: float | None = None  # if set, the run sets steps to fit, and then this to None
@@ -78,6 +84,7 @@ class TrainingSettings:
             "batch",
             "accumulate",
             "eval_texts",
+            "texts",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
@@ -88,7 +95,11 @@ class TrainingSettings:
         if self.minutes is not None and self.minutes <= 0:
             raise ConfigError(f"minutes is {self.minutes}; it must be more than 0")
         if not self.tasks:
-            raise ConfigError("no task to train; name one: parity, variables, babi:FILE or gsm8k:FILE")
+            raise ConfigError(f"no task to train; name one: {known_tasks()}")
+        if self.adapter and (self.backbone is None or self.form != "thinking"):
+            raise ConfigError("an adapter has the form thinking and needs a backbone, which stays as it is")
+        if self.chat and self.backbone is None:
+            raise ConfigError("chat needs a backbone with a chat template")
         if self.accumulate > self.batch:
             raise ConfigError(f"a batch of {self.batch} texts cannot have {self.accumulate} passes")
 
@@ -98,13 +109,16 @@ class TrainingSettings:
 
 
 PRESETS = {
-    # The built-in model: both tasks, a few million parameters, a sliding window for unseen lengths.
+    # The built-in model: coins and variables, in fixed and in free wording, a few million parameters, a
+    # sliding window for unseen lengths. A reminder comes before the last thought leaves the window.
     "coin": TrainingSettings(
-        tasks=("parity", "variables"),
+        tasks=("parity", "variables", "coin-talk", "variable-talk", "outside"),
         max_events=40,
         size=SIZES["coin"],
         chunk=4,
-        max_thought=10,
+        max_thought=12,
+        remind_after=12,
+        texts=100_000,
         variables_thought="worked",
         steps=6000,
         batch=128,
@@ -113,6 +127,27 @@ PRESETS = {
         # Most thoughts are trivial, so the mean loss of thoughts is small against that of answers.
         weights=LossWeights(thought=4.0),
         eval_every=1000,
+        save_every=1000,
+        dtype="bfloat16",
+    ),
+    # A pretrained language model: all tasks in chat form, backbone and blocks.
+    "backbone": TrainingSettings(
+        tasks=("entities", "two-hop", "coin-talk", "variable-talk"),
+        backbone="smollm2",
+        chat=True,
+        max_events=12,
+        chunk=8,
+        max_thought=24,
+        context=2048,
+        texts=10_000,
+        steps=3000,
+        batch=96,
+        accumulate=2,
+        learning_rate=2e-4,
+        weight_decay=0.01,
+        weights=LossWeights(thought=2.0),
+        eval_every=500,
+        eval_texts=64,
         save_every=1000,
         dtype="bfloat16",
     ),

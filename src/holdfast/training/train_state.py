@@ -1,4 +1,5 @@
 """The state of a training run in one safetensors file: weights, optimizer moments, step, metrics.
+Frozen weights are those of the backbone and are not saved.
 
 There is no random state to save: batches are made from (seed, step), weights from the seed.
 """
@@ -26,6 +27,8 @@ def save_state(
 
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         tensors[f"weight/{name}"] = parameter.detach().cpu().contiguous()
         for moment in _MOMENTS if parameter in optimizer.state else ():
             tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment].detach().cpu().contiguous()

@@ -1,20 +1,34 @@
-"""bAbI and GSM8K files, as far as small excerpts written here go."""
+"""Texts of files and how they become tokens, with small excerpts written here."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.errors import ConfigError
+from holdfast.training.batch import Batch
 from holdfast.training.tasks.babi import read_babi
+from holdfast.training.tasks.general import read_chat
 from holdfast.training.tasks.gsm8k import read_gsm8k
-from holdfast.training.tasks.text_examples import batch_texts
+from holdfast.training.tasks.text_examples import (
+    ChatFrame,
+    TextExample,
+    TextRules,
+    ThoughtStep,
+    prepare_texts,
+)
 from holdfast.training.tokenizer import EOS, build_tokenizer
+from support.task_texts import chunk_texts
 
 BABI = """1 Nora walked to the cellar.
 2 Piet took the lamp.
 3 Where is Nora? \tcellar\t1
 4 Nora went to the attic.
 5 Where is Nora? \tattic\t4
+6 Nora got the cup there.
+7 Nora gave the cup to Piet.
+8 Piet dropped the lamp.
+9 What is Piet carrying? \tcup\t7
 1 Piet is in the garden.
 2 Where is Piet?\tgarden\t1
 """
@@ -25,17 +39,29 @@ GSM8K = (
 )
 
 
-def test_babi_examples(tmp_path: Path) -> None:
+def test_babi_thoughts_are_what_a_fact_changes(tmp_path: Path) -> None:
     path = tmp_path / "qa.txt"
     path.write_text(BABI)
-    first, second, third = read_babi(path)
-    assert first.prompt == "Where is Nora? Nora walked to the cellar. Piet took the lamp. Where is Nora? A:"
+    first, second, third, fourth = read_babi(path)
+    assert first.prompt == "Nora walked to the cellar. Piet took the lamp. Where is Nora? A:"
     assert first.answer == " cellar."
-    (step,) = first.steps
-    assert step.thought == " Nora walked to the cellar"
-    assert first.prompt[: step.settled_at + 1].endswith("cellar")
-    assert [each.thought for each in second.steps] == [" Nora went to the attic"]
-    assert "Nora" not in third.prompt
+    assert [each.thought for each in first.steps] == [" Nora cellar", " Piet one lamp"]
+    assert first.prompt[: first.steps[0].settled_at + 1].endswith("cellar")
+    assert [each.thought for each in second.steps][-1] == " Nora attic"
+    assert [each.thought for each in third.steps][-3:] == [
+        " Nora attic one cup",
+        " Nora attic none, Piet two lamp cup",
+        " Piet one cup",
+    ]
+    assert "Nora" not in fourth.prompt
+
+
+def test_babi_story_of_another_kind_has_its_supporting_facts(tmp_path: Path) -> None:
+    path = tmp_path / "qa.txt"
+    path.write_text("1 The hill is north of the lake.\n2 Owls sleep.\n3 What is north? \thill\t1\n")
+    (example,) = read_babi(path)
+    assert example.prompt == "What is north? The hill is north of the lake. Owls sleep. What is north? A:"
+    assert [each.thought for each in example.steps] == [" The hill is north of the lake"]
 
 
 @pytest.mark.parametrize("text", ["Mary went.\n", "1 Where?\there\t7\n", "1\n"])
@@ -50,7 +76,8 @@ def test_gsm8k_examples(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text(GSM8K)
     first, second = read_gsm8k(path)
-    assert first.answer == " 12"
+    assert first.answer == " The answer is 12."
+    assert first.written_answer("cot") == " 3*4=12. 12+12=24. 24/2=12. So The answer is 12."
     assert [each.thought for each in first.steps] == [" 3*4=12", " 12+12=24", " 24/2=12"]
     ends = [first.prompt[: each.settled_at + 1] for each in first.steps]
     assert ends == ["Ola has 12 pens and buys 3 boxes of 4."] * 3  # none before one it follows
@@ -65,17 +92,53 @@ def test_bad_gsm8k_line_is_refused(tmp_path: Path, line: str) -> None:
         read_gsm8k(path)
 
 
+def _prepared(examples: list[TextExample], **rules: Any) -> tuple[Batch, Any]:
+    words = [
+        text for each in examples for text in (each.prompt, each.answer, *(s.thought for s in each.steps))
+    ]
+    tokenizer = build_tokenizer(words)
+    chosen = TextRules(**{"form": "thinking", "chunk": 4, "max_thought": 8, "eos_id": 0} | rules)
+    return prepare_texts(examples, tokenizer, chosen).batch(range(len(examples))), tokenizer
+
+
 def test_thought_is_in_the_chunk_of_its_last_token(tmp_path: Path) -> None:
     path = tmp_path / "qa.txt"
     path.write_text(BABI)
-    examples = read_babi(path)
-    tokenizer = build_tokenizer([each.prompt + each.answer for each in examples])
-    batch = batch_texts(examples, tokenizer, 4, 8, tokenizer.token_to_id(EOS))
-    # Where is Nora ? | Nora walked to the | cellar
-    told = {
-        chunk: tokenizer.decode(ids[ids >= 0].tolist())
-        for chunk, ids in enumerate(batch.thoughts[0])
-        if (ids >= 0).any()
-    }
-    assert told == {2: " Nora walked to the cellar"}
+    batch, tokenizer = _prepared(read_babi(path))
+    # Nora walked to the | cellar . Piet took | the lamp . Where | is Nora ? A
+    assert chunk_texts(batch, tokenizer, 0) == {1: " Nora cellar", 2: " Piet one lamp"}
     assert batch.token_ids[0, batch.num_tokens[0] - 1] == tokenizer.token_to_id(EOS)
+
+
+def test_thoughts_that_do_not_fit_move_to_the_next_chunk() -> None:
+    steps = tuple(ThoughtStep(2, f" {number} + 1") for number in range(1, 4))
+    batch, tokenizer = _prepared(
+        [TextExample("one two three four five six seven eight nine A:", " x.", steps)]
+    )
+    assert chunk_texts(batch, tokenizer, 0) == {0: " 1 + 1 2 + 1", 1: " 3 + 1"}
+
+
+def test_reminder_follows_a_long_stretch_without_thoughts() -> None:
+    text = "up" + " idle" * 30
+    example = TextExample(f"{text} A:", " up.", (ThoughtStep(1, "", " up"),))
+    batch, tokenizer = _prepared([example], remind_after=3)
+    assert chunk_texts(batch, tokenizer, 0) == {3: " up", 6: " up"}
+    assert (_prepared([example])[0].thoughts == -1).all()
+
+
+def test_chat_frame_shifts_thoughts() -> None:
+    example = TextExample("a b c A:", " d.", (ThoughtStep(0, " a"),))
+    batch, tokenizer = _prepared([example], frame=ChatFrame("u u u u ", " e e"))
+    ids = batch.token_ids[0]
+    assert tokenizer.decode(ids[: batch.num_prompt[0]].tolist()) == "u u u u a b c e e"
+    assert chunk_texts(batch, tokenizer, 0) == {1: " a"}
+
+
+def test_general_text_has_no_thoughts_and_no_chain(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text('{"prompt": "Hello!", "answer": "Hello, how are you?"}\n')
+    (example,) = read_chat(path)
+    assert example.written_answer("cot") == "Hello, how are you?" and not example.steps
+    path.write_text('{"prompt": "Hello!"}\n')
+    with pytest.raises(ConfigError, match="line 1"):
+        read_chat(path)

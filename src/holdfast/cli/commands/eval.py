@@ -13,7 +13,7 @@ from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
-from holdfast.training.eval.tasks import require_eval_tasks
+from holdfast.training.tasks.names import require_eval_tasks
 
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
@@ -43,7 +43,8 @@ def thinking(
     task: Annotated[
         list[str] | None,
         typer.Option(
-            help="parity or variables; may be repeated. Default: the tasks the first model was trained on."
+            help="A task of holdfast train thinking, with the test file of a file's; may be repeated. Default: "
+            "the tasks the first model was trained on, without files."
         ),
     ] = None,
     events: Annotated[
@@ -77,10 +78,20 @@ def thinking(
     latency: Annotated[
         bool,
         typer.Option(
-            "--latency", help="Time single requests, all models in turns, with 40 events of parity."
+            "--latency",
+            help="Time single requests, all models in turns: 40 events of parity, or the first task.",
         ),
     ] = False,
+    latency_task: Annotated[
+        str | None, typer.Option(help="The task to time, one of --task, instead.")
+    ] = None,
     latency_count: Annotated[int, typer.Option(min=1, help="Number of texts timed.")] = 25,
+    general: Annotated[
+        bool,
+        typer.Option(
+            "--general", help="Count thoughts on 200 general prompts; compare an adapter with its backbone."
+        ),
+    ] = False,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Time prefill with predicted thoughts against chunk by chunk.")
     ] = False,
@@ -97,8 +108,10 @@ def thinking(
     engine: EngineConfig = _ENGINE,
 ) -> None:
     """Measure accuracy by length with the serving engine, and the effect and cost of thoughts."""
-    if not (accuracy or latency or rounds or cost):
-        raise ConfigError("with --no-accuracy there is nothing to measure; add --latency, --rounds or --cost")
+    if not (accuracy or latency or rounds or cost or general):
+        raise ConfigError(
+            "with --no-accuracy there is nothing to measure; add --latency, --rounds, --cost or --general"
+        )
     folders = [_model_folder(each, is_baseline=False) for each in models]
     folders += [_model_folder(each, is_baseline=True) for each in baseline or ()]
     numbers = _numbers(events)
@@ -119,6 +132,8 @@ def thinking(
         ablate=ablate,
         latency=latency,
         latency_count=latency_count,
+        latency_task=latency_task,
+        general=general,
         rounds=rounds,
         cost=cost,
         accuracy=accuracy,

@@ -14,8 +14,12 @@ import typer
 
 from holdfast.cli.console import note, stderr
 from holdfast.cli.help_format import App
+from holdfast.cli.options import engine as o
+from holdfast.cli.options.groups import grouped
 from holdfast.cli.requirements import require_packages
+from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
+from holdfast.training.tasks.names import known_tasks
 
 if TYPE_CHECKING:
     from holdfast.training.loop import StepMetrics, TrainingRun
@@ -38,16 +42,20 @@ def thinking(
     out: Annotated[Path, typer.Option(help="Folder for the model, its curves and the train state.")],
     preset: Annotated[
         str | None,
-        typer.Option(help="coin: the built-in model. short: parity of four events, one minute on a laptop."),
+        typer.Option(
+            help="coin: the built-in model. backbone: tasks in chat form on a pretrained model. short: parity of "
+            "four events, one minute on a laptop."
+        ),
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(help="parity, variables, babi:FILE or gsm8k:FILE; may be repeated."),
+        typer.Option(help=f"One of {known_tasks()}; may be repeated."),
     ] = None,
     form: Annotated[
         str | None,
         typer.Option(
-            help="thinking, or a baseline: none, cot (restates every event), words (one word for each event)."
+            help="thinking, or a baseline: none, cot (writes the thoughts, or restates every event), words (one "
+            "word for each event)."
         ),
     ] = None,
     max_events: Annotated[
@@ -57,7 +65,20 @@ def thinking(
         str | None, typer.Option(help="Size of a new backbone: tiny, small, coin or large.")
     ] = None,
     backbone: Annotated[
-        Path | None, typer.Option(help="A model folder to start from, instead of a size.")
+        str | None,
+        typer.Option(
+            help="A model to start from, instead of a size: a folder, a .gguf file, a built-in name."
+        ),
+    ] = None,
+    adapter: Annotated[
+        bool | None,
+        typer.Option(
+            "--adapter", help="Train T and C only; the backbone stays as it is.", show_default=False
+        ),
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--no-chat", help="Texts are messages in the backbone's chat template."),
     ] = None,
     window: Annotated[
         int | None, typer.Option(min=0, help="Attention window of a new backbone; 0: no limit.")
@@ -84,6 +105,12 @@ def thinking(
     learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Maximum learning rate.")] = None,
     variables_thought: Annotated[
         str | None, typer.Option(help="Contents of a thought in the variables task: changed, all or worked.")
+    ] = None,
+    texts: Annotated[
+        int | None, typer.Option(min=1, help="Number of texts made for each task that is written as text.")
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first examples of texts and files.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and texts.")] = None,
     eval_every: Annotated[
@@ -117,7 +144,11 @@ def thinking(
         "form": _one_of("--form", form, _FORMS),
         "max_events": max_events,
         "size": None if size is None else SIZES[_one_of("--size", size, tuple(SIZES)) or ""],
-        "backbone": None if backbone is None else str(backbone),
+        "backbone": backbone,
+        "adapter": adapter,
+        "chat": chat,
+        "texts": texts,
+        "examples": examples,
         "chunk": chunk,
         "max_thought": max_thought,
         "while_answering": while_answering,
@@ -147,6 +178,24 @@ def thinking(
         _require_place(out, overwrite)
         run = start_run(settings, where)
     _train(run, out)
+
+
+@train.command()
+@grouped(without=("load_format", "chat_template", "receipt_key"))
+def samples(
+    out: Annotated[Path, typer.Option(help="The file to write: JSON lines with prompt and answer.")],
+    model: o.ModelArgument = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 1500,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 48,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and answers.")] = 0,
+    engine: EngineConfig = o.ENGINE,
+) -> None:
+    """Write a model's own answers to general prompts, for the task chat:FILE."""
+    llm = o.open_llm(replace(engine, model=model))
+    from holdfast.training.samples import write_samples
+
+    written = write_samples(llm, out, count, max_tokens, seed)
+    note(f"{written} answers written: {out}")
 
 
 def _require_place(out: Path, overwrite: bool) -> None:

@@ -44,7 +44,7 @@ COMPONENTS = {
             *(f"worker/{name}.py" for name in ("model_runner", "page_table_cache", "pooling", "transfer")),
             *("core/pooling.py", "scheduler/pooled_prompt.py"),
         ),
-        without=("models/dummy.py", "models/locate.py", "models/shapes.py"),
+        without=("models/adapter.py", "models/dummy.py", "models/locate.py", "models/shapes.py"),
     ),
     "sampling": Component(
         "from logits to committed tokens and logprobs",

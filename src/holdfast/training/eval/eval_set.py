@@ -7,18 +7,18 @@ answers do.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from holdfast.errors import ConfigError
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.locate import locate
+from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import ThinkingConfig
-from holdfast.training.eval.tasks import require_eval_tasks
+from holdfast.training.batch import Batch
+from holdfast.training.build import chat_frame, open_backend
 from holdfast.training.export import TrainingInfo
 from holdfast.training.settings import TrainingSettings
+from holdfast.training.tasks.names import PHRASE_TASKS, require_eval_tasks
 from holdfast.training.tasks.source import BatchSource, open_topics
 from holdfast.training.tasks.task import AnswerForm
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _CHAINS = ("cot", "words")
 _SO = "So"
@@ -67,7 +67,8 @@ class EvalSet:
         long_texts: bool,
     ) -> None:
         require_eval_tasks(tasks)
-        self.tokenizer = open_task_tokenizer(folder)
+        path = open_checkpoint(locate(str(folder)).path).path  # the backbone's, for an adapter
+        self.tokenizer = open_backend(path)
         self.form: AnswerForm = info.form
         settings = TrainingSettings(
             tasks=tasks,
@@ -78,12 +79,20 @@ class EvalSet:
             seed=seed,
             chunk=1 if thinking is None else thinking.chunk,
             max_thought=1 if thinking is None else thinking.max_thought,
+            remind_after=info.remind_after,
         )
         self._chunk = 0 if thinking is None else thinking.chunk
-        self._source = BatchSource(settings, open_topics(settings), self.tokenizer, eos_id=0)
+        frame = chat_frame(open_tokenizer(path), str(folder)) if info.chat else None
+        topics = open_topics(settings)
+        self._source = BatchSource(settings, topics, self.tokenizer, eos_id=0, frame=frame, only_eval=True)
 
     def draw(self, task: str, events: int, count: int) -> list[EvalPrompt]:
-        batch = self._source.eval_batch(task, events, count)
+        """Texts with this number of events; of a file, its first examples, without training's split."""
+        if task in PHRASE_TASKS:
+            return self._prompts(self._source.eval_batch(task, events, count))
+        return self._prompts(self._source.file_or_eval_batch(task, events, count))
+
+    def _prompts(self, batch: Batch) -> list[EvalPrompt]:
         questions = []
         for index in range(len(batch)):
             num_prompt, num_tokens = int(batch.num_prompt[index]), int(batch.num_tokens[index]) - 1
@@ -104,15 +113,3 @@ class EvalSet:
                 )
             )
         return questions
-
-
-def open_task_tokenizer(folder: Path) -> "Tokenizer":
-    from tokenizers import Tokenizer
-
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no tokenizer.json, which the tasks need")
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

@@ -1,9 +1,15 @@
-"""Latency of answers: all models on the same texts, one request at a time, in turns."""
+"""Latency of answers: all models on the same texts, one request at a time, in turns.
+
+Two times: from the request to the end of the answer, and from the last token of the prompt, for a
+reader that had read the prompt as it came.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
 from holdfast.core.results import Result
+from holdfast.errors import ConfigError
 from holdfast.training.eval.accuracy import is_right
 from holdfast.training.eval.eval_set import EvalPrompt
 from holdfast.training.eval.model import EvalModel
@@ -14,33 +20,62 @@ _WARM_UPS = 3
 _EXAMPLE_EVENTS = 2
 
 
-def measure_latency(models: Sequence[EvalModel], count: int, events: int = EVENTS) -> list[AnswerLatency]:
-    """The ratio of each model is to the first model's time."""
-    prompts = [each.eval_set.draw(TASK, events, count + _WARM_UPS) for each in models]
-    times: list[list[float]] = [[] for _ in models]
-    answers: list[list[Result]] = [[] for _ in models]
-    for number in range(count + _WARM_UPS):
+def measure_latency(
+    models: Sequence[EvalModel], count: int, events: int = EVENTS, task: str = TASK
+) -> list[AnswerLatency]:
+    """The ratios of each model are to the first model's times."""
+    prompts = [each.eval_set.draw(task, events, count + _WARM_UPS) for each in models]
+    timed: list[list[_Timed]] = [[] for _ in models]
+    if len(prompts[0]) <= _WARM_UPS:
+        raise ConfigError(f"{task} has {len(prompts[0])} texts; latency needs more than {_WARM_UPS}")
+    for number in range(len(prompts[0])):
         for index, model in enumerate(models):
-            seconds, result = model.time(prompts[index][number])
+            measured = _time(model, prompts[index][number])
             if number >= _WARM_UPS:
-                times[index].append(seconds)
-                answers[index].append(result)
+                timed[index].append(measured)
     found = [
-        _latency(model, drawn[_WARM_UPS:], took, results, events)
-        for model, drawn, took, results in zip(models, prompts, times, answers, strict=True)
+        _latency(model, drawn[_WARM_UPS:], took, task, events)
+        for model, drawn, took in zip(models, prompts, timed, strict=True)
     ]
     for each in found[1:]:
         each.ratio = each.median_ms / found[0].median_ms
+        each.answer_ratio = each.answer_ms / found[0].answer_ms
     return found
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Seconds to the first token, and to the end of the answer."""
+
+    first: float
+    total: float
+    result: Result
+
+    @property
+    def answer(self) -> float:
+        """Seconds from the last token of the prompt on: all answer tokens at the pace of the later ones.
+
+        An answer of one token takes no later ones; then it is the time to the first token.
+        """
+        later = len(self.result.token_ids) - 1
+        return (self.total - self.first) * (later + 1) / later if later > 0 else self.first
+
+
+def _time(model: EvalModel, prompt: EvalPrompt) -> _Timed:
+    first, _ = model.time(prompt, model.params(1))
+    total, result = model.time(prompt)
+    return _Timed(min(first, total), total, result)
 
 
 def _latency(
     model: EvalModel,
     prompts: Sequence[EvalPrompt],
-    times: Sequence[float],
-    results: Sequence[Result],
+    timed: Sequence[_Timed],
+    task: str,
     events: int,
 ) -> AnswerLatency:
+    prompts = prompts[: len(timed)]
+    times, results = [each.total for each in timed], [each.result for each in timed]
     tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else [times[0]] * 9
     is_chain = model.info.form in ("cot", "words")
     final = fmean(_num_final(model, each) for each in prompts)
@@ -56,8 +91,14 @@ def _latency(
         looked_up=fmean(each.stats.looked_up for each in results),
         rounds=fmean(each.stats.prefill_passes for each in results),
         accuracy=fmean(is_right(model, *each) for each in zip(prompts, results, strict=True)),
-        tokens_per_event=(fmean(each.num_answer for each in prompts) - final) / events if is_chain else None,
-        example=model.eval_set.draw(TASK, _EXAMPLE_EVENTS, 1)[0].answer,
+        first_ms=1000 * median(each.first for each in timed),
+        answer_ms=1000 * median(each.answer for each in timed),
+        task=task,
+        events=events,
+        tokens_per_event=(
+            (fmean(each.num_answer for each in prompts) - final) / events if is_chain and events else None
+        ),
+        example=model.eval_set.draw(task, _EXAMPLE_EVENTS if events else 0, 1)[0].answer,
     )
 
 

@@ -12,7 +12,8 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm import LLM
 from holdfast.errors import EngineStopped
 from holdfast.models.checkpoint import open_checkpoint
-from holdfast.thinking.config import ThinkingConfig, read_thinking
+from holdfast.models.locate import locate
+from holdfast.thinking.config import ThinkingConfig, read_thinking, thinking_folder
 from holdfast.training.eval.eval_set import EvalPrompt, EvalSet
 from holdfast.training.export import TrainingInfo, read_training_info
 
@@ -89,7 +90,9 @@ def open_model(
     deterministic: bool,
 ) -> EvalModel:
     info = read_training_info(folder)
-    thinking = read_thinking(folder, open_checkpoint(folder).config)
+    checkpoint = open_checkpoint(locate(str(folder)).path)
+    own = thinking_folder(str(folder), checkpoint)
+    thinking = None if own is None else read_thinking(own, checkpoint.config)
     eval_set = EvalSet(folder, info, thinking, tasks, seed, long_texts)
     llm = open_llm(folder)
     return EvalModel(name, folder, info, thinking, llm, eval_set, deterministic)

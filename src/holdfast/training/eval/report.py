@@ -9,9 +9,16 @@ from typing import Any
 REPORT_FILE = "eval-thinking.json"
 
 
+def task_label(task: str, events: int = 0) -> str:
+    """A task as tables name it: "babi:data/qa2_test.txt" is "babi qa2_test"."""
+    kind, _, path = task.partition(":")
+    name = f"{kind} {Path(path).stem}" if path else kind
+    return f"{name}, {events} events" if events else name
+
+
 @dataclass
 class AccuracyCell:
-    """One model, task and number of events.
+    """One model, task and number of events (0: the texts have none).
 
     rounds, guessed and guessed_right are means over prompts. gold_chunks is the share of all chunks
     with the gold thought, gold_thoughts of the chunks with a thought that is not trivial,
@@ -84,7 +91,12 @@ class AnswerLatency:
     looked_up: float  # of them, from n-grams
     rounds: float
     accuracy: float
+    first_ms: float = 0.0  # from the request to the first token, median
+    answer_ms: float = 0.0  # from the last token of the prompt to the end of the answer, median
+    task: str = "parity"
+    events: int = 40
     ratio: float | None = None  # of its time to the first model's
+    answer_ratio: float | None = None  # of its answer_ms to the first model's
     tokens_per_event: float | None = None  # of a chain of thought
     example: str = ""
 
@@ -128,6 +140,33 @@ class TokenCost:
 
 
 @dataclass
+class GeneralPrompts:
+    """Prompts about anything. silent: those with no thought in prompt and answer.
+
+    same_bits: of those, answers with the tokens and logprob bits of the backbone without blocks; None
+    if the model is no adapter.
+    """
+
+    model: str
+    count: int
+    silent: int
+    same_bits: int | None
+    thoughts: list[str]  # of the others, the first of each
+
+
+@dataclass
+class ThoughtExample:
+    """A prompt with the model's thoughts, each after the token of the prompt it follows."""
+
+    model: str
+    task: str
+    prompt: str  # a thought in ‹› after the chunk it is about
+    answer: str
+    gold: str
+    is_right: bool
+
+
+@dataclass
 class EvalReport:
     machine: str
     torch: str
@@ -139,14 +178,18 @@ class EvalReport:
     latency: list[AnswerLatency] = field(default_factory=list)
     rounds: list[PrefillRounds] = field(default_factory=list)
     cost: list[TokenCost] = field(default_factory=list)
+    general: list[GeneralPrompts] = field(default_factory=list)
+    examples: list[ThoughtExample] = field(default_factory=list)
 
     def mean_accuracy(self, model: str, task: str) -> float | None:
-        """The mean over lengths of at least the longest the model was trained on."""
+        """The mean over lengths of at least the longest the model was trained on. Texts of a file have
+        no length.
+        """
         least = self.models[model]["max_events"]
         shares = [
             cell.accuracy
             for cell in self.accuracy
-            if (cell.model, cell.task) == (model, task) and cell.events >= least
+            if (cell.model, cell.task) == (model, task) and (cell.events >= least or not cell.events)
         ]
         return fmean(shares) if shares else None
 

@@ -10,12 +10,16 @@ from holdfast.errors import ConfigError
 from holdfast.training.eval.ablation import swap_last_thought, zero_states
 from holdfast.training.eval.accuracy import measure_cell
 from holdfast.training.eval.cost import measure_cost
+from holdfast.training.eval.examples import thought_examples
+from holdfast.training.eval.general import measure_general
+from holdfast.training.eval.latency import EVENTS as LATENCY_EVENTS
 from holdfast.training.eval.latency import TASK as LATENCY_TASK
 from holdfast.training.eval.latency import measure_latency
 from holdfast.training.eval.model import EvalModel, OpenLLM, open_model
 from holdfast.training.eval.prefill import measure_rounds
 from holdfast.training.eval.report import EvalReport
 from holdfast.training.export import read_training_info
+from holdfast.training.tasks.names import has_events, known_tasks
 from holdfast.worker.device import choose_device, cpu_name
 
 Note = Callable[[str], None]
@@ -44,9 +48,12 @@ class EvalSettings:
     ablate: bool = False
     latency: bool = False
     latency_count: int = 25
+    latency_task: str | None = None  # None: parity, or else the first task
     rounds: bool = False
     cost: bool = False
     accuracy: bool = True
+    general: bool = False
+    num_examples: int = 2  # prompts of each task whose thoughts are kept
 
 
 def run_eval(
@@ -62,11 +69,11 @@ def run_eval(
         raise ConfigError(f"every model needs its own name, not {', '.join(names)}")
     first = read_training_info(folders[0].folder)
     tasks = settings.tasks or tuple(task for task in first.tasks if ":" not in task)
-    if not tasks:
-        raise ConfigError(f"{folders[0].folder} was trained on files only; give a task: parity or variables")
-    if settings.latency and LATENCY_TASK not in tasks:
+    if not tasks and (settings.accuracy or settings.latency):
+        raise ConfigError(f"{folders[0].folder} was trained on files only; give a task: {known_tasks()}")
+    if settings.latency_task is not None and settings.latency_task not in tasks:
         raise ConfigError(
-            f"latency is measured on {LATENCY_TASK}; add --task {LATENCY_TASK}, or leave --latency out"
+            f"latency is measured on {settings.latency_task}; add --task {settings.latency_task}"
         )
     long_texts = first.long_texts if settings.long_texts is None else settings.long_texts
     models = []
@@ -80,8 +87,10 @@ def run_eval(
     report = _start(models, settings, tasks, long_texts)
     counts = [settings.baseline_count if each.is_baseline else settings.count for each in folders]
     if settings.latency:
-        note(f"latency of single requests: {settings.latency_count} texts, all models in turns")
-        report.latency = measure_latency(models, settings.latency_count)
+        task = settings.latency_task or (LATENCY_TASK if LATENCY_TASK in tasks else tasks[0])
+        note(f"latency of single requests: {settings.latency_count} texts of {task}, all models in turns")
+        events = _latency_events(task, settings.events)
+        report.latency = measure_latency(models, settings.latency_count, events, task)
         report.save(out)
     if settings.accuracy:
         for model, count in zip(models, counts, strict=True):
@@ -95,8 +104,18 @@ def run_eval(
         note(f"{model.name}: cost of a token")
         report.cost += measure_cost(model, open_llm)
         report.save(out)
+    for model in thinkers if settings.general else ():
+        note(f"{model.name}: general prompts")
+        report.general.append(measure_general(model, open_llm))
+        report.save(out)
     report.save(out)
     return report
+
+
+def _latency_events(task: str, events: tuple[int, ...]) -> int:
+    if not has_events(task):
+        return 0
+    return LATENCY_EVENTS if task == LATENCY_TASK else max(events)
 
 
 def _measure_accuracy(
@@ -113,11 +132,14 @@ def _measure_accuracy(
     same.
     """
     for task in tasks:
-        for events in settings.events:
+        for events in settings.events if has_events(task) else (0,):
             prompts = model.eval_set.draw(task, events, num_drawn)[:count]
             cell, results = measure_cell(model, task, events, prompts)
             report.accuracy.append(cell)
-            note(f"{model.name}, {task}, {events} events: {cell.accuracy:.1%} in {cell.seconds:.1f} s")
+            length = f", {events} events" if events else ""
+            note(f"{model.name}, {task}{length}: {cell.accuracy:.1%} in {cell.seconds:.1f} s")
+            if model.thinking is not None:
+                report.examples += thought_examples(model, task, prompts, results)[: settings.num_examples]
             if settings.ablate and model.thinking is not None:
                 report.zeroed.append(zero_states(model, task, events, prompts))
                 if task == "parity":

@@ -2,18 +2,75 @@
 it.
 
     1 Mary moved to the bathroom.
-    2 John went to the hallway.
-    3 Where is Mary? \\tbathroom\\t1
+    2 Mary got the milk there.
+    3 Where is the milk? \\tbathroom\\t2 1
 
-Every question is an example. The prompt has the question before and after the story, so that a
-supporting fact can be recognised when it is read. The thought is that fact, at its last word.
+Every question is an example. Which facts support its answer is known only at the end: a later fact
+may change it. So a thought is what a fact changes, for whatever question follows, as far as it can be
+inferred at the fact's last word: who is where, with what (`StoryWorld`).
+
+    Mary moved to the bathroom. Mary got the milk there. Where is the milk? A: bathroom.
+                     Mary bathroom             Mary bathroom one milk
+
+Stories with facts of other kinds have the question before and after the story, and the supporting
+facts as thoughts.
 """
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.training.tasks.text_examples import TextExample, ThoughtStep
+from holdfast.training.tasks.text_examples import QUESTION_END, TextExample, ThoughtStep
+
+_MOVE = re.compile(
+    r"(\w+) (?:went(?: back)?|moved|journeyed|travell?ed|walked|ran|is|came) (?:to|in) the (\w+)\W*"
+)
+_TAKE = re.compile(r"(\w+) (?:got|took|picked up|grabbed) the (\w+)(?: there)?\W*")
+_DROP = re.compile(r"(\w+) (?:left|discarded|dropped|put down) the (\w+)(?: there)?\W*")
+_GIVE = re.compile(r"(\w+) (?:passed|handed|gave) the (\w+) to (\w+)\W*")
+_NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@dataclass
+class StoryWorld:
+    """Where people are and what they carry, in the order in which they first had it."""
+
+    places: dict[str, str] = field(default_factory=dict)
+    carried: dict[str, dict[str, bool]] = field(default_factory=dict)  # thing -> whether still carried
+
+    def tell(self, fact: str) -> str | None:
+        """Take in a fact. Returns what it changes, or None if it is of another kind."""
+        if found := _GIVE.fullmatch(fact):
+            giver, thing, receiver = found.groups()
+            self._drop(giver, thing)
+            self.carried.setdefault(receiver, {})[thing] = True
+            return f"{self._person(giver)},{self._person(receiver)}"
+        if found := _TAKE.fullmatch(fact):
+            self.carried.setdefault(found[1], {})[found[2]] = True
+            return self._person(found[1])
+        if found := _DROP.fullmatch(fact):
+            self._drop(found[1], found[2])
+            where = self.places.get(found[1])
+            return self._person(found[1]) + (f", {found[2]} {where}" if where else "")
+        if found := _MOVE.fullmatch(fact):
+            self.places[found[1]] = found[2]
+            return self._person(found[1])
+        return None
+
+    def _drop(self, person: str, thing: str) -> None:
+        self.carried.setdefault(person, {})[thing] = False
+
+    def _person(self, person: str) -> str:
+        """ " Mary bathroom two milk apple": place if known; number and things once anything was held."""
+        place = self.places.get(person)
+        text = f" {person}" + (f" {place}" if place else "")
+        had = self.carried.get(person)
+        if had is None:
+            return text
+        held = [thing for thing, is_held in had.items() if is_held]
+        return " ".join((f"{text} {_NUMBERS[min(len(held), len(_NUMBERS) - 1)]}", *held))
 
 
 def read_babi(path: Path) -> list[TextExample]:
@@ -45,15 +102,31 @@ def _examples(path: Path, lines: list[str]) -> Iterator[TextExample]:
             raise ConfigError(
                 f"{path}, line {line_number}: the question names line {missing[0]}, which is no fact before it"
             )
-        yield _example(question, answer, facts, support)
+        yield _tracked(question, answer, facts) or _supported(question, answer, facts, support)
 
 
-def _example(question: str, answer: str, facts: dict[int, str], support: list[int]) -> TextExample:
-    prompt = question
-    steps = []
+def _tracked(question: str, answer: str, facts: dict[int, str]) -> TextExample | None:
+    """The thoughts are what each fact changes; None if a fact is of another kind."""
+    world, prompt, steps = StoryWorld(), "", []
+    for fact in facts.values():
+        changed = world.tell(fact)
+        if changed is None:
+            return None
+        prompt += f" {fact}" if prompt else fact
+        steps.append(ThoughtStep(_last_word(prompt), changed))
+    return TextExample(f"{prompt} {question}{QUESTION_END}", f" {answer}.", tuple(steps))
+
+
+def _supported(question: str, answer: str, facts: dict[int, str], support: list[int]) -> TextExample:
+    """The thoughts are the supporting facts."""
+    prompt, steps = question, []
     for number, fact in facts.items():
         prompt += f" {fact}"
         if number in support:
-            word_end = len(prompt.rstrip(".!")) - 1
-            steps.append(ThoughtStep(word_end, f" {fact.rstrip('.!')}"))
-    return TextExample(f"{prompt} {question} A:", f" {answer}.", tuple(steps))
+            steps.append(ThoughtStep(_last_word(prompt), f" {fact.rstrip('.!')}"))
+    return TextExample(f"{prompt} {question}{QUESTION_END}", f" {answer}.", tuple(steps))
+
+
+def _last_word(text: str) -> int:
+    """The last character that is no mark."""
+    return len(text.rstrip(".!")) - 1

@@ -29,6 +29,11 @@ SENTENCES = (
 _ADVICE = "Listen well now please for once and then say what you know about this as best you can"
 
 
+def split_list(text: str, mark: str = " ") -> tuple[str, ...]:
+    """A list of words, or of phrases with another mark between them."""
+    return tuple(each.strip() for each in text.split(mark))
+
+
 def byte_names(count: int) -> list[str]:
     """Names outside the vocabulary, encoded as bytes like any name a user may type."""
     rng = np.random.default_rng(7)

@@ -6,7 +6,8 @@ numbers, because the sentence says what to do with them ("half as many"). A numb
 is known where it first appears, the result of an earlier calculation where that calculation is
 placed. A calculation without a number in digits is placed at the end of the question. No
 calculation is placed before an earlier one. This is an estimate of the earliest place where it can
-be inferred.
+be inferred. The answer starts with three words, so that a thought at the end of the question is
+written before the number.
 """
 
 import json
@@ -14,7 +15,7 @@ import re
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.training.tasks.text_examples import TextExample, ThoughtStep
+from holdfast.training.tasks.text_examples import QUESTION_END, TextExample, ThoughtStep
 
 _CALCULATION = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
@@ -40,7 +41,9 @@ def read_gsm8k(path: Path) -> list[TextExample]:
             raise ConfigError(f"{path}, line {line_number} has no question and answer: {error}") from error
         if final is None:
             raise ConfigError(f"{path}, line {line_number}: the answer does not end with ####")
-        examples.append(TextExample(f"{question} A:", f" {final[1]}", _steps(question, answer)))
+        examples.append(
+            TextExample(f"{question}{QUESTION_END}", f" The answer is {final[1]}.", _steps(question, answer))
+        )
     return examples
 
 

@@ -1,8 +1,11 @@
 """Training and validation batches of the tasks.
 
-A batch depends only on (seed, step), so that a run can be resumed exactly.
+A batch depends only on (seed, step), so that a run can be resumed exactly. Phrases (`Task`) are drawn
+for every batch. Texts are made and tokenised once, when the source is opened.
 """
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +15,24 @@ from holdfast.errors import ConfigError
 from holdfast.training.batch import Batch, join_batches
 from holdfast.training.settings import TrainingSettings
 from holdfast.training.tasks.babi import read_babi
+from holdfast.training.tasks.coin_talk import CoinTalk
+from holdfast.training.tasks.entities import Entities
+from holdfast.training.tasks.general import read_chat
 from holdfast.training.tasks.gsm8k import read_gsm8k
+from holdfast.training.tasks.idle_talk import Outside
+from holdfast.training.tasks.names import FILE_TASKS, known_tasks
 from holdfast.training.tasks.parity import Parity
 from holdfast.training.tasks.phrases import assemble
-from holdfast.training.tasks.task import Task
-from holdfast.training.tasks.text_examples import TextExample, batch_texts
+from holdfast.training.tasks.task import Task, TextTask
+from holdfast.training.tasks.text_examples import (
+    ChatFrame,
+    PreparedTexts,
+    TextExample,
+    TextRules,
+    prepare_texts,
+)
+from holdfast.training.tasks.two_hop import TwoHop
+from holdfast.training.tasks.variable_talk import VariableTalk
 from holdfast.training.tasks.variables import Variables
 
 if TYPE_CHECKING:
@@ -24,7 +40,19 @@ if TYPE_CHECKING:
 
 _TRAIN, _EVAL = 0, 1
 _HELD_OUT = 10  # every tenth example of a file is for validation
-Topic = Task | list[TextExample]
+_READERS: dict[str, Callable[[Path], list[TextExample]]] = {
+    "babi": read_babi,
+    "gsm8k": read_gsm8k,
+    "chat": read_chat,
+}
+_TEXT_TASKS: dict[str, Callable[[], TextTask]] = {
+    "coin-talk": CoinTalk,
+    "variable-talk": VariableTalk,
+    "outside": Outside,
+    "entities": Entities,
+    "two-hop": TwoHop,
+}
+Topic = Task | TextTask | list[TextExample]
 
 
 def open_topics(settings: TrainingSettings) -> dict[str, Topic]:
@@ -38,12 +66,11 @@ def _open_topic(name: str, settings: TrainingSettings) -> Topic:
         return Parity(settings.long_texts)
     if name == "variables":
         return Variables(settings.variables_thought, settings.long_texts)
-    readers = {"babi": read_babi, "gsm8k": read_gsm8k}
-    if kind not in readers or not path:
-        raise ConfigError(f"there is no task {name!r}; expected parity, variables, babi:FILE or gsm8k:FILE")
-    if settings.form in ("cot", "words"):
-        raise ConfigError(f"{kind} has no chain of thought as text; train it with the form thinking or none")
-    return readers[kind](Path(path))
+    if name in _TEXT_TASKS:
+        return _TEXT_TASKS[name]()
+    if kind not in FILE_TASKS or not path:
+        raise ConfigError(f"there is no task {name!r}; expected {known_tasks()}")
+    return _READERS[kind](Path(path))
 
 
 def topic_texts(topics: dict[str, Topic]) -> list[str]:
@@ -62,21 +89,35 @@ def topic_texts(topics: dict[str, Topic]) -> list[str]:
 
 
 class BatchSource:
-    """Draws training batches by step, and validation batches by task and number of events."""
+    """Draws training batches by step, and validation batches by task and number of events.
+
+    only_eval: make no training texts.
+    """
 
     def __init__(
-        self, settings: TrainingSettings, topics: dict[str, Topic], tokenizer: "Tokenizer", eos_id: int
+        self,
+        settings: TrainingSettings,
+        topics: dict[str, Topic],
+        tokenizer: "Tokenizer",
+        eos_id: int,
+        frame: ChatFrame | None = None,
+        only_eval: bool = False,
     ) -> None:
-        self._settings, self._topics, self._tokenizer, self._eos_id = settings, topics, tokenizer, eos_id
+        s = settings
+        self._settings, self._topics, self._tokenizer, self._eos_id = s, topics, tokenizer, eos_id
+        self._rules = TextRules(s.form, s.chunk, s.max_thought, eos_id, frame, s.remind_after)
 
         def encode(text: str) -> list[int]:
             return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
         self._tokens = {
-            name: topic.phrases.encoded(encode)
-            for name, topic in topics.items()
-            if not isinstance(topic, list)
+            name: topic.phrases.encoded(encode) for name, topic in topics.items() if isinstance(topic, Task)
         }
+        self._prepared: dict[str, PreparedTexts] = {}
+        if not only_eval:
+            for name, topic in topics.items():
+                if not isinstance(topic, Task):
+                    self._prepared[name] = self._prepare(self._training_examples(name, topic))
 
     def batch(self, step: int) -> Batch:
         """The texts of a step: equally many of each task, sorted by length."""
@@ -86,15 +127,69 @@ class BatchSource:
         for index, name in enumerate(names):
             count = share + (index < more)
             if count:
-                rng = self._rng(_TRAIN, index, step)
-                batches.append(self._draw(name, rng, count, 1, self._settings.max_events, held_out=False))
+                batches.append(self._training_batch(name, index, step, count))
         whole = join_batches(batches)
         return whole.take(np.argsort(whole.num_tokens, kind="stable"))
 
     def eval_batch(self, name: str, events: int, count: int, index: int = 0) -> Batch:
-        """Texts with exactly this number of events that training does not use."""
-        rng = self._rng(_EVAL, list(self._topics).index(name), events, index)
-        return self._draw(name, rng, count, events, events, held_out=True)
+        """Texts that training does not use: with exactly this number of events, or of a file."""
+        topic = self._topics[name]
+        if isinstance(topic, Task):
+            rng = self._rng(_EVAL, list(self._topics).index(name), events, index)
+            return self._draw(name, topic, rng, count, events, events)
+        examples = self.eval_examples(name, events, count)
+        return self._prepare(examples).batch(range(len(examples)))
+
+    def file_or_eval_batch(self, name: str, events: int, count: int) -> Batch:
+        """Like `eval_batch`, with the first examples of a file: it is a test file."""
+        topic = self._topics[name]
+        if not isinstance(topic, list):
+            return self.eval_batch(name, events, count)
+        examples = topic[:count]
+        return self._prepare(examples).batch(range(len(examples)))
+
+    def eval_examples(self, name: str, events: int, count: int) -> list[TextExample]:
+        """Texts of a task that is written as text."""
+        topic = self._topics[name]
+        if isinstance(topic, list):
+            held = _split(topic, held_out=True)
+            if not held:
+                raise ConfigError(f"{name} has too few examples: one of {_HELD_OUT} is for validation")
+            return [held[index % len(held)] for index in range(count)]
+        assert not isinstance(topic, Task)
+        rng = random.Random(f"eval {self._settings.seed} {name} {events}")
+        make = getattr(topic, "eval_example", topic.example)
+        return [make(rng, events) for _ in range(count)]
+
+    def _training_examples(self, name: str, topic: TextTask | list[TextExample]) -> list[TextExample]:
+        s = self._settings
+        if isinstance(topic, list):
+            examples = _split(topic, held_out=False)
+        else:
+            rng = random.Random(f"train {s.seed} {name}")
+            examples = [topic.example(rng, rng.randint(1, s.max_events)) for _ in range(s.texts)]
+        if s.examples is not None:
+            examples = examples[: s.examples]
+        if not examples:
+            raise ConfigError(f"{name} has no examples to train on")
+        return examples
+
+    def _prepare(self, examples: list[TextExample]) -> PreparedTexts:
+        return prepare_texts(examples, self._tokenizer, self._rules)
+
+    def _training_batch(self, name: str, index: int, step: int, count: int) -> Batch:
+        topic = self._topics[name]
+        if isinstance(topic, Task):
+            rng = self._rng(_TRAIN, index, step)
+            return self._draw(name, topic, rng, count, 1, self._settings.max_events)
+        prepared = self._prepared[name]
+        first = np.arange(step * count, (step + 1) * count)
+        epochs, places = first // len(prepared), first % len(prepared)
+        chosen = np.empty(count, dtype=np.int64)
+        for epoch in np.unique(epochs):  # every text once in an epoch
+            order = self._rng(_TRAIN, index, int(epoch)).permutation(len(prepared))
+            chosen[epochs == epoch] = order[places[epochs == epoch]]
+        return prepared.batch(chosen)
 
     def _rng(self, *key: int) -> np.random.Generator:
         return np.random.Generator(
@@ -102,19 +197,12 @@ class BatchSource:
         )
 
     def _draw(
-        self, name: str, rng: np.random.Generator, count: int, fewest: int, most: int, held_out: bool
+        self, name: str, topic: Task, rng: np.random.Generator, count: int, fewest: int, most: int
     ) -> Batch:
-        s, topic = self._settings, self._topics[name]
-        if isinstance(topic, list):
-            indices = [i for i in range(len(topic)) if (i % _HELD_OUT == _HELD_OUT - 1) == held_out]
-            if not indices:
-                raise ConfigError(f"{name} has too few examples: one of {_HELD_OUT} is for validation")
-            chosen = [topic[i] for i in rng.choice(indices, count)]
-            batch = batch_texts(chosen, self._tokenizer, s.chunk, s.max_thought, self._eos_id)
-            if s.form != "thinking":
-                batch = Batch(
-                    batch.token_ids, batch.num_prompt, batch.num_tokens, np.full_like(batch.thoughts, -1)
-                )
-            return batch
+        s = self._settings
         drawn = topic.draw(rng, count, fewest, most, s.form)
         return assemble(drawn, self._tokens[name], s.chunk, s.max_thought, self._eos_id)
+
+
+def _split(examples: list[TextExample], *, held_out: bool) -> list[TextExample]:
+    return [each for i, each in enumerate(examples) if (i % _HELD_OUT == _HELD_OUT - 1) == held_out]

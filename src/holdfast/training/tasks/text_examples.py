@@ -1,6 +1,10 @@
-"""Examples of files: a prompt, an answer, and thoughts at characters of the prompt.
+"""Examples written as text: a prompt, an answer, and thoughts at characters of the prompt.
 
-They become the same batches: a thought is in the chunk of the token with its character.
+They are tokenised once, before training (`PreparedTexts`); a batch is a gather of arrays.
+
+    none        prompt | answer
+    thinking    prompt | answer, a thought in the chunk of the token with its character
+    cot         prompt | the same thoughts as sentences, "So", answer
 """
 
 from collections.abc import Sequence
@@ -8,62 +12,197 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from holdfast.training.batch import Batch
+from holdfast.errors import ConfigError
+from holdfast.training.batch import Batch, Ints
+from holdfast.training.tasks.task import AnswerForm
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+QUESTION_END = " A:"  # of a prompt that is no chat message
+
 
 @dataclass(frozen=True)
 class ThoughtStep:
-    """settled_at: the character of the prompt from which on the thought can be inferred."""
+    """settled_at: the character of the prompt from which on the thought can be inferred.
+
+    reminder: the thought if nothing has been thought for long since then; "": none. A step with a
+    reminder only has the thought "".
+    """
 
     settled_at: int
     thought: str
+    reminder: str = ""
 
 
 @dataclass(frozen=True)
 class TextExample:
+    """has_chain: whether an answer with a chain of thought says the thoughts; general text has none."""
+
     prompt: str
     answer: str
     steps: tuple[ThoughtStep, ...]
+    has_chain: bool = True
+
+    def written_answer(self, form: AnswerForm) -> str:
+        if form != "cot" or not self.has_chain:
+            return self.answer
+        return "".join(f"{step.thought}." for step in self.steps if step.thought) + f" So{self.answer}"
 
 
-def batch_texts(
-    examples: Sequence[TextExample], tokenizer: "Tokenizer", chunk: int, max_thought: int, eos_id: int
-) -> Batch:
-    """Thoughts of one chunk are concatenated in the order of their steps and truncated to
-    max_thought tokens.
+@dataclass(frozen=True)
+class ChatFrame:
+    """The text around a message: the chat template, rendered for one question."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """How examples become tokens. frame: None for plain texts. remind_after: number of chunks without
+    a thought before a reminder; 0: there are no reminders.
     """
-    rows, prompt_lens, thoughts_of = [], [], []
-    for example in examples:
-        prompt = tokenizer.encode(example.prompt, add_special_tokens=False)
-        answer = tokenizer.encode(example.answer, add_special_tokens=False)
-        rows.append([*prompt.ids, *answer.ids, eos_id])
-        prompt_lens.append(len(prompt.ids))
-        by_chunk: dict[int, list[int]] = {}
-        for step in example.steps:
-            ids = tokenizer.encode(step.thought, add_special_tokens=False).ids
-            by_chunk.setdefault(_token_at(prompt.offsets, step.settled_at) // chunk, []).extend(ids)
-        thoughts_of.append(by_chunk)
-    num_chunks = -(-max(map(len, rows)) // chunk)
-    token_ids = np.zeros((len(rows), num_chunks * chunk), dtype=np.int64)
-    longest = min(max_thought, max((len(ids) for each in thoughts_of for ids in each.values()), default=1))
-    thoughts = np.full((len(rows), num_chunks, max(1, longest)), -1, dtype=np.int64)
-    for index, (row, by_chunk) in enumerate(zip(rows, thoughts_of, strict=True)):
-        token_ids[index, : len(row)] = row
-        for at, ids in by_chunk.items():
-            ids = ids[:max_thought]
-            thoughts[index, at, : len(ids)] = ids
-    return Batch(
-        token_ids,
-        np.array(prompt_lens, dtype=np.int64),
-        np.array([len(row) for row in rows], dtype=np.int64),
-        thoughts,
+
+    form: AnswerForm
+    chunk: int
+    max_thought: int
+    eos_id: int
+    frame: ChatFrame | None = None
+    remind_after: int = 0
+
+    def prompt(self, example: TextExample) -> str:
+        if self.frame is None:
+            return example.prompt
+        return self.frame.before + example.prompt.removesuffix(QUESTION_END) + self.frame.after
+
+    def answer(self, example: TextExample) -> str:
+        text = example.written_answer(self.form)
+        return text if self.frame is None else text.lstrip()
+
+
+@dataclass(frozen=True)
+class PreparedTexts:
+    """N tokenised texts, and S thoughts of them in the order of their texts."""
+
+    tokens: Ints  # of all texts
+    starts: Ints  # [N + 1]: where a text starts in `tokens`
+    num_prompt: Ints  # [N]
+    chunks: Ints  # [S]: the chunk of each thought
+    thought_tokens: Ints  # [S, M], padded with -1
+    thought_starts: Ints  # [N + 1]: where the thoughts of a text start
+    chunk: int
+
+    def __len__(self) -> int:
+        return len(self.num_prompt)
+
+    def batch(self, chosen: "Sequence[int] | NDArray[np.int64]") -> Batch:
+        """These texts, padded to the longest."""
+        rows = np.asarray(chosen, dtype=np.int64)
+        lens = self.starts[rows + 1] - self.starts[rows]
+        num_chunks = -(-int(lens.max()) // self.chunk)
+        ids = np.zeros((len(rows), num_chunks * self.chunk), dtype=np.int64)
+        row, column = _ragged(lens)
+        ids[row, column] = self.tokens[self.starts[rows][row] + column]
+        thoughts = np.full((len(rows), num_chunks, self.thought_tokens.shape[1]), -1, dtype=np.int64)
+        counts = self.thought_starts[rows + 1] - self.thought_starts[rows]
+        text, index = _ragged(counts)
+        which = self.thought_starts[rows][text] + index
+        thoughts[text, self.chunks[which]] = self.thought_tokens[which]
+        return Batch(ids, self.num_prompt[rows], lens, thoughts)
+
+
+def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules: TextRules) -> PreparedTexts:
+    if rules.form == "words":
+        raise ConfigError("only parity and variables have the form words; expected thinking, none or cot")
+    prompts = tokenizer.encode_batch([rules.prompt(each) for each in examples], add_special_tokens=False)
+    answers = tokenizer.encode_batch([rules.answer(each) for each in examples], add_special_tokens=False)
+    rows = [[*p.ids, *a.ids, rules.eos_id] for p, a in zip(prompts, answers, strict=True)]
+    placed: list[dict[int, list[int]]] = [{} for _ in examples]
+    if rules.form == "thinking":
+        said = {text for each in examples for step in each.steps for text in (step.thought, step.reminder)}
+        known = sorted(said)
+        encoded = tokenizer.encode_batch(known, add_special_tokens=False)
+        ids = {text: each.ids for text, each in zip(known, encoded, strict=True)}
+        placed = [
+            _place(example, prompt.offsets, len(row), ids, rules)
+            for example, prompt, row in zip(examples, prompts, rows, strict=True)
+        ]
+    flat = [(chunk, thought) for each in placed for chunk, thought in sorted(each.items())]
+    width = max((len(thought) for _, thought in flat), default=1)
+    tokens = np.full((len(flat), width), -1, dtype=np.int64)
+    for index, (_, thought) in enumerate(flat):
+        tokens[index, : len(thought)] = thought
+    return PreparedTexts(
+        tokens=np.array([token for row in rows for token in row], dtype=np.int64),
+        starts=_bounds([len(row) for row in rows]),
+        num_prompt=np.array([len(each.ids) for each in prompts], dtype=np.int64),
+        chunks=np.array([chunk for chunk, _ in flat], dtype=np.int64),
+        thought_tokens=tokens,
+        thought_starts=_bounds([len(each) for each in placed]),
+        chunk=rules.chunk,
     )
+
+
+def _place(
+    example: TextExample,
+    offsets: Sequence[tuple[int, int]],
+    num_tokens: int,
+    ids: dict[str, list[int]],
+    rules: TextRules,
+) -> dict[int, list[int]]:
+    """The thoughts by chunk: a step is in the chunk of its token or, where max_thought is reached, in
+    a later one. A step after the last chunk is dropped, and a longer step is truncated.
+    """
+    shift = 0 if rules.frame is None else len(rules.frame.before)
+    by_chunk: dict[int, list[int]] = {}
+    reminders: dict[int, list[int]] = {}  # by the chunk from which on they hold
+    chunk = 0
+    for step in example.steps:
+        thought = ids[step.thought][: rules.max_thought]
+        chunk = max(chunk, _token_at(offsets, shift + step.settled_at) // rules.chunk)
+        if len(by_chunk.get(chunk, ())) + len(thought) > rules.max_thought:
+            chunk += 1
+        if (chunk + 1) * rules.chunk > num_tokens:
+            break
+        reminders[chunk] = ids[step.reminder][: rules.max_thought]
+        if thought:
+            by_chunk.setdefault(chunk, []).extend(thought)
+    if rules.remind_after:
+        _remind(by_chunk, reminders, len(offsets) // rules.chunk, rules.remind_after)
+    return by_chunk
+
+
+def _remind(
+    by_chunk: dict[int, list[int]], reminders: dict[int, list[int]], num_chunks: int, after: int
+) -> None:
+    """Add a reminder wherever `after` chunks of the prompt in a row have no thought."""
+    last, current = 0, list[int]()
+    for chunk in range(num_chunks):
+        if chunk in reminders:
+            last, current = chunk, reminders[chunk]
+        elif current and chunk - last >= after:
+            by_chunk[chunk] = current
+        if chunk in by_chunk:
+            last = chunk
 
 
 def _token_at(offsets: Sequence[tuple[int, int]], character: int) -> int:
     """The first token that ends after the character."""
-    return next((index for index, (_, end) in enumerate(offsets) if end > character), len(offsets) - 1)
+    low, high = 0, len(offsets) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if offsets[middle][1] > character else (middle + 1, high)
+    return low
+
+
+def _bounds(lens: Sequence[int]) -> Ints:
+    return np.concatenate(([0], np.cumsum(np.array(lens, dtype=np.int64)))).astype(np.int64)
+
+
+def _ragged(lens: Ints) -> tuple[Ints, Ints]:
+    """For rows of these lengths: row and column of every item."""
+    row = np.repeat(np.arange(len(lens)), lens)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(lens) - lens, lens)

@@ -1,0 +1,170 @@
+"""Things in boxes and people in rooms: a thought after each event has the boxes it changed.
+
+    The key is in the red box. The blue box is empty. Ada puts the key in the blue box. Where is the key?
+                red box key             blue box nothing              red box nothing, blue box key
+
+Sentences that change nothing stand between the events: people look at boxes, talk about things, or
+the weather is described. Answers: " blue box.", " kitchen.", " key and ball.", " nothing."
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from holdfast.training.tasks.filler import NAMES, SENTENCES
+from holdfast.training.tasks.text_examples import QUESTION_END, TextExample, ThoughtStep
+
+# fmt: off
+_COLOURS = ("red", "blue", "green", "yellow", "black", "white", "grey", "brown")
+_THINGS = (
+    "key", "ball", "ring", "pen", "lamp", "cup", "book", "map", "spoon", "coin", "apple", "watch", "hat", "bell",
+    "shell", "stone",
+)
+_ROOMS = ("kitchen", "garden", "attic", "cellar", "hall", "office", "library", "bathroom")
+# fmt: on
+_MOST_IN_A_BOX = 3
+_DISTRACTION = 0.3  # share of events with a distractor before them
+_PUTS = (
+    "{who} puts the {thing} in the {box} box.",
+    "{who} moves the {thing} to the {box} box.",
+    "The {thing} goes into the {box} box.",
+    "{who} takes the {thing} and drops it into the {box} box.",
+)
+_EMPTIES = (
+    "{who} moves everything from the {box} box to the {other} box.",
+    "{who} pours the {box} box into the {other} box.",
+)
+_SWAPS = (
+    "{who} swaps the {thing} and the {second}.",
+    "{who} exchanges the {thing} for the {second}.",
+)
+_WALKS = (
+    "{who} goes to the {room}.",
+    "{who} walks into the {room}.",
+    "{who} runs to the {room}.",
+    "{who} is in the {room} now.",
+)
+_DISTRACTORS = (
+    "{who} looks at the {box} box.",
+    "{who} talks about the {thing}.",
+    "{who} asks for the {room}.",
+    "{who} paints a picture of the {box} box.",
+    "{who} would like to have the {thing}.",
+    "{who} counts the boxes.",
+)
+
+
+@dataclass
+class _World:
+    """rooms: only people who have been seen."""
+
+    boxes: dict[str, list[str]]
+    people: tuple[str, ...]
+    rooms: dict[str, str] = field(default_factory=dict)
+
+    def box_of(self, thing: str) -> str:
+        return next(box for box, things in self.boxes.items() if thing in things)
+
+    @property
+    def things(self) -> list[str]:
+        return [thing for things in self.boxes.values() for thing in things]
+
+    def describe(self, *boxes: str) -> str:
+        return ",".join(
+            f" {box} box {' '.join(self.boxes[box]) or 'nothing'}" for box in dict.fromkeys(boxes)
+        )
+
+
+class Entities:
+    name = "entities"
+
+    def words(self) -> list[str]:
+        rng = random.Random(0)
+        texts = [self.example(rng, 12) for _ in range(300)]
+        return [
+            text for each in texts for text in (each.prompt, each.answer, *(s.thought for s in each.steps))
+        ]
+
+    def example(self, rng: random.Random, events: int) -> TextExample:
+        world = _World(
+            {box: [] for box in rng.sample(_COLOURS, rng.randint(2, 4))},
+            tuple(rng.sample(NAMES, rng.randint(2, 4))),
+        )
+        prompt, steps = "", list[ThoughtStep]()
+
+        def tell(sentence: str, thought: str) -> None:
+            nonlocal prompt
+            prompt += f" {sentence}" if prompt else sentence
+            if thought:
+                steps.append(ThoughtStep(len(prompt.rstrip(".")) - 1, thought))
+
+        for box, things in self._fill(rng, world).items():
+            world.boxes[box] = things
+            shown = " and the ".join(things)
+            sentence = f"The {shown} {'are' if len(things) > 1 else 'is'} in the {box} box."
+            tell(sentence if things else f"The {box} box is empty.", world.describe(box))
+        for _ in range(events):
+            if rng.random() < _DISTRACTION:
+                tell(self._distract(rng, world), "")
+            tell(*self._event(rng, world))
+        question, answer = self._ask(rng, world)
+        return TextExample(f"{prompt} {question}{QUESTION_END}", f" {answer}.", tuple(steps))
+
+    def _fill(self, rng: random.Random, world: _World) -> dict[str, list[str]]:
+        filled: dict[str, list[str]] = {box: [] for box in world.boxes}
+        for thing in rng.sample(_THINGS, rng.randint(2, 2 * len(filled))):
+            free = [box for box, things in filled.items() if len(things) < _MOST_IN_A_BOX - 1]
+            filled[rng.choice(free)].append(thing)
+        return filled
+
+    def _event(self, rng: random.Random, world: _World) -> tuple[str, str]:
+        """A sentence and its thought; the world is changed."""
+        who, kind = rng.choice(world.people), rng.random()
+        if kind < 0.3:
+            room = rng.choice(_ROOMS)
+            world.rooms[who] = room
+            return rng.choice(_WALKS).format(who=who, room=room), f" {who} {room}"
+        thing = rng.choice(world.things)
+        box = world.box_of(thing)
+        others = [each for each in world.things if world.box_of(each) != box]
+        if kind < 0.4 and others:
+            second = rng.choice(others)
+            other = world.box_of(second)
+            mine, theirs = world.boxes[box], world.boxes[other]
+            mine[mine.index(thing)], theirs[theirs.index(second)] = second, thing
+            return rng.choice(_SWAPS).format(who=who, thing=thing, second=second), world.describe(box, other)
+        free = [
+            each
+            for each in world.boxes
+            if each != box and len(world.boxes[each]) + len(world.boxes[box]) <= _MOST_IN_A_BOX
+        ]
+        if kind < 0.55 and free:
+            other = rng.choice(free)
+            world.boxes[other] += world.boxes[box]
+            world.boxes[box] = []
+            return rng.choice(_EMPTIES).format(who=who, box=box, other=other), world.describe(box, other)
+        room_left = [each for each, held in world.boxes.items() if each != box and len(held) < _MOST_IN_A_BOX]
+        target = rng.choice(room_left or [box])
+        world.boxes[box].remove(thing)
+        world.boxes[target].append(thing)
+        return rng.choice(_PUTS).format(who=who, thing=thing, box=target), world.describe(box, target)
+
+    def _distract(self, rng: random.Random, world: _World) -> str:
+        if rng.random() < 0.3:
+            return rng.choice(SENTENCES)
+        return rng.choice(_DISTRACTORS).format(
+            who=rng.choice(world.people),
+            box=rng.choice(list(world.boxes)),
+            thing=rng.choice(world.things),
+            room=rng.choice(_ROOMS),
+        )
+
+    def _ask(self, rng: random.Random, world: _World) -> tuple[str, str]:
+        kind = rng.random()
+        if kind < 0.25 and world.rooms:
+            who = rng.choice(list(world.rooms))
+            return f"Where is {who}?", world.rooms[who]
+        if kind < 0.5:
+            box = rng.choice(list(world.boxes))
+            return f"What is in the {box} box?", " and ".join(world.boxes[box]) or "nothing"
+        thing = rng.choice(world.things)
+        return f"Where is the {thing}?", f"{world.box_of(thing)} box"

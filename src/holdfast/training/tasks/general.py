@@ -1,0 +1,103 @@
+"""General text: chat prompts, and a model's own answers to them.
+
+    {"prompt": "Explain how a sailing boat works.", "answer": "A sailing boat ..."}
+
+Training on the answers of the backbone itself keeps a model's way of chatting. There is nothing to
+think about in them. Prompts for training and for evaluation have different subjects and different
+forms.
+"""
+
+import json
+import random
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+from holdfast.training.tasks.filler import split_list
+from holdfast.training.tasks.text_examples import TextExample
+
+NUM_EVAL_PROMPTS = 200
+_SUBJECTS = split_list(
+    "sailing boats,the moon,bread,bees,chess,the violin,rivers,volcanoes,coffee,the alphabet,castles,bicycles,"
+    "mountains,dreams,rain,painting,penguins,gardens,trains,the sun,football,paper,honey,robots,cheese,windmills,"
+    "owls,maps,clocks,deserts,whales,poetry,glass,silk,spiders,bridges,the Romans,dinosaurs,salt,lighthouses,"
+    "apples,money,music,the brain,vaccines,gravity,algebra,the internet,electric cars,black holes,jazz,yoga,"
+    "wolves,forests,the ocean,earthquakes,telescopes,fairy tales,democracy,recycling,photography,tea,fashion,"
+    "running,swimming,cooking rice,houseplants,cats,dogs,horses,libraries,museums,theatre,languages",
+    ",",
+)
+_FORMS = (
+    "Tell me about {s}.",
+    "What do you know about {s}?",
+    "Explain {s} to a child.",
+    "Write a short poem about {s}.",
+    "Give me three facts about {s}.",
+    "Why do people like {s}?",
+    "Write two sentences about {s}.",
+    "I have to give a talk about {s}. How do I start?",
+    "What is the history of {s}?",
+    "What is the best book about {s}?",
+    "Write a Python function that prints a line about {s}.",
+    "Is it worth learning about {s}?",
+    "Make a list of words that have to do with {s}.",
+    "Write a letter to a friend about {s}.",
+    "My daughter asks me about {s}. What should I tell her?",
+    "Give {s} a funny name.",
+    "Anna and Tom talk about {s}. What do they say?",
+    "I went to the library and found 3 books about {s}. Which one should I read first?",
+    "In which year did {s} become popular?",
+    "Compare {s} with something else.",
+)
+_OWN = split_list(
+    "Hello!,How are you?,What is your name?,Thank you very much.,Tell me a joke.,What can you do?,Good evening.,What is"
+    " 2 + 2?,Who wrote Hamlet?,What is the capital of France?,Sing me a song.,I am bored.,Give me advice for a job"
+    " interview.,How do I boil an egg?,Correct this sentence: he go to school.,What should I cook tonight?",
+    ",",
+)
+_EVAL_SUBJECTS = split_list(
+    "snow,tigers,the piano,beekeeping,steam engines,soap,kites,the Vikings,opera,mushrooms,sandals,elections,cacti,"
+    "ice cream,submarines,comets,handwriting,camping,dolphins,marathons",
+    ",",
+)
+_EVAL_FORMS = (
+    "Could you describe {s} in simple words?",
+    "Please summarise what is known about {s}.",
+    "What would a scientist say about {s}?",
+    "Invent a slogan for {s}.",
+    "How would you introduce {s} to somebody from another planet?",
+    "Write the first lines of a story in which {s} matter.",
+    "What are common mistakes people make with {s}?",
+    "Our club of 25 members discusses {s} on Friday. Suggest an agenda.",
+    "Draft a polite e-mail that asks for information on {s}.",
+    "What surprised you most about {s}?",
+)
+
+
+def training_prompts(count: int, seed: int) -> list[str]:
+    rng = random.Random(f"general {seed}")
+    every = [form.format(s=subject) for form in _FORMS for subject in _SUBJECTS]
+    return [*_OWN, *rng.sample(every, min(count, len(every)))][:count]
+
+
+def eval_prompts() -> list[str]:
+    """The 200 prompts on which a thinking model should think nothing."""
+    every = [form.format(s=subject) for form in _EVAL_FORMS for subject in _EVAL_SUBJECTS]
+    return random.Random("general evaluation").sample(every, NUM_EVAL_PROMPTS)
+
+
+def read_chat(path: Path) -> list[TextExample]:
+    """JSON lines with a prompt and an answer each."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON lines: {error}") from error
+    examples = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            fields = json.loads(line)
+            prompt, answer = fields["prompt"], fields["answer"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number} has no prompt and answer: {error}") from error
+        if not isinstance(prompt, str) or not isinstance(answer, str):
+            raise ConfigError(f"{path}, line {number}: prompt and answer must be texts")
+        examples.append(TextExample(prompt, answer, (), has_chain=False))
+    return examples

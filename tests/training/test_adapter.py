@@ -1,0 +1,149 @@
+"""Adapters: T and C trained on a frozen backbone, exported without it, and served with it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from holdfast import LLM, SamplingParams
+from holdfast.errors import BadWeights, ConfigError, ModelNotFound
+from holdfast.models.adapter import ADAPTER_FILE
+from holdfast.models.locate import locate
+from holdfast.thinking.config import WEIGHTS_FILE
+from holdfast.training.eval.general import measure_general
+from holdfast.training.eval.model import open_model
+from holdfast.training.export import export
+from holdfast.training.loop import resume_run, start_run, train
+from holdfast.training.settings import BackboneSize, TrainingSettings
+
+CPU = torch.device("cpu")
+PLAIN = TrainingSettings(
+    tasks=("parity",),
+    form="none",
+    max_events=3,
+    size=BackboneSize(layers=3, hidden=32, inner=64, heads=2, kv_heads=1),
+    window=None,
+    context=512,
+    steps=1,
+    batch=4,
+    warmup=1,
+    eval_texts=2,
+    eval_every=0,
+)
+PROMPTS = ["A coin shows heads. Bob flips it. Which side is up? A:", "It rains all day. A:", "Hello"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    export(start_run(PLAIN, CPU).built, PLAIN, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained for two steps, interrupted after the first."""
+    folder = tmp_path_factory.mktemp("adapter")
+    settings = replace(
+        PLAIN,
+        form="thinking",
+        backbone=str(base),
+        adapter=True,
+        steps=2,
+        tasks=("two-hop",),
+        texts=8,
+        chunk=4,
+    )
+    first = start_run(settings, CPU)
+    train(first, folder, until=1)
+    run = resume_run(folder, CPU)
+    train(run, folder)
+    whole = start_run(settings, CPU)
+    train(whole)
+    named = dict(whole.model.named_parameters())
+    assert all(torch.equal(each, named[name]) for name, each in run.model.named_parameters())
+    export(run.built, run.settings, folder)
+    return folder
+
+
+def engine(model: Path) -> LLM:
+    return LLM(
+        str(model), device="cpu", max_num_seqs=4, max_model_len=128, max_pass_tokens=32, prefix_cache=False
+    )
+
+
+def silenced(adapter: Path, folder: Path) -> Path:
+    """The adapter with a T that always ends its thought at once."""
+    folder.mkdir()
+    for path in adapter.iterdir():
+        if path.suffix == ".json":
+            folder.joinpath(path.name).write_bytes(path.read_bytes())
+    held = load_file(adapter / WEIGHTS_FILE)
+    base = load_file(Path(json.loads((adapter / ADAPTER_FILE).read_text())["base"]) / "model.safetensors")
+    end = json.loads((adapter / "thinking.json").read_text())["end_id"]
+    for name in ("t.layer.self_attn.o_proj.weight", "t.layer.mlp.down_proj.weight"):
+        held[name] = torch.zeros_like(held[name])
+    # T's output is then the norm of the start token's embedding times t.norm: make it the end's.
+    start = base["model.embed_tokens.weight"][json.loads((adapter / "thinking.json").read_text())["start_id"]]
+    held["t.norm.weight"] = 100 * base["model.embed_tokens.weight"][end] / start
+    save_file(held, folder / WEIGHTS_FILE)
+    return folder
+
+
+def test_adapter_has_no_backbone_and_leaves_it_as_it_is(adapter: Path, base: Path) -> None:
+    assert not (adapter / "model.safetensors").exists() and not (adapter / "config.json").exists()
+    found = locate(str(adapter))
+    assert (found.path, found.adapter) == (base, adapter)
+    state = load_file(adapter / "training.safetensors")
+    assert {name.partition("/")[2][:2] for name in state} == {"t.", "c."}  # nothing frozen is saved
+
+
+def test_where_nothing_is_thought_the_bits_are_the_backbones(
+    adapter: Path, base: Path, tmp_path: Path
+) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0, logprobs=2, deterministic=True, ignore_eos=True)
+    quiet = engine(silenced(adapter, tmp_path / "quiet"))
+    own, plain = quiet.generate(PROMPTS, params), engine(base).generate(PROMPTS, params)
+    for mine, its in zip(own, plain, strict=True):
+        assert not any(thought.token_ids for thought in mine.thoughts) and mine.thoughts
+        assert mine.choices[0].token_ids == its.choices[0].token_ids
+        assert mine.choices[0].logprobs == its.choices[0].logprobs
+    assert quiet.engine.fingerprint.digest != engine(base).engine.fingerprint.digest
+
+
+def test_general_prompts_compare_an_adapter_with_its_backbone(adapter: Path, tmp_path: Path) -> None:
+    quiet = silenced(adapter, tmp_path / "quiet")
+    model = open_model("quiet", quiet, engine, ("parity",), 1, True, True)
+    found = measure_general(model, engine, ["Hello", "What is tea?"], max_tokens=4)
+    assert (found.count, found.silent, found.same_bits, found.thoughts) == (2, 2, 2, [])
+
+
+def test_adapter_of_other_weights_is_refused(adapter: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    export(start_run(replace(PLAIN, seed=4), CPU).built, PLAIN, other)
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] + 1
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in adapter.iterdir():
+        moved.joinpath(path.name).write_bytes(path.read_bytes())
+    fields = json.loads((moved / ADAPTER_FILE).read_text())
+    (moved / ADAPTER_FILE).write_text(json.dumps({**fields, "base": str(other)}))
+    with pytest.raises(BadWeights, match="has other weights"):
+        engine(moved)
+    (moved / ADAPTER_FILE).write_text(json.dumps({**fields, "base": str(moved)}))
+    with pytest.raises(ModelNotFound, match="is an adapter"):
+        engine(moved)
+    (moved / ADAPTER_FILE).write_text('{"format": 1}')
+    with pytest.raises(BadWeights, match="does not describe an adapter"):
+        engine(moved)
+
+
+def test_adapter_needs_a_backbone_and_thoughts() -> None:
+    for wrong in ({"backbone": None}, {"backbone": "smollm2", "form": "none"}):
+        with pytest.raises(ConfigError, match="an adapter"):
+            replace(PLAIN, adapter=True, **{"form": "thinking"} | wrong)
