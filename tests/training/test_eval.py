@@ -218,8 +218,8 @@ def test_wrong_eval_settings_are_refused_before_a_model_is_loaded(
     folder: Callable[[AnswerForm], Path],
 ) -> None:
     own = [ModelFolder("own", folder("thinking"), is_baseline=False)]
+    settings = EvalSettings(tasks=("variables",), latency=True, latency_task="parity")
     with pytest.raises(ConfigError, match="latency is measured on parity"):
-        settings = EvalSettings(tasks=("variables",), latency=True, latency_task="parity")
         run_eval(own, settings, open_llm, None, print)
 
 
@@ -243,7 +243,7 @@ def test_file_and_text_tasks_are_evaluated_with_their_thoughts(
     assert {each.model for each in report.examples} == {"own"}
     assert report.examples[0].gold == "hall." and "Where is Nora?" in report.examples[0].prompt
     assert [(each.task, each.events) for each in report.latency] == [("two-hop", 0)] * 2
-    assert all(0 < each.answer_ms and 0 < each.first_ms <= each.median_ms for each in report.latency)
+    assert all(each.answer_ms > 0 and 0 < each.first_ms <= each.median_ms for each in report.latency)
     console = Console(file=io.StringIO(), width=220)
     show_eval(report, console)
     shown = console.file.getvalue()

@@ -1,0 +1,59 @@
+"""Questions for `coin` in wordings that training never sees."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from holdfast import LLM, SamplingParams
+from holdfast.models.locate import COIN
+from holdfast.training.tasks import coin_talk, idle_talk, variable_talk
+from support import coin_questions as held_out
+
+EXPECTED = 0.28  # the share of the 500 questions that the packaged model answers
+
+
+def test_no_template_is_in_the_training_texts() -> None:
+    trained = {text for module in (coin_talk, idle_talk, variable_talk) for text in _texts(module)}
+    rng = random.Random(1)
+    told = " ".join(coin_talk.CoinTalk().example(rng, 12).prompt for _ in range(400))
+    own = {text for text in _texts(held_out) if " " in text}
+    assert len(own) > 90 and not own & trained
+    for template in (*held_out.STARTS, *held_out.ASKS):
+        assert not any(template.format(s=side) in told for side in held_out.SIDES), template
+
+
+def _texts(module: object) -> set[str]:
+    """All texts in the lists of a module."""
+    lists = [value for value in vars(module).values() if isinstance(value, tuple)]
+    return {text for each in lists for text in each if isinstance(text, str)}
+
+
+def test_questions_are_500_of_all_kinds_and_always_the_same() -> None:
+    asked = held_out.coin_questions()
+    assert asked == held_out.coin_questions() and len(asked) == 500
+    assert len({each.prompt for each in asked}) > 440
+    kinds = Counter(each.kind for each in asked)
+    assert kinds == {"coin": 200, "yes/no": 100, "idle": 50, "variables": 100, "outside": 50}
+    right = Counter(each.accepted for each in asked if each.kind == "coin")
+    assert min(right["heads"], right["tails"]) > 80  # no answer is right by itself
+
+
+def test_an_answer_is_right_only_if_it_names_the_side() -> None:
+    question = held_out.CoinQuestion("coin", "", "heads", "tails")
+    assert question.is_right(" heads.") and question.is_right(" Yes, heads.")
+    assert not question.is_right(" tails.") and not question.is_right(" heads or tails.")
+
+
+@pytest.mark.long
+def test_coin_answers_questions_in_new_wordings() -> None:
+    llm = LLM(COIN, max_num_seqs=32)
+    asked = held_out.coin_questions()
+    params = SamplingParams(max_tokens=12, temperature=0, deterministic=True)
+    results = llm.generate([each.prompt for each in asked], params)
+    right = [each.is_right(result.text) for each, result in zip(asked, results, strict=True)]
+    shares = {
+        kind: sum(ok for ok, each in zip(right, asked, strict=True) if each.kind == kind)
+        for kind in Counter(each.kind for each in asked)
+    }
+    assert sum(right) / len(right) >= EXPECTED, shares
