@@ -116,6 +116,9 @@ def thinking(
     eval_every: Annotated[
         int | None, typer.Option(min=0, help="Number of steps between evaluations; 0: only at the end.")
     ] = None,
+    eval_texts: Annotated[
+        int | None, typer.Option(min=1, help="Number of texts of each task and length in an evaluation.")
+    ] = None,
     compile_: Annotated[
         bool | None,
         typer.Option("--compile/--no-compile", help="Compile the layers. Default: on a GPU."),
@@ -160,6 +163,7 @@ def thinking(
         "variables_thought": _one_of("--variables-thought", variables_thought, _THOUGHTS),
         "seed": seed,
         "eval_every": eval_every,
+        "eval_texts": eval_texts,
         "compile": compile_,
         "workers": workers,
     }

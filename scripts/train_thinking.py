@@ -1,0 +1,277 @@
+"""Train and evaluate thinking models and their baselines on a pretrained backbone, stage by stage.
+
+    python scripts/train_thinking.py --out runs --babi DIR --gsm8k DIR             # all stages
+    python scripts/train_thinking.py --out runs --babi DIR --stage tasks --minutes 7
+    python scripts/train_thinking.py --out runs --tiny                             # a test: tiny model, 2 steps
+
+DIR holds the files of the two data sets: qa1_*_train.txt, qa1_*_test.txt and so on; train.jsonl,
+test.jsonl. Without one, its tasks are left out. The commands of a stage run side by side. A stage can
+be run again: what is complete is skipped, a run that was interrupted is resumed. Logs are in OUT/logs.
+
+    samples      the backbone's own answers to general prompts, for mixed batches
+    tasks        bAbI, entities, two-hop and free wording: thinking (full), adapter, no chain, chain
+    coin         the built-in model `coin`
+    gsm8k        GSM8K: thinking, no chain, chain of thought, three seeds each
+    eval-tasks   accuracy of these, thoughts, latency
+    eval-adapter the adapter, and 200 general prompts against the backbone's bits
+    eval-coin    the tables of `coin`
+    eval-gsm8k   accuracy of all seeds
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+FORMS = ("thinking", "none", "cot")
+SEEDS = (0, 1, 2)
+TEXT_TASKS = ("entities", "two-hop", "coin-talk", "variable-talk")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One run of holdfast. result: the file that exists when it is complete."""
+
+    name: str
+    arguments: tuple[str, ...]
+    result: Path
+    run_folder: Path | None = None  # of a training run, which can be resumed
+
+    def line(self) -> list[str]:
+        arguments = self.arguments
+        if self.run_folder is not None and (self.run_folder / "training.safetensors").is_file():
+            arguments = ("train", "thinking", "--out", str(self.run_folder), "--resume", *_device(arguments))
+        return [sys.executable, "-m", "holdfast", *arguments]
+
+
+def _device(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    at = arguments.index("--device")
+    return arguments[at : at + 2]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The commands of all stages."""
+
+    options: argparse.Namespace
+
+    @property
+    def out(self) -> Path:
+        return Path(self.options.out)
+
+    def stage(self, name: str) -> list[Command]:
+        makers = {
+            "samples": self._samples,
+            "tasks": self._tasks,
+            "coin": self._coin,
+            "gsm8k": self._gsm8k,
+            "eval-tasks": self._eval_tasks,
+            "eval-adapter": self._eval_adapter,
+            "eval-coin": self._eval_coin,
+            "eval-gsm8k": self._eval_gsm8k,
+        }
+        return list(makers[name]())
+
+    @property
+    def backbone(self) -> str:
+        return str(self.out / "tiny-backbone") if self.options.tiny else self.options.backbone
+
+    def _train(self, name: str, *arguments: str, result: str = "thinking.safetensors") -> Command:
+        folder = self.out / name
+        small = (
+            *("--steps", "2", "--batch", "4", "--texts", "8", "-n", "1", "--eval-every", "0"),
+            *("--eval-texts", "1", "--accumulate", "1"),
+        )
+        common = ("--device", self.options.device, *(small if self.options.tiny else ()))
+        train = ("train", "thinking", "--out", str(folder), *arguments, *common)
+        return Command(name, train, folder / result, folder)
+
+    def _samples(self) -> Iterator[Command]:
+        if self.options.tiny:
+            vocabulary = ("--task", "coin-talk", "--task", "entities", "--task", "two-hop")
+            scratch = ("--size", "tiny", *vocabulary, "--form", "none", "--window", "0")
+            yield self._train("tiny-backbone", *scratch, result="model.safetensors")
+            return
+        out = self.out / "general.jsonl"
+        yield Command(
+            "samples",
+            ("train", "samples", self.backbone, "--out", str(out), *self._engine()),
+            out,
+        )
+
+    def _mixed_tasks(self) -> list[str]:
+        tasks = [f"babi:{path}" for path in self._babi("train")]
+        if self.options.babi and not tasks:
+            raise SystemExit(f"{self.options.babi} has no qa*_train.txt")
+        tasks += TEXT_TASKS
+        if not self.options.tiny:
+            tasks.append(f"chat:{self.out / 'general.jsonl'}")
+        return [text for task in tasks for text in ("--task", task)]
+
+    def _tasks(self) -> Iterator[Command]:
+        base = ("--preset", "backbone", "--backbone", self.backbone, *self._mixed_tasks(), *self._minutes())
+        for form in FORMS:
+            yield self._train(f"tasks-{form}", *base, "--form", form, result="model.safetensors")
+        yield self._train("tasks-adapter", *base, "--adapter", "--learning-rate", "6e-4")
+
+    def _coin(self) -> Iterator[Command]:
+        yield self._train("coin", "--preset", "coin", *self._minutes(), result="model.safetensors")
+
+    def _gsm8k(self) -> Iterator[Command]:
+        path = self._gsm8k_file("train")
+        if path is None:
+            return
+        for seed in SEEDS:
+            for form in FORMS:
+                yield self._train(
+                    f"gsm8k-{form}-{seed}",
+                    *("--preset", "backbone", "--backbone", self.backbone, "--task", f"gsm8k:{path}"),
+                    *("--form", form, "--seed", str(seed), "--batch", "64", "--max-thought", "16"),
+                    *("--steps", str(self.options.gsm8k_steps), "--workers", "1", "--eval-every", "200"),
+                    result="model.safetensors",
+                )
+
+    def _eval_tasks(self) -> Iterator[Command]:
+        tasks = [f"babi:{path}" for path in self._babi("test")]
+        out = self.out / "eval-tasks"
+        yield self._eval(out, "tasks", [*tasks, *TEXT_TASKS], "--latency", "--events", self._lengths())
+
+    def _eval(self, out: Path, group: str, tasks: list[str], *more: str) -> Command:
+        """Thinking and its two baselines."""
+        folders = [f"thinking={self.out / f'{group}-thinking'}"]
+        for form in FORMS[1:]:
+            folders += ["--baseline", f"{form}={self.out / f'{group}-{form}'}"]
+        return self._eval_command(f"eval-{group}", out, folders, tasks, *more)
+
+    def _eval_command(
+        self, name: str, out: Path, folders: list[str], tasks: list[str], *more: str
+    ) -> Command:
+        count = "2" if self.options.tiny else str(self.options.count)
+        named = [text for task in tasks for text in ("--task", task)]
+        counts = (
+            "--count",
+            count,
+            "--baseline-count",
+            count,
+            "--latency-count",
+            "2" if self.options.tiny else "25",
+        )
+        arguments = ("eval", "thinking", *folders, *named, *counts, *more, "--out", str(out), *self._engine())
+        return Command(name, arguments, out / "eval-thinking.done")
+
+    def _eval_adapter(self) -> Iterator[Command]:
+        tasks = [*(f"babi:{path}" for path in self._babi("test")), *TEXT_TASKS]
+        folders = [f"adapter={self.out / 'tasks-adapter'}"]
+        more = ("--general",) if not self.options.tiny else ()
+        yield self._eval_command(
+            "eval-adapter", self.out / "eval-adapter", folders, tasks, "--events", self._lengths(), *more
+        )
+
+    def _eval_coin(self) -> Iterator[Command]:
+        folders = [f"coin={self.out / 'coin'}"]
+        lengths = "2" if self.options.tiny else "10,40,60,100"
+        tasks = ["parity", "variables", "coin-talk", "variable-talk", "outside"]
+        yield self._eval_command("eval-coin", self.out / "eval-coin", folders, tasks, "--events", lengths)
+
+    def _eval_gsm8k(self) -> Iterator[Command]:
+        path = self._gsm8k_file("test")
+        if path is None:
+            return
+        names = [f"{form}-{seed}" for seed in SEEDS for form in FORMS]
+        folders = [f"{name}={self.out / f'gsm8k-{name}'}" for name in names]
+        yield self._eval_command("eval-gsm8k", self.out / "eval-gsm8k", folders, [f"gsm8k:{path}"])
+
+    def _lengths(self) -> str:
+        return "2" if self.options.tiny else "12,24,36"
+
+    def _minutes(self) -> tuple[str, ...]:
+        return () if self.options.tiny else ("--minutes", str(self.options.minutes))
+
+    def _engine(self) -> tuple[str, ...]:
+        memory = "64M" if self.options.tiny else self.options.kv_memory
+        length = "1024" if self.options.tiny else "2048"
+        return ("--device", self.options.device, "--kv-memory", memory, "--max-model-len", length)
+
+    def _babi(self, part: str) -> list[Path]:
+        if not self.options.babi:
+            return []
+        found = (sorted(Path(self.options.babi).glob(f"qa{number}_*_{part}.txt")) for number in (1, 2, 7, 8))
+        return [path for paths in found for path in paths]
+
+    def _gsm8k_file(self, part: str) -> Path | None:
+        return Path(self.options.gsm8k) / f"{part}.jsonl" if self.options.gsm8k else None
+
+
+STAGES = ("samples", "tasks", "coin", "gsm8k", "eval-tasks", "eval-adapter", "eval-coin", "eval-gsm8k")
+
+
+def run_together(commands: list[Command], logs: Path, seconds: float | None) -> bool:
+    """Run the incomplete commands side by side. After `seconds`, training runs are interrupted, which
+    saves them. Returns whether all are complete.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    running = []
+    for each in commands:
+        if each.result.exists():
+            print(f"{each.name}: complete", flush=True)
+            continue
+        print(f"{each.name}: {' '.join(each.line()[1:])}", flush=True)
+        log = (logs / f"{each.name}.log").open("a")
+        running.append((each, subprocess.Popen(each.line(), stdout=log, stderr=log)))
+    is_good = True
+    for each, process in running:
+        left = None if seconds is None else max(1.0, seconds - (time.monotonic() - started))
+        try:
+            code = process.wait(left)
+        except subprocess.TimeoutExpired:
+            process.send_signal(2)
+            code = process.wait()
+        if code == 0 and each.result.suffix == ".done":
+            each.result.write_text("")
+        print(f"{each.name}: exit {code} after {time.monotonic() - started:.0f} s", flush=True)
+        is_good = is_good and code == 0
+        if code:
+            print((logs / f"{each.name}.log").read_text()[-1500:], flush=True)
+    return is_good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--babi", help="folder of the bAbI files")
+    parser.add_argument("--gsm8k", help="folder of the GSM8K files")
+    parser.add_argument("--backbone", default="smollm2")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--stage", action="append", choices=STAGES, help="may be repeated; default: all")
+    parser.add_argument(
+        "--together", action="store_true", help="run the commands of all these stages side by side"
+    )
+    parser.add_argument("--minutes", type=float, default=7.0, help="of each training run")
+    parser.add_argument("--gsm8k-steps", type=int, default=600)
+    parser.add_argument("--count", type=int, default=1000, help="texts of each task in evaluations")
+    parser.add_argument("--kv-memory", default="6G")
+    parser.add_argument("--seconds", type=float, help="interrupt (and save) training runs after this time")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, two steps: a test of the commands")
+    parser.add_argument("--dry-run", action="store_true", help="only print the commands")
+    options = parser.parse_args()
+    plan = Plan(options)
+    stages = [plan.stage(name) for name in options.stage or STAGES]
+    if options.dry_run:
+        for each in (command for stage in stages for command in stage):
+            print(" ".join(each.line()[1:]))
+        return 0
+    if options.together:
+        stages = [[command for stage in stages for command in stage]]
+    # All stages run, whatever becomes of one: an evaluation of what is there is worth its time.
+    results = [run_together(stage, plan.out / "logs", options.seconds) for stage in stages]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
