@@ -1,5 +1,6 @@
 """Texts of files and how they become tokens, with small excerpts written here."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,11 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.training.batch import Batch
+from holdfast.training.tasks import preparation
 from holdfast.training.tasks.babi import read_babi
 from holdfast.training.tasks.general import read_chat
 from holdfast.training.tasks.gsm8k import read_gsm8k
+from holdfast.training.tasks.preparation import prepare_all, shards_made_by
 from holdfast.training.tasks.text_examples import (
     ChatFrame,
     TextExample,
@@ -17,6 +20,7 @@ from holdfast.training.tasks.text_examples import (
     ThoughtStep,
     prepare_texts,
 )
+from holdfast.training.tasks.two_hop import TwoHop
 from holdfast.training.tokenizer import EOS, build_tokenizer
 from support.task_texts import chunk_texts
 
@@ -142,3 +146,39 @@ def test_general_text_has_no_thoughts_and_no_chain(tmp_path: Path) -> None:
     path.write_text('{"prompt": "Hello!"}\n')
     with pytest.raises(ConfigError, match="line 1"):
         read_chat(path)
+
+
+def test_texts_do_not_depend_on_the_processes_that_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, rules = TwoHop(), TextRules("thinking", 4, 24, 0)
+    tokenizer = build_tokenizer(task.words())
+    monkeypatch.setattr(preparation, "_SHARD", 3)
+    shards = {"one": shards_made_by(task, "seed", 7, 2), "two": shards_made_by(task, "other", 2, 2)}
+    alone = prepare_all(shards, tokenizer, rules)
+    assert [len(each) for each in alone.values()] == [7, 2]
+    monkeypatch.setattr(
+        preparation, "ProcessPoolExecutor", lambda *_, initializer, initargs: _Here(initializer, initargs)
+    )
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setattr(preparation, "_FEW", 0)
+    monkeypatch.setattr(preparation.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(preparation.signal, "signal", lambda *_: None)
+    pooled = prepare_all(shards, tokenizer, rules)
+    for name, one in alone.items():
+        batch, other = one.batch(range(len(one))), pooled[name].batch(range(len(one)))
+        assert (batch.token_ids == other.token_ids).all() and (batch.thoughts == other.thoughts).all()
+
+
+class _Here:
+    """A pool that works in this process."""
+
+    def __init__(self, initializer: Any, initargs: Any) -> None:
+        initializer(*initargs)
+
+    def __enter__(self) -> "_Here":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        preparation._worker.clear()
+
+    def map(self, work: Any, items: Any) -> list[Any]:
+        return [work(pickle.loads(pickle.dumps(each))) for each in items]

@@ -23,6 +23,7 @@ from holdfast.training.tasks.idle_talk import Outside
 from holdfast.training.tasks.names import FILE_TASKS, known_tasks
 from holdfast.training.tasks.parity import Parity
 from holdfast.training.tasks.phrases import assemble
+from holdfast.training.tasks.preparation import Shard, prepare_all, shards_made_by, shards_of
 from holdfast.training.tasks.task import Task, TextTask
 from holdfast.training.tasks.text_examples import (
     ChatFrame,
@@ -115,9 +116,12 @@ class BatchSource:
         }
         self._prepared: dict[str, PreparedTexts] = {}
         if not only_eval:
-            for name, topic in topics.items():
-                if not isinstance(topic, Task):
-                    self._prepared[name] = self._prepare(self._training_examples(name, topic))
+            shards = {
+                name: self._shards(name, topic)
+                for name, topic in topics.items()
+                if not isinstance(topic, Task)
+            }
+            self._prepared = prepare_all(shards, tokenizer, self._rules)
 
     def batch(self, step: int) -> Batch:
         """The texts of a step: equally many of each task, sorted by length."""
@@ -161,18 +165,16 @@ class BatchSource:
         make = getattr(topic, "eval_example", topic.example)
         return [make(rng, events) for _ in range(count)]
 
-    def _training_examples(self, name: str, topic: TextTask | list[TextExample]) -> list[TextExample]:
+    def _shards(self, name: str, topic: TextTask | list[TextExample]) -> list[Shard]:
+        """The training texts of a task."""
         s = self._settings
-        if isinstance(topic, list):
-            examples = _split(topic, held_out=False)
-        else:
-            rng = random.Random(f"train {s.seed} {name}")
-            examples = [topic.example(rng, rng.randint(1, s.max_events)) for _ in range(s.texts)]
-        if s.examples is not None:
-            examples = examples[: s.examples]
+        if not isinstance(topic, list):
+            count = s.texts if s.examples is None else min(s.texts, s.examples)
+            return shards_made_by(topic, f"train {s.seed} {name}", count, s.max_events)
+        examples = _split(topic, held_out=False)[: s.examples]
         if not examples:
             raise ConfigError(f"{name} has no examples to train on")
-        return examples
+        return shards_of(examples)
 
     def _prepare(self, examples: list[TextExample]) -> PreparedTexts:
         return prepare_texts(examples, self._tokenizer, self._rules)

@@ -146,6 +146,24 @@ def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules
     )
 
 
+def join_prepared(parts: Sequence[PreparedTexts]) -> PreparedTexts:
+    """Concatenate prepared texts."""
+    width = max(each.thought_tokens.shape[1] for each in parts)
+    padded = [
+        np.pad(part.thought_tokens, ((0, 0), (0, width - part.thought_tokens.shape[1])), constant_values=-1)
+        for part in parts
+    ]
+    return PreparedTexts(
+        tokens=np.concatenate([each.tokens for each in parts]),
+        starts=_bounds(np.concatenate([np.diff(each.starts) for each in parts])),
+        num_prompt=np.concatenate([each.num_prompt for each in parts]),
+        chunks=np.concatenate([each.chunks for each in parts]),
+        thought_tokens=np.concatenate(padded),
+        thought_starts=_bounds(np.concatenate([np.diff(each.thought_starts) for each in parts])),
+        chunk=parts[0].chunk,
+    )
+
+
 def _place(
     example: TextExample,
     offsets: Sequence[tuple[int, int]],
@@ -198,8 +216,8 @@ def _token_at(offsets: Sequence[tuple[int, int]], character: int) -> int:
     return low
 
 
-def _bounds(lens: Sequence[int]) -> Ints:
-    return np.concatenate(([0], np.cumsum(np.array(lens, dtype=np.int64)))).astype(np.int64)
+def _bounds(lens: "Sequence[int] | Ints") -> Ints:
+    return np.concatenate(([0], np.cumsum(np.asarray(lens, dtype=np.int64)))).astype(np.int64)
 
 
 def _ragged(lens: Ints) -> tuple[Ints, Ints]:
