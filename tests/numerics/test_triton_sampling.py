@@ -98,9 +98,9 @@ def test_bins_with_many_tokens_are_divided_again(triton: Backend, monkeypatch: p
     assert torch.equal(triton.sample(logits, batch), torch_sampling.sample(logits, batch))
 
 
-def test_first_draws_are_kept_or_drawn_again(triton: Backend) -> None:
-    """With top-p alone about as many first draws are kept as top-p says, ties included."""
-    from holdfast.numerics.backends.triton import first_draw, sampling
+def test_draws_are_kept_or_drawn_again(triton: Backend) -> None:
+    """With top-p alone about as many draws are kept as top-p says, ties included."""
+    from holdfast.numerics.backends.triton import early_draws, sampling
 
     n = 48
     logits = torch.randn(n, 300, generator=torch.Generator().manual_seed(2)) * 2
@@ -109,14 +109,17 @@ def test_first_draws_are_kept_or_drawn_again(triton: Backend) -> None:
     batch = SamplingBatch(ones, off.int(), ones * 0.6, off, torch.arange(n), torch.arange(n))
     kept: list[Tensor] = []
 
-    def accept(*given: Any) -> Tensor:
-        kept.append(first_draw.accept_first_draws(*given))
-        return kept[-1]
+    def accept(*given: Any) -> tuple[Tensor, Tensor]:
+        top_p, left = early_draws.accept_draws(*given)
+        kept.append(top_p)
+        return top_p, left
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sampling, "accept_first_draws", accept)
+        patched.setattr(sampling, "accept_draws", accept)
         assert torch.equal(triton.sample(logits, batch), torch_sampling.sample(logits, batch))
-    assert 12 < int((kept[0] == 1).sum()) < 44 and set(kept[0].tolist()) == {1.0, batch.top_p[0].item()}
+    num_kept = [int((top_p == 1).sum()) for top_p in kept]
+    assert 12 < num_kept[0] < num_kept[1] < n
+    assert all(set(top_p.tolist()) == {1.0, batch.top_p[0].item()} for top_p in kept)
 
 
 def test_extreme_limits(triton: Backend) -> None:

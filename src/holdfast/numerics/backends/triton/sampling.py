@@ -7,7 +7,7 @@ on the number of rows. `backends/c/sampling.c` defines the Gumbel noise.
 
     logits [n, V] -> _chunk_stats [n, chunks]: max, its id, sum of exp      greedy, logsumexp: then _finish_greedy
                   -> _chunk_gumbel [n, chunks]: max of z + noise, its id    sample: rows without top-k
-                  -> accept_first_draws [n]: rows whose token top-p keeps
+                  -> accept_draws [n]: rows whose token top-p keeps         both twice
                   -> find_thresholds [n]: the top-k and top-p thresholds    the other rows: then
                   -> _chunk_gumbel [n, chunks]                              over the kept tokens, and _finish_sample
 """
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.first_draw import accept_first_draws
+from holdfast.numerics.backends.triton.early_draws import accept_draws
 from holdfast.numerics.backends.triton.gumbel import gumbel, gumbel_bound, noise_key
 from holdfast.numerics.backends.triton.logits import (
     CHUNK,
@@ -37,6 +37,8 @@ from holdfast.numerics.backends.triton.thresholds import find_thresholds
 from holdfast.numerics.sampling import SamplingBatch
 
 _LOWEST = tl.constexpr(-(1 << 63))
+# Which rows are drawn: with the tokens that `accept_draws` left, or that the limits keep.
+_WITHOUT_TOP_K, _WITH_TOP_P, _WITH_LIMITS = (tl.constexpr(number) for number in range(3))
 
 
 def sample_greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,16 +64,18 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     noisy, noisy_ids = torch.empty_like(best), torch.empty_like(best_ids)
     sizes = {"V": vocabulary, "CHUNKS": chunks, "SLOTS": int(triton.next_power_of_2(chunks))}
 
-    def draw(top_p: Tensor, kept: Tensor, *, is_first: bool) -> None:
+    def draw(rows_drawn: int, top_p: Tensor, kept: Tensor) -> None:
         _chunk_gumbel[(rows, chunks)](
             *(noisy, noisy_ids, logits, best, best_ids, kept),
             *(batch.temperature, batch.top_k, top_p, batch.min_p, batch.seeds, batch.positions),
-            **sizes, CHUNK=CHUNK, IS_FIRST=is_first, num_warps=8,
+            **sizes, CHUNK=CHUNK, ROWS=rows_drawn, num_warps=8,
         )  # fmt: skip
 
-    draw(batch.top_p, best_ids, is_first=True)
-    top_p = accept_first_draws(logits, batch, best, best_ids, noisy, noisy_ids)
-    draw(top_p, find_thresholds(logits, batch, best, best_ids, top_p), is_first=False)
+    top_p, kept = batch.top_p, best_ids  # kept is not read yet
+    for rows_drawn in (_WITHOUT_TOP_K, _WITH_TOP_P):
+        draw(rows_drawn.value, top_p, kept)
+        top_p, kept = accept_draws(logits, batch, top_p, best, best_ids, noisy, noisy_ids)
+    draw(_WITH_LIMITS.value, top_p, find_thresholds(logits, batch, best, best_ids, top_p))
     _finish_sample[(rows,)](
         *(token_ids, noisy, noisy_ids, best, best_ids, batch.temperature), **sizes, num_warps=1
     )
@@ -174,20 +178,24 @@ def _finish_greedy(
 def _chunk_gumbel(
     noisy, noisy_ids, logits, best, best_ids, kept_limits,
     temperatures, top_ks, top_ps, min_ps, seeds, positions,
-    V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, IS_FIRST: tl.constexpr,
+    V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The argmax of z + noise over the tokens of a chunk: in the first draw over all tokens of rows
-    without top-k, then over the kept tokens of the rows that still have a limit. The noise itself is
+    """The argmax of z + noise over the kept tokens of a chunk, for some rows. The noise itself is
     computed only for tokens whose upper bound reaches the best value found so far."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     temperature, top_k = tl.load(temperatures + row), tl.load(top_ks + row)
-    has_top_k = (top_k > 0) & (top_k < V)
-    is_drawn = (not has_top_k) if IS_FIRST else (has_top_k | (tl.load(top_ps + row) < 1.0))
+    is_drawn = (top_k > 0) & (top_k < V)
+    if ROWS == _WITHOUT_TOP_K:
+        is_drawn = not is_drawn
+    elif ROWS == _WITH_TOP_P:
+        is_drawn = (not is_drawn) & (tl.load(top_ps + row) < 1.0)
+    else:
+        is_drawn = is_drawn | (tl.load(top_ps + row) < 1.0)
     if (temperature > 0.0) & is_drawn:
         top, _ = load_argmax(best, best_ids, row, CHUNKS, SLOTS)
         max_z, min_p = scale_logits(top, temperature), tl.load(min_ps + row)
         threshold, last = tl.full([], LOWEST_RANK, tl.int32), tl.full([], NO_ID, tl.int32)
-        if not IS_FIRST:
+        if ROWS != _WITHOUT_TOP_K:
             threshold, last = tl.load(kept_limits + row * 2), tl.load(kept_limits + row * 2 + 1)
         chunk_max_z = scale_logits(tl.load(best + row * CHUNKS + chunk), temperature)
         found, found_id = -INFINITY + tl.zeros_like(max_z), tl.full([], NO_ID, tl.int32)

@@ -276,24 +276,29 @@ def _select(
     BLOCK: tl.constexpr, BY_MASS: tl.constexpr,
 ):  # fmt: skip
     """The smallest set of the best kept tokens with a weight of at least `need`: its threshold and
-    last id."""
+    last id. Digits that all ranks of the bin share are not searched."""
     digit = tl.arange(0, 16)[None, :]
+    low_rank, high_rank = rank_of(low).to(tl.int64), rank_of(high).to(tl.int64)
     rank_found = tl.full([], LOWEST_RANK, tl.int64)  # tokens of this rank or above weigh enough
     above = tl.full([], 0, tl.int64)  # weight of all tokens above it
     for step in range(8):
-        unit = tl.full([], 1, tl.int64) << (28 - 4 * step)
-        digit_ranks = (rank_found + digit * unit).to(tl.int32)  # [1, 16]
-        sums = tl.zeros([BLOCK, 16], tl.int64)
-        for start in range(0, count, BLOCK):
-            _, rank, weight = _weigh_block(
-                source, ids, is_compacted, start, count, temperature, max_z, low, high, threshold, last, BLOCK, BY_MASS
-            )  # fmt: skip
-            sums += tl.where(rank[:, None] >= digit_ranks, weight[:, None], 0)
-        total = tl.sum(sums, 0)[None, :]  # [1, 16], descending
-        selected = tl.sum(tl.sum(((digit > 0) & (total >= need)).to(tl.int64), 1), 0)
-        above_digit = tl.sum(tl.sum(tl.where(digit == selected + 1, total, 0), 1), 0)
-        above = tl.where(selected < 15, above_digit, above)
-        rank_found += selected * unit
+        shift = 28 - 4 * step
+        if (low_rank >> shift) == (high_rank >> shift):
+            rank_found = (low_rank >> shift) << shift
+        else:
+            unit = tl.full([], 1, tl.int64) << shift
+            digit_ranks = (rank_found + digit * unit).to(tl.int32)  # [1, 16]
+            sums = tl.zeros([BLOCK, 16], tl.int64)
+            for start in range(0, count, BLOCK):
+                _, rank, weight = _weigh_block(
+                    source, ids, is_compacted, start, count, temperature, max_z, low, high, threshold, last, BLOCK, BY_MASS
+                )  # fmt: skip
+                sums += tl.where(rank[:, None] >= digit_ranks, weight[:, None], 0)
+            total = tl.sum(sums, 0)[None, :]  # [1, 16], descending
+            selected = tl.sum(tl.sum(((digit > 0) & (total >= need)).to(tl.int64), 1), 0)
+            above_digit = tl.sum(tl.sum(tl.where(digit == selected + 1, total, 0), 1), 0)
+            above = tl.where(selected < 15, above_digit, above)
+            rank_found += selected * unit
     remaining = need - above  # still needed from the tokens at the threshold
     threshold_found = rank_found.to(tl.int32)
     last_found = tl.full([], NO_ID, tl.int32)
