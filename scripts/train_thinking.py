@@ -12,6 +12,7 @@ be run again: what is complete is skipped, a run that was interrupted is resumed
     tasks        bAbI, entities, two-hop and free wording: thinking (full), adapter, no chain, chain
     coin         the built-in model `coin`
     gsm8k        GSM8K: thinking, no chain, chain of thought, three seeds each
+    gsm8k-data   GSM8K: thinking and no chain on a quarter and a half of the examples
     eval-tasks   accuracy of these, thoughts, latency
     eval-adapter the adapter, and 200 general prompts against the backbone's bits
     eval-coin    the tables of `coin`
@@ -19,6 +20,7 @@ be run again: what is complete is skipped, a run that was interrupted is resumed
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -68,6 +70,7 @@ class Plan:
             "tasks": self._tasks,
             "coin": self._coin,
             "gsm8k": self._gsm8k,
+            "gsm8k-data": self._gsm8k_data,
             "eval-tasks": self._eval_tasks,
             "eval-adapter": self._eval_adapter,
             "eval-coin": self._eval_coin,
@@ -113,6 +116,7 @@ class Plan:
 
     def _tasks(self) -> Iterator[Command]:
         base = ("--preset", "backbone", "--backbone", self.backbone, *self._mixed_tasks(), *self._minutes())
+        base = base if self.options.tiny else (*base, "--steps", str(self.options.steps))
         for form in FORMS:
             yield self._train(f"tasks-{form}", *base, "--form", form, result="model.safetensors")
         yield self._train("tasks-adapter", *base, "--adapter", "--learning-rate", "6e-4")
@@ -121,18 +125,35 @@ class Plan:
         yield self._train("coin", "--preset", "coin", *self._minutes(), result="model.safetensors")
 
     def _gsm8k(self) -> Iterator[Command]:
+        for seed in SEEDS:
+            for form in FORMS:
+                yield from self._gsm8k_run(f"gsm8k-{form}-{seed}", form, "--seed", str(seed))
+
+    def _gsm8k_data(self) -> Iterator[Command]:
+        for examples in ("1680", "3360"):
+            for form in FORMS[:2]:
+                yield from self._gsm8k_run(f"gsm8k-{form}-of-{examples}", form, "--examples", examples)
+
+    def _gsm8k_run(self, name: str, form: str, *more: str) -> Iterator[Command]:
         path = self._gsm8k_file("train")
         if path is None:
             return
-        for seed in SEEDS:
-            for form in FORMS:
-                yield self._train(
-                    f"gsm8k-{form}-{seed}",
-                    *("--preset", "backbone", "--backbone", self.backbone, "--task", f"gsm8k:{path}"),
-                    *("--form", form, "--seed", str(seed), "--batch", "64", "--max-thought", "16"),
-                    *("--steps", str(self.options.gsm8k_steps), "--workers", "1", "--eval-every", "200"),
-                    result="model.safetensors",
-                )
+        yield self._train(
+            name,
+            *("--preset", "backbone", "--backbone", self.backbone, "--task", f"gsm8k:{path}"),
+            *(
+                "--form",
+                form,
+                "--batch",
+                "64",
+                "--max-thought",
+                "16",
+                "--steps",
+                str(self.options.gsm8k_steps),
+            ),
+            *("--workers", "1", "--eval-every", "200", "--eval-texts", "400", *more),
+            result="model.safetensors",
+        )
 
     def _eval_tasks(self) -> Iterator[Command]:
         tasks = [f"babi:{path}" for path in self._babi("test")]
@@ -181,6 +202,11 @@ class Plan:
         if path is None:
             return
         names = [f"{form}-{seed}" for seed in SEEDS for form in FORMS]
+        names += [f"{form}-of-{examples}" for examples in ("1680", "3360") for form in FORMS[:2]]
+        # Those of gsm8k-data are there only after that stage.
+        names = [name for name in names if (self.out / f"gsm8k-{name}" / "config.json").is_file()] or names[
+            :9
+        ]
         folders = [f"{name}={self.out / f'gsm8k-{name}'}" for name in names]
         yield self._eval_command("eval-gsm8k", self.out / "eval-gsm8k", folders, [f"gsm8k:{path}"])
 
@@ -205,7 +231,17 @@ class Plan:
         return Path(self.options.gsm8k) / f"{part}.jsonl" if self.options.gsm8k else None
 
 
-STAGES = ("samples", "tasks", "coin", "gsm8k", "eval-tasks", "eval-adapter", "eval-coin", "eval-gsm8k")
+STAGES = (
+    "samples",
+    "tasks",
+    "coin",
+    "gsm8k",
+    "gsm8k-data",
+    "eval-tasks",
+    "eval-adapter",
+    "eval-coin",
+    "eval-gsm8k",
+)
 
 
 def run_together(commands: list[Command], logs: Path, seconds: float | None) -> bool:
@@ -214,6 +250,11 @@ def run_together(commands: list[Command], logs: Path, seconds: float | None) -> 
     """
     logs.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    environment = {
+        **os.environ,
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "PYTHONUNBUFFERED": "1",
+    }
     running = []
     for each in commands:
         if each.result.exists():
@@ -221,7 +262,7 @@ def run_together(commands: list[Command], logs: Path, seconds: float | None) -> 
             continue
         print(f"{each.name}: {' '.join(each.line()[1:])}", flush=True)
         log = (logs / f"{each.name}.log").open("a")
-        running.append((each, subprocess.Popen(each.line(), stdout=log, stderr=log)))
+        running.append((each, subprocess.Popen(each.line(), stdout=log, stderr=log, env=environment)))
     is_good = True
     for each, process in running:
         left = None if seconds is None else max(1.0, seconds - (time.monotonic() - started))
@@ -252,7 +293,8 @@ def main() -> int:
     parser.add_argument(
         "--together", action="store_true", help="run the commands of all these stages side by side"
     )
-    parser.add_argument("--minutes", type=float, default=7.0, help="of each training run")
+    parser.add_argument("--minutes", type=float, default=7.0, help="of each training run, at most")
+    parser.add_argument("--steps", type=int, default=1800, help="of the runs of the stage tasks, if they fit")
     parser.add_argument("--gsm8k-steps", type=int, default=600)
     parser.add_argument("--count", type=int, default=1000, help="texts of each task in evaluations")
     parser.add_argument("--kv-memory", default="6G")

@@ -79,6 +79,20 @@ def test_batch_depends_on_seed_and_step() -> None:
     )
 
 
+def test_tasks_have_their_shares_of_a_batch() -> None:
+    settings = replace(TINY, tasks=("parity", "two-hop"), shares=(1, 3), texts=5, form="none")
+    batch = start_run(settings, CPU).source.batch(0)
+    asks = [start_run(settings, CPU).built.tokenizer.decode(row.tolist()) for row in batch.token_ids]
+    assert sum("coin" in each.lower() for each in asks) == 2 and len(asks) == 8
+
+
+def test_every_text_comes_once_in_an_epoch() -> None:
+    source = start_run(replace(TINY, tasks=("two-hop",), texts=12, form="none"), CPU).source
+    seen = [tuple(row.tolist()) for step in range(3) for row in source.batch(step).token_ids]
+    lines = [tuple(token for token in row if token) for row in seen]
+    assert len(lines) == 24 and {lines.count(each) for each in lines} <= {2, 4}
+
+
 def test_missing_or_broken_train_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run to resume"):
         resume_run(tmp_path, CPU)
@@ -92,7 +106,9 @@ def test_settings_round_trip_through_json() -> None:
         assert settings_from_json(settings_to_json(settings)) == settings
 
 
-@pytest.mark.parametrize("changes", [{"steps": 0}, {"tasks": ()}, {"accumulate": 9}])
+@pytest.mark.parametrize(
+    "changes", [{"steps": 0}, {"tasks": ()}, {"accumulate": 9}, {"shares": (1,)}, {"chat": True}]
+)
 def test_bad_settings_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         replace(TINY, **changes)  # type: ignore[arg-type]
@@ -168,6 +184,9 @@ def test_run_with_minutes_sets_its_steps_and_resumes_with_them(
     assert run.settings.minutes is None and run.settings.steps > 1000  # a step takes much less than a second
     resumed = resume_run(tmp_path, CPU)
     assert resumed.settings == run.settings
+    bounded = start_run(replace(asked, most_steps=9), CPU)
+    train(bounded)
+    assert bounded.step == bounded.settings.steps == 9
     short = start_run(replace(asked, minutes=1e-6), CPU)
     train(short)
     assert short.step == short.settings.steps == 1 and short.metrics[-1].accuracy is not None

@@ -8,6 +8,7 @@ runs without it, with a warning.
 import logging
 
 import torch
+import torch._dynamo.config
 
 from holdfast.training.layer import DecoderLayer
 from holdfast.training.model import Rowwise, ThinkingModel
@@ -15,9 +16,13 @@ from holdfast.training.model import Rowwise, ThinkingModel
 _log = logging.getLogger(__name__)
 _TRIED_ROWS = (192, 320)  # two different numbers, so that the graphs are compiled for any number
 
+_VARIANTS = 32
+
 
 def compile_rowwise(model: ThinkingModel, device: torch.device) -> bool:
     """Compile the model's layers; returns whether that succeeded."""
+    # Frozen and trained layers, and passes without gradients, have variants of their own.
+    torch._dynamo.config.recompile_limit = max(_VARIANTS, torch._dynamo.config.recompile_limit)
     plain = model.rowwise
     model.rowwise = Rowwise(
         torch.compile(DecoderLayer.before_attention, dynamic=True, fullgraph=True),

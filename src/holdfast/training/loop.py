@@ -188,9 +188,9 @@ def measure_accuracy(run: TrainingRun, events: tuple[int, ...], count: int) -> d
     batch_size = _EVAL_BATCH if run.model.thinking is None else _EVAL_BATCH_THINKING
     for first in range(0, len(order), batch_size):
         among = order[first : first + batch_size]
-        is_right[among] = validate(
-            run.model, texts.take(among).take_range(0, len(among)), run.device
-        ).is_right
+        with autocast(run.device):
+            found = validate(run.model, texts.take(among).take_range(0, len(among)), run.device)
+        is_right[among] = found.is_right
     run.model.train()
     shares = is_right.reshape(len(cells), count).mean(axis=1).tolist()
     return {f"{name} {number}": share for (name, number), share in zip(cells, shares, strict=True)}
@@ -234,6 +234,8 @@ def _fit_minutes(run: TrainingRun, budget: StepBudget, minutes: float) -> Traini
     left = budget.seconds_left(minutes) - eval_seconds
     a_step = budget.step_seconds() + (eval_seconds / s.eval_every if s.eval_every > 0 else 0.0)
     steps = max(run.step + 1, run.step + int(left / a_step))
+    if s.most_steps is not None:
+        steps = max(run.step, min(steps, s.most_steps))
     return replace(s, steps=steps, minutes=None if budget.is_final(run.step) else minutes)
 
 

@@ -38,6 +38,7 @@ class TrainingSettings:
     """
 
     tasks: tuple[str, ...] = ("parity",)
+    shares: tuple[int, ...] = ()  # of a batch, for each task; empty: equal ones
     form: AnswerForm = "thinking"
     max_events: int = 10
     size: BackboneSize = SIZES["small"]
@@ -58,6 +59,7 @@ class TrainingSettings:
     context: int = 4096
     steps: int = 1500
     minutes: float | None = None  # if set, the run sets steps to fit, and then this to None
+    most_steps: int | None = None  # with minutes: no more steps than this
     batch: int = 256
     accumulate: int = 1  # micro-batches of a step, by length of the texts, to need less memory
     learning_rate: float = 1e-3
@@ -100,6 +102,8 @@ class TrainingSettings:
             raise ConfigError("an adapter has the form thinking and needs a backbone, which stays as it is")
         if self.chat and self.backbone is None:
             raise ConfigError("chat needs a backbone with a chat template")
+        if self.shares and (len(self.shares) != len(self.tasks) or min(self.shares) < 1):
+            raise ConfigError(f"shares are {self.shares}; expected {len(self.tasks)} numbers of 1 or more")
         if self.accumulate > self.batch:
             raise ConfigError(f"a batch of {self.batch} texts cannot have {self.accumulate} passes")
 
@@ -113,6 +117,7 @@ PRESETS = {
     # sliding window for unseen lengths. A reminder comes before the last thought leaves the window.
     "coin": TrainingSettings(
         tasks=("parity", "variables", "coin-talk", "variable-talk", "outside"),
+        shares=(2, 4, 5, 4, 1),
         max_events=40,
         size=SIZES["coin"],
         chunk=4,
@@ -121,7 +126,7 @@ PRESETS = {
         texts=60_000,
         variables_thought="worked",
         steps=6000,
-        batch=128,
+        batch=160,
         learning_rate=1e-3,
         warmup=200,
         # Most thoughts are trivial, so the mean loss of thoughts is small against that of answers.

@@ -96,7 +96,8 @@ def thinking(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Number of steps.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="Duration of the run, instead of a number of steps.")
+        float | None,
+        typer.Option(min=0.0, help="Duration of the run: as many steps as fit, with --steps at most those."),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Number of texts of a step.")] = None,
     accumulate: Annotated[
@@ -168,6 +169,10 @@ def thinking(
         "workers": workers,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
+    if task:
+        changes["shares"] = ()
+    if steps is not None and minutes is not None:
+        changes["most_steps"] = steps
     if window is not None:
         changes["window"] = window or None
     if resume and (changes or preset):

@@ -124,16 +124,21 @@ class BatchSource:
             self._prepared = prepare_all(shards, tokenizer, self._rules)
 
     def batch(self, step: int) -> Batch:
-        """The texts of a step: equally many of each task, sorted by length."""
-        names = list(self._topics)
-        share, more = divmod(self._settings.batch, len(names))
+        """The texts of a step: of each task its share, sorted by length."""
         batches = []
-        for index, name in enumerate(names):
-            count = share + (index < more)
+        for index, (name, count) in enumerate(zip(self._topics, self._counts(), strict=True)):
             if count:
                 batches.append(self._training_batch(name, index, step, count))
         whole = join_batches(batches)
         return whole.take(np.argsort(whole.num_tokens, kind="stable"))
+
+    def _counts(self) -> list[int]:
+        """The number of texts of each task in a batch."""
+        shares = self._settings.shares or (1,) * len(self._topics)
+        ends = [
+            sum(shares[: index + 1]) * self._settings.batch // sum(shares) for index in range(len(shares))
+        ]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
     def eval_batch(self, name: str, events: int, count: int, index: int = 0) -> Batch:
         """Texts that training does not use: with exactly this number of events, or of a file."""
