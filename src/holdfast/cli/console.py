@@ -3,6 +3,7 @@
 rich is imported when something is shown.
 """
 
+import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ class StageBars:
         self._progress: Progress | None = None
 
     def __enter__(self) -> "StageBars":
+        if not sys.stderr.isatty():
+            return self
         console = stderr()
         if console.is_terminal:
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

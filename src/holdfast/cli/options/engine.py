@@ -3,6 +3,7 @@
 A command checks its settings with `open_model` before it imports torch.
 """
 
+import gc
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,7 +45,10 @@ def open_llm(
     """Load the model, with a progress bar."""
     opened = opened or open_model(config)
     from holdfast.cli.console import StageBars
+    from holdfast.engine.frozen_heap import paused_collection
     from holdfast.engine.llm import LLM
 
-    with bars or StageBars() as progress:
-        return LLM.from_config(config, progress, opened)
+    with paused_collection(), bars or StageBars() as progress:
+        llm = LLM.from_config(config, progress, opened)
+        gc.freeze()  # modules and the model stay; the next collection would visit all of them
+    return llm
