@@ -92,6 +92,10 @@ class SafetensorsCheckpoint:
         format_ = self._dtype(name if part is None else next(iter(part.sources)))
         return RawTensor(format_, self.tensor(name).contiguous().view(-1).view(torch.uint8).numpy().data)
 
+    def release(self) -> None:
+        """Drop the maps of the files. A map ends with the last tensor that shares its memory."""
+        self._files = {}
+
     def _read(self, source: str) -> "Tensor":
         return self._open(self._shards[source]).get_tensor(self._stored[source])
 

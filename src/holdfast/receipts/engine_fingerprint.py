@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from holdfast.models.checkpoint import Checkpoint
+from holdfast.models.checkpoint import Checkpoint, release_pages
 from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig
 from holdfast.models.rope import rope_frequencies
 from holdfast.numerics.code_versions.versions import code_versions
@@ -207,6 +207,7 @@ def digest_weights(checkpoint: Checkpoint) -> str:
     threads = [_start(work) for _ in range(min(_MAX_THREADS, os.cpu_count() or 1))]
     for thread in threads:
         thread.join()
+    release_pages(checkpoint)
     if failures:
         raise failures[0]
     return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()

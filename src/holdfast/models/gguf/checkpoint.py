@@ -47,6 +47,10 @@ class GgufCheckpoint:
         """The tensor's bytes: in the mapped file, or a copy if the rows were permuted."""
         return RawTensor(self.file.tensors[self._stored[name].name].stored.name, self._bytes(name).data)
 
+    def release(self) -> None:
+        """Give the resident pages of the file back to the system."""
+        self.file.release()
+
     def _bytes(self, name: str) -> NDArray[np.uint8]:
         stored = self._stored[name]
         raw = self.file.raw(stored.name)
