@@ -1,5 +1,10 @@
 """KV pages in main memory, for the CPU backends."""
 
+import mmap
+import sys
+from contextlib import suppress
+from math import prod
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -7,6 +12,7 @@ from torch import Tensor
 from holdfast.numerics.forward_batch import KVLayer
 
 CPU_PAGE_SIZE = 16  # positions per page
+_MAPPED_BYTES = 1 << 22
 
 
 def new_cpu_layer(num_pages: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVLayer:
@@ -21,6 +27,18 @@ def new_cpu_layer(num_pages: int, kv_heads: int, head_dim: int, dtype: torch.dty
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose memory is allocated when it is first written; torch.zeros would write all of it
-    now."""
-    return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)
+    """Zeros whose memory is allocated when it is first written, in the system's small pages.
+
+    torch.zeros would write all of it now. numpy asks for huge pages: one request, with a few tokens in
+    every layer, would make 2 MiB of each layer resident.
+    """
+    num_bytes = prod(shape) * dtype.itemsize
+    if sys.platform != "linux" or num_bytes < _MAPPED_BYTES:
+        return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"{num_bytes} bytes cannot be allocated: {error}") from error
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
