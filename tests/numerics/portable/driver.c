@@ -21,7 +21,10 @@ KERNEL(sample) KERNEL(logsumexp) KERNEL(topk)
 /* ---- arguments: one 64-bit word each ---- */
 static int64_t words[64];
 static int num_words;
-static void begin(void) { num_words = 0; }
+static void begin(void) {
+    memset(words, 0, sizeof words); /* arguments that are not given are 0 */
+    num_words = 0;
+}
 static void p(const void *pointer) { words[num_words++] = (int64_t)(intptr_t)pointer; }
 static void i(int64_t value) { words[num_words++] = value; }
 static void d(double value) { memcpy(&words[num_words++], &value, 8); }
