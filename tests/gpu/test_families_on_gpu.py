@@ -35,7 +35,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 96},
     "qwen3_moe": HEAD | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 64},
     "olmoe": {"intermediate_size": 128},
-    "gpt_oss": HEAD | {"intermediate_size": 192, "num_local_experts": 32, "num_experts_per_tok": 4},
+    # The published limits of SwiGLU: older transformers read no others.
+    "gpt_oss": HEAD
+    | {"intermediate_size": 192, "num_local_experts": 32, "num_experts_per_tok": 4}
+    | {"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
 }
 SCALE = LoadScale(max_background=20, max_prompt_len=300, max_tokens=16, fault_rates=(0.0, 0.1))
 NUM_RUNS = 6 if HAS_GPU else 2
