@@ -47,9 +47,10 @@ from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.locate import locate
 from holdfast.numerics.backends.c.backend import MAX_HEAD_DIM
 from holdfast.numerics.batch_sizes import padded_batch_sizes
+from holdfast.numerics.blocks import BlockSource
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.numerics.select_backend import open_backend, uses_triton
+from holdfast.numerics.select_backend import open_backend, uses_c_kernels, uses_triton
 from holdfast.numerics.settings import NumericSettings, numeric_settings
 from holdfast.numerics.settings_guard import SettingsGuard
 from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts, own_code
@@ -107,6 +108,7 @@ class _Setup:
     settings: NumericSettings
     limits: BatchLimits
     max_len: int
+    block_formats: frozenset[str]  # of weights that the kernels keep in quantised blocks
 
     @property
     def thinks(self) -> bool:
@@ -144,16 +146,18 @@ def _make_setup(
     max_len = context_len(config, checkpoint.config)
     model = checkpoint.config.for_length(max_len)
     folder = thinking_folder(config.model, checkpoint)
+    formats = _kept_formats(config, checkpoint, device)
     return _Setup(
         config=config,
         model=model,
         folder=folder,
         thinking=None if folder is None else read_thinking(folder, model),
         device=device,
-        dtype=torch_dtype(config, model.torch_dtype),
+        dtype=torch.float32 if formats else torch_dtype(config, model.torch_dtype),
         settings=settings,
         limits=config.batch_limits(device.type, model.num_experts),
         max_len=max_len,
+        block_formats=formats,
     )
 
 
@@ -364,7 +368,13 @@ def _open_backend(setup: _Setup, show: ShowProgress | None) -> Backend:
     config, dtype, num_threads = setup.config, setup.dtype, setup.settings.threads
     if not uses_triton(config.kernels, setup.device):
         kernels = _cpu_kernels(config, setup.model)
-        return open_backend(dtype, kernels=kernels, num_threads=num_threads, portable=config.portable)
+        return open_backend(
+            dtype,
+            kernels=kernels,
+            num_threads=num_threads,
+            portable=config.portable,
+            block_formats=setup.block_formats,
+        )
     recipes = choose_recipes(
         setup.model, dtype, setup.device, setup.settings, _stage(show, "Choosing recipes")
     )
@@ -378,6 +388,15 @@ def _open_backend(setup: _Setup, show: ShowProgress | None) -> Backend:
         split_k=split_k_by_shape(recipes),
         split_n=split_n_by_shape(recipes),
     )
+
+
+def _kept_formats(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> frozenset[str]:
+    """The formats of quantised blocks that C kernels compute with as they are, with activations in fp32.
+    A configured dtype dequantises them."""
+    if config.dtype != "auto" or not isinstance(checkpoint, BlockSource):
+        return frozenset()
+    fits = checkpoint.config.head_dim <= MAX_HEAD_DIM
+    return checkpoint.block_formats() if fits and uses_c_kernels(config.kernels, device) else frozenset()
 
 
 def _cpu_kernels(config: EngineConfig, model: DecoderConfig) -> KernelBackend:

@@ -9,7 +9,7 @@ canonical.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -19,6 +19,7 @@ from holdfast.errors import BadWeights
 from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names, router_name
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope import rope_frequencies, rotary_order
+from holdfast.numerics.blocks import BlockBackend, Blocks, BlockSource
 from holdfast.numerics.experts import Expert, ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, write_kv
@@ -67,7 +68,7 @@ class Decoder:
         self,
         config: DecoderConfig,
         backend: Backend,
-        embedding: Tensor,
+        embedding: Tensor | Blocks,
         first_norm: Tensor | None,
         layers: Sequence[LayerWeights],
         head: Linear,
@@ -83,11 +84,8 @@ class Decoder:
         tables = (rope_tables(*rope_frequencies(config, kind), max_len) for kind in config.rope_kinds)
         self._ropes = [(cos.to(backend.device), sin.to(backend.device)) for cos, sin in tables]
         self._shape = layer_shape(config)
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._embedding.dtype
+        self.dtype: torch.dtype = getattr(torch, backend.recipe.dtype)
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
 
     def with_backend(self, backend: Backend) -> "Decoder":
         """The same weights with another backend of the same kind and device. Nothing is copied."""
@@ -171,7 +169,11 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [tokens] -> [tokens, hidden]."""
-        embedded = self.backend.embed(self._embedding, token_ids)
+        if isinstance(self._embedding, Blocks):
+            assert isinstance(self.backend, BlockBackend)
+            embedded = self.backend.embed_blocks(self._embedding, token_ids)
+        else:
+            embedded = self.backend.embed(self._embedding, token_ids)
         return embedded if self._embedding_scale == 1.0 else embedded.mul_(self._embedding_scale)
 
     def rope_at(self, positions: Tensor, index: int = 0) -> RopeCosSin:
@@ -262,20 +264,21 @@ def load_decoder(
     progress: Progress | None = None,
 ) -> Decoder:
     """Read each weight once, round it to dtype, move it to the backend's device and pack it there.
+    Weights in quantised blocks that the backend computes with are not dequantised.
 
     The host holds at most one tensor at a time, the device at most the weights and one tensor. A
     tied LM head shares the embedding's memory if the backend's `pack` does not copy.
     """
     config = checkpoint.config.for_length(max_len)
     loader = WeightLoader(checkpoint, config, backend, dtype, progress)
-    embedding = loader.tensor("model.embed_tokens.weight")
+    embedding = loader.embedding()
     prefixes = [f"model.layers.{index}." for index in range(config.num_layers)]
     first = NORM_NAMES[config.block].input
     norms = [None if first is None else loader.norm(prefix + first) for prefix in prefixes]
     norms.append(loader.norm("model.norm.weight"))
     layers = [loader.layer(prefix, norms[index + 1], index) for index, prefix in enumerate(prefixes)]
-    head = embedding if config.tie_word_embeddings else loader.tensor("lm_head.weight")
-    return Decoder(config, backend, embedding, norms[0], layers, backend.pack(head, None), max_len)
+    head = loader.head(embedding if config.tie_word_embeddings else None)
+    return Decoder(config, backend, embedding, norms[0], layers, head, max_len)
 
 
 class TensorSource(Protocol):
@@ -314,6 +317,21 @@ class WeightLoader:
         tensor = self._read(name)
         moved = tensor.to(self._device)
         return moved.clone() if moved is tensor and self._device.type == "cpu" else moved
+
+    def embedding(self) -> Tensor | Blocks:
+        """In blocks it is read from the file, row by row."""
+        name = "model.embed_tokens.weight"
+        blocks = self._blocks([name])
+        return self.tensor(name) if blocks is None else blocks[0]
+
+    def head(self, tied: Tensor | Blocks | None) -> Linear:
+        """The LM head. tied: the embedding, if the head shares it."""
+        name = "lm_head.weight"
+        blocks = self._blocks([name]) if tied is None else [tied] if isinstance(tied, Blocks) else None
+        if blocks is not None:
+            assert isinstance(self._backend, BlockBackend)
+            return self._backend.pack_blocks(blocks)
+        return self._backend.pack(tied if isinstance(tied, Tensor) else self.tensor(name), None)
 
     def norm(self, name: str) -> Tensor:
         """The weight of a norm: in the dtype, or in fp32 with the family's offset added."""
@@ -360,6 +378,9 @@ class WeightLoader:
 
     def _expert_linears(self, prefix: str, names: Sequence[str]) -> ExpertLinears:
         count = self._config.num_experts
+        if isinstance(self._backend, BlockBackend):
+            experts = (f"{prefix}mlp.experts.{number}." for number in range(count))
+            return ExpertLinears(tuple(self._linear(each, names) for each in experts))
         weights = (self._weights(f"{prefix}mlp.experts.{number}.", names) for number in range(count))
         return self._backend.pack_experts(weights, count)
 
@@ -383,24 +404,63 @@ class WeightLoader:
 
     def _linear(self, prefix: str, names: Sequence[str], *, is_qkv: bool = False) -> Linear:
         """Several projections of one input as one linear layer."""
-        weight, bias = self._weights(prefix, names)
-        if is_qkv and self._order is not None:
-            for tensor in (weight,) if bias is None else (weight, bias):
-                self._reorder_heads(tensor, self._order)
-        return self._backend.pack(weight, bias)
+        blocks = self._blocks([f"{prefix}{name}.weight" for name in names])
+        if blocks is not None:
+            assert isinstance(self._backend, BlockBackend)
+            parts = self._reorder_blocks(blocks) if is_qkv else blocks
+            return self._backend.pack_blocks(parts, self._bias(prefix, names, is_qkv=is_qkv))
+        weight = self._fused([f"{prefix}{name}.weight" for name in names])  # [sum of outputs, inputs]
+        if is_qkv:
+            self._reorder_heads(weight)
+        return self._backend.pack(weight, self._bias(prefix, names, is_qkv=is_qkv))
+
+    def _bias(self, prefix: str, names: Sequence[str], *, is_qkv: bool) -> Tensor | None:
+        """[sum of outputs], or None."""
+        biases = [f"{prefix}{name}.bias" for name in names]
+        if not self._names.issuperset(biases):
+            return None
+        bias = self._fused(biases)
+        if is_qkv:
+            self._reorder_heads(bias)
+        return bias
+
+    def _blocks(self, names: Sequence[str]) -> list[Blocks] | None:
+        """The matrices in quantised blocks, if the backend computes with all of them."""
+        if not isinstance(self._backend, BlockBackend) or not isinstance(self._checkpoint, BlockSource):
+            return None
+        found = [self._checkpoint.blocks(name) for name in names]
+        blocks = [one for one in found if one is not None and one.format in self._backend.block_formats]
+        if len(blocks) < len(names):
+            return None
+        for _ in names:
+            self._count()
+        return blocks
 
     def _weights(self, prefix: str, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of several projections of one input."""
         weight = self._fused([f"{prefix}{name}.weight" for name in names])  # [sum of outputs, inputs]
-        biases = [f"{prefix}{name}.bias" for name in names]
-        return weight, self._fused(biases) if self._names.issuperset(biases) else None  # [sum of outputs]
+        return weight, self._bias(prefix, names, is_qkv=False)
 
-    def _reorder_heads(self, qkv: Tensor, order: Tensor) -> None:
-        """Bring the dims of each q and k head of a fused tensor into another order."""
+    def _reorder_heads(self, qkv: Tensor, first_row: int = 0) -> None:
+        """Bring the dims of each q and k head into the order that kernels rotate. qkv: the rows of a
+        fused tensor from first_row on."""
+        if self._order is None:
+            return
         config = self._config
-        num_heads = config.num_heads + config.num_kv_heads
-        heads = qkv[: num_heads * config.head_dim].view(num_heads, config.head_dim, -1)
-        heads.copy_(heads[:, order.to(qkv.device)])
+        num_rows = (config.num_heads + config.num_kv_heads) * config.head_dim - first_row
+        heads = qkv[: max(0, num_rows)].view(-1, config.head_dim, *qkv.shape[1:])
+        heads.copy_(heads[:, self._order.to(qkv.device)])
+
+    def _reorder_blocks(self, parts: Sequence[Blocks]) -> list[Blocks]:
+        if self._order is None:
+            return list(parts)
+        first_row, found = 0, []
+        for part in parts:
+            data = part.data.clone()
+            self._reorder_heads(data, first_row)
+            found.append(replace(part, data=data))
+            first_row += part.out_features
+        return found
 
     def _fused(self, names: Sequence[str]) -> Tensor:
         """Tensors concatenated along the first dimension, each read into its place."""
@@ -420,10 +480,13 @@ class WeightLoader:
 
     def _read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         tensor = self._checkpoint.tensor(name, dtype or self._dtype)
+        self._count()
+        return tensor
+
+    def _count(self) -> None:
         self._done += 1
         if self._progress is not None:
             self._progress(self._done, len(self._names))
-        return tensor
 
 
 def _require_finite(tensor: Tensor, name: str, purpose: str) -> Tensor:

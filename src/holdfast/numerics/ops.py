@@ -41,6 +41,8 @@ class Linear:
     split_n: Mapping[int, int] = field(default_factory=dict)
     # Triton, a weight of an expert: the form of its grouped GEMM in fast passes.
     expert_form: int | None = None
+    # C, a weight in quantised blocks: format and output columns of its parts.
+    blocks: tuple[tuple[str, int], ...] = ()
 
 
 class Backend(Protocol):

@@ -39,6 +39,9 @@ class Recipe:
     version: int | str  # of the backend's code; with a digest if the code was modified
     # Triton: "NxK/S ...", the split-K factor of each GEMM; 0: the library's own GEMM.
     products: str = ""
+    # C: the formats of weights that are kept in quantised blocks, "Q4_1+Q8_0". Activations are quantised
+    # to int8 for their products.
+    blocks: str = ""
 
     @property
     def depends_on_device(self) -> bool:

@@ -31,11 +31,14 @@ def open_backend(
     vendor_gemm: bool = False,
     split_k: Mapping[tuple[int, int], int] | None = None,
     split_n: Mapping[tuple[int, int], Mapping[int, int]] | None = None,
+    block_formats: frozenset[str] = frozenset(),
 ) -> Backend:
     """A backend for activations of `dtype`. On a CPU "auto" falls back to torch with a warning if
     there is no compiler.
 
     portable: the recipe that every CPU computes with the same bits, and no other.
+
+    block_formats: C kernels keep weights of these formats in their quantised blocks.
 
     On a GPU: split_k and split_n are those of `Linear`, by GEMM shape (N, K). vendor_gemm: fast
     passes use the library's own GEMMs, without the recipe.
@@ -59,7 +62,7 @@ def open_backend(
             raise
         _log.warning("using the slower torch backend: %s", error)
         return TorchBackend(dtype)
-    return CBackend(dtype, library, num_threads, portable=portable)
+    return CBackend(dtype, library, num_threads, portable=portable, block_formats=block_formats)
 
 
 def _check_portable(kernels: KernelBackend, device: torch.device) -> None:
@@ -69,6 +72,17 @@ def _check_portable(kernels: KernelBackend, device: torch.device) -> None:
         raise ConfigError(
             f"portable is a recipe of the C kernels, and kernels is {kernels}; use kernels c or auto"
         )
+
+
+def uses_c_kernels(kernels: KernelBackend, device: torch.device) -> bool:
+    """Whether `kernels` means C kernels on this device, and they can be loaded or built."""
+    if device.type != "cpu" or kernels not in ("auto", "c"):
+        return False
+    try:
+        load_kernels()
+    except ConfigError:
+        return False
+    return True
 
 
 def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:

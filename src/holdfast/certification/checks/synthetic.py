@@ -25,6 +25,7 @@ from holdfast.certification.checks.order_probes import (
 )
 from holdfast.models.config import Norm
 from holdfast.numerics.batch_sizes import is_interpreted
+from holdfast.numerics.blocks import BlockBackend, random_blocks
 from holdfast.numerics.layer import LayerWeights
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
@@ -44,6 +45,12 @@ def norm_dtype(norm: Norm, dtype: torch.dtype) -> torch.dtype:
 def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:
     """Linear layers of the same shape whose weights show the order of summation: two, more where they
     have few columns."""
+    if like.blocks:
+        assert isinstance(backend, BlockBackend)
+        for seed in range(2):
+            parts = [random_blocks(name, rows, like.in_features, seed) for name, rows in like.blocks]
+            yield backend.pack_blocks(parts, like.bias)
+        return
     probes = GemmProbes(like.in_features, like.dtype, backend.device)
     bias = None if like.bias is None else torch.linspace(-1, 1, like.out_features, device=backend.device)
     for _ in range(max(2, MIN_COLUMNS // like.out_features)):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from holdfast.numerics.blocks import Blocks
+
 
 class GgufCheckpoint:
     """The weights of one GGUF file, checked against its metadata when opened."""
@@ -42,6 +44,24 @@ class GgufCheckpoint:
 
         shape, stored = self._shapes[name], self.file.tensors[self._stored[name].name].stored
         return dequantize(torch.from_numpy(self._bytes(name)), stored, dtype).view(shape)
+
+    def block_formats(self) -> frozenset[str]:
+        """The formats of matrices that a backend may keep in blocks."""
+        from holdfast.numerics.blocks import BLOCK_FORMATS
+
+        matrices = (self._stored[name].name for name, shape in self._shapes.items() if len(shape) == 2)
+        return frozenset(self.file.tensors[name].stored.name for name in matrices) & frozenset(BLOCK_FORMATS)
+
+    def blocks(self, name: str) -> "Blocks | None":
+        """The matrix in the blocks of the file; None if it is stored in another format."""
+        import torch
+
+        from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
+
+        shape, stored = self._shapes[name], self.file.tensors[self._stored[name].name].stored
+        if stored.name not in BLOCK_FORMATS or len(shape) != 2:
+            return None
+        return Blocks(stored.name, torch.from_numpy(self._bytes(name)).view(shape[0], -1), shape[1])
 
     def raw(self, name: str) -> RawTensor:
         """The tensor's bytes: in the mapped file, or a copy if the rows were permuted."""

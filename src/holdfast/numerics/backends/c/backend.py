@@ -4,7 +4,8 @@ The kernels do not check their arguments. Everything that could make them access
 checked here.
 """
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from holdfast.numerics.backends.c.kernels import CKernels
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
+from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
 from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
@@ -25,6 +27,8 @@ _BF16_AMX = 3  # of packed weights and of GEMMs
 _KV_BLOCK = 64  # BLOCK in attention.c
 _REFERENCE_ROWS = 16
 MAX_HEAD_DIM = 256  # MAX_DIM in attention.c
+_BLOCK_HEADER = struct.Struct("<16q")  # BlockWeight in block_linear.c
+_MAX_BLOCK_PARTS = 3
 
 
 class CBackend:
@@ -39,7 +43,13 @@ class CBackend:
     num_expert_forms = 1
 
     def __init__(
-        self, dtype: torch.dtype, kernels: CKernels, num_threads: int, *, portable: bool = False
+        self,
+        dtype: torch.dtype,
+        kernels: CKernels,
+        num_threads: int,
+        *,
+        portable: bool = False,
+        block_formats: frozenset[str] = frozenset(),
     ) -> None:
         self.dtype = dtype
         self._kernels = kernels
@@ -48,6 +58,7 @@ class CBackend:
         uses_amx = kernels.has_amx and dtype is torch.bfloat16 and not portable
         self._gemm_code = _BF16_AMX if uses_amx else self._code
         self.build = f"{kernels.variant}, {kernels.built.compiler}"
+        self.block_formats = block_formats & frozenset(BLOCK_FORMATS)
         self.recipe = Recipe(
             path="c",
             rows=_REFERENCE_ROWS,
@@ -57,6 +68,7 @@ class CBackend:
             dtype=str(dtype).removeprefix("torch."),
             variant="amx-bf16" if uses_amx else PORTABLE,
             version=code_version("kernels/c"),
+            blocks="+".join(sorted(self.block_formats)),
         )
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
@@ -88,6 +100,33 @@ class CBackend:
         bias32 = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
         return Linear(data, bias32, in_features, out_features, self.dtype)
 
+    def pack_blocks(self, parts: Sequence[Blocks], bias: Tensor | None = None) -> Linear:
+        assert 1 <= len(parts) <= _MAX_BLOCK_PARTS
+        in_features = parts[0].in_features
+        sizes = [self._block_bytes(part, in_features) for part in parts]
+        data = torch.empty(_BLOCK_HEADER.size + sum(sizes), dtype=torch.uint8)
+        header, start = [len(parts)], _BLOCK_HEADER.size
+        for part, size in zip(parts, sizes, strict=True):
+            number, columns = BLOCK_FORMATS[part.format].type_number, part.out_features
+            raw = part.data.contiguous()
+            self._kernels.block_pack(
+                *(data[start:].data_ptr(), raw.data_ptr(), columns, in_features, number, self._num_threads)
+            )
+            header += [number, columns, start]
+            start += size
+        words = _BLOCK_HEADER.pack(*header, *[0] * (16 - len(header)))
+        data[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        bias32 = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
+        out_features = sum(part.out_features for part in parts)
+        blocks = tuple((part.format, part.out_features) for part in parts)
+        return Linear(data, bias32, in_features, out_features, self.dtype, blocks=blocks)
+
+    def _block_bytes(self, part: Blocks, in_features: int) -> int:
+        form = BLOCK_FORMATS[part.format]
+        assert part.in_features == in_features and in_features % form.length == 0
+        assert part.data.shape == (part.out_features, in_features // form.length * form.num_bytes)
+        return self._kernels.block_bytes(form.type_number, part.out_features, in_features)
+
     def pack_experts(self, weights: Iterable[tuple[Tensor, Tensor | None]], count: int) -> ExpertLinears:
         return ExpertLinears(tuple(self.pack(*one) for one in weights))
 
@@ -107,10 +146,12 @@ class CBackend:
             x = x.contiguous()
             row_stride = in_features
         y = torch.empty(rows, w.out_features, dtype=out_dtype)
-        self._kernels.linear(
+        run = self._kernels.block_linear if w.blocks else self._kernels.linear
+        run(
             *(y.data_ptr(), x.data_ptr(), row_stride, w.data.data_ptr()),
             0 if w.bias is None else w.bias.data_ptr(),
-            *(rows, w.out_features, in_features, self._gemm_code, _CODES[out_dtype], self._num_threads),
+            *(rows, w.out_features, in_features, self._code if w.blocks else self._gemm_code),
+            *(_CODES[out_dtype], self._num_threads),
         )
         return y
 
@@ -323,6 +364,7 @@ class CBackend:
             *self._norm_codes(weights, shape),
             *(shape.is_parallel, shape.activation == "gelu_tanh"),
             *(shape.eps, shape.scale, shape.soft_cap or 0.0, shape.residual_scale),
+            sum(bool(linear.blocks) << index for index, linear in enumerate(linears)),
         )
 
     def _norm_codes(self, weights: LayerWeights, shape: LayerShape) -> tuple[int, bool, bool]:
@@ -355,6 +397,19 @@ class CBackend:
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return table.index_select(0, token_ids.clamp(min=0))
+
+    def embed_blocks(self, table: Blocks, token_ids: Tensor) -> Tensor:
+        form, width = BLOCK_FORMATS[table.format], table.in_features
+        ids = token_ids.clamp(min=0)
+        assert ids.dtype is torch.int64 and ids.is_contiguous() and table.data.is_contiguous()
+        assert table.data.shape[1] == width // form.length * form.num_bytes
+        assert ids.numel() == 0 or int(ids.max()) < table.out_features
+        out = torch.empty(ids.numel(), width, dtype=self.dtype)
+        self._kernels.block_rows(
+            *(out.data_ptr(), table.data.data_ptr(), ids.data_ptr()),
+            *(ids.numel(), width, form.type_number, self._code),
+        )
+        return out
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         rows, vocabulary = _check_logits(logits)

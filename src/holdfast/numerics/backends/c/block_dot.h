@@ -9,7 +9,9 @@
 
 #include "simd.h"
 
-#if VL == 16 && defined(__AVX512VNNI__)
+#ifdef HOLDFAST_PLAIN
+#define BLOCK_FORM "plain"
+#elif VL == 16 && defined(__AVX512VNNI__)
 #define BLOCK_FORM "avx512-vnni"
 #define Q8_ZERO 128
 #elif VL == 16
@@ -42,7 +44,18 @@ INLINE int32_t four_bytes(const int8_t *p) {
 }
 #endif
 
-#if VL == 16
+#ifdef HOLDFAST_PLAIN
+INLINE vi dot_pair(vi acc, vi w0, vi w1, Half x, const int pair, const int is_wide) {
+    int8_t w[2][4 * VL];
+    int32_t sums[VL];
+    (void)is_wide;
+    memcpy(w[0], &w0, sizeof w0), memcpy(w[1], &w1, sizeof w1), memcpy(sums, &acc, sizeof acc);
+    for (int j = 0; j < 8; j++)
+        for (int c = 0; c < VL; c++) sums[c] += w[j / 4][4 * c + j % 4] * x[8 * pair + j];
+    memcpy(&acc, sums, sizeof acc);
+    return acc;
+}
+#elif VL == 16
 INLINE __m512i splat_four(const int8_t *p) { return _mm512_set1_epi32(four_bytes(p)); }
 #if defined(__AVX512VNNI__)
 INLINE vi dot_pair(vi acc, vi w0, vi w1, Half x, const int pair, const int is_wide) {
@@ -120,7 +133,11 @@ INLINE vi dot_pair(vi acc, vi w0, vi w1, Half x, const int pair, const int is_wi
 
 /* VL unsigned bytes, and VL signed bytes, as int32. */
 INLINE vi load_u8(const uint8_t *p) {
-#if VL == 16
+#ifdef HOLDFAST_PLAIN
+    vi v;
+    for (int i = 0; i < VL; i++) v[i] = p[i];
+    return v;
+#elif VL == 16
     return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
 #elif VL == 8
     return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));

@@ -1,6 +1,7 @@
 /* Reading of GGUF's quantised blocks: single groups, whole rows, and the reference of the product. */
 #include "blocks.h"
 
+#include "kernels.h"
 #include "simd.h"
 
 static uint16_t u16_at(const uint8_t *p) {
@@ -10,7 +11,7 @@ static uint16_t u16_at(const uint8_t *p) {
 }
 
 /* fp16 to fp32, exact. */
-static float half_to_float(uint16_t half) {
+static float fp16_value(uint16_t half) {
     const uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, mantissa = half & 0x3ffu;
     if (exponent == 0) { /* zero or subnormal: mantissa * 2^-24 */
         const float size = (float)mantissa * 5.9604644775390625e-8f;
@@ -87,7 +88,7 @@ static int32_t weight_of(const Group *group, int i, int type) {
 
 /* The offset of a group, added to every number: Q4_K and Q5_K subtract theirs. */
 static float offset_of(const Group *group, int type) {
-    const float offset = half_to_float(group->offset);
+    const float offset = fp16_value(group->offset);
     return type >= Q4_K ? -(offset * (float)group->offset_scale) : offset;
 }
 
@@ -101,17 +102,18 @@ static void store_float(void *out, int64_t i, float value, int dt) {
 static float load_float(const void *in, int64_t i, int dt) {
     if (dt == F32) return ((const float *)in)[i];
     const uint16_t bits = ((const uint16_t *)in)[i];
-    return dt == BF16 ? bits_as_float((uint32_t)bits << 16) : half_to_float(bits);
+    return dt == BF16 ? bits_as_float((uint32_t)bits << 16) : fp16_value(bits);
 }
 
 static void dequantize_group(float *out, const Group *group, int type) {
-    const float scale = half_to_float(group->scale), offset = offset_of(group, type);
+    const float scale = fp16_value(group->scale), offset = offset_of(group, type);
     for (int i = 0; i < GROUP; i++) {
         const float value = scale * (float)group->scales[i / 16] * (float)weight_of(group, i, type);
         out[i] = has_offsets(type) ? value + offset : value;
     }
 }
 
+/* out [rows, K] of dtype dt: the rows `ids` of a table of blocks, each number rounded once. */
 void run_block_rows(void *out, const void *table, const int64_t *ids, int64_t rows, int64_t K, int64_t type, int64_t dt) {
     for (int64_t r = 0; r < rows; r++) {
         const uint8_t *row = (const uint8_t *)table + ids[r] * row_bytes((int)type, K);
@@ -136,7 +138,7 @@ void run_block_rows(void *out, const void *table, const int64_t *ids, int64_t ro
 static float add_group(float y, const int8_t *a, const GroupSums *sums, const Group *group, int type) {
     int32_t halves[2] = {0, 0};
     for (int i = 0; i < GROUP; i++) halves[i / 16] += a[i] * weight_of(group, i, type);
-    float scale = half_to_float(group->scale);
+    float scale = fp16_value(group->scale);
     int32_t total = halves[0] + halves[1];
     if (type == Q6_K) total = halves[0] * group->scales[0] + halves[1] * group->scales[1];
     else scale = scale * (float)group->scales[0];
@@ -144,6 +146,7 @@ static float add_group(float y, const int8_t *a, const GroupSums *sums, const Gr
     return has_offsets(type) ? fmaf(offset_of(group, type), sums->sum, y) : y;
 }
 
+/* The definition in plain C, from blocks as they are in the file: y [M, N] = x [M, K] times w [N, K]. */
 void run_block_reference(void *y, const void *x, int64_t stride, const void *w, const float *bias, int64_t M, int64_t N,
                          int64_t K, int64_t type, int64_t dt, int64_t out_dt) {
     for (int64_t m = 0; m < M; m++)

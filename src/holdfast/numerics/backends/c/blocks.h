@@ -52,12 +52,6 @@ typedef struct {
 } Group;
 
 void read_group(Group *group, const uint8_t *row, int64_t index, int type);
-/* out [rows, K] of dtype dt: the rows `ids` of a table of blocks, each number rounded once. */
-void run_block_rows(void *out, const void *table, const int64_t *ids, int64_t rows, int64_t K, int64_t type, int64_t dt);
-/* The definition in plain C, from blocks as they are in the file: y [M, N] = x [M, K] times w [N, K]. */
-void run_block_reference(void *y, const void *x, int64_t stride, const void *w, const float *bias, int64_t M, int64_t N,
-                         int64_t K, int64_t type, int64_t dt, int64_t out_dt);
-
 BLOCKS_INLINE float bits_as_float(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof x);

@@ -38,6 +38,14 @@ void run_attention(void *out, const void *q, int64_t q_stride, const void *keys,
                    const float *sinks, int64_t rows, int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
                    double scale, double soft_cap, int64_t window, int64_t dt, int64_t threads);
 
+/* Weights in GGUF's quantised blocks: block_linear.c, blocks.c. type is GGUF's number of the format. */
+void run_block_pack(void *packed, const void *w, int64_t N, int64_t K, int64_t type, int64_t threads);
+void run_block_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M, int64_t N,
+                      int64_t K, int64_t dt, int64_t out_dt, int64_t threads);
+void run_block_rows(void *out, const void *table, const int64_t *ids, int64_t rows, int64_t K, int64_t type, int64_t dt);
+void run_block_reference(void *y, const void *x, int64_t stride, const void *w, const float *bias, int64_t M, int64_t N,
+                         int64_t K, int64_t type, int64_t dt, int64_t out_dt);
+
 /* The arguments of one decoder layer; each field is one 64-bit word, in the order of backend.py.
  * x is the normed input of the layer, then that of the next layer. residual is updated. */
 typedef struct {
@@ -54,6 +62,7 @@ typedef struct {
     int64_t rows, spans, max_pages, hidden, heads, kv_heads, head_dim, intermediate, page, window, dt, threads;
     int64_t norm_dt, is_centered, norms_whole_rows, is_parallel, is_gelu;
     double eps, scale, soft_cap, residual_scale;
+    int64_t blocks; /* which weights are quantised blocks: 1 qkv, 2 o, 4 gate_up, 8 down */
 } LayerArguments;
 void run_layer(const LayerArguments *l);
 void run_noise(float *out, int64_t seed, int64_t position, int64_t n);

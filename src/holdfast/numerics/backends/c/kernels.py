@@ -30,7 +30,11 @@ _SIGNATURES = {
     "exp": "pii",
     "store_kv": "pppipipiiiiii",
     "attention": "ppipppppp" + "iiiiiii" + "ddiii",
-    "layer": "p" * 24 + "i" * 17 + "dddd",
+    "block_pack": "ppiiii",
+    "block_linear": "ppippiiiiii",
+    "block_rows": "pppiiii",
+    "block_reference": "ppippiiiiii",
+    "layer": "p" * 24 + "i" * 17 + "dddd" + "i",
     "sample": "ppiippppppi",
     "logsumexp": "ppiii",
     "topk": "pppiiii",
@@ -50,7 +54,9 @@ class CKernels:
     built: Built
     variant: str
     has_amx: bool
+    block_form: str  # the instructions of the products with quantised blocks
     packed_bytes: Callable[[int, int, int], int]
+    block_bytes: Callable[[int, int, int], int]
     pack: Callable[..., None]
     linear: Callable[..., None]
     rms_norm: Callable[..., None]
@@ -63,6 +69,10 @@ class CKernels:
     store_kv: Callable[..., None]
     attention: Callable[..., None]
     layer: Callable[..., None]
+    block_pack: Callable[..., None]
+    block_linear: Callable[..., None]
+    block_rows: Callable[..., None]
+    block_reference: Callable[..., None]
     sample: Callable[..., None]
     logsumexp: Callable[..., None]
     topk: Callable[..., None]
@@ -95,8 +105,12 @@ def bind_kernels(built: Built) -> CKernels:
     functions: dict[str, Any] = {}
     for name, signature in _SIGNATURES.items():
         functions[name] = _bind(library[f"holdfast_{name}"], signature)
-    packed_bytes = library["holdfast_packed_bytes"]
-    packed_bytes.argtypes, packed_bytes.restype = [ctypes.c_int64] * 3, ctypes.c_int64
+    packed_bytes, block_bytes = library["holdfast_packed_bytes"], library["holdfast_block_bytes"]
+    for each in (packed_bytes, block_bytes):
+        each.argtypes, each.restype = [ctypes.c_int64] * 3, ctypes.c_int64
+    block_form = library["holdfast_block_form"]
+    block_form.restype = ctypes.c_char_p
     variant = _VARIANTS[int(library["holdfast_vector_width"]())]
     has_amx = bool(library["holdfast_has_amx"]())
-    return CKernels(built, variant, has_amx, packed_bytes, **functions)
+    form = str(block_form(), "ascii")
+    return CKernels(built, variant, has_amx, form, packed_bytes, block_bytes, **functions)

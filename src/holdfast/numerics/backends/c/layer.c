@@ -17,16 +17,25 @@ static void *arena_alloc(Arena *arena, int64_t bytes) {
     return block;
 }
 
+/* A product with the weight number `index`: 0 qkv, 1 o, 2 gate_up, 3 down. */
+static void project(const LayerArguments *l, int index, void *y, const void *x, int64_t N, int64_t K) {
+    const void *weights[] = {l->qkv, l->o, l->gate_up, l->down};
+    const float *biases[] = {l->qkv_bias, l->o_bias, l->gate_up_bias, l->down_bias};
+    const int64_t dt = l->dt == BF16_AMX ? BF16 : l->dt;
+    if (l->blocks >> index & 1) run_block_linear(y, x, K, weights[index], biases[index], l->rows, N, K, dt, dt, l->threads);
+    else run_linear(y, x, K, weights[index], biases[index], l->rows, N, K, l->dt, dt, l->threads);
+}
+
 void run_layer(const LayerArguments *l) {
     static __thread void *buffer;
     static __thread size_t capacity;
     const int64_t rows = l->rows, H = l->heads, KV = l->kv_heads, D = l->head_dim, es = size_of((int)l->dt);
-    const int64_t gemm_dt = l->dt, dt = gemm_dt == BF16_AMX ? BF16 : gemm_dt, width = (H + 2 * KV) * D, threads = l->threads;
+    const int64_t dt = l->dt == BF16_AMX ? BF16 : l->dt, width = (H + 2 * KV) * D, threads = l->threads;
     const int64_t elements = width + 2 * H * D + KV * D + 2 * l->hidden + 3 * l->intermediate;
     Arena arena = {scratch(&buffer, &capacity, (size_t)(rows * elements * es + 9 * 64))};
 
     char *qkv = arena_alloc(&arena, rows * width * es);
-    run_linear(qkv, l->x, l->hidden, l->qkv, l->qkv_bias, rows, width, l->hidden, gemm_dt, dt, threads);
+    project(l, 0, qkv, l->x, width, l->hidden);
     char *q = qkv, *k = qkv + H * D * es, *v = qkv + (H + KV) * D * es;
     int64_t q_stride = width, k_stride = width;
     if (l->q_norm) {
@@ -41,7 +50,7 @@ void run_layer(const LayerArguments *l) {
     char *attended = arena_alloc(&arena, rows * H * D * es), *delta = arena_alloc(&arena, rows * l->hidden * es);
     run_attention(attended, q, q_stride, l->keys, l->values, l->positions, l->span_starts, l->page_table, NULL, rows, l->spans,
                   l->max_pages, H, KV, D, l->page, l->scale, l->soft_cap, l->window, dt, threads);
-    run_linear(delta, attended, H * D, l->o, l->o_bias, rows, l->hidden, H * D, gemm_dt, dt, threads);
+    project(l, 1, delta, attended, l->hidden, H * D);
     AddNorm add = {.out = l->x, .residual = l->residual, .delta = delta, .delta_norm = l->attention_norm, .weight = l->post_norm,
                    .rows = rows, .D = l->hidden, .dt = dt, .wdt = l->norm_dt, .is_centered = l->is_centered, .threads = threads,
                    .eps = l->eps, .scale = l->residual_scale};
@@ -49,9 +58,9 @@ void run_layer(const LayerArguments *l) {
     run_add_rms_norm(&add);
 
     char *gate_up = arena_alloc(&arena, rows * 2 * l->intermediate * es), *activated = arena_alloc(&arena, rows * l->intermediate * es);
-    run_linear(gate_up, l->x, l->hidden, l->gate_up, l->gate_up_bias, rows, 2 * l->intermediate, l->hidden, gemm_dt, dt, threads);
+    project(l, 2, gate_up, l->x, 2 * l->intermediate, l->hidden);
     run_activation_mul(activated, gate_up, rows, l->intermediate, l->is_gelu, dt, threads);
-    run_linear(delta, activated, l->intermediate, l->down, l->down_bias, rows, l->hidden, l->intermediate, gemm_dt, dt, threads);
+    project(l, 3, delta, activated, l->hidden, l->intermediate);
     add.out = l->x, add.delta_norm = l->mlp_norm, add.weight = l->next_norm;
     run_add_rms_norm(&add);
 }
