@@ -37,7 +37,10 @@ COMPONENTS = {
         "from weights and token ids to the last norm, and to embeddings",
         (
             "models/",
-            *(f"numerics/{name}.py" for name in ("blocks", "experts", "forward_batch", "layer", "ops", "rope")),
+            *(
+                f"numerics/{name}.py"
+                for name in ("blocks", "experts", "forward_batch", "layer", "ops", "rope")
+            ),
             *(f"numerics/{name}.py" for name in ("fp_environment", "openmp", "settings", "settings_guard")),
             *("numerics/watched_settings.py", _ELEMENTARY),
             *(f"worker/{name}.py" for name in ("cuda_graphs", "input_batch", "kv_store", "last_layer")),

@@ -12,8 +12,6 @@
  * This takes the bytes of the file; Q4_K and Q5_K take 3 % more, as their 6-bit scales become bytes.
  * One and two rows read the panels as they are. More rows read a copy of the panel with one byte per
  * weight, made once per block of rows. */
-#include <omp.h>
-
 #include "block_dot.h"
 #include "blocks.h"
 #include "kernels.h"
