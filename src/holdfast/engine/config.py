@@ -73,7 +73,11 @@ class EngineConfig:
     device: str = _option(
         "auto", "cpu, cuda, cuda:N, or auto: a GPU if torch sees one and triton is installed."
     )
-    dtype: str = _option("auto", "bf16, fp16, fp32, or auto: the checkpoint's.")
+    dtype: str = _option(
+        "auto",
+        "bf16, fp16, fp32, or auto: the checkpoint's. On a CPU, auto computes with the quantised blocks of a GGUF file "
+        "as they are; the others dequantise them.",
+    )
     determinism: DeterminismMode = _option(
         "auto",
         "auto: commit certified batch sizes at once, verify all others; verify: verify everything; off: refuse "

@@ -141,6 +141,12 @@ class Receipt:
         return isinstance(recipe, Mapping) and recipe.get("variant") == PORTABLE
 
     @property
+    def keeps_blocks(self) -> bool:
+        """Whether weights stayed in the quantised blocks of the file, as with the dtype auto."""
+        recipe = self.fingerprint.parts.get("recipe")
+        return isinstance(recipe, Mapping) and bool(recipe.get("blocks"))
+
+    @property
     def names_threads(self) -> bool:
         """Whether the number of threads is a part of the fingerprint."""
         settings = self.fingerprint.parts.get("settings")

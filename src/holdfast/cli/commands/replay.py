@@ -121,6 +121,8 @@ def receipt_config(
 ) -> EngineConfig:
     """The engine of a receipt, as far as the options that were given do not say otherwise."""
     recorded: dict[str, Any] = {"dtype": receipt.engine.dtype, "kernels": receipt.engine.kernels}
+    if receipt.keeps_blocks:  # a dtype of its own would dequantise them
+        recorded["dtype"] = "auto"
     recorded["portable"] = receipt.engine.kernels == "c" and receipt.is_portable
     if receipt.names_threads:
         recorded["num_threads"] = receipt.engine.num_threads
