@@ -44,16 +44,26 @@ class Form:
 _AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq"
 FORMS = {
     "neon-gcc": Form("aarch64", "gcc", ("-O3",)),
+    "neon-dotprod-gcc": Form("aarch64", "gcc", ("-O3", "-march=armv8.2-a+dotprod"), "asimddp"),
     "neon-gcc-unoptimised": Form("aarch64", "gcc", ("-O0",)),
     "neon-clang": Form("aarch64", "clang", ("-O2",)),
     "avx2-gcc": Form("x86_64", "gcc", ("-O3", "-march=haswell"), "avx2"),
+    "avx-vnni-gcc": Form("x86_64", "gcc", ("-O3", "-march=haswell", "-mavxvnni"), "avx_vnni"),
     "avx2-clang": Form("x86_64", "clang", ("-O2", "-march=haswell"), "avx2"),
     "avx512-gcc": Form("x86_64", "gcc", ("-O3", "-march=haswell", *_AVX512.split()), "avx512bw"),
+    "avx512-vnni-gcc": Form(
+        "x86_64", "gcc", ("-O3", "-march=haswell", *_AVX512.split(), "-mavx512vnni"), "avx512_vnni"
+    ),
     "avx512-clang": Form("x86_64", "clang", ("-O2", "-march=haswell", *_AVX512.split()), "avx512bw"),
     "avx512-emulated": Form(
         platform.machine(),
         "gcc",
         ("-O0", f"-I{HERE / 'emulated_avx512'}", "-D__AVX512F__=1", "-D__AVX512BW__=1"),
+    ),
+    "avx512-vnni-emulated": Form(
+        platform.machine(),
+        "gcc",
+        ("-O0", f"-I{HERE / 'emulated_avx512'}", *(f"-D__AVX512{part}__=1" for part in ("F", "BW", "VNNI"))),
     ),
     "plain-8": Form(platform.machine(), "gcc", ("-O1", "-DHOLDFAST_PLAIN=8")),
     "plain-16": Form(platform.machine(), "clang", ("-O1", "-DHOLDFAST_PLAIN=16")),
@@ -102,7 +112,7 @@ def runner_for(form: Form) -> list[str] | None:
     if form.cpu == platform.machine():
         flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
         return [] if not form.needs or form.needs in flags.split() else None
-    if form.needs.startswith("avx512"):
+    if form.needs.startswith(("avx512", "avx_vnni")):
         return None
     if shutil.which(f"qemu-{form.cpu}") is None:
         pytest.skip(f"no qemu-{form.cpu} (qemu-user) to run a program for {form.cpu}")
@@ -119,7 +129,7 @@ def test_every_form_gives_the_recorded_bits(name: str, tmp_path: Path) -> None:
     form = FORMS[name]
     compiler, runner = compiler_for(form), runner_for(form)
     program = tmp_path / "driver"
-    flags = [flag for flag in build_module._FLAGS if flag not in ("-O3", "-fopenmp", "-fno-schedule-insns")]
+    flags = [flag for flag in build_module.FLAGS if flag not in ("-O3", "-fopenmp", "-fno-schedule-insns")]
     sources = [str(SOURCES / unit) for unit in build_module._UNITS]
     run([*compiler, *flags, *form.flags, *sources, str(HERE / "driver.c"), "-o", str(program)])
     if runner is None:

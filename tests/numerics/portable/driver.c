@@ -12,10 +12,12 @@ enum { F32, BF16, F16 };
 static const char *DTYPES[] = {"fp32", "bf16", "fp16"};
 static const char *KINDS[] = {"ordinary", "hostile"};
 
+extern int64_t holdfast_block_bytes(int64_t type, int64_t n, int64_t k);
 extern int64_t holdfast_packed_bytes(int64_t n, int64_t k, int64_t dt);
 #define KERNEL(name) extern void holdfast_##name(const int64_t *arguments);
 KERNEL(pack) KERNEL(linear) KERNEL(rms_norm) KERNEL(add_rms_norm) KERNEL(rope) KERNEL(activation_mul)
 KERNEL(swiglu_mul) KERNEL(soft_cap) KERNEL(exp) KERNEL(store_kv) KERNEL(attention) KERNEL(layer) KERNEL(noise)
+KERNEL(block_pack) KERNEL(block_linear) KERNEL(block_rows)
 KERNEL(sample) KERNEL(logsumexp) KERNEL(topk)
 
 /* ---- arguments: one 64-bit word each ---- */
@@ -252,6 +254,42 @@ static void layer(int dt) {
     print("layer", dt);
 }
 
+/* Weights in quantised blocks: random bits, with scales near 1, or any fp16 in the hostile case. */
+static void blocks(int dt) {
+    static const struct {
+        int64_t type, length, bytes, scales_at, num_scales;
+    } formats[] = {{2, 32, 18, 0, 1}, {3, 32, 20, 0, 2}, {6, 32, 22, 0, 1}, {7, 32, 24, 0, 2},
+                   {8, 32, 34, 0, 1}, {12, 256, 144, 0, 2}, {13, 256, 176, 0, 2}, {14, 256, 210, 208, 1}};
+    static const int64_t batches[] = {1, 2, 3, 6, 9, 17}, ids[] = {4, 0, 36};
+    const int64_t n = 37, k = 512;
+    for (int f = 0; f < 8; f++) {
+        const int64_t row = k / formats[f].length * formats[f].bytes, type = formats[f].type;
+        unsigned char *weight = calloc((size_t)(n * row), 1);
+        for (int64_t at = 0; at < n * row; at++) weight[at] = (unsigned char)mix(++counter);
+        for (int64_t at = 0; at < n * row; at += formats[f].bytes)
+            for (int64_t s = 0; s < formats[f].num_scales && !hostile; s++)
+                weight[at + formats[f].scales_at + 2 * s + 1] = weight[at + formats[f].scales_at + 2 * s + 1] % 16 + 48;
+        int64_t *whole = calloc((size_t)(128 + holdfast_block_bytes(type, n, k)) / 8 + 8, 8);
+        whole[0] = 1, whole[1] = type, whole[2] = n, whole[3] = 128; /* one part, its columns, where it begins */
+        begin(), p(whole + 16), p(weight), i(n), i(k), i(type), i(THREADS);
+        holdfast_block_pack(words);
+        for (int b = 0; b < 6; b++) {
+            const int64_t m = batches[b];
+            void *x = numbers(m * k, dt), *y = zeros(m * n, F32), *bias = numbers(n, F32);
+            begin(), p(y), p(x), i(k), p(whole), p(bias), i(m), i(n), i(k), i(dt), i(F32), i(THREADS);
+            holdfast_block_linear(words);
+            add(y, m * n, F32);
+            free(x), free(y), free(bias);
+        }
+        void *rows = zeros(3 * k, dt);
+        begin(), p(rows), p(weight), p(ids), i(3), i(k), i(type), i(dt);
+        holdfast_block_rows(words);
+        add(rows, 3 * k, dt);
+        free(weight), free(whole), free(rows);
+    }
+    print("quantised blocks", dt);
+}
+
 #define ROWS 8
 
 static void sampling(void) {
@@ -289,6 +327,7 @@ int main(void) {
             linear(dt), norms(dt), add_norms(dt), rope(dt), activations(dt), attention(dt), layer(dt);
         }
         elementwise(), sampling();
+        for (int dt = F32; dt <= F16; dt++) blocks(dt);
     }
     return 0;
 }

@@ -6,6 +6,8 @@
 typedef float __m128 __attribute__((vector_size(16)));
 typedef float __m256 __attribute__((vector_size(32)));
 typedef float __m512 __attribute__((vector_size(64)));
+typedef long long __m128i __attribute__((vector_size(16)));
+typedef uint64_t __mmask64;
 typedef long long __m256i __attribute__((vector_size(32)));
 typedef long long __m512i __attribute__((vector_size(64)));
 
@@ -108,3 +110,63 @@ EMULATED __m128 _mm256_extractf128_ps(__m256 v, int part) {
 EMULATED __m128 _mm_movehl_ps(__m128 a, __m128 b) { return (__m128){b[2], b[3], a[2], a[3]}; }
 EMULATED __m128 _mm_movehdup_ps(__m128 v) { return (__m128){v[1], v[1], v[3], v[3]}; }
 EMULATED float _mm_cvtss_f32(__m128 v) { return v[0]; }
+
+/* ---- bytes and 16-bit integers ---- */
+
+typedef int8_t Bytes __attribute__((vector_size(64)));
+typedef uint8_t UnsignedBytes __attribute__((vector_size(64)));
+typedef int16_t Words __attribute__((vector_size(64)));
+typedef int32_t Integers __attribute__((vector_size(64)));
+
+EMULATED __m512i _mm512_setzero_si512(void) { return (__m512i){0}; }
+EMULATED __m512i _mm512_set1_epi32(int32_t x) { return (__m512i)((Integers){0} + x); }
+EMULATED __m512i _mm512_set1_epi16(int16_t x) { return (__m512i)((Words){0} + x); }
+EMULATED __m512i _mm512_add_epi16(__m512i a, __m512i b) { return (__m512i)((Words)a + (Words)b); }
+EMULATED __m512i _mm512_abs_epi8(__m512i v) {
+    Bytes lanes = (Bytes)v;
+    for (int i = 0; i < 64; i++) lanes[i] = (int8_t)(lanes[i] < 0 ? -lanes[i] : lanes[i]);
+    return (__m512i)lanes;
+}
+EMULATED __mmask64 _mm512_movepi8_mask(__m512i v) {
+    __mmask64 mask = 0;
+    for (int i = 0; i < 64; i++) mask |= (__mmask64)(((Bytes)v)[i] < 0) << i;
+    return mask;
+}
+EMULATED __m512i _mm512_mask_sub_epi8(__m512i source, __mmask64 mask, __m512i a, __m512i b) {
+    Bytes lanes = (Bytes)source;
+    for (int i = 0; i < 64; i++)
+        if (mask >> i & 1) lanes[i] = (int8_t)(((Bytes)a)[i] - ((Bytes)b)[i]);
+    return (__m512i)lanes;
+}
+/* Sums of two products of unsigned and signed bytes, saturated to 16 bits. */
+EMULATED __m512i _mm512_maddubs_epi16(__m512i a, __m512i b) {
+    Words out;
+    for (int i = 0; i < 32; i++) {
+        int32_t sum = 0;
+        for (int j = 0; j < 2; j++) sum += ((UnsignedBytes)a)[2 * i + j] * ((Bytes)b)[2 * i + j];
+        out[i] = (int16_t)(sum > 32767 ? 32767 : sum < -32768 ? -32768 : sum);
+    }
+    return (__m512i)out;
+}
+EMULATED __m512i _mm512_madd_epi16(__m512i a, __m512i b) {
+    Integers out;
+    EACH_LANE out[i] = ((Words)a)[2 * i] * ((Words)b)[2 * i] + ((Words)a)[2 * i + 1] * ((Words)b)[2 * i + 1];
+    return (__m512i)out;
+}
+EMULATED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
+    Integers out = (Integers)sum;
+    EACH_LANE for (int j = 0; j < 4; j++) out[i] += ((UnsignedBytes)a)[4 * i + j] * ((Bytes)b)[4 * i + j];
+    return (__m512i)out;
+}
+EMULATED __m128i _mm_loadu_si128(const void *p) {
+    __m128i v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+EMULATED __m512i _mm512_cvtepu8_epi32(__m128i bytes) {
+    uint8_t in[16];
+    Integers out;
+    memcpy(in, &bytes, sizeof in);
+    EACH_LANE out[i] = in[i];
+    return (__m512i)out;
+}

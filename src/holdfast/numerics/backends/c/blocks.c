@@ -142,8 +142,8 @@ static float add_group(float y, const int8_t *a, const GroupSums *sums, const Gr
     int32_t total = halves[0] + halves[1];
     if (type == Q6_K) total = halves[0] * group->scales[0] + halves[1] * group->scales[1];
     else scale = scale * (float)group->scales[0];
-    y = fmaf((float)total, scale * sums->step, y);
-    return has_offsets(type) ? fmaf(offset_of(group, type), sums->sum, y) : y;
+    y = __builtin_fmaf((float)total, scale * sums->step, y);
+    return has_offsets(type) ? __builtin_fmaf(offset_of(group, type), sums->sum, y) : y;
 }
 
 /* The definition in plain C, from blocks as they are in the file: y [M, N] = x [M, K] times w [N, K]. */
