@@ -327,7 +327,8 @@ int main(void) {
             linear(dt), norms(dt), add_norms(dt), rope(dt), activations(dt), attention(dt), layer(dt);
         }
         elementwise(), sampling();
-        for (int dt = F32; dt <= F16; dt++) blocks(dt);
     }
+    for (hostile = 0; hostile < 2; hostile++)
+        for (int dt = F32; dt <= F16; dt++) blocks(dt);
     return 0;
 }
