@@ -319,10 +319,10 @@ class WeightLoader:
         return moved.clone() if moved is tensor and self._device.type == "cpu" else moved
 
     def embedding(self) -> Tensor | Blocks:
-        """In blocks it is read from the file, row by row."""
+        """Blocks are copied: a file that changes while it is served changes no answer."""
         name = "model.embed_tokens.weight"
         blocks = self._blocks([name])
-        return self.tensor(name) if blocks is None else blocks[0]
+        return self.tensor(name) if blocks is None else replace(blocks[0], data=blocks[0].data.clone())
 
     def head(self, tied: Tensor | Blocks | None) -> Linear:
         """The LM head. tied: the embedding, if the head shares it."""
