@@ -3,7 +3,9 @@ rollbacks are shown.
 """
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from itertools import cycle, repeat
 from pathlib import Path
@@ -559,6 +561,19 @@ def test_figures_have_tooltips(visit: Visit) -> None:
     assert "wait for a place" in visit.page.inner_text("#tip")
     visit.page.keyboard.press("Escape")
     assert visit.page.is_hidden("#tip")
+
+
+@pytest.mark.long
+def test_timeline_marks_a_restart_of_the_engine(visit: Visit, server: Server) -> None:
+    """The answer goes on after it."""
+    visit.ask(max_tokens="120")
+    visit.wait_seen("committed")
+    os.kill(server.engine_pid, signal.SIGKILL)
+    mark = "Restart: the engine process died (signal 9); 1 request continued in the next one."
+    visit.page.wait_for_function(
+        "mark => document.querySelector('#step-note').textContent === mark", arg=mark
+    )
+    visit.wait_answered()
 
 
 def test_connection_is_called_live(page: "Page") -> None:
