@@ -29,6 +29,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
     "stop": {"temperature": 1.0, "stop": ["zzq", "e"], "min_tokens": 20},
     "n": {"temperature": 1.0, "n": 3, "ignore_eos": False, "logprobs": 1},
+    "json": {"temperature": 1.0, "structured": StructuredOutput(json_object=True), "ignore_eos": False},
+    "words": {"temperature": 1.0, "bad_words": ["the", "a"], "echo": True},
+    "prompt_logprobs": {"temperature": 1.0, "prompt_logprobs": 2, "n": 2, "ignore_eos": False},
+}
+MORE_KINDS: dict[str, dict[str, Any]] = {
     "stops": {
         "temperature": 2.0,
         "stop": ["ab", "e ", "the quick"],
@@ -40,14 +45,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "one": {"max_tokens": 1, "n": 4, "logprobs": 1},
     "choice": {"structured": StructuredOutput(choice=("the quick", "a dog")), "ignore_eos": False, "n": 3},
     "regex": {"structured": StructuredOutput(regex="[a-z ]{10,50}!"), "ignore_eos": False},
-    "json": {"temperature": 1.0, "structured": StructuredOutput(json_object=True), "ignore_eos": False},
-    "words": {"temperature": 1.0, "bad_words": ["the", "a"], "echo": True},
-    "prompt_logprobs": {"temperature": 1.0, "prompt_logprobs": 2, "n": 2, "ignore_eos": False},
 }
 
 
 def params_of(kind: str, deterministic: bool) -> SamplingParams:
-    settings = {"max_tokens": 40, "ignore_eos": True, **KINDS[kind]}
+    settings = {"max_tokens": 40, "ignore_eos": True, **(KINDS | MORE_KINDS)[kind]}
     return SamplingParams(**settings, seed=SEED, deterministic=deterministic)
 
 
@@ -152,7 +154,7 @@ def check_resumes(
 @pytest.mark.long
 @pytest.mark.parametrize("num_neighbours", [0, 3], ids=["alone", "neighbours"])
 @pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "ordinary"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | MORE_KINDS)
 def test_answer_continues_twice_from_any_place(
     llm: LLM, kind: str, deterministic: bool, num_neighbours: int
 ) -> None:
@@ -233,14 +235,14 @@ def test_deterministic_answer_continues_with_the_same_bits(llm: LLM, kind: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ordinary_answer_continues_without_gap(llm: LLM, kind: str) -> None:
+def test_ordinary_answer_continues_without_gap(auto_llm: LLM, kind: str) -> None:
     """On this backend an ordinary answer alone has the same tokens every time, too."""
     params = params_of(kind, deterministic=False)
-    whole, expected = run(restarted(llm), params)
+    whole, expected = run(restarted(auto_llm), params)
     assert expected is not None
     stop_after = max(1, len(whole) // 2)
-    begun, _ = run(restarted(llm), params, stop_after=stop_after)
-    rest, result = run(restarted(llm), params, record_of(begun, params))
+    begun, _ = run(restarted(auto_llm), params, stop_after=stop_after)
+    rest, result = run(restarted(auto_llm), params, record_of(begun, params))
     assert result is not None and result.error is None
     assert result.prompt_logprobs == expected.prompt_logprobs
     for got, wanted in zip(merged(begun + rest, params.n), merged(whole, params.n), strict=True):
@@ -248,7 +250,7 @@ def test_ordinary_answer_continues_without_gap(llm: LLM, kind: str) -> None:
     assert [list(choice.token_ids) for choice in result.choices] == [
         one[1] for one in merged(whole, params.n)
     ]
-    restarted(llm).check()
+    restarted(auto_llm).check()
 
 
 @pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "ordinary"])
