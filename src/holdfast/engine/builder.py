@@ -36,7 +36,7 @@ from holdfast.engine.preflight import (
     dummy_config,
     open_model,
 )
-from holdfast.engine.start_up import StartUpClock
+from holdfast.engine.start_up import StartUpClock, release_free_memory
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, HoldfastError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
@@ -176,6 +176,7 @@ def _assemble(
     _await_kernels(worker, show)
     clock.end("kernels")
     canary = run_canary(backend, model)  # before anything fills the device's memory
+    release_free_memory()
     clock.end("canary")
     if thinking is not None:
         _require_chunks_in_pages(thinking, backend.page_size)
@@ -203,6 +204,7 @@ def _assemble(
         decoder, setup.settings, canary.fast, setup.limits.max_pass_tokens, setup.max_len
     )
     certificate, certifier = _obtain_certificate(setup, subject, decoder, runner, store, show)
+    release_free_memory()
     clock.end("certificate" if certifier is None else "reference's own test")
     if certificate is not None:
         sizes = _padded_sizes(certificate.sizes, backend, setup.limits)

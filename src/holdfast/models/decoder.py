@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import BadWeights
-from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names, router_name
+from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names, release_pages, router_name
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope import rope_frequencies, rotary_order
 from holdfast.numerics.blocks import BlockBackend, Blocks, BlockSource
@@ -276,7 +276,10 @@ def load_decoder(
     first = NORM_NAMES[config.block].input
     norms = [None if first is None else loader.norm(prefix + first) for prefix in prefixes]
     norms.append(loader.norm("model.norm.weight"))
-    layers = [loader.layer(prefix, norms[index + 1], index) for index, prefix in enumerate(prefixes)]
+    layers: list[LayerWeights] = []
+    for index, prefix in enumerate(prefixes):
+        layers.append(loader.layer(prefix, norms[index + 1], index))
+        release_pages(checkpoint)
     head = loader.head(embedding if config.tie_word_embeddings else None)
     return Decoder(config, backend, embedding, norms[0], layers, head, max_len)
 

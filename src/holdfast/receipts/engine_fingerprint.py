@@ -207,7 +207,6 @@ def digest_weights(checkpoint: Checkpoint) -> str:
     threads = [_start(work) for _ in range(min(_MAX_THREADS, os.cpu_count() or 1))]
     for thread in threads:
         thread.join()
-    release_pages(checkpoint)
     if failures:
         raise failures[0]
     return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
@@ -217,6 +216,7 @@ def _digest_tensor(checkpoint: Checkpoint, name: str) -> bytes:
     raw = checkpoint.raw(name)
     digest = hashlib.sha256(json.dumps([name, raw.format, checkpoint.shape(name)]).encode())
     digest.update(raw.data)
+    release_pages(checkpoint)
     return digest.digest()
 
 
