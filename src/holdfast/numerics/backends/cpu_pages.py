@@ -42,3 +42,11 @@ def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def new_bytes(num_bytes: int) -> Tensor:
+    """Memory for packed weights, uint8 [num_bytes]. A large one is mapped by itself: it goes back to
+    the system when it is freed, where torch's allocator may keep it."""
+    if num_bytes < _MAPPED_BYTES:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    return untouched_zeros((num_bytes,), torch.uint8)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.numerics.backends.c.kernels import CKernels
-from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
+from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_bytes, new_cpu_layer
 from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
 from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
@@ -86,7 +86,7 @@ class CBackend:
         if weight.stride(1) != 1:
             weight = weight.contiguous()
         size = self._kernels.packed_bytes(out_features, in_features, self._gemm_code)
-        data = torch.empty(size, dtype=torch.uint8)
+        data = new_bytes(size)
         stride = weight.stride(0)
         self._kernels.pack(
             data.data_ptr(),
@@ -104,7 +104,7 @@ class CBackend:
         assert 1 <= len(parts) <= _MAX_BLOCK_PARTS
         in_features = parts[0].in_features
         sizes = [self._block_bytes(part, in_features) for part in parts]
-        data = torch.empty(_BLOCK_HEADER.size + sum(sizes), dtype=torch.uint8)
+        data = new_bytes(_BLOCK_HEADER.size + sum(sizes))
         header, start = [len(parts)], _BLOCK_HEADER.size
         for part, size in zip(parts, sizes, strict=True):
             number, columns = BLOCK_FORMATS[part.format].type_number, part.out_features
