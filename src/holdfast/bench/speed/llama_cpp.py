@@ -66,7 +66,7 @@ class LlamaCpp:
         return found["t_pp"] if num_tokens == 1 else found["t_tg"]
 
     def _measure(self, streams: int, prompt_len: int, decoded: int) -> dict[str, float]:
-        context = streams * (prompt_len + decoded)
+        context = max(_MAX_BATCH, streams * (prompt_len + decoded))  # the program warms up with 16 tokens
         options = {"-npp": prompt_len, "-ntg": decoded, "-npl": streams, "-c": context}
         options |= {"-b": max(_MAX_BATCH, streams * prompt_len), "-ub": _MAX_BATCH}
         options |= {"-t": self.num_threads, "-tb": self.num_threads}
