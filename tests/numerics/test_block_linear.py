@@ -146,8 +146,10 @@ def test_threads_do_not_change_bits(name: str) -> None:
 def test_embedding_rows_are_dequantised_exactly(name: str, dtype: torch.dtype) -> None:
     blocks = random_blocks(name, 50, 256, seed=6)
     ids = torch.tensor([3, 0, 49, -1, 3])
-    found = open_backend(dtype).embed_blocks(blocks, ids)
-    assert same_bits(found, dequantized(blocks).to(dtype)[ids.clamp(min=0)])
+    backend = open_backend(dtype)
+    expected = dequantized(blocks).to(dtype)[ids.clamp(min=0)]
+    assert same_bits(backend.embed_blocks(blocks, ids), expected)
+    assert same_bits(backend.embed_packed(backend.pack_blocks([blocks]), ids), expected)
 
 
 @pytest.mark.parametrize("name", FORMATS)

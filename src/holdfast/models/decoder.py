@@ -68,7 +68,7 @@ class Decoder:
         self,
         config: DecoderConfig,
         backend: Backend,
-        embedding: Tensor | Blocks,
+        embedding: Tensor | Blocks | Linear,
         first_norm: Tensor | None,
         layers: Sequence[LayerWeights],
         head: Linear,
@@ -169,12 +169,16 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [tokens] -> [tokens, hidden]."""
-        if isinstance(self._embedding, Blocks):
-            assert isinstance(self.backend, BlockBackend)
-            embedded = self.backend.embed_blocks(self._embedding, token_ids)
-        else:
-            embedded = self.backend.embed(self._embedding, token_ids)
+        embedded = self._embed(token_ids)
         return embedded if self._embedding_scale == 1.0 else embedded.mul_(self._embedding_scale)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        if isinstance(self._embedding, Tensor):
+            return self.backend.embed(self._embedding, token_ids)
+        assert isinstance(self.backend, BlockBackend)
+        if isinstance(self._embedding, Linear):
+            return self.backend.embed_packed(self._embedding, token_ids)
+        return self.backend.embed_blocks(self._embedding, token_ids)
 
     def rope_at(self, positions: Tensor, index: int = 0) -> RopeCosSin:
         """Positions int64 [tokens] -> cos and sin, fp32 [tokens, head_dim / 2] each, of one of the
@@ -281,7 +285,9 @@ def load_decoder(
         layers.append(loader.layer(prefix, norms[index + 1], index))
         release_pages(checkpoint)
     head = loader.head(embedding if config.tie_word_embeddings else None)
-    return Decoder(config, backend, embedding, norms[0], layers, head, max_len)
+    is_shared = config.tie_word_embeddings and isinstance(embedding, Blocks)
+    table = head if is_shared else embedding
+    return Decoder(config, backend, table, norms[0], layers, head, max_len)
 
 
 class TensorSource(Protocol):

@@ -80,6 +80,10 @@ class BlockBackend(Protocol):
         """token_ids int64 [rows] -> [rows, K], each number rounded once. A negative id reads row 0."""
         ...
 
+    def embed_packed(self, table: "Linear", token_ids: Tensor) -> Tensor:
+        """As `embed_blocks`, from a weight that `pack_blocks` made of one part: a tied LM head."""
+        ...
+
 
 def random_blocks(format_name: str, out_features: int, in_features: int, seed: int) -> Blocks:
     """Blocks of random bits whose scales are of all sizes from 2^-12 to 2^3 and of both signs, so that

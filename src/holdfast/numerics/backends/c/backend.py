@@ -398,12 +398,27 @@ class CBackend:
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return table.index_select(0, token_ids.clamp(min=0))
 
+    def embed_packed(self, table: Linear, token_ids: Tensor) -> Tensor:
+        ids = self._row_ids(token_ids, table.out_features)
+        assert len(table.blocks) == 1
+        out = torch.empty(ids.numel(), table.in_features, dtype=self.dtype)
+        self._kernels.packed_rows(
+            *(out.data_ptr(), table.data.data_ptr(), ids.data_ptr()),
+            *(ids.numel(), table.in_features, self._code),
+        )
+        return out
+
+    def _row_ids(self, token_ids: Tensor, num_rows: int) -> Tensor:
+        ids = token_ids.clamp(min=0)
+        assert ids.dtype is torch.int64 and ids.is_contiguous()
+        assert ids.numel() == 0 or int(ids.max()) < num_rows
+        return ids
+
     def embed_blocks(self, table: Blocks, token_ids: Tensor) -> Tensor:
         form, width = BLOCK_FORMATS[table.format], table.in_features
-        ids = token_ids.clamp(min=0)
-        assert ids.dtype is torch.int64 and ids.is_contiguous() and table.data.is_contiguous()
+        ids = self._row_ids(token_ids, table.out_features)
+        assert table.data.is_contiguous()
         assert table.data.shape[1] == width // form.length * form.num_bytes
-        assert ids.numel() == 0 or int(ids.max()) < table.out_features
         out = torch.empty(ids.numel(), width, dtype=self.dtype)
         self._kernels.block_rows(
             *(out.data_ptr(), table.data.data_ptr(), ids.data_ptr()),

@@ -87,6 +87,32 @@ void run_block_pack(void *packed, const void *w, int64_t N, int64_t K, int64_t t
     }
 }
 
+/* The inverse of pack_column for one group. */
+static void unpack_group(Group *group, const uint8_t *panel, int64_t column, int64_t index, int type) {
+    const int per_block = block_groups(type);
+    const uint8_t *block = panel + index / per_block * (head_bytes(type) + per_block * group_bytes(type));
+    const uint8_t *head = block + head_bytes(type) + index % per_block * group_bytes(type);
+    const uint8_t *planes = head + group_head_bytes(type);
+    memcpy(&group->scale, block + 2 * column, 2);
+    group->offset = 0;
+    if (has_offsets(type)) memcpy(&group->offset, block + 2 * (COLUMNS + column), 2);
+    group->scales[0] = type >= Q4_K ? (int8_t)head[column] : 1;
+    group->scales[1] = type == Q6_K ? (int8_t)head[COLUMNS + column] : group->scales[0];
+    group->offset_scale = type >= Q4_K ? head[COLUMNS + column] : 1;
+    for (int k = 0; k < GROUP; k++) {
+        const int g = k / 4, i = g % 4;
+        const int64_t byte = 4 * column + k % 4;
+        if (type == Q8_0) {
+            group->q[k] = (uint8_t)(planes[g * PLANE + byte] - Q8_ZERO);
+            continue;
+        }
+        int q = g < 4 ? planes[i * PLANE + byte] & 15 : planes[i * PLANE + byte] >> 4;
+        if (type == Q6_K) q |= (planes[(4 + g / 4) * PLANE + byte] >> (2 * i) & 3) << 4;
+        else if (type == Q5_0 || type == Q5_1 || type == Q5_K) q |= (planes[4 * PLANE + byte] >> g & 1) << 4;
+        group->q[k] = (uint8_t)q;
+    }
+}
+
 /* ---- reading a panel ---- */
 
 /* How a tile reads its weights: a format, or a copy with one byte per weight. The copy has groups of
@@ -395,5 +421,19 @@ void run_block_linear(void *y, const void *x, int64_t stride, const void *packed
     {
         DEFAULT_FP;
         run_share(&rows, &out, packed, M, omp_get_thread_num(), omp_get_num_threads());
+    }
+}
+
+/* out [rows, K] of dtype dt: the rows `ids` of a packed weight of one part, as run_block_rows. */
+void run_packed_rows(void *out, const void *packed, const int64_t *ids, int64_t rows, int64_t K, int64_t dt) {
+    const BlockPart *part = &((const BlockWeight *)packed)->parts[0];
+    const int type = (int)part->type;
+    for (int64_t r = 0; r < rows; r++) {
+        const uint8_t *panel = (const uint8_t *)packed + part->start + ids[r] / COLUMNS * panel_bytes(type, K);
+        for (int64_t g = 0; g < K / GROUP; g++) {
+            Group group;
+            unpack_group(&group, panel, ids[r] % COLUMNS, g, type);
+            write_group(out, r * K + g * GROUP, &group, type, (int)dt);
+        }
     }
 }

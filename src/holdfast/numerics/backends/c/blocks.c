@@ -113,22 +113,25 @@ static void dequantize_group(float *out, const Group *group, int type) {
     }
 }
 
+void write_group(void *out, int64_t element, const Group *group, int type, int dt) {
+    float values[GROUP];
+    dequantize_group(values, group, type);
+    for (int64_t i = 0; i < GROUP; i += VL) {
+        const vf v = load_v(values + i, F32);
+        if (dt == F32) store_v((float *)out + element + i, v, F32);
+        else if (dt == BF16) store_v((uint16_t *)out + element + i, v, BF16);
+        else store_v((uint16_t *)out + element + i, v, F16);
+    }
+}
+
 /* out [rows, K] of dtype dt: the rows `ids` of a table of blocks, each number rounded once. */
 void run_block_rows(void *out, const void *table, const int64_t *ids, int64_t rows, int64_t K, int64_t type, int64_t dt) {
     for (int64_t r = 0; r < rows; r++) {
         const uint8_t *row = (const uint8_t *)table + ids[r] * row_bytes((int)type, K);
         for (int64_t g = 0; g < K / GROUP; g++) {
             Group group;
-            float values[GROUP];
             read_group(&group, row, g, (int)type);
-            dequantize_group(values, &group, (int)type);
-            void *at_group = at_mut(out, r * K + g * GROUP, (int)dt);
-            for (int64_t i = 0; i < GROUP; i += VL) {
-                const vf v = load_v(values + i, F32);
-                if (dt == F32) store_v((float *)at_group + i, v, F32);
-                else if (dt == BF16) store_v((uint16_t *)at_group + i, v, BF16);
-                else store_v((uint16_t *)at_group + i, v, F16);
-            }
+            write_group(out, r * K + g * GROUP, &group, (int)type, (int)dt);
         }
     }
 }

@@ -52,6 +52,8 @@ typedef struct {
 } Group;
 
 void read_group(Group *group, const uint8_t *row, int64_t index, int type);
+/* The 32 numbers of a group, each rounded once to dtype dt, from out [element] on. */
+void write_group(void *out, int64_t element, const Group *group, int type, int dt);
 BLOCKS_INLINE float bits_as_float(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof x);

@@ -32,6 +32,7 @@ ENTRY(attention, run_attention(P(0), P(1), a[2], P(3), P(4), P(5), P(6), P(7), P
 ENTRY(block_pack, run_block_pack(P(0), P(1), a[2], a[3], a[4], a[5]))
 ENTRY(block_linear, run_block_linear(P(0), P(1), a[2], P(3), P(4), a[5], a[6], a[7], a[8], a[9], a[10]))
 ENTRY(block_rows, run_block_rows(P(0), P(1), P(2), a[3], a[4], a[5], a[6]))
+ENTRY(packed_rows, run_packed_rows(P(0), P(1), P(2), a[3], a[4], a[5]))
 ENTRY(block_reference, run_block_reference(P(0), P(1), a[2], P(3), P(4), a[5], a[6], a[7], a[8], a[9], a[10]))
 ENTRY(layer, run_layer((const LayerArguments *)a))
 ENTRY(noise, run_noise(P(0), a[1], a[2], a[3]))

@@ -43,6 +43,7 @@ void run_block_pack(void *packed, const void *w, int64_t N, int64_t K, int64_t t
 void run_block_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M, int64_t N,
                       int64_t K, int64_t dt, int64_t out_dt, int64_t threads);
 void run_block_rows(void *out, const void *table, const int64_t *ids, int64_t rows, int64_t K, int64_t type, int64_t dt);
+void run_packed_rows(void *out, const void *packed, const int64_t *ids, int64_t rows, int64_t K, int64_t dt);
 void run_block_reference(void *y, const void *x, int64_t stride, const void *w, const float *bias, int64_t M, int64_t N,
                          int64_t K, int64_t type, int64_t dt, int64_t out_dt);
 

@@ -33,6 +33,7 @@ _SIGNATURES = {
     "block_pack": "ppiiii",
     "block_linear": "ppippiiiiii",
     "block_rows": "pppiiii",
+    "packed_rows": "pppiii",
     "block_reference": "ppippiiiiii",
     "layer": "p" * 24 + "i" * 17 + "dddd" + "i",
     "sample": "ppiippppppi",
@@ -72,6 +73,7 @@ class CKernels:
     block_pack: Callable[..., None]
     block_linear: Callable[..., None]
     block_rows: Callable[..., None]
+    packed_rows: Callable[..., None]
     block_reference: Callable[..., None]
     sample: Callable[..., None]
     logsumexp: Callable[..., None]
