@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -175,10 +175,10 @@ class Decoder:
     def _embed(self, token_ids: Tensor) -> Tensor:
         if isinstance(self._embedding, Tensor):
             return self.backend.embed(self._embedding, token_ids)
-        assert isinstance(self.backend, BlockBackend)
+        backend = cast(BlockBackend, self.backend)
         if isinstance(self._embedding, Linear):
-            return self.backend.embed_packed(self._embedding, token_ids)
-        return self.backend.embed_blocks(self._embedding, token_ids)
+            return backend.embed_packed(self._embedding, token_ids)
+        return backend.embed_blocks(self._embedding, token_ids)
 
     def rope_at(self, positions: Tensor, index: int = 0) -> RopeCosSin:
         """Positions int64 [tokens] -> cos and sin, fp32 [tokens, head_dim / 2] each, of one of the
@@ -338,8 +338,7 @@ class WeightLoader:
         name = "lm_head.weight"
         blocks = self._blocks([name]) if tied is None else [tied] if isinstance(tied, Blocks) else None
         if blocks is not None:
-            assert isinstance(self._backend, BlockBackend)
-            return self._backend.pack_blocks(blocks)
+            return cast(BlockBackend, self._backend).pack_blocks(blocks)
         return self._backend.pack(tied if isinstance(tied, Tensor) else self.tensor(name), None)
 
     def norm(self, name: str) -> Tensor:
@@ -415,9 +414,9 @@ class WeightLoader:
         """Several projections of one input as one linear layer."""
         blocks = self._blocks([f"{prefix}{name}.weight" for name in names])
         if blocks is not None:
-            assert isinstance(self._backend, BlockBackend)
             parts = self._reorder_blocks(blocks) if is_qkv else blocks
-            return self._backend.pack_blocks(parts, self._bias(prefix, names, is_qkv=is_qkv))
+            bias = self._bias(prefix, names, is_qkv=is_qkv)
+            return cast(BlockBackend, self._backend).pack_blocks(parts, bias)
         weight = self._fused([f"{prefix}{name}.weight" for name in names])  # [sum of outputs, inputs]
         if is_qkv:
             self._reorder_heads(weight)

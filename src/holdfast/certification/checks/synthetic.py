@@ -4,6 +4,7 @@ operations, the sampler. Their weights and inputs are those of `order_probes`.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -46,10 +47,9 @@ def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:
     """Linear layers of the same shape whose weights show the order of summation: two, more where they
     have few columns."""
     if like.blocks:
-        assert isinstance(backend, BlockBackend)
         for seed in range(2):
             parts = [random_blocks(name, rows, like.in_features, seed) for name, rows in like.blocks]
-            yield backend.pack_blocks(parts, like.bias)
+            yield cast(BlockBackend, backend).pack_blocks(parts, like.bias)
         return
     probes = GemmProbes(like.in_features, like.dtype, backend.device)
     bias = None if like.bias is None else torch.linspace(-1, 1, like.out_features, device=backend.device)
