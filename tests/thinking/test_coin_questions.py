@@ -15,8 +15,8 @@ EXPECTED = 0.28  # the share of the 500 questions that the packaged model answer
 
 def test_no_template_is_in_the_training_texts() -> None:
     trained = {text for module in (coin_talk, idle_talk, variable_talk) for text in _texts(module)}
-    rng = random.Random(1)
-    told = " ".join(coin_talk.CoinTalk().example(rng, 12).prompt for _ in range(400))
+    rng, task = random.Random(1), coin_talk.CoinTalk()
+    told = " ".join(task.example(rng, 12).prompt for _ in range(400))
     own = {text for text in _texts(held_out) if " " in text}
     assert len(own) > 90 and not own & trained
     for template in (*held_out.STARTS, *held_out.ASKS):
