@@ -116,7 +116,11 @@ class Supervisor:
         """Estimated seconds until the process is ready, by the time that the last start took."""
         if self.load_seconds is None:
             return _RETRY_SECONDS
-        return max(1, math.ceil(self.load_seconds - (time.monotonic() - self._started)))
+        is_loading = self._link is not None and not self._link.closed.is_set()
+        elapsed = (
+            time.monotonic() - self._started if is_loading else 0.0
+        )  # else the last process died just now
+        return max(1, math.ceil(self.load_seconds - elapsed))
 
     def set_tracing(self, on: bool) -> None:
         """Have steps traced, also by an engine process that is started later."""
