@@ -11,6 +11,7 @@ message can be expected any more.
 import mmap
 import os
 import struct
+import sys
 import tempfile
 from array import array
 from collections.abc import Iterable
@@ -24,9 +25,14 @@ _SIZE = _HEAD + 8 * _MAX_IDS
 
 def create_pass_record() -> int:
     """A file descriptor of such memory, empty."""
-    with tempfile.TemporaryFile(prefix="holdfast-", buffering=0) as file:
-        file.truncate(_SIZE)
-        return os.dup(file.fileno())
+    if sys.platform == "linux":
+        # Not a file: a write to a page that a full disk has no room for would kill the process.
+        descriptor = os.memfd_create("holdfast-pass-record")
+    else:
+        with tempfile.TemporaryFile(prefix="holdfast-", buffering=0) as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, _SIZE)
+    return descriptor
 
 
 class PassRecord:
