@@ -8,7 +8,7 @@ different runs are not.
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -113,7 +113,7 @@ class CpuBench:
             threads=torch.get_num_threads(),
             torch=torch.__version__,
             model=name,
-            dtype=str(dtype_used).removeprefix("torch."),
+            dtype=_block_formats(self.engine) or str(dtype_used).removeprefix("torch."),
             hugging_face_dtype=None if peer is not None else str(peer_dtype).removeprefix("torch."),
             rounds=0,
             num_tokens=num_tokens,
@@ -183,6 +183,13 @@ class CpuBench:
     def _prompt(self, length: int) -> list[int]:
         highest = min(40000, self.engine.limits.vocab_size)
         return [self._rng.randrange(100, highest) for _ in range(length)]
+
+
+def _block_formats(engine: Engine) -> str:
+    """The quantised formats that the engine computes with as they are, such as "Q4_1"; empty if it has
+    dequantised the weights."""
+    recipe = {} if engine.certificate is None else engine.certificate.subject["recipe"]
+    return str(recipe.get("blocks", "")) if isinstance(recipe, Mapping) else ""
 
 
 def run(
