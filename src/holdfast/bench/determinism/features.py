@@ -216,7 +216,7 @@ def _penalties(baseline: Baseline) -> Iterator[Feature]:
     yield baseline.feature("presence penalty", {"presence_penalty": -2.0}, _SAMPLED)
     few = {"allowed_token_ids": tuple(dict.fromkeys(baseline.written))[:6]}  # so that some repeat
     yield baseline.feature("frequency penalty", {"frequency_penalty": 1.5}, few)
-    yield baseline.feature("repetition penalty", {"repetition_penalty": 1.5}, few)
+    yield baseline.feature("repetition penalty", {"repetition_penalty": 0.5})  # prefers tokens of the prompt
     other = (baseline.token(3) + 7) % baseline.vocab_size
     biases = {baseline.token(2): -60.0, baseline.token(5): -2.0, other: 1.5}
     yield baseline.feature("logit bias", {"logit_bias": biases})
