@@ -27,8 +27,8 @@ from holdfast.scheduler.policy import DeterminismMode
 pytestmark = pytest.mark.smollm2
 
 Runs = dict[str, list[StressRun]]
-RECEIPTS = [  # in bf16, as the engine of the other tests, and with the quantised blocks of the file
-    pytest.param(path, id=path.stem, marks=[pytest.mark.long] if path.stem.endswith("-blocks") else [])
+RECEIPTS = [  # with the quantised blocks of the file, as the engine of the other tests, and in bf16
+    pytest.param(path, id=path.stem, marks=[] if path.stem.endswith("-blocks") else [pytest.mark.long])
     for path in sorted((Path(__file__).parent / "receipts").glob("*.json"))
 ]
 
@@ -40,7 +40,7 @@ def llm() -> LLM:
     except ModelNotFound as error:
         pytest.skip(str(error))
     # Few batch sizes to certify, and those of the tests' server of this model: both share a certificate.
-    return LLM(dtype="bf16", kv_memory="256MiB", max_pass_tokens=64)
+    return LLM(kv_memory="256MiB", max_pass_tokens=64)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_receipt_of_another_cpu_is_replayed(llm: LLM, path: Path) -> None:
     `test_portable_bits.py` fails too, a kernel has changed. `record_portable_receipt.py` records one."""
     receipt = parse_receipt(json.loads(path.read_text()))
     assert receipt.is_portable
-    if llm.engine.fingerprint.parts["recipe"] != receipt.fingerprint.parts["recipe"]:  # AMX, or blocks
+    if llm.engine.fingerprint.parts["recipe"] != receipt.fingerprint.parts["recipe"]:  # bf16
         dtype = "auto" if path.stem.endswith("-blocks") else "bf16"
         llm = LLM(dtype=dtype, kv_memory="256MiB", max_pass_tokens=64, portable=True)
     assert llm.engine.fingerprint.differences(receipt.fingerprint) == []

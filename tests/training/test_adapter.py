@@ -105,13 +105,13 @@ def test_where_nothing_is_thought_the_bits_are_the_backbones(
     adapter: Path, base: Path, tmp_path: Path
 ) -> None:
     params = SamplingParams(max_tokens=12, temperature=0, logprobs=2, deterministic=True, ignore_eos=True)
-    quiet = engine(silenced(adapter, tmp_path / "quiet"))
-    own, plain = quiet.generate(PROMPTS, params), engine(base).generate(PROMPTS, params)
+    quiet, backbone = engine(silenced(adapter, tmp_path / "quiet")), engine(base)
+    own, plain = quiet.generate(PROMPTS, params), backbone.generate(PROMPTS, params)
     for mine, its in zip(own, plain, strict=True):
         assert not any(thought.token_ids for thought in mine.thoughts) and mine.thoughts
         assert mine.choices[0].token_ids == its.choices[0].token_ids
         assert mine.choices[0].logprobs == its.choices[0].logprobs
-    assert quiet.engine.fingerprint.digest != engine(base).engine.fingerprint.digest
+    assert quiet.engine.fingerprint.digest != backbone.engine.fingerprint.digest
 
 
 def test_general_prompts_compare_an_adapter_with_its_backbone(adapter: Path, tmp_path: Path) -> None:
