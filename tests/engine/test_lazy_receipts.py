@@ -13,10 +13,10 @@ import pytest
 
 from holdfast import SamplingParams
 from holdfast.bench.tiny import tiny_engine
+from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.results import Pending, Result
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.engine.frozen_heap import frozen_heap
 from holdfast.engine.llm import LLM
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import ReceiptFactory

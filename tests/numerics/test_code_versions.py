@@ -53,7 +53,7 @@ DECIDES_NOTHING = {
     "engine/config.py": "settings; those that decide are in the fingerprint",
     "engine/engine.py": "calls scheduler and worker",
     "engine/engine_thread.py": "calls the engine",
-    "engine/frozen_heap.py": "when garbage is collected",
+    "core/garbage_collection.py": "when garbage is collected",
     "engine/gpu_failures.py": "messages",
     "engine/llm.py": "calls the engine",
     "engine/loaded_model.py": "calls the builder",

@@ -5,12 +5,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from holdfast.core.embeddings import EmbeddingResult, embedding_result
+from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
 from holdfast.core.request import Request
 from holdfast.core.results import Result, decode_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
 from holdfast.engine.continuation import continued_params, sent_answer
-from holdfast.engine.frozen_heap import frozen_heap
 from holdfast.engine.input_processor import Prompt
 from holdfast.engine.loaded_model import LoadedModel
 from holdfast.engine.progress_bar import UseTqdm, progress_bar

@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
+from holdfast.core.garbage_collection import paused_collection
 from holdfast.core.options import takes_fields_of
 from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.compile_ahead import compile_ahead
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.frozen_heap import paused_collection
 from holdfast.engine.preflight import OpenedModel, open_model
 from holdfast.engine.status import ShowProgress
 

@@ -25,6 +25,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from holdfast.core.garbage_collection import paused_collection
 from holdfast.models.decoder import Decoder, LayerHook
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
@@ -252,10 +253,5 @@ def gc_paused(*, collects: bool = True) -> Iterator[None]:
     collects: collect garbage before."""
     if collects:
         gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with paused_collection():
         yield
-    finally:
-        if was_enabled:
-            gc.enable()

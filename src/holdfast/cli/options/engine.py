@@ -45,7 +45,7 @@ def open_llm(
     """Load the model, with a progress bar."""
     opened = opened or open_model(config)
     from holdfast.cli.console import StageBars
-    from holdfast.engine.frozen_heap import paused_collection
+    from holdfast.core.garbage_collection import paused_collection
     from holdfast.engine.llm import LLM
 
     with paused_collection(), bars or StageBars() as progress:

@@ -45,10 +45,8 @@ def penalise_on_device(logits: Tensor, unread: PlacedSlices, tokens: DeviceToken
     lengths = [one.num_tokens for _, one in found]
     settings = [one.span.sampling.params for _, one in found]
     rows, ends = _rows_and_ends(found)
-    each_slice = [  # [slices, 2]
-        (place, one.span.sampling.prompt_len) for place, (_, one) in enumerate(found)
-    ]
-    ints = np.repeat(np.array(each_slice, np.int32), lengths, 0).T
+    tables_and_prompts = [(place, one.span.sampling.prompt_len) for place, (_, one) in enumerate(found)]
+    ints = np.repeat(np.array(tables_and_prompts, np.int32), lengths, 0).T
     penalties = [
         (each.repetition_penalty, each.frequency_penalty, each.presence_penalty) for each in settings
     ]

@@ -36,11 +36,8 @@ def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> set[int]:
             continue
         params = slice_.span.sampling.params
         if params.allowed_ids is not None or len(params.bad_ids) > _MAX_SINGLE_IDS:
-            rows, limit = (
-                logits[at : at + slice_.num_tokens],
-                token_lists_of(params, vocab_size, device).limit,
-            )
-            torch.minimum(rows, limit, out=rows)
+            rows = logits[at : at + slice_.num_tokens]
+            torch.minimum(rows, token_lists_of(params, vocab_size, device).limit, out=rows)
             masked.update(range(at, at + slice_.num_tokens))
         elif params.bad_ids:
             bad_ids = token_lists_of(params, vocab_size, device).bad_ids

@@ -1,4 +1,5 @@
-"""Keeps garbage collections short and rare while a batch of requests runs.
+"""When garbage is collected: rarely while a batch of requests runs, not while a model is loaded or a
+CUDA graph is captured.
 
 A full collection visits every object of the process, which takes a tenth of a second and more once
 torch is imported, and a batch makes enough objects for several of them. Objects that existed before
@@ -41,10 +42,9 @@ def frozen_heap() -> Iterator[None]:
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
-    """No garbage collection while a model is loaded: modules and weights are made, and all stay.
-
-    Importing torch makes enough objects for hundreds of collections. Reference counts free the rest.
-    """
+    """No garbage collection. While a model is loaded, modules and weights are made, and all stay:
+    importing torch alone makes enough objects for hundreds of collections. Reference counts free the
+    rest."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
