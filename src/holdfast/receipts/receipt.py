@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import msgspec
 from msgspec import Meta
@@ -38,9 +38,6 @@ from holdfast.receipts.canonical_json import (
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.machine import Machine, with_kernels
 from holdfast.receipts.signing import SigningKey
-
-if TYPE_CHECKING:
-    from holdfast.receipts.engine_fingerprint import FingerprintTask
 
 FORMAT = "holdfast-receipt/2"
 FORMAT_1 = "holdfast-receipt/1"  # without salt, machine, signer, seal and signature
@@ -220,12 +217,20 @@ def without_prompt(receipt: Mapping[str, Any]) -> dict[str, Any]:
     return redact(receipt, keep_salt=True)
 
 
+class FingerprintSource(Protocol):
+    """Where an engine's fingerprint comes from: in production a `FingerprintTask`."""
+
+    def get(self) -> Fingerprint:
+        """The fingerprint. Waits until it is computed."""
+        ...
+
+
 class ReceiptFactory:
     """Makes the receipts of one engine. With a key it signs them."""
 
     def __init__(
         self,
-        fingerprinter: "FingerprintTask",
+        fingerprinter: FingerprintSource,
         model: str | None,
         machine: Machine,
         key: SigningKey | None = None,

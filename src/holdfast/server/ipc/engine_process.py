@@ -32,7 +32,7 @@ from holdfast.server.telemetry.logs import configure_logging
 _log = logging.getLogger("holdfast.engine")
 _FLUSH_SECONDS = 5.0
 # Seconds after which another thread gives the GIL back to the engine's loop, which asks for it after each kernel.
-_SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0005
 
 Build = Callable[[EngineConfig, ShowProgress], Engine]
 
@@ -183,7 +183,7 @@ def ignore_signals() -> None:
 def main() -> None:
     ignore_signals()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # our threads run it
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     sys.exit(serve(socket.socket(fileno=int(sys.argv[1]))))
 
 
