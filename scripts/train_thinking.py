@@ -146,6 +146,8 @@ class Plan:
                 form,
                 "--batch",
                 "64",
+                "--chunk",
+                "4",
                 "--max-thought",
                 "16",
                 "--steps",

@@ -84,7 +84,8 @@ def test_gsm8k_examples(tmp_path: Path) -> None:
     assert first.written_answer("cot") == " 3*4=12. 12+12=24. 24/2=12. So The answer is 12."
     assert [each.thought for each in first.steps] == [" 3*4=12", " 12+12=24", " 24/2=12"]
     ends = [first.prompt[: each.settled_at + 1] for each in first.steps]
-    assert ends == ["Ola has 12 pens and buys 3 boxes of 4."] * 3  # none before one it follows
+    bought = "Ola has 12 pens and buys 3 boxes of 4."
+    assert ends == [bought, bought, f"{bought} She loses half."]  # none before one it follows
     assert second.prompt[: second.steps[0].settled_at + 1] == "A dozen eggs, twice."
 
 
