@@ -20,21 +20,19 @@ pass raises in a process that has computed nothing else ends with `PassFailed`.
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from holdfast.core.pooling import Pooling
 from holdfast.core.results import RequestOutput, Result
-from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults, SamplingParams, params_to_json
-from holdfast.core.sent_answer import SentAnswer
-from holdfast.errors import EngineCrashed, EngineStopped, GuaranteeLost, HoldfastError, PassFailed
+from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
+from holdfast.errors import EngineCrashed, EngineStopped, GuaranteeLost, HoldfastError
 from holdfast.server.ipc import messages as m
+from holdfast.server.ipc.request_table import NO_CALLBACKS, RequestTable, ResumeCallbacks
 from holdfast.server.ipc.response_stream import ResponseStream
 
 if TYPE_CHECKING:
     from holdfast.server.ipc.engine_link import EngineLink
+
+__all__ = ["MAX_LONE_DEATHS", "NO_CALLBACKS", "LiveRequests", "ResumeCallbacks"]
 
 _log = logging.getLogger("holdfast.server")
 
@@ -42,27 +40,8 @@ _log = logging.getLogger("holdfast.server")
 MAX_LONE_DEATHS = 3
 
 
-def _ignore(*_: Any) -> None:
-    pass
-
-
-@dataclass(frozen=True)
-class ResumeCallbacks:
-    """Called with what happens to requests whose engine process died."""
-
-    on_resume: Callable[[bool], None] = _ignore  # (deterministic): it is submitted again
-    on_continue: Callable[[float], None] = _ignore  # (seconds since the death): its next output
-    on_crash: Callable[[], None] = _ignore  # it ends with `EngineCrashed`, or its failed pass
-
-
-NO_CALLBACKS = ResumeCallbacks()
-
-
-class LiveRequests:
-    """All requests of one server, in order of arrival.
-
-    Without resumes they fail with the process that computes them.
-    """
+class LiveRequests(RequestTable):
+    """The requests of one engine process at a time."""
 
     def __init__(
         self,
@@ -71,13 +50,7 @@ class LiveRequests:
         defaults: RequestDefaults = NO_DEFAULTS,
         callbacks: ResumeCallbacks = NO_CALLBACKS,
     ) -> None:
-        self.resumes = resumes
-        self.ready: m.Ready | None = None  # of the last process that was ready
-        self.has_progressed = False  # an output arrived, or a request was given up, since the last death
-        self._defaults = defaults
-        self._callbacks = callbacks
-        self._next_id = 1
-        self._live: dict[int, ResponseStream] = {}
+        super().__init__(resumes=resumes, defaults=defaults, callbacks=callbacks)
         self._waiting: dict[int, ResponseStream] = {}  # not submitted to the current process
         self._trial: ResponseStream | None = None
         self._blamed: ResponseStream | None = None  # the suspect that is tried first
@@ -85,11 +58,6 @@ class LiveRequests:
         self._link: EngineLink | None = None
         self._attached = asyncio.Event()  # there is a link, or none will come any more
         self._fingerprint: m.FingerprintReady | None = None  # the last one
-        self._error: HoldfastError | None = None
-
-    @property
-    def num_live(self) -> int:
-        return len(self._live)
 
     @property
     def num_waiting(self) -> int:
@@ -101,60 +69,14 @@ class LiveRequests:
         """Whether a request is tried alone, because it may have killed the engine process."""
         return self._trial is not None
 
-    def submit(
-        self,
-        updated: asyncio.Event,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        completion_ids: Sequence[int] | None = None,
-        echo_text: str | None = None,
-        want_receipt: bool = False,
-        cache_salt: str = "",
-        shared_len: int = 0,
-        pooling: Pooling | None = None,
-        tenant: str = "",
-        max_running: int | None = None,
-        sent: SentAnswer | None = None,
-    ) -> ResponseStream:
-        """Send a request; one that arrives while the process is restarted waits.
-
-        Its stream says whether it was accepted; `updated` is set whenever something arrives.
-        """
-        self._require_open()
-        message = m.Submit(
-            self._next_id,
-            tuple(prompt_ids),
-            params_to_json(params),
-            None if completion_ids is None else tuple(completion_ids),
-            echo_text,
-            want_receipt,
-            cache_salt,
-            shared_len,
-            pooling,
-            tenant,
-            max_running,
-            sent,
-        )
-        deterministic = self._defaults.is_deterministic(params.deterministic)
-        stream = ResponseStream(
-            message,
-            params.n,
-            updated,
-            self._cancel,
-            deterministic=deterministic,
-            keeps_record=self.resumes,
-        )
+    def _begin(self, stream: ResponseStream) -> None:
         if self._link is not None and not self._waiting and self._trial is None:
-            self._link.submit(message)  # raises for what cannot be encoded; then there is no stream
+            self._link.submit(stream.message)  # raises for what cannot be encoded; then there is no stream
             stream.is_submitted = True
             self._num_submitted += 1
         else:
-            m.encode([message])  # raises now, too
+            m.encode([stream.message])  # raises now, too
             self._waiting[stream.request_id] = stream
-        self._next_id += params.n
-        self._live[stream.request_id] = stream
-        return stream
 
     async def wait_for_fingerprint(self) -> m.FingerprintReady:
         """The fingerprint of the engine, or of the last one while it is restarted."""
@@ -174,21 +96,17 @@ class LiveRequests:
 
     def close(self, error: HoldfastError) -> None:
         """No engine process will come any more: every request fails with this error."""
-        self._error = error
         self._attached.set()
-        self._fail_all(error)
+        super().close(error)
 
     def _require_open(self) -> None:
-        if self._error is not None:
-            raise EngineStopped(str(self._error))
+        self._require_no_error()
         if self._link is None and (not self.resumes or self.ready is None):
             raise EngineStopped("the engine is not running")
 
     def _fail_all(self, error: HoldfastError) -> None:
-        streams = list(self._live.values())
-        self._live, self._waiting, self._trial = {}, {}, None
-        for stream in streams:
-            stream.fail(error)
+        self._waiting, self._trial = {}, None
+        super()._fail_all(error)
 
     def _cancel(self, stream: ResponseStream) -> None:
         if self._live.pop(stream.request_id, None) is None:
@@ -237,27 +155,7 @@ class LiveRequests:
     def deliver(self, output: RequestOutput) -> None:
         """What one step gave one request."""
         stream = self._live.get(output.request_id)
-        if stream is None:  # cancelled
-            return
-        delta, result = output.delta, output.result
-        # A choice that ended in an error may be tried again: its error is in the result.
-        if not delta.is_empty and delta.finish_reason != "error":
-            stream.add(delta)
-        elif result is None:
-            return
-        if result is not None and result.error_code == PassFailed.code and self.resumes:
-            self._on_pass_failed(stream, result)
-            return
-        self.has_progressed = True
-        if stream.paused_at is not None:
-            self._callbacks.on_continue(time.monotonic() - stream.paused_at)
-            stream.paused_at = None
-        if stream.is_suspect:
-            stream.is_suspect, stream.num_lone_deaths, stream.last_failure = False, 0, None
-        if result is not None:
-            del self._live[output.request_id]
-            stream.finish(result)
-        if self._trial is stream:
+        if stream is not None and self._receive(stream, output) and self._trial is stream:
             self._end_trial(stream)
 
     def detach(self, link: "EngineLink") -> None:

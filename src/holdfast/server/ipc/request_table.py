@@ -1,0 +1,174 @@
+"""The requests that are not answered yet, whoever computes them: ids, messages, outputs, failures.
+
+A subclass decides where a request is computed: `LiveRequests` in one engine process, the pool of
+`holdfast.ray` in one of several replicas.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.pooling import Pooling
+from holdfast.core.results import RequestOutput, Result
+from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults, SamplingParams, params_to_json
+from holdfast.core.sent_answer import SentAnswer
+from holdfast.errors import EngineStopped, HoldfastError, PassFailed
+from holdfast.server.ipc import messages as m
+from holdfast.server.ipc.response_stream import ResponseStream
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class ResumeCallbacks:
+    """Called with what happens to requests whose engine process died."""
+
+    on_resume: Callable[[bool], None] = _ignore  # (deterministic): it is submitted again
+    on_continue: Callable[[float], None] = _ignore  # (seconds since the death): its next output
+    on_crash: Callable[[], None] = _ignore  # it ends with `EngineCrashed`, or its failed pass
+
+
+NO_CALLBACKS = ResumeCallbacks()
+
+
+class RequestTable(ABC):
+    """All requests of one server, in order of arrival.
+
+    Without resumes they fail with the process that computes them.
+    """
+
+    def __init__(
+        self,
+        *,
+        resumes: bool = True,
+        defaults: RequestDefaults = NO_DEFAULTS,
+        callbacks: ResumeCallbacks = NO_CALLBACKS,
+        first_id: int = 1,
+    ) -> None:
+        self.resumes = resumes
+        self.ready: m.Ready | None = None  # of the last engine that was ready
+        self.has_progressed = False  # an output arrived, or a request was given up, since the last death
+        self._defaults = defaults
+        self._callbacks = callbacks
+        self._next_id = first_id
+        self._live: dict[int, ResponseStream] = {}
+        self._error: HoldfastError | None = None
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    @property
+    @abstractmethod
+    def num_waiting(self) -> int:
+        """Those that no engine has yet."""
+
+    def submit(
+        self,
+        updated: asyncio.Event,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        completion_ids: Sequence[int] | None = None,
+        echo_text: str | None = None,
+        want_receipt: bool = False,
+        cache_salt: str = "",
+        shared_len: int = 0,
+        pooling: Pooling | None = None,
+        tenant: str = "",
+        max_running: int | None = None,
+        sent: SentAnswer | None = None,
+    ) -> ResponseStream:
+        """Send a request; one that arrives while no engine is ready waits.
+
+        Its stream says whether it was accepted; `updated` is set whenever something arrives.
+        """
+        self._require_open()
+        message = m.Submit(
+            self._next_id,
+            tuple(prompt_ids),
+            params_to_json(params),
+            None if completion_ids is None else tuple(completion_ids),
+            echo_text,
+            want_receipt,
+            cache_salt,
+            shared_len,
+            pooling,
+            tenant,
+            max_running,
+            sent,
+        )
+        stream = ResponseStream(
+            message,
+            params.n,
+            updated,
+            self._cancel,
+            deterministic=self._defaults.is_deterministic(params.deterministic),
+            keeps_record=self.resumes,
+        )
+        self._begin(stream)
+        self._next_id += params.n
+        self._live[stream.request_id] = stream
+        return stream
+
+    @abstractmethod
+    def _begin(self, stream: ResponseStream) -> None:
+        """Send a new request, or have it wait. Raises for what cannot be encoded."""
+
+    @abstractmethod
+    async def wait_for_fingerprint(self) -> m.FingerprintReady:
+        """The fingerprint of deterministic answers."""
+
+    @abstractmethod
+    def _cancel(self, stream: ResponseStream) -> None:
+        """The reader of the stream left."""
+
+    @abstractmethod
+    def _require_open(self) -> None:
+        """Raise `EngineStopped` if requests can neither be computed nor wait."""
+
+    @abstractmethod
+    def _on_pass_failed(self, stream: ResponseStream, failure: Result) -> None:
+        """A pass of this request raised."""
+
+    def close(self, error: HoldfastError) -> None:
+        """No engine will come any more: every request fails with this error."""
+        self._error = error
+        self._fail_all(error)
+
+    def _fail_all(self, error: HoldfastError) -> None:
+        streams = list(self._live.values())
+        self._live = {}
+        for stream in streams:
+            stream.fail(error)
+
+    def _require_no_error(self) -> None:
+        if self._error is not None:
+            raise EngineStopped(str(self._error))
+
+    def _receive(self, stream: ResponseStream, output: RequestOutput) -> bool:
+        """What one step gave one request. Returns whether it is an output that proves progress."""
+        delta, result = output.delta, output.result
+        # A choice that ended in an error may be tried again: its error is in the result.
+        if not delta.is_empty and delta.finish_reason != "error":
+            stream.add(delta)
+        elif result is None:
+            return False
+        if result is not None and result.error_code == PassFailed.code and self.resumes:
+            self._on_pass_failed(stream, result)
+            return False
+        self.has_progressed = True
+        if stream.paused_at is not None:
+            self._callbacks.on_continue(time.monotonic() - stream.paused_at)
+            stream.paused_at = None
+        if stream.is_suspect:
+            stream.is_suspect, stream.num_lone_deaths, stream.last_failure = False, 0, None
+        if result is not None:
+            del self._live[output.request_id]
+            stream.finish(result)
+        return True
