@@ -23,7 +23,7 @@ from holdfast.core.sent_answer import SentAnswer
 from holdfast.errors import EngineStopped, GuaranteeLost, HoldfastError
 from holdfast.server.cache_isolation import SharedPrompts, cache_scope
 from holdfast.server.errors import ApiError, answer_error, to_api_error
-from holdfast.server.ipc.live_requests import LiveRequests
+from holdfast.server.ipc.request_table import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.telemetry.request_metrics import RequestMetrics
 from holdfast.server.telemetry.traces import TraceSpan
@@ -41,7 +41,7 @@ class Call:
     def __init__(
         self,
         request_id: str,
-        requests: LiveRequests,
+        requests: RequestTable,
         *,
         tenant: Tenant,
         meter: TokenMeter,
@@ -119,6 +119,9 @@ class Call:
 
         It is that of the engine that answered, even if it has ended since.
         """
+        known = {stream.fingerprint for stream in self.streams}
+        if len(known) == 1 and (digest := known.pop()) is not None:
+            return digest
         with _as_api_error():
             return (await self._requests.wait_for_fingerprint()).digest
 

@@ -18,8 +18,8 @@ from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.ipc.engine_client import EngineClient
 from holdfast.server.ipc.messages import FingerprintReady
-from holdfast.server.ipc.supervisor import Supervisor
 from holdfast.server.middleware.access_log import AccessLogEntry
 from holdfast.server.prompts import Prompts
 from holdfast.server.streams.stream_store import StreamStore
@@ -42,7 +42,7 @@ class Frontend:
         *,
         names: tuple[str, ...],
         prompts: Prompts,
-        supervisor: Supervisor,
+        supervisor: EngineClient,
         metrics: Metrics,
         traces: Traces,
         admission: Admission,

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -34,8 +35,10 @@ from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.protocol import make_protocol
 from holdfast.server.inspector.hub import Hub
-from holdfast.server.ipc.engine_link import COMMAND, EngineCallbacks, EngineLink
-from holdfast.server.ipc.live_requests import ResumeCallbacks
+from holdfast.server.ipc.engine_client import EngineClient
+from holdfast.server.ipc.engine_connection import EngineCallbacks, EngineConnection
+from holdfast.server.ipc.engine_link import COMMAND
+from holdfast.server.ipc.live_requests import LiveRequests, ResumeCallbacks
 from holdfast.server.ipc.supervisor import Supervisor
 from holdfast.server.memory import MemoryTrimmer
 from holdfast.server.prompts import Prompts
@@ -58,6 +61,8 @@ _CUT_OFF_SECONDS = 1.0  # for cancelled requests to send their error
 # once for each socket that is ready, so that with Python's 5 ms a busy thread delays a request by tens of ms.
 _SWITCH_SECONDS = 0.0005
 
+Connect = Callable[[ServerConfig, EngineConfig, EngineCallbacks], EngineClient]
+
 
 def run(
     server: ServerConfig,
@@ -65,8 +70,9 @@ def run(
     *,
     progress: ShowProgress = lambda stage, done, total: None,
     command: Sequence[str] = COMMAND,
+    connect: Connect | None = None,
 ) -> int:
-    """Serve until a signal ends it.
+    """Serve until a signal ends it. command starts the engine process; connect finds engines elsewhere.
 
     Returns the exit code; raises `ConfigError` or `ModelError` if it cannot start.
     """
@@ -78,11 +84,29 @@ def run(
     sys.setswitchinterval(_SWITCH_SECONDS)
     configure_logging(server.log_format, server.log_level, secrets=server.api_keys)
     tenants = TenantDirectory(server)
+    connect = connect or partial(supervise, command=command)
     configure_logging(server.log_format, server.log_level, secrets=tenants.keys)
     with _bind(server.host, server.port) as listening:
         if not server.has_keys and not is_loopback(listening.getsockname()[0]):
             _log.warning("everyone who can reach this machine can use this server; set an --api-key")
-        return _event_loop_runner()(Server(server, engine, tenants, listening, progress, command).run())
+        return _event_loop_runner()(Server(server, engine, tenants, listening, progress, connect).run())
+
+
+def supervise(
+    server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks, command: Sequence[str] = COMMAND
+) -> EngineClient:
+    """One engine process on this machine."""
+    requests = LiveRequests(
+        resumes=server.resume, defaults=engine.request_defaults, callbacks=callbacks.resume
+    )
+    return Supervisor(
+        engine,
+        callbacks,
+        (server.log_format, server.log_level),
+        command,
+        requests=requests,
+        hang_timeout=server.hang_timeout,
+    )
 
 
 class Server:
@@ -95,7 +119,7 @@ class Server:
         tenants: TenantDirectory,
         listening: socket.socket,
         progress: ShowProgress,
-        command: Sequence[str],
+        connect: Connect,
     ) -> None:
         self.config = config
         self.engine = engine
@@ -119,8 +143,9 @@ class Server:
         callbacks = EngineCallbacks(
             on_progress=progress,
             on_ready=self._on_ready,
-            on_status=self.metrics.update,
-            on_trace=self.hub.publish,
+            on_status=lambda link, status: self.metrics.update(status),
+            on_trace=lambda link, trace: self.hub.publish(trace),
+            on_replicas=self._set_limits,
             on_death=self._on_engine_death,
             on_hang=self.metrics.engine_hung,
             resume=ResumeCallbacks(
@@ -129,14 +154,7 @@ class Server:
                 on_crash=self.metrics.request_crashed,
             ),
         )
-        self.supervisor = Supervisor(
-            engine,
-            callbacks,
-            (config.log_format, config.log_level),
-            command,
-            resumes=config.resume,
-            hang_timeout=config.hang_timeout,
-        )
+        self.supervisor = connect(config, engine, callbacks)
         self.frontend = Frontend(
             config,
             names=self.names,
@@ -259,11 +277,16 @@ class Server:
             secrets = tuple({*old, *self.tenants.keys})
             configure_logging(self.config.log_format, self.config.log_level, secrets=secrets)
 
-    def _on_ready(self, link: EngineLink) -> None:
-        assert link.ready is not None
-        self.admission.max_running = link.ready.max_num_seqs
-        self.prompts.max_model_len = link.ready.max_model_len
-        self._describing = asyncio.create_task(self._describe(link))
+    def _set_limits(self) -> None:
+        """The engines that are ready decide how much runs at once."""
+        if self.supervisor.is_ready:
+            ready = self.supervisor.ready
+            self.admission.max_running = ready.max_num_seqs
+            self.prompts.max_model_len = ready.max_model_len
+
+    def _on_ready(self, link: EngineConnection) -> None:
+        self._set_limits()
+        self._describing = asyncio.create_task(self._describe())
         took = time.monotonic() - self.began
         self.metrics.engine_loaded(took)
         page = f"open {self.url} to see it work; " if self.config.has_inspector else ""
@@ -274,9 +297,9 @@ class Server:
         self.metrics.engine_restarted()
         self.hub.engine_restarts(reason, num_requests)
 
-    async def _describe(self, link: EngineLink) -> None:
+    async def _describe(self) -> None:
         with contextlib.suppress(EngineStopped):
-            fingerprint = await link.wait_for_fingerprint()
+            fingerprint = await self.supervisor.requests.wait_for_fingerprint()
             self.metrics.describe(
                 version=__version__,
                 model=self.names[0],

@@ -16,7 +16,7 @@ from holdfast.errors import ConfigError, EngineCrashed, EngineStopped
 from holdfast.server.errors import ApiError
 from holdfast.server.ipc import supervisor as supervisor_module
 from holdfast.server.ipc.engine_link import EngineCallbacks, EngineLink
-from holdfast.server.ipc.live_requests import MAX_LONE_DEATHS, ResumeCallbacks
+from holdfast.server.ipc.live_requests import MAX_LONE_DEATHS, LiveRequests, ResumeCallbacks
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.ipc.supervisor import MAX_DEATHS, Supervisor
 from support.engine_links import PATIENCE, ask, command, run
@@ -40,7 +40,10 @@ class Watched:
             on_hang=lambda: self._count("num_hangs"),
             resume=ResumeCallbacks(on_crash=lambda: self._count("num_crashed")),
         )
-        self.supervisor = Supervisor(EngineConfig(), callbacks, command=words or command(), **settings)
+        requests = LiveRequests(resumes=settings.pop("resumes", True), callbacks=callbacks.resume)
+        self.supervisor = Supervisor(
+            EngineConfig(), callbacks, command=words or command(), requests=requests, **settings
+        )
 
     def _count(self, name: str) -> None:
         setattr(self, name, getattr(self, name) + 1)

@@ -23,7 +23,7 @@ from holdfast.server.api.schema.responses import (
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.responses import JSONResponse
-from holdfast.server.ipc.supervisor import Supervisor
+from holdfast.server.ipc.engine_client import EngineClient
 from holdfast.server.tenants.tenant import tenant_of
 from holdfast.version import __version__
 
@@ -113,7 +113,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
         """Metrics in Prometheus' text format."""
         try:
             async with asyncio.timeout(_STATUS_SECONDS):
-                await frontend.supervisor.link.status()  # the listener updates the metrics
+                await frontend.supervisor.refresh_status()  # the listener updates the metrics
         except (ApiError, EngineStopped, TimeoutError):
             pass  # report the last known values
         text, media_type = frontend.render_metrics(request.headers.get("accept", ""), tenant_of(request))
@@ -122,7 +122,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
     return router
 
 
-def _starting(supervisor: Supervisor) -> dict[str, Any]:
+def _starting(supervisor: EngineClient) -> dict[str, Any]:
     restart = supervisor.restart
     if restart is None:
         return {"status": "starting"}

@@ -21,6 +21,7 @@ from holdfast.errors import EngineStopped, HoldfastError, RequestError, make_err
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.request_table import NO_CALLBACKS, ResumeCallbacks
 
+
 def _ignore(*_: Any) -> None:
     pass
 
@@ -35,6 +36,7 @@ class EngineCallbacks:
     on_trace: Callable[["EngineConnection", StepTrace], None] = _ignore
     on_death: Callable[[str, int], None] = _ignore  # (how, requests that continue), before it is restarted
     on_hang: Callable[[], None] = _ignore  # before it is killed
+    on_replicas: Callable[[], None] = _ignore  # a replica of a pool came or left
     resume: ResumeCallbacks = NO_CALLBACKS
 
 

@@ -13,13 +13,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from holdfast.engine.config import EngineConfig
-from holdfast.errors import ConfigError, EngineStopped
+from holdfast.errors import ConfigError, EngineStopped, HoldfastError
 from holdfast.server.errors import ApiError
+from holdfast.server.ipc.engine_client import ReplicaStatus, Restart, not_ready
+from holdfast.server.ipc.engine_connection import OutputReceiver
 from holdfast.server.ipc.engine_link import COMMAND, EngineCallbacks, EngineLink
-from holdfast.server.ipc.live_requests import LiveRequests
 from holdfast.server.ipc.messages import Ready
 
 _log = logging.getLogger("holdfast.server")
@@ -33,19 +34,29 @@ _POLL_SECONDS = 5.0
 _RETRY_SECONDS = 5  # while the model is loaded for the first time
 
 
-@dataclass(frozen=True)
-class Restart:
-    """A restart in progress: why, and when it began."""
+class ProcessRequests(OutputReceiver, Protocol):
+    """The requests of the engine process, as its supervisor sees them."""
 
-    reason: str
-    began: float
+    resumes: bool
+    ready: Ready | None
+    has_progressed: bool
+
+    @property
+    def num_live(self) -> int: ...
+
+    def close(self, error: HoldfastError, /) -> None: ...
 
 
-class Supervisor:
-    """Holds the link to the current engine process, and the live requests.
+Requests = TypeVar("Requests", bound=ProcessRequests)
+
+
+class Supervisor(Generic[Requests]):
+    """Holds the link to the current engine process, and the requests that it computes.
 
     log is (format, level) of its log. hang_timeout 0: a process that hangs is not killed.
     """
+
+    replicas: Sequence[ReplicaStatus] = ()
 
     def __init__(
         self,
@@ -54,13 +65,11 @@ class Supervisor:
         log: tuple[str, str] = ("text", "info"),
         command: Sequence[str] = COMMAND,
         *,
-        resumes: bool = True,
+        requests: Requests,
         hang_timeout: float = 60.0,
     ) -> None:
         self.config = config
-        self.requests = LiveRequests(
-            resumes=resumes, defaults=config.request_defaults, callbacks=callbacks.resume
-        )
+        self.requests = requests
         self.restart: Restart | None = None
         self.num_restarts = 0
         self.load_seconds: float | None = None  # of the last start
@@ -93,12 +102,7 @@ class Supervisor:
         return self.link.ready or ready if self.is_ready else ready
 
     def _not_ready(self) -> ApiError:
-        return ApiError(
-            503,
-            "the engine is not ready yet; ask again",
-            code="engine_not_ready",
-            headers={"Retry-After": str(self.retry_after)},
-        )
+        return not_ready(self.retry_after)
 
     @property
     def is_ready(self) -> bool:
@@ -127,6 +131,10 @@ class Supervisor:
         self._tracing = on
         if self.is_ready:
             self.link.set_tracing(on)
+
+    async def refresh_status(self) -> None:
+        """Request the engine's numbers; the callback gets them."""
+        await self.link.status()
 
     async def run(self) -> None:
         """Run until stopped.
