@@ -31,6 +31,15 @@ from pathlib import Path
 FORMS = ("thinking", "none", "cot")
 SEEDS = (0, 1, 2)
 TEXT_TASKS = ("entities", "two-hop", "coin-talk", "variable-talk")
+SHARES = {
+    "qa1": 1,
+    "qa2": 3,
+    "qa7": 2,
+    "qa8": 2,
+    "entities": 4,
+    "two-hop": 3,
+    "chat": 2,
+}  # of a batch; else 1
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,12 @@ class Command:
         if self.run_folder is not None and (self.run_folder / "training.safetensors").is_file():
             arguments = ("train", "thinking", "--out", str(self.run_folder), "--resume", *_device(arguments))
         return [sys.executable, "-m", "holdfast", *arguments]
+
+
+def _share(task: str) -> int:
+    """Of a task, or of the file of one."""
+    kind, _, path = task.partition(":")
+    return SHARES.get(Path(path).name.partition("_")[0] if kind == "babi" else kind, 1)
 
 
 def _device(arguments: tuple[str, ...]) -> tuple[str, ...]:
@@ -112,11 +127,13 @@ class Plan:
         tasks += TEXT_TASKS
         if not self.options.tiny:
             tasks.append(f"chat:{self.out / 'general.jsonl'}")
-        return [text for task in tasks for text in ("--task", task)]
+        shares = ",".join(str(_share(task)) for task in tasks)
+        return [text for task in tasks for text in ("--task", task)] + ["--shares", shares]
 
     def _tasks(self) -> Iterator[Command]:
         base = ("--preset", "backbone", "--backbone", self.backbone, *self._mixed_tasks(), *self._minutes())
-        base = base if self.options.tiny else (*base, "--steps", str(self.options.steps))
+        if not self.options.tiny:
+            base = (*base, "--steps", str(self.options.steps), "--eval-every", "0")
         for form in FORMS:
             yield self._train(f"tasks-{form}", *base, "--form", form, result="model.safetensors")
         yield self._train("tasks-adapter", *base, "--adapter", "--learning-rate", "6e-4")

@@ -51,6 +51,12 @@ def thinking(
         list[str] | None,
         typer.Option(help=f"One of {known_tasks()}; may be repeated."),
     ] = None,
+    shares: Annotated[
+        str | None,
+        typer.Option(
+            help="Shares of a batch, a number for each --task, separated by commas. Default: equal."
+        ),
+    ] = None,
     form: Annotated[
         str | None,
         typer.Option(
@@ -169,8 +175,8 @@ def thinking(
         "workers": workers,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
-    if task:
-        changes["shares"] = ()
+    if task or shares:
+        changes["shares"] = () if shares is None else _numbers("--shares", shares)
     if steps is not None and minutes is not None:
         changes["most_steps"] = steps
     if window is not None:
@@ -205,6 +211,13 @@ def samples(
 
     written = write_samples(llm, out, count, max_tokens, seed)
     note(f"{written} answers written: {out}")
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} is {text!r}; expected whole numbers with commas between them") from None
 
 
 def _require_place(out: Path, overwrite: bool) -> None:
