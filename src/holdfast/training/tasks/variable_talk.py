@@ -6,71 +6,39 @@
                   4 + 2 y 6 x 7
 
 The thought is that of `Variables` with "worked": the calculation, the changed variable, then the
-others in alphabetical order. The first statement has all its variables as a thought. Values are 0 to
-9; a change that would leave them is another one.
+others in alphabetical order. The first statement has all its variables as a thought. A half is
+written as a difference. Two values that are swapped are one thought: "+ 0" for the first of them.
+Values are 0 to 9; a change that would leave them is another one.
 """
 
 import random
-from dataclasses import dataclass, field
 
-from holdfast.training.tasks.filler import split_list
 from holdfast.training.tasks.idle_talk import idle_sentence, opening
-from holdfast.training.tasks.text_examples import QUESTION_END, TextExample, ThoughtStep
+from holdfast.training.tasks.text_examples import TextExample, ThoughtStep
+from holdfast.training.tasks.wording import variable_shapes as shapes
+from holdfast.training.tasks.wording.coin_grammar import draw_name
 
-LETTERS = "abcdefghjkmnpqrstuvwxyz"
 LARGEST = 9
 MOST_VARIABLES = 4
 UNKNOWN = " I do not know."
-_LISTS = ("Let", "Given", "We start with", "First,", "Suppose", "Say", "Assume", "Start with", "Now let", "")
-_IS = (" = ", " is ", " equals ", " = ")
-SETS = split_list(
-    "{v} = {n}|{v} is {n}|{v} is now {n}|Set {v} to {n}|{v} becomes {n}|Put {n} in {v}|{v} gets {n}|"
-    "Let {v} be {n}|Make {v} equal to {n}|Then {v} = {n}",
-    "|",
-)
-ADDS = split_list(
-    "{v} = {v} + {n}|{v} = {n} + {v}|Add {n} to {v}|Increase {v} by {n}|{v} grows by {n}|"
-    "{v} goes up by {n}|Then add {n} to {v}|{v} rises by {n}|Now {v} = {v} + {n}|"
-    "{v} plus {n} goes into {v}",
-    "|",
-)
-TAKES = split_list(
-    "{v} = {v} - {n}|Subtract {n} from {v}|Decrease {v} by {n}|Take {n} away from {v}|{v} shrinks by {n}|"
-    "{v} goes down by {n}|Then subtract {n} from {v}|{v} falls by {n}|{v} loses {n}|Take {n} from {v}",
-    "|",
-)
-_SUMS = ("{v} = {a} + {b}", "Set {v} to {a} + {b}", "{v} is {a} plus {b}")
-_DIFFERENCES = ("{v} = {a} - {b}", "Set {v} to {a} - {b}", "{v} is {a} minus {b}")
-_DOUBLES = ("Double {v}", "{v} doubles", "{v} = {v} + {v}")
-ASKS = (
-    "What is the value of {v}?", "What is {v}?", "What's {v}?", "What is {v} now?", "How much is {v}?",
-    "What does {v} equal?", "Tell me {v}.", "{v} = ?", "What is the final value of {v}?",
-    "What value does {v} have?", "Give me the value of {v}.",
-    "And {v}?", "So what is {v}?", "What is {v} at the end?", "How large is {v} now?",
-)  # fmt: skip
-YES_NO = split_list(
-    "Is {v} {n}?|Is {v} equal to {n}?|Is {v} now {n}?|Does {v} equal {n}?|Is the value of {v} {n}?|"
-    "Is {v} still {n}?",
-    "|",
-)
-_MARKS = (QUESTION_END,) * 8 + (" Answer:", "")
+_FEW = 8  # changes of a short text
 
 
 class VariableTalk:
     name = "variable-talk"
 
     def words(self) -> list[str]:
-        shapes = (*_LISTS, *SETS, *ADDS, *TAKES, *_SUMS, *_DIFFERENCES, *_DOUBLES, *ASKS, *YES_NO, *_IS)
-        named = [f" {letter}" for letter in LETTERS]
-        return [
-            *(each.format(v="x", n="1", a="y", b="z") for each in shapes),
-            *named,
-            " Yes, No, and",
-            UNKNOWN,
-            *_MARKS,
-        ]
+        lists = [value for value in vars(shapes).values() if isinstance(value, tuple)]
+        named = [f" {name}" for name in (*shapes.LETTERS, *shapes.CAPITALS, *shapes.NAMES)]
+        said = [text.format(v="x", n="1", a="y", b="z", N="Tom") for each in lists for text in each]
+        first = [text[:1].upper() + text[1:] for text in said]
+        return [*said, *first, *named, " Yes, No, and", UNKNOWN]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
+        """Up to this number of changes: half of the texts are short."""
+        return self.eval_example(rng, min(events, rng.randint(1, _FEW)) if rng.random() < 0.5 else events)
+
+    def eval_example(self, rng: random.Random, events: int) -> TextExample:
         told = _Told(rng)
         told.begin()
         idle = rng.choice((0.0, 0.0, 0.0, 0.1, 0.4))
@@ -82,99 +50,155 @@ class VariableTalk:
         return told.ask()
 
 
-@dataclass
 class _Told:
-    rng: random.Random
-    text: str = ""
-    values: dict[str, int] = field(default_factory=dict)
-    steps: list[ThoughtStep] = field(default_factory=list)
+    """A text as it is told, and the values so far."""
 
-    def __post_init__(self) -> None:
-        self._letters = self.rng.sample(LETTERS, self.rng.randint(1, MOST_VARIABLES))
-        self._mark = self.rng.choice((".", ".", ".", ";"))
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.text = ""
+        self.values: dict[str, int] = {}
+        self.steps: list[ThoughtStep] = []
+        kind = rng.random()
+        named = shapes.LETTERS if kind < 0.75 else shapes.CAPITALS if kind < 0.87 else shapes.NAMES
+        self._names = rng.sample(named, rng.randint(1, MOST_VARIABLES))
+        if rng.random() < 0.5:
+            self._names.sort()
+        self._mark = rng.choice((".", ".", ".", ".", ";", "!", ""))
+        self._gap = "\n" if not self._mark or rng.random() < 0.05 else " "
+        self._words = rng.choice((0.0, 0.0, 0.3, 1.0))  # share of numbers written as words
 
     def say(self, sentence: str) -> None:
-        self.text += f" {sentence}" if self.text else sentence
+        self.text += f"{self._gap}{sentence}" if self.text else sentence
 
     def begin(self) -> None:
         """Some variables at once: "Let a = 3, b = 5 and c = 2." """
-        if self.rng.random() < 0.4:
-            self.say(opening(self.rng))
-        count = self.rng.randint(1, len(self._letters))
-        for letter in self._letters[:count]:
-            self.values[letter] = self.rng.randint(0, LARGEST)
-        head, sign = self.rng.choice(_LISTS), self.rng.choice(_IS)
-        items = [f"{letter}{sign}{value}" for letter, value in self.values.items()]
+        rng = self.rng
+        if rng.random() < 0.4:
+            self.say(opening(rng))
+        count = rng.randint(1, len(self._names))
+        for name in self._names[:count]:
+            self.values[name] = rng.randint(0, LARGEST)
+        head, sign = rng.choice(shapes.LISTS), rng.choice(shapes.IS)
+        items = [f"{name}{sign}{self._number(value)}" for name, value in self.values.items()]
         joined = ", ".join(items)
-        if len(items) > 1 and self.rng.random() < 0.4:
-            joined = f"{', '.join(items[:-1])} and {items[-1]}"
-        self.say(f"{head} {joined}." if head else f"{joined}.")
+        if len(items) > 1 and rng.random() < 0.4:
+            joined = f"{', '.join(items[:-1])}{rng.choice((' and ', ' and ', ', and '))}{items[-1]}"
+        tail = rng.choice(shapes.LIST_TAILS) if sign == " = " else ""
+        self.say(f"{head} {joined}{tail}{self._mark}" if head else f"{joined}{tail}{self._mark}")
         self._think(self._list())
 
     def change(self) -> None:
-        missing = [letter for letter in self._letters if letter not in self.values]
-        if missing and self.rng.random() < 0.5:
-            self._assign(missing[0], self.rng.randint(0, LARGEST))
+        rng = self.rng
+        missing = [name for name in self._names if name not in self.values]
+        if missing and rng.random() < 0.5:
+            self._assign(missing[0], rng.randint(0, LARGEST))
             return
-        target, kind = self.rng.choice(list(self.values)), self.rng.random()
-        other = self.rng.choice(list(self.values))
-        own, its = self.values[target], self.values[other]
-        amount, word = (
-            (its, other) if kind > 0.6 and other != target else ((step := self.rng.randint(1, 5)), str(step))
-        )
+        target, kind = rng.choice(list(self.values)), rng.random()
+        others = [name for name in self.values if name != target]
+        own = self.values[target]
         if kind < 0.1:
-            self._assign(target, self.rng.randint(0, LARGEST))
-        elif kind < 0.18 and len(self.values) > 1:
+            self._assign(target, rng.randint(0, LARGEST))
+        elif kind < 0.15 and others:
             self._combine(target)
-        elif kind < 0.24 and 2 * own <= LARGEST:
-            self._compute(target, self.rng.choice(_DOUBLES).format(v=target), own, "+", own)
-        elif own + amount <= LARGEST and (own < amount or self.rng.random() < 0.5):
-            self._compute(target, self.rng.choice(ADDS).format(v=target, n=word), own, "+", amount)
-        elif own >= amount:
-            self._compute(target, self.rng.choice(TAKES).format(v=target, n=word), own, "-", amount)
+        elif kind < 0.18 and others:
+            self._swap(target, rng.choice(others))
+        elif kind < 0.22 and 2 * own <= LARGEST:
+            self._compute(target, rng.choice(shapes.DOUBLES), own, "+", own)
+        elif kind < 0.26 and own % 2 == 0:
+            self._compute(target, rng.choice(shapes.HALVES), own, "-", own // 2)
+        elif kind < 0.28:
+            self._state(rng.choice(shapes.KEEPS), target)
+        elif kind < 0.31:
+            self._by_one(target)
         else:
-            self._compute(target, self.rng.choice(SETS).format(v=target, n=other), its, "+", 0)
+            self._add_or_take(target, rng.choice(others) if others and kind > 0.7 else None)
 
-    def ask(self) -> TextExample:
-        letter = self.rng.choice(list(self.values))
-        value, end = self.values[letter], self.rng.choice(_MARKS)
-        if self.rng.random() < 0.05:
-            letter = self.rng.choice([each for each in LETTERS if each not in self.values])
-            return TextExample(f"{self.text} {self._asks(letter)}{end}", UNKNOWN, tuple(self.steps))
-        if self.rng.random() < 0.3:
-            asked = value if self.rng.random() < 0.5 else self.rng.randint(0, LARGEST)
-            question = self.rng.choice(YES_NO).format(v=letter, n=asked)
-            answer = f" {'Yes' if asked == value else 'No'}, {value}."
-            return TextExample(f"{self.text} {question}{end}", answer, tuple(self.steps))
-        return TextExample(f"{self.text} {self._asks(letter)}{end}", f" {value}.", tuple(self.steps))
+    def _add_or_take(self, target: str, other: str | None) -> None:
+        rng, own = self.rng, self.values[target]
+        amount = (
+            rng.randint(0 if rng.random() < 0.03 else 1, rng.choice((5, 9)))
+            if other is None
+            else self.values[other]
+        )
+        if own + amount > LARGEST and own < amount:
+            if other is None:
+                self._assign(target, amount)
+            else:
+                shape = rng.choice(shapes.COPIES if rng.random() < 0.5 else shapes.SETS)
+                self._compute(target, shape, amount, "+", 0, other)
+            return
+        adds = own + amount <= LARGEST and (own < amount or rng.random() < 0.5)
+        shape, sign = (rng.choice(shapes.ADDS), "+") if adds else (rng.choice(shapes.TAKES), "-")
+        self._compute(target, shape, own, sign, amount, other or self._number(amount))
 
-    def _asks(self, letter: str) -> str:
-        return self.rng.choice(ASKS).format(v=letter)
+    def _by_one(self, target: str) -> None:
+        own = self.values[target]
+        adds = own == 0 or (own < LARGEST and self.rng.random() < 0.5)
+        shape = self.rng.choice(shapes.INCREMENTS if adds else shapes.DECREMENTS)
+        self._compute(target, shape, own, "+" if adds else "-", 1)
 
-    def _assign(self, letter: str, value: int) -> None:
-        self._compute(letter, self.rng.choice(SETS).format(v=letter, n=value), value, "+", 0)
+    def _assign(self, name: str, value: int) -> None:
+        self._compute(name, self.rng.choice(shapes.SETS), value, "+", 0, self._number(value))
 
     def _combine(self, target: str) -> None:
-        """The sum or the difference of two others, or of one and a number."""
+        """The sum or the difference of two variables."""
         one, other = self.rng.sample(list(self.values), 2)
         left, right = self.values[one], self.values[other]
         if left + right <= LARGEST:
-            shape, sign = self.rng.choice(_SUMS), "+"
+            shape, sign = self.rng.choice(shapes.SUMS), "+"
         else:
-            shape, sign = self.rng.choice(_DIFFERENCES), "-"
-            one, other, left, right = (
-                (one, other, left, right) if left >= right else (other, one, right, left)
-            )
-        self._compute(target, shape.format(v=target, a=one, b=other), left, sign, right)
+            shape, sign = self.rng.choice(shapes.DIFFERENCES), "-"
+            if left < right:
+                one, other, left, right = other, one, right, left
+        statement = shape.replace("{a}", one).replace("{b}", other)
+        self._compute(target, statement, left, sign, right)
 
-    def _compute(self, letter: str, statement: str, left: int, sign: str, right: int) -> None:
-        self.values[letter] = left + right if sign == "+" else left - right
-        self.say(f"{statement}{self._mark}")
-        others = "".join(f" {name} {value}" for name, value in sorted(self.values.items()) if name != letter)
-        self._think(f" {left} {sign} {right} {letter} {self.values[letter]}{others}")
+    def _swap(self, one: str, other: str) -> None:
+        value, its = self.values[one], self.values[other]
+        self.values[other] = value
+        statement = self.rng.choice(shapes.SWAPS).replace("{a}", one).replace("{b}", other)
+        self._compute(one, statement, its, "+", 0)
+
+    def _compute(self, name: str, shape: str, left: int, sign: str, right: int, said: str = "") -> None:
+        self.values[name] = left + right if sign == "+" else left - right
+        self._state(shape, name, said)
+        others = "".join(f" {each} {value}" for each, value in sorted(self.values.items()) if each != name)
+        self._think(f" {left} {sign} {right} {name} {self.values[name]}{others}")
+
+    def _state(self, shape: str, name: str, said: str = "") -> None:
+        """Say a statement. A variable at its start keeps its small letter."""
+        lead = self.rng.choice(shapes.LEADS)
+        starts_with_name = shape.startswith(("{v}", "{n}")) or shape.split(" ")[0].rstrip(",") in self.values
+        if not lead and not starts_with_name and self.rng.random() < 0.9:
+            shape = shape[0].upper() + shape[1:] if shape[0] != "{" else shape
+        text = shape.replace("{v}", name).replace("{n}", said).replace("{N}", draw_name(self.rng))
+        self.say(f"{lead}{text}{self._mark}")
+
+    def _number(self, value: int) -> str:
+        return shapes.NUMBERS[value] if self.rng.random() < self._words else str(value)
 
     def _list(self) -> str:
         return "".join(f" {name} {value}" for name, value in sorted(self.values.items()))
 
     def _think(self, thought: str) -> None:
-        self.steps.append(ThoughtStep(len(self.text) - 1, thought, self._list()))
+        """The thought is settled by the mark after the statement, or by the end of the line."""
+        at = len(self.text) - 1 if self._mark else len(self.text)
+        self.steps.append(ThoughtStep(at, thought, self._list()))
+
+    def ask(self) -> TextExample:
+        rng, name = self.rng, self.rng.choice(list(self.values))
+        value, end = self.values[name], rng.choice(shapes.MARKS)
+        if rng.random() < 0.04:
+            unknown = rng.choice([each for each in shapes.LETTERS if each not in self.values])
+            return self._example(rng.choice(shapes.ASKS).replace("{v}", unknown) + end, UNKNOWN)
+        if rng.random() < 0.25:
+            asked = value if rng.random() < 0.5 else rng.randint(0, LARGEST)
+            question = rng.choice(shapes.YES_NO).replace("{v}", name).replace("{n}", self._number(asked))
+            return self._example(question + end, f" {'Yes' if asked == value else 'No'}, {value}.")
+        question = rng.choice(shapes.ASKS).replace("{v}", name)
+        if rng.random() < 0.05:
+            question = question.rstrip("?. ")
+        return self._example(question + end, f" {value}.")
+
+    def _example(self, question: str, answer: str) -> TextExample:
+        return TextExample(f"{self.text} {question}", answer, tuple(self.steps))

@@ -1,0 +1,1 @@
+"""Words and shapes of sentences, as data, for tasks in free wording."""
