@@ -7,7 +7,7 @@ reveal a difference. A cell that cannot run on this machine is skipped with a re
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -244,8 +244,8 @@ def run_tiny(
 
 
 def _recipe(engine: Engine) -> tuple[str, str]:
-    """The backend and dtype that the engine's certificate is for."""
-    recipe = engine.certificate.subject["recipe"] if engine.certificate is not None else {}
-    assert isinstance(recipe, dict)
-    dtype = str(recipe.get("dtype", "any"))
-    return str(recipe.get("path", "any")), _SHORT.get(dtype, dtype)
+    """The engine's backend and dtype."""
+    parts = engine.fingerprint.parts
+    recipe, dtype = parts["recipe"], str(parts["dtype"])
+    assert isinstance(recipe, Mapping)
+    return str(recipe["path"]), _SHORT.get(dtype, dtype)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
@@ -61,28 +62,27 @@ def run_once(
     results: dict[int, Result] = {}
     step_ends: list[float] = []
     gc.collect()
-    gc.freeze()  # as the engine of a server does
-    started = time.perf_counter()
-    first = started
-    for request in requests:
-        engine.submit(request)
-    while len(results) < len(requests):
-        updates = engine.step()
-        now = time.perf_counter()
-        all_decode = not waiting and not results
-        for update in updates:
-            if waiting and update.delta.token_ids:
-                waiting.discard(update.request_id)
-                if not waiting:
-                    first = now
-            if update.result is not None:
-                results[update.request_id] = update.result
-        if all_decode:
-            step_ends.append(now)
-    seconds = time.perf_counter() - started
-    while engine.has_work:
-        engine.step()
-    gc.unfreeze()
+    with frozen_heap():  # as in `LLM.generate`
+        started = time.perf_counter()
+        first = started
+        for request in requests:
+            engine.submit(request)
+        while len(results) < len(requests):
+            updates = engine.step()
+            now = time.perf_counter()
+            all_decode = not waiting and not results
+            for update in updates:
+                if waiting and update.delta.token_ids:
+                    waiting.discard(update.request_id)
+                    if not waiting:
+                        first = now
+                if update.result is not None:
+                    results[update.request_id] = update.result
+            if all_decode:
+                step_ends.append(now)
+        seconds = time.perf_counter() - started
+        while engine.has_work:
+            engine.step()
     require_complete(results.values(), num_tokens)
     return Timing(
         seconds=seconds,

@@ -188,7 +188,7 @@ class CpuBench:
 def _block_formats(engine: Engine) -> str:
     """The quantised formats that the engine computes with as they are, such as "Q4_1"; empty if it has
     dequantised the weights."""
-    recipe = {} if engine.certificate is None else engine.certificate.subject["recipe"]
+    recipe = engine.fingerprint.parts["recipe"]
     return str(recipe.get("blocks", "")) if isinstance(recipe, Mapping) else ""
 
 
