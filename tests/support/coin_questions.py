@@ -3,6 +3,7 @@ orders and lengths at random. `test_coin_questions.py` compares the templates wi
 """
 
 import random
+import re
 from dataclasses import dataclass
 
 COUNT = 500
@@ -155,8 +156,12 @@ class CoinQuestion:
     refused: str
 
     def is_right(self, answer: str) -> bool:
-        told = answer.strip().lower()
-        return self.accepted in told and not (self.refused and self.refused in told)
+        return _says(answer, self.accepted) and not (self.refused and _says(answer, self.refused))
+
+
+def _says(answer: str, words: str) -> bool:
+    """Whole words: " I do not know." does not say "no"."""
+    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", answer.lower()) is not None
 
 
 def coin_questions(count: int = COUNT) -> list[CoinQuestion]:

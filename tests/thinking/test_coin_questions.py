@@ -10,9 +10,12 @@ from holdfast import LLM, SamplingParams
 from holdfast.models.locate import COIN
 from holdfast.training.tasks import coin_talk
 from holdfast.training.tasks.wording import coin_shapes, idle_shapes, outside_shapes, variable_shapes
+from support import coin_dev_questions as development
 from support import coin_questions as held_out
+from support.coin_questions import CoinQuestion
 
 EXPECTED = 0.28  # the share of the 500 questions that the packaged model answers
+EXPECTED_DEVELOPMENT = 0.0
 
 
 def test_no_template_is_in_the_training_texts() -> None:
@@ -22,6 +25,7 @@ def test_no_template_is_in_the_training_texts() -> None:
     told = " ".join(task.example(rng, 12).prompt for _ in range(400))
     own = {_plain(text) for text in _texts(held_out) if " " in text}
     assert len(own) > 90 and not own & trained
+    assert not {_plain(text) for text in _texts(development) if " " in text} & trained
     for template in (*held_out.STARTS, *held_out.ASKS):
         assert not any(template.format(s=side) in told for side in held_out.SIDES), template
 
@@ -51,12 +55,27 @@ def test_an_answer_is_right_only_if_it_names_the_side() -> None:
     question = held_out.CoinQuestion("coin", "", "heads", "tails")
     assert question.is_right(" heads.") and question.is_right(" Yes, heads.")
     assert not question.is_right(" tails.") and not question.is_right(" heads or tails.")
+    denied = held_out.CoinQuestion("yes/no", "", "no", "yes")
+    assert denied.is_right(" No, heads.") and not denied.is_right(" I do not know.")
+
+
+def test_development_questions_are_300_and_balanced() -> None:
+    asked = development.coin_dev_questions()
+    assert asked == development.coin_dev_questions() and len(asked) == 300
+    assert len({each.prompt for each in asked}) > 270
+    assert not {each.prompt for each in asked} & {each.prompt for each in held_out.coin_questions()}
+    right = Counter(each.accepted for each in asked)
+    assert min(right["heads"], right["tails"]) > 50 and min(right["yes"], right["no"]) > 20
 
 
 @pytest.mark.long
-def test_coin_answers_questions_in_new_wordings() -> None:
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [(held_out.coin_questions(), EXPECTED), (development.coin_dev_questions(), EXPECTED_DEVELOPMENT)],
+    ids=["held-out", "development"],
+)
+def test_coin_answers_questions_in_new_wordings(asked: list[CoinQuestion], expected: float) -> None:
     llm = LLM(COIN, max_num_seqs=32)
-    asked = held_out.coin_questions()
     params = SamplingParams(max_tokens=12, temperature=0, deterministic=True)
     results = llm.generate([each.prompt for each in asked], params)
     right = [each.is_right(result.text) for each, result in zip(asked, results, strict=True)]
@@ -64,4 +83,4 @@ def test_coin_answers_questions_in_new_wordings() -> None:
         kind: sum(ok for ok, each in zip(right, asked, strict=True) if each.kind == kind)
         for kind in Counter(each.kind for each in asked)
     }
-    assert sum(right) / len(right) >= EXPECTED, shares
+    assert sum(right) / len(right) >= expected, shares
