@@ -62,6 +62,7 @@ class TrainingRun:
     optimizer: torch.optim.Optimizer
     step: int = 0
     metrics: list[StepMetrics] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def model(self) -> ThinkingModel:
@@ -81,12 +82,12 @@ class StepBudget:
     """Measures the time of a step, twice: once the run is warm, and again when other users of the
     machine are.
 
-    The time starts when it is made: a run that is resumed before the last measurement has all its
-    minutes again.
+    The time of a run starts before its texts are made. A run that is resumed before the last
+    measurement has all its minutes again.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._start = device, time.monotonic()
+    def __init__(self, run: TrainingRun) -> None:
+        self._device, self._start = run.device, run.started
         self._ends: list[float] = []
 
     def is_due(self, step: int) -> bool:
@@ -111,6 +112,7 @@ class StepBudget:
 
 
 def start_run(settings: TrainingSettings, device: torch.device) -> TrainingRun:
+    started = time.monotonic()
     topics = open_topics(settings)
     built = build(settings, topic_texts(topics) if settings.backbone is None else [])
     built.model.to(device)
@@ -120,7 +122,8 @@ def start_run(settings: TrainingSettings, device: torch.device) -> TrainingRun:
     if device.type == "cuda" if settings.compile is None else settings.compile:
         compile_rowwise(built.model, device)
     source = BatchSource(settings, topics, built.tokenizer, built.eos_id, built.frame)
-    return TrainingRun(settings, device, built, source, _optimizer(built.model, settings))
+    optimizer = _optimizer(built.model, settings)
+    return TrainingRun(settings, device, built, source, optimizer, started=started)
 
 
 def resume_run(folder: Path, device: torch.device) -> TrainingRun:
@@ -144,7 +147,7 @@ def train(
 
     The run is saved to the folder at intervals and at the end.
     """
-    budget = StepBudget(run.device)
+    budget = StepBudget(run)
     workers = run.settings.workers
     if workers is None:
         workers = 2 if run.device.type == "cuda" else 0
