@@ -102,6 +102,7 @@ def test_texts_are_clean() -> None:
 def test_verbs_have_their_forms() -> None:
     assert phrase("flip {o}")[1:] == ("flip {o}", "flips {o}", "flipped {o}", "flipped {o}", "flipping {o}")
     assert phrase("try and *be late").third == "tries and is late"
+    assert phrase("begin to lie").past == "began to lie" and phrase("tie {o}").ing == "tying {o}"
     assert phrase("only *look").past == "only looked"
     assert phrase("put {o} down").participle == "put {o} down"
 

@@ -9,141 +9,34 @@ The first word is a verb unless it is an adverb or a modal verb. Words with a st
 
 from typing import NamedTuple
 
-# Base form, past, participle.
+from holdfast.training.tasks.filler import split_list
+
 _IRREGULAR = {
     words.split()[0]: words.split()
-    for words in [
-        "be was been",
-        "bring brought brought",
-        "break broke broken",
-        "bend bent bent",
-        "buy bought bought",
-        "build built built",
-        "catch caught caught",
-        "choose chose chosen",
-        "come came come",
-        "cut cut cut",
-        "do did done",
-        "draw drew drawn",
-        "drink drank drunk",
-        "drive drove driven",
-        "eat ate eaten",
-        "fall fell fallen",
-        "feed fed fed",
-        "feel felt felt",
-        "find found found",
-        "forget forgot forgotten",
-        "get got got",
-        "give gave given",
-        "go went gone",
-        "grow grew grown",
-        "hang hung hung",
-        "have had had",
-        "hear heard heard",
-        "hide hid hidden",
-        "hit hit hit",
-        "hold held held",
-        "keep kept kept",
-        "know knew known",
-        "lay laid laid",
-        "lead led led",
-        "lean leaned leaned",
-        "leave left left",
-        "lend lent lent",
-        "let let let",
-        "lie lay lain",
-        "lose lost lost",
-        "make made made",
-        "mean meant meant",
-        "meet met met",
-        "pay paid paid",
-        "put put put",
-        "read read read",
-        "ride rode ridden",
-        "ring rang rung",
-        "rise rose risen",
-        "run ran run",
-        "say said said",
-        "see saw seen",
-        "sell sold sold",
-        "send sent sent",
-        "set set set",
-        "shake shook shaken",
-        "shine shone shone",
-        "show showed shown",
-        "shut shut shut",
-        "sing sang sung",
-        "sit sat sat",
-        "sleep slept slept",
-        "speak spoke spoken",
-        "spend spent spent",
-        "spin spun spun",
-        "stand stood stood",
-        "steal stole stolen",
-        "sweep swept swept",
-        "swear swore sworn",
-        "swim swam swum",
-        "take took taken",
-        "teach taught taught",
-        "tell told told",
-        "think thought thought",
-        "throw threw thrown",
-        "undo undid undone",
-        "wake woke woken",
-        "wear wore worn",
-        "win won won",
-        "write wrote written",
-    ]
+    for words in split_list(
+        # Base form, past, participle.
+        "be was been,begin began begun,bend bent bent,bet bet bet,blow blew blown,break broke broken,"
+        "bring brought brought,build built built,buy bought bought,catch caught caught,choose chose chosen,"
+        "come came come,cut cut cut,do did done,draw drew drawn,drink drank drunk,drive drove driven,"
+        "eat ate eaten,fall fell fallen,feed fed fed,feel felt felt,find found found,forbid forbade forbidden,"
+        "forget forgot forgotten,get got got,give gave given,go went gone,grow grew grown,hang hung hung,"
+        "have had had,hear heard heard,hide hid hidden,hit hit hit,hold held held,keep kept kept,"
+        "know knew known,lay laid laid,lead led led,leave left left,lend lent lent,let let let,lie lay lain,"
+        "lose lost lost,make made made,meet met met,pay paid paid,put put put,read read read,"
+        "ride rode ridden,rise rose risen,run ran run,say said said,see saw seen,sell sold sold,"
+        "send sent sent,set set set,shake shook shaken,shine shone shone,show showed shown,shut shut shut,"
+        "sing sang sung,sit sat sat,sleep slept slept,slide slid slid,speak spoke spoken,spin spun spun,"
+        "stand stood stood,steal stole stolen,swear swore sworn,swing swung swung,take took taken,"
+        "tear tore torn,tell told told,think thought thought,throw threw thrown,undo undid undone,"
+        "wake woke woken,wear wore worn,win won won,write wrote written",
+        ",",
+    )
 }
-_DOUBLED = frozenset(
-    [
-        "flip",
-        "stop",
-        "grab",
-        "tap",
-        "pat",
-        "nod",
-        "step",
-        "rub",
-        "drop",
-        "plan",
-        "chat",
-        "hum",
-        "tip",
-        "knit",
-        "shrug",
-        "jog",
-        "spin",
-        "run",
-        "sit",
-        "set",
-        "put",
-        "cut",
-        "get",
-        "let",
-        "hit",
-        "swap",
-        "trip",
-        "slip",
-        "wrap",
-        "pop",
-        "skip",
-        "clap",
-        "beg",
-        "shut",
-        "wag",
-        "win",
-        "swim",
-        "drag",
-        "dip",
-        "zip",
-        "pin",
-        "hug",
-        "forget",
-        "regret",
-    ]
+_DOUBLED = split_list(
+    "beg begin bet chat clap cut drop flip forbid forget get grab hit hum let nod pat plan prefer put regret rub run"
+    " set shrug shut sit skip spin step stop swap tap tip win wrap"
 )
-_NO_VERBS = frozenset(["only", "just", "simply", "merely", "actually", "would", "finally"])
+_NO_VERBS = split_list("only just simply merely actually would finally")
 _IRREGULAR_THIRD = {"be": "is", "have": "has", "do": "does", "go": "goes", "undo": "undoes"}
 
 
@@ -203,8 +96,8 @@ def _past(verb: str) -> str:
 
 
 def _ing(verb: str) -> str:
-    if verb == "lie":
-        return "lying"
+    if verb.endswith("ie"):
+        return verb[:-2] + "ying"
     if verb.endswith("e") and not verb.endswith("ee") and verb != "be":
         return verb[:-1] + "ing"
     return verb + verb[-1] + "ing" if verb in _DOUBLED else verb + "ing"
