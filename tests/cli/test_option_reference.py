@@ -7,6 +7,7 @@ import pytest
 from holdfast.cli.options.reference import BEGIN, options_reference, update
 from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
+from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -19,7 +20,7 @@ def test_operations_page_has_the_current_options():
 
 def test_reference_has_every_option():
     reference = options_reference()
-    for one in (*option_fields(EngineConfig), *option_fields(ServerConfig)):
+    for one in (*option_fields(EngineConfig), *option_fields(ServerConfig), *option_fields(ReplicasConfig)):
         assert f"{one.name.replace('_', '-')}`" in reference
         assert one.option.help in reference
 

@@ -12,6 +12,7 @@ from holdfast.cli.options import engine as o
 from holdfast.cli.options.config_file import MAX_FILE_BYTES
 from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
+from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
 
 SECRET = "sk-very-secret"
@@ -92,7 +93,7 @@ def test_serve_without_options_has_the_defaults(holdfast, served):
 def test_every_setting_of_server_and_engine_is_an_option(holdfast, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     shown = holdfast("serve", "--help").stdout
-    for config in (ServerConfig, EngineConfig):
+    for config in (ServerConfig, EngineConfig, ReplicasConfig):
         offered = list(option_fields(config))
         assert {one.field_name for one in offered} == {one.name for one in fields(config)} - {"model"}
         for one in offered:

@@ -78,6 +78,7 @@ DECIDES_NOTHING = {
     "numerics/code_versions/": "names versions",
     "numerics/recipe.py": "names what a backend computes with",
     "numerics/select_backend.py": "chooses the backend, which the recipe names",
+    "ray/": "sends requests to replicas; deterministic ones to those with one fingerprint",
     "receipts/": "describes answers",
     "recordings/": "answers recorded on other machines",
     "sandbox/grammar_sandbox.py": "refuses grammars that take too long",

@@ -13,12 +13,14 @@ from holdfast.cli.options.groups import grouped
 from holdfast.cli.requirements import require_packages
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
+from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
 
 PREFIX = "HOLDFAST"
 COMMAND_SETTINGS = {"context_settings": {"auto_envvar_prefix": PREFIX, "allow_extra_args": True}}
 _PACKAGES = ("fastapi", "uvicorn", "httptools", "msgspec", "prometheus_client")
 _SERVER = ServerConfig()
+_REPLICAS = ReplicasConfig()
 
 
 @grouped(server=True)
@@ -45,6 +47,7 @@ def serve(
     ] = None,
     server: ServerConfig = _SERVER,
     engine: EngineConfig = o.ENGINE,
+    replicas: ReplicasConfig = _REPLICAS,
     *,
     gpu_memory_utilization: Annotated[
         float | None,
@@ -72,6 +75,11 @@ def serve(
         )
     engine = replace(engine, model=model)
     o.open_model(engine)
+    if replicas.is_pool:
+        require_packages("ray", extra="ray", what="--replicas")
+        from holdfast.ray.serve_replicas import serve_replicas
+
+        raise typer.Exit(serve_replicas(server, engine, replicas))
     from holdfast.server.main import run
 
     raise typer.Exit(run(server, engine))

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.core.framing import ConnectionLost
-from holdfast.core.results import RequestOutput
 from holdfast.engine.status import CertificateState, EngineStatus
 from holdfast.engine.tracer import StepTrace
 from holdfast.errors import EngineStopped, HoldfastError, RequestError, make_error
@@ -36,6 +35,7 @@ class EngineCallbacks:
     on_trace: Callable[["EngineConnection", StepTrace], None] = _ignore
     on_death: Callable[[str, int], None] = _ignore  # (how, requests that continue), before it is restarted
     on_hang: Callable[[], None] = _ignore  # before it is killed
+    on_report: Callable[[m.CertificateChanged | m.Revoked], None] = _ignore  # its certificate changed
     on_replicas: Callable[[], None] = _ignore  # a replica of a pool came or left
     resume: ResumeCallbacks = NO_CALLBACKS
 
@@ -51,11 +51,9 @@ class OutputReceiver(Protocol):
 
     def accept(self, request_id: int, seed: int, /) -> None: ...
 
-    def start(self, request_id: int, queue_seconds: float, /) -> None: ...
-
     def refuse(self, request_id: int, error: HoldfastError, /) -> None: ...
 
-    def deliver(self, output: RequestOutput, /) -> None: ...
+    def step(self, message: m.StepOutput, /) -> None: ...
 
 
 class EngineConnection(ABC):
@@ -86,6 +84,12 @@ class EngineConnection(ABC):
         if self.closed.is_set() or self.ready is None:
             raise EngineStopped("the engine is not running")
         self._send(message)
+
+    def forward(self, frame: bytes) -> None:
+        """Send a request that is encoded. Raises `EngineStopped` if the process is not ready."""
+        if self.closed.is_set() or self.ready is None:
+            raise EngineStopped("the engine is not running")
+        self._writer.write(frame)
 
     def abort(self, request_id: int) -> None:
         """End a request. What still comes for it is ignored."""
@@ -159,10 +163,7 @@ class EngineConnection(ABC):
 
     def _handle(self, message: m.FromEngine) -> None:
         if isinstance(message, m.StepOutput):
-            for started in message.started:
-                self.requests.start(started.request_id, started.queue_seconds)
-            for output in message.outputs:
-                self.requests.deliver(output)
+            self.requests.step(message)
         elif isinstance(message, m.Accepted):
             self.requests.accept(message.request_id, message.seed)
         elif isinstance(message, m.Refused):
@@ -186,8 +187,10 @@ class EngineConnection(ABC):
             self.requests.set_fingerprint(message)
         elif isinstance(message, m.CertificateChanged):
             self._change_certificate(message)
-        else:
+            self._callbacks.on_report(message)
+        elif isinstance(message, m.Revoked):
             self.revocation = message.reason
+            self._callbacks.on_report(message)
 
     @property
     def certificate_state(self) -> CertificateState:

@@ -141,11 +141,6 @@ class LiveRequests(RequestTable):
             if stream.fingerprint is None and self._link is not None and self._link.fingerprint is not None:
                 stream.fingerprint = self._link.fingerprint.digest
 
-    def start(self, request_id: int, queue_seconds: float) -> None:
-        stream = self._live.get(request_id)
-        if stream is not None:
-            stream.start(queue_seconds)
-
     def refuse(self, request_id: int, error: HoldfastError) -> None:
         stream = self._live.pop(request_id, None)
         if stream is not None:

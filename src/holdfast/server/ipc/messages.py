@@ -2,7 +2,8 @@
 
     to the engine     Start, Submit, Abort, SetTracing, GetStatus, Stop
     from the engine   Progress, Ready, StartupFailed, FingerprintReady,
-                      Accepted, Refused, StepOutput, StatusReport, CertificateChanged, Revoked, StepTraced
+                      Accepted, Refused, StepOutput, StatusReport, CertificateChanged, Revoked, StepTraced,
+                      EngineDied (a replica's)
 
 The frontend gives each request its id, and the engine uses the same. After `Accepted` the request's
 outputs follow, the last with its result, inside `StepOutput`s; after `Refused` nothing follows.
@@ -180,6 +181,14 @@ class StepTraced(Message, frozen=True):
     trace: StepTrace
 
 
+class EngineDied(Message, frozen=True):
+    """A replica's engine process died, with these requests in its last pass. The last message of a
+    connection."""
+
+    how: str
+    running: tuple[int, ...]
+
+
 ToEngine = Start | Submit | Abort | SetTracing | GetStatus | Stop
 FromEngine = (
     Progress
@@ -193,6 +202,7 @@ FromEngine = (
     | CertificateChanged
     | Revoked
     | StepTraced
+    | EngineDied
 )
 
 _encoder = msgspec.msgpack.Encoder()

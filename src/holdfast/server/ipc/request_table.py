@@ -151,6 +151,23 @@ class RequestTable(ABC):
         if self._error is not None:
             raise EngineStopped(str(self._error))
 
+    def step(self, message: m.StepOutput) -> None:
+        """What one step of the engine gave all requests."""
+        for started in message.started:
+            self.start(started.request_id, started.queue_seconds)
+        for output in message.outputs:
+            self.deliver(output)
+
+    def start(self, request_id: int, queue_seconds: float) -> None:
+        """A request left the engine's queue."""
+        stream = self._live.get(request_id)
+        if stream is not None:
+            stream.start(queue_seconds)
+
+    @abstractmethod
+    def deliver(self, output: RequestOutput) -> None:
+        """What one step gave one request."""
+
     def _receive(self, stream: ResponseStream, output: RequestOutput) -> bool:
         """What one step gave one request. Returns whether it is an output that proves progress."""
         delta, result = output.delta, output.result

@@ -46,6 +46,7 @@ class ResponseStream:
         self.is_accepted = False
         self.is_suspect = False  # its last engine process died while it ran
         self.num_lone_deaths = 0  # while it ran alone, without an output of it in between
+        self.num_losses = 0  # of its replica's connection, without an output of it in between
         self.last_failure: Result | None = None  # its pass raised
         self._message = message
         self._updated = updated

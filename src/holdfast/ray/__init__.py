@@ -1,0 +1,1 @@
+"""Engine replicas on Ray Serve. Imported only where replicas are asked for."""

@@ -1,0 +1,119 @@
+"""Start or join a Ray cluster, and say clearly why that does not work."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
+
+from holdfast.engine.config import EngineConfig
+from holdfast.errors import ConfigError
+from holdfast.ray.config import ReplicasConfig
+
+_log = logging.getLogger("holdfast.server")
+NAMESPACE = "serve"
+_OBJECT_STORE_BYTES = 100 << 20  # nothing large travels through it
+
+
+@contextmanager
+def cluster(address: str | None, num_cpus: float | None = None) -> Iterator[None]:
+    """Joins the cluster at this address, or starts one on this machine, which ends with the context.
+
+    Raises `ConfigError`. num_cpus: what a cluster of one's own says it has; None: all cores.
+    """
+    join(address, num_cpus)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def join(address: str | None, num_cpus: float | None = None) -> None:
+    """As `cluster`, without leaving."""
+    own: dict[str, Any] = {}
+    if address is None:
+        own = {"num_cpus": num_cpus, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+    try:
+        ray.init(
+            address=address or "local", namespace=NAMESPACE, log_to_driver=False, logging_level="error",
+            configure_logging=False, **own,
+        )  # fmt: skip
+    except Exception as error:
+        raise ConfigError(_explain(address, error)) from None
+
+
+def _explain(address: str | None, error: Exception) -> str:
+    """Why there is no cluster."""
+    text = " ".join(str(error).split())
+    if "ersion mismatch" in text:
+        return (
+            f"the Ray cluster at {address} runs other versions: {text}. "
+            "Install the same versions of Ray and Python on every node"
+        )
+    if "uthentication" in text or "token" in text.lower():
+        return (
+            f"the Ray cluster at {address} refused this machine's authentication token: {text[:300]}. "
+            "Copy the cluster's token to ~/.ray/auth_token or set RAY_AUTH_TOKEN"
+        )
+    if address is None:
+        return f"no Ray cluster can be started on this machine: {text[:300]}"
+    return (
+        f"there is no Ray cluster at {address}: {text[:300]}. "
+        "Give the address that `ray start --head` printed, or leave --ray-address out to start one here"
+    )
+
+
+def gpus_per_replica(engine: EngineConfig, replicas: ReplicasConfig) -> float:
+    """What Ray reserves for one replica."""
+    if replicas.replica_gpus is not None:
+        return replicas.replica_gpus
+    if engine.device == "auto":
+        return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
+    return 1.0 if engine.device.startswith("cuda") else 0.0
+
+
+def require_resources(engine: EngineConfig, replicas: ReplicasConfig, num_gpus: float) -> None:
+    """Raise `ConfigError` if no node can run one replica, or the cluster cannot run all of them."""
+    if engine.device.startswith("cuda") and num_gpus == 0:
+        raise ConfigError(
+            "the device is a GPU, but replica_gpus is 0; give a replica at least a part of a GPU"
+        )
+    needed = {"CPU": replicas.replica_cpus, "GPU": num_gpus}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fitting = sum(_num_fitting(node, needed) for node in nodes)
+    wanted = replicas.replicas or 1
+    if fitting >= wanted:
+        return
+    total = show_resources(ray.cluster_resources())
+    what = show_resources(needed)
+    if not fitting:
+        hint = (
+            "join nodes with GPUs, or choose --device cpu"
+            if num_gpus and not any(node.get("GPU", 0) for node in nodes)
+            else "join larger nodes, or reserve less with --replica-cpus and --replica-gpus"
+        )
+        raise ConfigError(
+            f"no node of the Ray cluster can run a replica: it needs {what}; the {len(nodes)} nodes have {total} "
+            f"in all. Please {hint}"
+        )
+    raise ConfigError(
+        f"the Ray cluster has room for {fitting} replicas, not {wanted}: each needs {what}; the {len(nodes)} nodes "
+        f"have {total} in all. Join more nodes, ask for fewer --replicas, or reserve less with --replica-cpus"
+    )
+
+
+def _num_fitting(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
+    """How many replicas one node can run."""
+    return min(
+        (int(node.get(name, 0) / amount + 1e-9) for name, amount in needed.items() if amount), default=1 << 20
+    )
+
+
+def show_resources(resources: Mapping[str, float]) -> str:
+    """CPUs and GPUs in words."""
+    return ", ".join(f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU"))

@@ -1,0 +1,325 @@
+"""One engine replica: an engine process, its supervisor, and the frontends that are connected to it.
+
+    frontend ── call through Ray ──> ReplicaServer.compute ──> engine process
+    frontend <─ outputs over TCP ─── one message a step    <── engine process
+
+The call of a request stays open until the request has ended: so Ray's queue lengths, autoscaling and
+draining see it. Knows nothing of Ray itself.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.core.framing import ConnectionLost, FrameTooLong, read_frame_async
+from holdfast.core.results import RequestOutput
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.tracer import StepTrace
+from holdfast.errors import EngineStopped, HoldfastError, PassFailed
+from holdfast.ray.messages import Hello, NotHere, RoutedRequest, frontend_of
+from holdfast.server.errors import ApiError
+from holdfast.server.ipc import messages as m
+from holdfast.server.ipc.engine_connection import EngineCallbacks, EngineConnection
+from holdfast.server.ipc.engine_link import COMMAND, EngineLink
+from holdfast.server.ipc.supervisor import Supervisor
+
+_log = logging.getLogger("holdfast.engine")
+_HELLO_SECONDS = 10.0
+_MAX_HELLO_BYTES = 4096
+_MAX_UNSENT_BYTES = 256 << 20  # to one frontend that does not read
+_MAX_FAILED_PASSES = 3  # in a row: then the device is broken
+
+_ToReplica = m.Abort | m.SetTracing | m.GetStatus
+_decode_hello = msgspec.msgpack.Decoder(Hello)
+_decode = msgspec.msgpack.Decoder(_ToReplica)
+
+
+class _FrontendConnection:
+    """One connected frontend."""
+
+    def __init__(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+        self.number = hello.frontend
+        self.token = hello.token
+        self.is_tracing = False
+        self._writer = writer
+
+    def send(self, *messages: m.FromEngine) -> None:
+        if self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            _log.error("frontend %d does not read its outputs; it is disconnected", self.number)
+            self._writer.transport.abort()
+        elif not self._writer.is_closing():
+            self._writer.write(m.encode(messages))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _ForwardedRequests:
+    """The requests of the engine process. Their outputs go to the frontends that sent them.
+
+    `ended` has an event for each request that runs.
+    """
+
+    resumes = False  # the frontend has what was sent, and resumes at another replica
+
+    def __init__(self) -> None:
+        self.ready: m.Ready | None = None
+        self.has_progressed = False
+        self.frontends: dict[int, _FrontendConnection] = {}
+        self.ended: dict[int, asyncio.Event] = {}
+        self.num_failed_passes = 0  # in a row
+        self.died_with: frozenset[int] = frozenset()  # the requests of the last pass of a dead process
+
+    @property
+    def num_live(self) -> int:
+        return len(self.ended)
+
+    def close(self, error: HoldfastError) -> None:
+        """No engine process will come any more."""
+        self.end_all()
+        for frontend in tuple(self.frontends.values()):
+            frontend.close()
+
+    def attach(self, link: EngineLink) -> None:
+        self.ready, self.num_failed_passes = link.ready, 0
+
+    def detach(self, link: EngineLink) -> None:
+        self.died_with = link.running_ids
+        self.end_all()
+
+    def set_fingerprint(self, fingerprint: m.FingerprintReady) -> None:
+        pass  # a frontend gets it when it connects
+
+    def accept(self, request_id: int, seed: int) -> None:
+        self._send(request_id, m.Accepted(request_id, seed))
+
+    def refuse(self, request_id: int, error: HoldfastError) -> None:
+        self._send(request_id, m.Refused(request_id, error.code, str(error)))
+        self.end(request_id)
+
+    def step(self, message: m.StepOutput) -> None:
+        self.has_progressed = True
+        numbers = {frontend_of(one.request_id) for one in message.started}
+        numbers |= {frontend_of(one.request_id) for one in message.outputs}
+        for number in numbers:
+            frontend = self.frontends.get(number)
+            if frontend is not None:
+                frontend.send(message if len(numbers) == 1 else _own_part(message, number))
+        for output in message.outputs:
+            if output.result is not None:
+                self._count(output)
+                self.end(output.request_id)
+
+    def end(self, request_id: int) -> None:
+        ended = self.ended.get(request_id)
+        if ended is not None:
+            ended.set()
+
+    def end_all(self) -> None:
+        for ended in self.ended.values():
+            ended.set()
+
+    def _send(self, request_id: int, message: m.FromEngine) -> None:
+        frontend = self.frontends.get(frontend_of(request_id))
+        if frontend is not None:
+            frontend.send(message)
+
+    def _count(self, output: RequestOutput) -> None:
+        assert output.result is not None
+        failed = output.result.error_code == PassFailed.code
+        self.num_failed_passes = self.num_failed_passes + 1 if failed else 0
+
+
+def _own_part(message: m.StepOutput, number: int) -> m.StepOutput:
+    """What one frontend gets of a step."""
+    return m.StepOutput(
+        tuple(one for one in message.started if frontend_of(one.request_id) == number),
+        tuple(one for one in message.outputs if frontend_of(one.request_id) == number),
+    )
+
+
+class ReplicaServer:
+    """Made in the event loop that it runs in."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        log: tuple[str, str] = ("text", "info"),
+        command: Sequence[str] = COMMAND,
+        hang_timeout: float = 60.0,
+    ) -> None:
+        self.secret = secrets.token_hex(16)
+        self.address: tuple[str, int] | None = None
+        self._requests = _ForwardedRequests()
+        callbacks = EngineCallbacks(
+            on_trace=self._on_trace, on_report=self._on_report, on_death=self._on_engine_death
+        )
+        self._supervisor = Supervisor(
+            config, callbacks, log, command, requests=self._requests, hang_timeout=hang_timeout
+        )
+        self._running: asyncio.Task[None] | None = None
+        self._server: asyncio.Server | None = None
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str) -> None:
+        """Start the engine process and wait until it is ready and has its fingerprint. Raises
+        `ConfigError` or `EngineStopped`."""
+        self._running = asyncio.create_task(self._supervisor.run())
+        while not (self._supervisor.is_ready and self._supervisor.link.fingerprint is not None):
+            await asyncio.wait((self._running,), timeout=0.05)
+            if self._running.done():
+                self._running.result()
+        self._server = await asyncio.start_server(self._serve_frontend, host, 0)
+        self.address = self._server.sockets[0].getsockname()[:2]
+
+    @property
+    def link(self) -> EngineLink:
+        """The link to the engine process. Raises `NotHere` while it is restarted."""
+        try:
+            return self._supervisor.link
+        except ApiError as error:
+            raise NotHere(str(error)) from None
+
+    @property
+    def num_requests(self) -> int:
+        return self._requests.num_live
+
+    @property
+    def engine_pid(self) -> int:
+        return self.link.pid
+
+    def check(self) -> None:
+        """Raise if no engine process will come any more."""
+        if self._running is None or self._running.done():
+            error = None if self._running is None or self._running.cancelled() else self._running.exception()
+            raise EngineStopped(f"the engine is not running{f': {error}' if error else ''}")
+
+    async def compute(self, request: RoutedRequest) -> None:
+        """Submit a request and wait until it has ended. Its outputs go to its frontend's connection.
+
+        Raises `NotHere` if this replica cannot compute it. Cancelling the call aborts the request.
+        """
+        link, requests = self.link, self._requests
+        if frontend_of(request.request_id) not in requests.frontends:
+            raise NotHere("the frontend is not connected to this replica")
+        own = None if link.fingerprint is None else link.fingerprint.digest
+        if request.fingerprint not in (None, own):
+            raise NotHere(f"this replica has the fingerprint {own}, not {request.fingerprint}")
+        ended = requests.ended[request.request_id] = asyncio.Event()
+        try:
+            link.forward(request.message)
+            await ended.wait()
+        finally:
+            if requests.ended.get(request.request_id) is ended:
+                del requests.ended[request.request_id]
+            if not ended.is_set() and not link.closed.is_set():
+                link.abort(request.request_id)
+        if requests.num_failed_passes >= _MAX_FAILED_PASSES and not link.is_killed:
+            _log.error("%d requests failed in a row; the engine is restarted", requests.num_failed_passes)
+            link.kill()
+
+    async def stop(self) -> None:
+        """End the engine process and every connection."""
+        if self._server is not None:
+            self._server.close()
+        for frontend in tuple(self._requests.frontends.values()):
+            frontend.close()
+        await self._supervisor.stop()
+        if self._running is not None:
+            await asyncio.wait((self._running,))
+
+    # Frontends
+
+    async def _serve_frontend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, from its hello to its end."""
+        frontend: _FrontendConnection | None = None
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                hello = _decode_hello.decode(await read_frame_async(reader, _MAX_HELLO_BYTES))
+            if not hmac.compare_digest(hello.secret.encode(), self.secret.encode()):
+                _log.warning("a connection without the replica's secret was refused")
+                return
+            frontend = self._open(hello, writer)
+            while frontend is not None:
+                self._handle(frontend, _decode.decode(await read_frame_async(reader)))
+        except (ConnectionLost, FrameTooLong, TimeoutError, msgspec.DecodeError, NotHere):
+            pass
+        finally:
+            writer.close()
+            if frontend is not None:
+                self._on_frontend_lost(frontend)
+
+    def _open(self, hello: Hello, writer: asyncio.StreamWriter) -> _FrontendConnection | None:
+        """Tell a frontend the engine's state. None: another frontend has its number."""
+        link = self.link
+        before = self._requests.frontends.get(hello.frontend)
+        if before is not None and before.token != hello.token:
+            _log.error("two frontends have the number %d; the second one is refused", hello.frontend)
+            return None
+        if before is not None:  # its connection broke, and this side has not seen it
+            before.close()
+            self._on_frontend_lost(before)
+        assert link.ready is not None and link.fingerprint is not None
+        frontend = _FrontendConnection(hello, writer)
+        frontend.send(link.ready, link.fingerprint)
+        if link.revocation is not None:
+            frontend.send(m.Revoked(link.revocation))
+        self._requests.frontends[frontend.number] = frontend
+        return frontend
+
+    def _handle(self, frontend: _FrontendConnection, message: _ToReplica) -> None:
+        if isinstance(message, m.Abort):
+            if frontend_of(message.request_id) == frontend.number and self._supervisor.is_ready:
+                self.link.abort(message.request_id)
+                self._requests.end(message.request_id)
+        elif isinstance(message, m.SetTracing):
+            frontend.is_tracing = message.on
+            self._set_tracing()
+        else:
+            task = asyncio.create_task(self._send_status(frontend))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    def _set_tracing(self) -> None:
+        """Trace while a frontend wants it. A new tracer's first trace is complete: all get it."""
+        self._supervisor.set_tracing(any(one.is_tracing for one in self._requests.frontends.values()))
+
+    async def _send_status(self, frontend: _FrontendConnection) -> None:
+        with contextlib.suppress(EngineStopped, NotHere):  # then the connection is closed
+            frontend.send(m.StatusReport(await self.link.status()))
+
+    def _on_frontend_lost(self, frontend: _FrontendConnection) -> None:
+        """Its requests have no reader any more."""
+        if self._requests.frontends.get(frontend.number) is frontend:
+            del self._requests.frontends[frontend.number]
+        for request_id, ended in self._requests.ended.items():
+            if frontend_of(request_id) == frontend.number and not ended.is_set():
+                if self._supervisor.is_ready:
+                    self.link.abort(request_id)
+                ended.set()
+        if frontend.is_tracing and self._supervisor.is_ready:
+            self._set_tracing()
+
+    # Called by the supervisor
+
+    def _on_trace(self, link: EngineConnection, trace: StepTrace) -> None:
+        for frontend in self._requests.frontends.values():
+            if frontend.is_tracing:
+                frontend.send(m.StepTraced(trace))
+
+    def _on_report(self, message: m.CertificateChanged | m.Revoked) -> None:
+        for frontend in self._requests.frontends.values():
+            frontend.send(message)
+
+    def _on_engine_death(self, how: str, num_requests: int) -> None:
+        """The frontends resume their requests elsewhere, and connect again when the engine is back."""
+        died = m.EngineDied(how, tuple(sorted(self._requests.died_with)))
+        for frontend in tuple(self._requests.frontends.values()):
+            frontend.send(died)
+            frontend.close()

@@ -1,0 +1,134 @@
+"""`holdfast serve --replicas`: our HTTP server in front of engine replicas on a Ray cluster."""
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Sequence
+
+import ray
+from ray import serve
+from ray.serve.api import RunTarget
+
+from holdfast.engine.config import EngineConfig
+from holdfast.errors import ConfigError
+from holdfast.ray.cluster import cluster, gpus_per_replica, require_resources, show_resources
+from holdfast.ray.config import ReplicasConfig
+from holdfast.ray.deployment import ENGINE, engine_app
+from holdfast.ray.pool import ReplicaPool
+from holdfast.server.config import ServerConfig
+from holdfast.server.ipc.engine_connection import EngineCallbacks
+from holdfast.server.main import run
+
+_log = logging.getLogger("holdfast.server")
+APPLICATION = "holdfast"
+_WATCH_SECONDS = 1.0
+_PATIENCE_SECONDS = 20.0  # before the log says that replicas wait for resources
+
+
+def serve_replicas(
+    server: ServerConfig, engine: EngineConfig, replicas: ReplicasConfig, command: Sequence[str] | None = None
+) -> int:
+    """Serve until a signal ends it. Returns the exit code; raises `ConfigError` if it cannot start.
+
+    The replicas end with the server. command starts the engine process of a replica.
+    """
+    with cluster(replicas.ray_address):
+        num_gpus = gpus_per_replica(engine, replicas)
+        require_resources(engine, replicas, num_gpus)
+        device = "cuda" if num_gpus else "cpu"
+        max_num_seqs = engine.max_num_seqs or engine.batch_limits(device).max_num_seqs
+        app = engine_app(
+            engine, replicas, server, num_gpus=num_gpus, max_num_seqs=max_num_seqs, command=command
+        )
+        name = _free_name()
+        serve.start(proxy_location="Disabled")
+        serve.run_many(
+            [RunTarget(app, name=name, route_prefix=None)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        try:
+            return run(server, engine, connect=lambda *given: _connect(name, replicas, *given))
+        finally:
+            with contextlib.suppress(Exception):
+                serve.delete(name, _blocking=False)
+
+
+def _connect(
+    name: str,
+    replicas: ReplicasConfig,
+    server: ServerConfig,
+    engine: EngineConfig,
+    callbacks: EngineCallbacks,
+) -> ReplicaPool:
+    pool = ReplicaPool(name, server, engine, callbacks, fingerprint=replicas.application_fingerprint)
+    DeploymentWatcher(name, pool).start()
+    return pool
+
+
+def _free_name() -> str:
+    """The application's name. Several servers can share a cluster."""
+    taken: set[str] = set()
+    with contextlib.suppress(Exception):
+        taken = set(serve.status().applications)
+    return next(
+        name
+        for name in (APPLICATION, *(f"{APPLICATION}-{number}" for number in range(2, 10_000)))
+        if name not in taken
+    )
+
+
+class DeploymentWatcher(threading.Thread):
+    """Tells a pool why its replicas do not start. Ray's status is asked in a thread, because that blocks."""
+
+    def __init__(self, name: str, pool: ReplicaPool) -> None:
+        super().__init__(name="holdfast-deployment", daemon=True)
+        self._app = name
+        self._pool = pool
+        self._began = time.monotonic()
+        self._said_waiting = False
+
+    def run(self) -> None:
+        while not self._pool.is_stopped:
+            time.sleep(_WATCH_SECONDS)
+            try:
+                self._check()
+            except Exception as error:  # Ray's controller may be restarted
+                _log.debug("the status of the replicas is not known: %s", error)
+
+    def _check(self) -> None:
+        if self._pool.is_stopped or not ray.is_initialized():  # asking would start another cluster
+            return
+        application = serve.status().applications.get(self._app)
+        if application is None:
+            return
+        if application.status == "DEPLOY_FAILED":
+            engine = application.deployments.get(ENGINE)
+            reason = (engine.message if engine is not None else "") or application.message
+            self._pool.fail(ConfigError(explain_failure(reason)))
+        elif not self._pool.is_ready and time.monotonic() - self._began > _PATIENCE_SECONDS:
+            self._say_waiting()
+
+    def _say_waiting(self) -> None:
+        if not self._said_waiting:
+            self._said_waiting = True
+            free = show_resources(ray.available_resources())
+            _log.warning("no replica is ready yet; %s of the Ray cluster are free", free)
+
+
+def explain_failure(message: str) -> str:
+    """The cause in Ray's account of a deployment that failed, which ends in a traceback."""
+    missing = re.search(r"No module named '([\w.]+)'", message)
+    if missing is not None:
+        return (
+            f"a replica could not be started: {missing[1]} is not installed on its node. Install the same version of "
+            "holdfast[ray,server] on every node"
+        )
+    raised = re.findall(
+        r"^(?:[\w.]+\.)?(\w*(?:Error|NotFound|Stopped|Exception|Model|Weights)): (.+)$", message, re.M
+    )
+    if raised:
+        return f"no replica could be started: {raised[-1][1].strip()}"
+    return f"no replica could be started: {' '.join(message.split())[-500:]}"
