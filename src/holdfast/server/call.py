@@ -12,7 +12,7 @@ client disconnected.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
@@ -69,7 +69,11 @@ class Call:
         self._start_counted = False
         self._is_continued = False  # the client sent the beginning of the answer
         self._num_choices = 1  # for each prompt
-        self._deadline = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.call_later(timeout, self._expire, timeout)
+        self._timer: asyncio.TimerHandle | None = None  # ends a wait
+        self._wait_until = 0.0
+        self.before_wait: Callable[[], Awaitable[None]] = _do_nothing
 
     async def submit(
         self,
@@ -260,6 +264,8 @@ class Call:
     def close(self) -> None:
         """Free everything."""
         self._deadline.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._meter.close(was_accepted=any(stream.seed is not None for stream in self.streams))
         self.cancel(EngineStopped("the client left"))
 
@@ -283,12 +289,27 @@ class Call:
 
     async def _wait(self, seconds: float) -> None:
         """Wait until a stream is updated, but not longer."""
-        timer = asyncio.get_running_loop().call_later(seconds, self._updated.set)
-        try:
-            await self._updated.wait()
-        finally:
-            timer.cancel()
+        if not self._updated.is_set():
+            await self.before_wait()
+        self._wait_until = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._wait_until:
+            self._set_timer(seconds)
+        await self._updated.wait()
         self._updated.clear()
+
+    def _set_timer(self, seconds: float) -> None:
+        """One timer serves many waits: to set and cancel one for every token takes long."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._end_wait)
+
+    def _end_wait(self) -> None:
+        self._timer = None
+        left = self._wait_until - self._loop.time()
+        if left > 0:
+            self._set_timer(left)
+        else:
+            self._updated.set()
 
     def _trace_span(self, params: SamplingParams | None = None) -> TraceSpan:
         """The span. It begins with the first prompt, when the settings are known."""
@@ -310,6 +331,10 @@ class Call:
             self.num_completion_tokens += len(delta.token_ids)
             self._meter.add_generated(len(delta.token_ids))
             self._metrics.tokens(stream.request_id + delta.index, len(delta.token_ids))
+
+
+async def _do_nothing() -> None:
+    pass
 
 
 def _contradiction() -> ApiError:

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
+from holdfast.server.http.event_loop import run_event_loop
 from holdfast.server.http.protocol import make_protocol
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.ipc.engine_client import EngineClient
@@ -89,7 +90,7 @@ def run(
     with _bind(server.host, server.port) as listening:
         if not server.has_keys and not is_loopback(listening.getsockname()[0]):
             _log.warning("everyone who can reach this machine can use this server; set an --api-key")
-        return _event_loop_runner()(Server(server, engine, tenants, listening, progress, connect).run())
+        return run_event_loop(Server(server, engine, tenants, listening, progress, connect).run())
 
 
 def supervise(
@@ -340,15 +341,6 @@ def _bind(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --host or --port"
         ) from error
-
-
-def _event_loop_runner() -> Callable[[Coroutine[Any, Any, int]], int]:
-    """uvloop where it is installed: it is faster."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run
-    return uvloop.run
 
 
 def raise_descriptor_limit() -> int:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -41,6 +41,15 @@ async def start_server(arguments: Sequence[str], api_key: str | None = None) -> 
     command = [sys.executable, "-m", "holdfast", "serve", *arguments]
     command += ["--host", address.host, "--port", str(address.port)]
     environment = dict(os.environ) | ({"HOLDFAST_API_KEY": api_key} if api_key is not None else {})
+    async with run_server(command, address, environment) as child:
+        yield child
+
+
+@asynccontextmanager
+async def run_server(
+    command: Sequence[str], address: Address, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[ServerChild]:
+    """Run this command, which serves at this address, while the block runs."""
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 

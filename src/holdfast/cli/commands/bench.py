@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.bench.speed.llama_cpp import PeerName
+from holdfast.cli.commands.bench_frontend import frontend
 from holdfast.cli.commands.bench_gpu import gpu
 from holdfast.cli.commands.bench_paper import paper
 from holdfast.cli.commands.bench_serve import serve
@@ -285,6 +286,7 @@ def _run_planted(config: EngineConfig) -> tuple["PlantedReport", bool]:
     return report, show_planted(report)
 
 
+bench.command()(frontend)
 bench.command()(gpu)
 bench.command()(paper)
 bench.command()(serve)

@@ -167,7 +167,7 @@ async def serve_chat(
             response.fingerprint = await run_until_disconnect(request, call.fingerprint())
             writer = make_writer(response)
             return await stream_response(
-                request, frontend, body, writer.stream(), stack.pop_all(), writer.end_stream
+                request, frontend, body, call, writer.stream(), stack.pop_all(), writer.end_stream
             )
         await run_until_disconnect(request, _collect(response))
         return JSONResponse(make_writer(response).whole())

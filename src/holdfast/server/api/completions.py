@@ -100,7 +100,9 @@ async def send_completion(
     if response.body.stream:
         response.fingerprint = await run_until_disconnect(request, response.call.fingerprint())
         events = _stream(response)
-        return await stream_response(request, frontend, response.body, events, resources.pop_all())
+        return await stream_response(
+            request, frontend, response.body, response.call, events, resources.pop_all()
+        )
     return JSONResponse(await run_until_disconnect(request, _collect(response)))
 
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.server.api.schema.requests import SamplingFields
+from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.responses import EndStream, EventStreamResponse, end_with_error
@@ -39,13 +40,14 @@ async def stream_response(
     request: Request,
     frontend: Frontend,
     body: SamplingFields,
+    call: Call,
     events: AsyncIterator[bytes],
     resources: AsyncExitStack,
     end_stream: EndStream = end_with_error,
 ) -> Response:
-    """The response that sends these events."""
+    """The response that sends these events of a call."""
     if not body.resumable:
-        return EventStreamResponse(events, resources, end_stream)
+        return EventStreamResponse(events, resources, end_stream, call)
     content, tenant, path = await request.body(), tenant_of(request), request.url.path
     return ResumableStreamResponse(
         events, resources, lambda: frontend.streams.open(tenant, path, content), end_stream

@@ -4,9 +4,9 @@ JSON is encoded by msgspec: several times as fast as the standard library, and i
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -22,6 +22,7 @@ _encoder = msgspec.json.Encoder()
 
 
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_MAX_EVENTS_IN_WRITE = 64  # a client that does not read must not make events for nothing
 LAST_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
@@ -46,10 +47,18 @@ def end_with_error(error: ApiError) -> tuple[bytes, ...]:
 EndStream = Callable[[ApiError], Sequence[bytes]]
 
 
+class EventSource(Protocol):
+    """What events are made of: a `Call`."""
+
+    before_wait: Callable[[], Awaitable[None]]  # called before it waits for more
+
+
 class EventStreamResponse(Response):
     """Sends events, then closes `resources`, however the stream ends.
 
-    end_stream makes the events that end a stream with an error.
+    end_stream makes the events that end a stream with an error. With a source, events that are made
+    without waiting are written together: a write costs as much as the rest of an event. Otherwise each is
+    written at once.
 
     Starlette's `StreamingResponse` cannot do two things this does. It stops as soon as the client
     disconnects, not at the next event. It reports an error after the first event as an event,
@@ -63,11 +72,13 @@ class EventStreamResponse(Response):
         events: AsyncIterator[bytes],
         resources: AsyncExitStack,
         end_stream: EndStream = end_with_error,
+        source: EventSource | None = None,
     ) -> None:
         super().__init__(headers=STREAM_HEADERS)
         del self.headers["content-length"]
         self._events = end_with_errors(events, end_stream)
         self._resources = resources
+        self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # An ApiError was already sent as an event.
@@ -77,12 +88,26 @@ class EventStreamResponse(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        made: list[bytes] = []  # and not sent yet
+
+        async def flush() -> None:
+            if made:
+                body = made[0] if len(made) == 1 else b"".join(made)
+                made.clear()
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        if self._source is not None:
+            self._source.before_wait = flush
         try:
             async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                made.append(event)
+                if self._source is None or len(made) == _MAX_EVENTS_IN_WRITE:
+                    await flush()
         except Exception:  # the last events said so
+            await flush()
             await send(LAST_BODY)
             raise
+        await flush()
         await send(LAST_BODY)
 
 
