@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SHARD = 1000  # texts
 _FEW = 5000  # texts that are not worth processes
-_MOST_PROCESSES = 8
+_MOST_PROCESSES = 14
 
 
 @dataclass(frozen=True)
