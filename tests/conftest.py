@@ -37,6 +37,8 @@ else:  # a busy machine is no finding
     )
     hypothesis.settings.load_profile("holdfast")
 
+END_OF_CERTIFICATE = "-----END CERTIFICATE-----"
+
 # These take longest. Begun first, none of them is what everybody waits for in the end.
 LONG_FILES = (
     "server/test_fuzz.py",  # and with it all files that share servers
@@ -126,6 +128,23 @@ def cache_dir(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFact
         del os.environ["HOLDFAST_CACHE_DIR"]
     else:
         os.environ["HOLDFAST_CACHE_DIR"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_trusted_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every new HTTP client reads the file of trusted certificates, also one that speaks plain HTTP.
+    Reading a hundred takes 50 ms, which is most of the time of a request to a tiny model."""
+    try:
+        import certifi
+    except ImportError:  # tests/gpu needs no HTTP
+        yield
+        return
+    first = certifi.contents().partition(END_OF_CERTIFICATE)[0] + END_OF_CERTIFICATE
+    path = tmp_path_factory.mktemp("certificates") / "one.pem"
+    path.write_text(first + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(path))  # httpx reads it, here and in children
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

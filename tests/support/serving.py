@@ -107,16 +107,16 @@ class Server:
 
     def metric(self, name: str) -> float:
         """The sum of a metric's series."""
-        lines = self.get("/metrics").text.splitlines()
-        values = [float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}(\{{|\s)", line)]
-        assert values, f"there is no metric {name}"
-        return sum(values)
+        return _sum_of_series(self.get("/metrics").text, name)
 
     def wait_idle(self, seconds: float = 30.0) -> None:
         """Wait until nothing runs or waits and no page is held."""
         names = ("num_requests_running", "num_requests_waiting", "kv_pages_used")
         until = time.monotonic() + seconds
-        while any(self.metric(f"holdfast_{name}") for name in names):
+        while True:
+            metrics = self.get("/metrics").text
+            if not any(_sum_of_series(metrics, f"holdfast_{name}") for name in names):
+                return
             assert time.monotonic() < until, "the server does not become idle"
             time.sleep(0.05)
 
@@ -128,6 +128,13 @@ class Server:
             with self._updated:
                 self.lines.append(line.rstrip("\n"))
                 self._updated.notify_all()
+
+
+def _sum_of_series(metrics: str, name: str) -> float:
+    lines = metrics.splitlines()
+    values = [float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}(\{{|\s)", line)]
+    assert values, f"there is no metric {name}"
+    return sum(values)
 
 
 @contextlib.contextmanager
