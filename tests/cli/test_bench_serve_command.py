@@ -184,15 +184,22 @@ def test_load_on_a_started_server_and_on_the_offline_engine(holdfast, model, tmp
     assert report["offline_tokens_per_second"] > 0
 
 
-def test_interference_on_started_servers(holdfast, model, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "modes",
+    [
+        pytest.param(("verify",), id="verify"),
+        pytest.param(("auto", "verify"), id="both", marks=pytest.mark.long),
+    ],
+)
+def test_interference_on_started_servers(holdfast, model, tmp_path, monkeypatch, modes):
     monkeypatch.setattr(interference, "_WARM_UP_SECONDS", 0.5)
     saved = tmp_path / "i.json"
     small = ("--prompt-tokens", "8", "--output-tokens", "8-16", "--kv-memory", "2MiB", "--num-threads", "1")
-    result = holdfast(
-        "bench", "serve", model, "--interference", "--rounds", "1", "--duration", "1", *small, "--json", saved
-    )
+    chosen = ("--determinism", *modes) if len(modes) == 1 else ()
+    once = ("--interference", "--rounds", "1", "--duration", "1")
+    result = holdfast("bench", "serve", model, *once, *small, *chosen, "--json", saved)
     assert result.exit_code in (0, 1), result.stderr  # the times of a test machine are not judged
     findings = json.loads(saved.read_text())["findings"]
-    assert [one["mode"] for one in findings] == ["auto", "verify"]
+    assert [one["mode"] for one in findings] == list(modes)
     assert set(findings[0]["modes"]) <= {"certified", "verified"} and findings[0]["modes"]
-    assert set(findings[1]["modes"]) == {"verified"}
+    assert set(findings[-1]["modes"]) == {"verified"}

@@ -82,6 +82,12 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return engine
 
 
+# For what happens after a check has failed. Passes of the torch backend take ten times as long.
+MOSTLY_C = pytest.mark.parametrize(
+    "engine", ["c", pytest.param("torch", marks=pytest.mark.long)], indirect=True
+)
+
+
 def answer(engine: Engine, *prompts: tuple[int, ...], params: SamplingParams = PARAMS) -> list[Result]:
     ids = []
     for prompt in prompts:
@@ -134,6 +140,7 @@ def test_corrupted_operation_revokes_the_certificate_and_later_answers_are_right
     assert engine.counters.num_revocations == 1
 
 
+@MOSTLY_C
 def test_embedding_restarts_after_a_revocation(engine: Engine) -> None:
     prompt, params = tuple(range(300)), score_params(deterministic=True)
 
@@ -154,6 +161,7 @@ def test_embedding_restarts_after_a_revocation(engine: Engine) -> None:
     assert found.embedding == truth.embedding is not None
 
 
+@MOSTLY_C
 def test_revocation_discards_all_pages(engine: Engine) -> None:
     answer(engine, PROMPT, PROMPT[5:], (7, 8, 9) * 12)
     corrupted = corrupt(engine, 0)
@@ -175,6 +183,7 @@ def test_revocation_discards_all_pages(engine: Engine) -> None:
     )  # what the ordinary request had computed in certified passes is not in the prefix cache
 
 
+@MOSTLY_C
 def test_request_with_confirmed_tokens_continues(engine: Engine) -> None:
     (truth,) = answer(engine, PROMPT)
     corrupted = corrupt(engine, 0)
@@ -213,6 +222,7 @@ def test_valid_certificate_passes_every_check(engine: Engine) -> None:
     assert engine.counters.num_spot_checked_tokens == rows
 
 
+@MOSTLY_C
 @pytest.mark.parametrize("was_wrong", [True, False])
 def test_ended_choice_is_recomputed_and_confirmed_or_lost(engine: Engine, was_wrong: bool) -> None:
     params = replace(PARAMS, n=3, temperature=1.0, seed=3, prompt_logprobs=1)
@@ -253,6 +263,7 @@ def test_ended_choice_is_recomputed_and_confirmed_or_lost(engine: Engine, was_wr
     assert engine.scheduler.pool.num_held == 0
 
 
+@MOSTLY_C
 def test_unwritable_cache_does_not_stop_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError("read-only")
@@ -266,6 +277,7 @@ def test_unwritable_cache_does_not_stop_the_engine(engine: Engine, monkeypatch: 
     assert bits_of(answer(engine, PROMPT)[0]) == bits_of(truth)
 
 
+@MOSTLY_C
 def test_failed_receipt_does_not_fail_the_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("a file is gone")

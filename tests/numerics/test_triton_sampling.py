@@ -102,7 +102,7 @@ def test_draws_are_kept_or_drawn_again(triton: Backend) -> None:
     """With top-p alone about as many draws are kept as top-p says, ties included."""
     from holdfast.numerics.backends.triton import early_draws, sampling
 
-    n = 48
+    n = 24
     logits = torch.randn(n, 300, generator=torch.Generator().manual_seed(2)) * 2
     logits[::3] = logits[::3].round()
     ones, off = torch.ones(n), torch.zeros(n)
@@ -118,7 +118,7 @@ def test_draws_are_kept_or_drawn_again(triton: Backend) -> None:
         patched.setattr(sampling, "accept_draws", accept)
         assert torch.equal(triton.sample(logits, batch), torch_sampling.sample(logits, batch))
     num_kept = [int((top_p == 1).sum()) for top_p in kept]
-    assert 12 < num_kept[0] < num_kept[1] < n
+    assert n // 4 < num_kept[0] < num_kept[1] < n
     assert all(set(top_p.tolist()) == {1.0, batch.top_p[0].item()} for top_p in kept)
 
 

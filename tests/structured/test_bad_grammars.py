@@ -157,7 +157,9 @@ def test_invalid_grammar_is_refused_with_reason(name: str) -> None:
     assert "\n" not in message and len(message) < 500
 
 
-@pytest.mark.parametrize("make", HARNESSES)
+@pytest.mark.parametrize(
+    "make", [pytest.param(byte_harness, id="bytes", marks=pytest.mark.long), HARNESSES[-1]]
+)
 @pytest.mark.parametrize("name", TOO_MUCH)
 def test_too_large_grammar_is_refused_in_bounded_time(make: HarnessFactory, name: str) -> None:
     harness = make()

@@ -103,6 +103,10 @@ def config(**changed: Any) -> ServerConfig:
     return ServerConfig(**{**patient, **changed})
 
 
+# For what waits for a timeout of ours, whose code is the same in both loops.
+MOSTLY_UVLOOP = pytest.mark.parametrize("loop", ["uvloop", pytest.param("asyncio", marks=pytest.mark.long)])
+
+
 @pytest.fixture(params=["uvloop", "asyncio"])
 def server(toy: ToyApp, request: pytest.FixtureRequest) -> Iterator[ServerThread]:
     with served(toy, config(), request.param) as server:
@@ -294,7 +298,7 @@ def test_upgrade_is_ignored_and_body_is_read(tricked: ServerThread, rest: bytes,
             assert connection.read().status == 200
 
 
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@MOSTLY_UVLOOP
 @pytest.mark.parametrize(
     "raw",
     [b"", b"GET / HTTP/1.1\r\nHos", b"\r\n\r\n", POST],
@@ -427,7 +431,7 @@ def test_client_that_does_not_read_a_small_response_is_disconnected(toy: ToyApp,
             wait_until(lambda: server.num_connections == 0)
 
 
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@MOSTLY_UVLOOP
 def test_slow_reader_is_not_disconnected_while_it_reads(toy: ToyApp, loop: str) -> None:
     """For four times the send timeout, at a rate at which the write buffer never becomes empty."""
     with served(toy, config(send_timeout=0.3), loop) as server, server.connect(SO_RCVBUF=4096) as connection:

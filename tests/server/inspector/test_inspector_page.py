@@ -22,7 +22,7 @@ from support.serving import Server, serving
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ElementHandle, Page, Route
 
-SEED = "7"  # the completion has 60 tokens and rollbacks; with other seeds it may end early
+SEED = "7"  # the completion has 24 tokens and rollbacks; with other seeds it may end early
 TIMEOUT_MS = 60_000.0
 # Some elements exist only for a moment, and polling could miss them on a busy machine. So the page
 # records them.
@@ -211,7 +211,7 @@ def is_reddish(colour: str) -> bool:
 
 
 def test_tokens_appear(visit: Visit, server: Server) -> None:
-    visit.ask(max_tokens="60")
+    visit.ask(max_tokens="24")
     card = visit.card()
     for kind in ("prompt", "candidate", "committed"):
         visit.wait_seen(kind)
@@ -223,7 +223,7 @@ def test_tokens_appear(visit: Visit, server: Server) -> None:
         "seed": int(SEED),
     }
     answer = server.post(
-        "/v1/chat/completions", {**body, "temperature": 0.8, "max_completion_tokens": 60}
+        "/v1/chat/completions", {**body, "temperature": 0.8, "max_completion_tokens": 24}
     ).json()
     usage = answer["usage"]
     assert count(card, ".token.prompt") == usage["prompt_tokens"]
@@ -236,7 +236,7 @@ def test_tokens_appear(visit: Visit, server: Server) -> None:
 
 
 def test_rolled_back_tokens_turn_red_and_disappear(visit: Visit) -> None:
-    visit.ask(max_tokens="60")
+    visit.ask(max_tokens="24")
     card = visit.card()
     visit.wait_seen("rolled-back")
     assert is_reddish(visit.colour(".key .token.rolled-back"))
@@ -514,7 +514,7 @@ def test_reduced_motion_is_respected(browser: "Browser", server: Server) -> None
           }).observe(document.body, { subtree: true, childList: true, attributes: true });
         }"""
     )
-    calm.ask(max_tokens="60")
+    calm.ask(max_tokens="24")
     calm.wait_answered()
     assert set(calm.page.evaluate("() => window.animations")) == {"none"}
     calm.page.wait_for_selector(".strip .token.rolled-back", state="detached")
