@@ -152,6 +152,8 @@ class ReplicaPool:
             is_deterministic=self.requests.fingerprint is not None
             and one.info.fingerprint == self.requests.fingerprint.digest,
             num_requests=0 if one.requests is None else len(one.requests.streams),
+            num_accepted_deterministic=self.requests.num_accepted[one.id, True],
+            num_accepted_ordinary=self.requests.num_accepted[one.id, False],
             version=one.info.version,
         )
 

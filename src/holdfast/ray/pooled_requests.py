@@ -15,6 +15,7 @@ MAX_LONE_DEATHS times on trial ends with `EngineCrashed`; one whose pass raises 
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from holdfast.core.results import RequestOutput, Result
@@ -47,6 +48,7 @@ class PooledRequests(RequestTable):
     ) -> None:
         super().__init__(resumes=resumes, defaults=defaults, callbacks=callbacks, first_id=first_id)
         self.links: dict[str, ReplicaLink] = {}  # of replicas that take new requests
+        self.num_accepted: Counter[tuple[str, bool]] = Counter()  # by replica, and whether deterministic
         self._route = route
         self._computed_by: dict[int, ReplicaRequests] = {}
         self._calls: dict[int, tuple[RoutedRequest, Callable[[], None]]] = {}
@@ -286,6 +288,7 @@ class PooledRequests(RequestTable):
             at.link.abort(request_id)
             return
         at.streams[request_id] = stream
+        self.num_accepted[at.link.replica, stream.deterministic] += 1
         stream.accept(seed)
         if stream.fingerprint is None and at.link.fingerprint is not None:
             stream.fingerprint = at.link.fingerprint.digest

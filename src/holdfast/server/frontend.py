@@ -166,6 +166,7 @@ class Frontend:
         """The metrics that this tenant may see, with their content type. Without keys there is one
         series, and all see it."""
         self.streams.measure()
+        self.metrics.replicas.set_replicas(self.supervisor.replicas)
         self.metrics.tenants.set_places((call.tenant, *call.num_answers) for call in self._calls)
         return self.metrics.render(accept, reader)
 

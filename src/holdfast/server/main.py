@@ -26,34 +26,18 @@ import uvicorn
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, EngineStopped
-from holdfast.models.locate import locate
-from holdfast.server.admission import Admission
-from holdfast.server.api.shared_prompts import read_shared_prompts
-from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
-from holdfast.server.frontend import Frontend
 from holdfast.server.http.event_loop import run_event_loop
 from holdfast.server.http.protocol import make_protocol
-from holdfast.server.inspector.hub import Hub
-from holdfast.server.ipc.engine_client import EngineClient
-from holdfast.server.ipc.engine_connection import EngineCallbacks, EngineConnection
+from holdfast.server.ipc.engine_connection import EngineConnection
 from holdfast.server.ipc.engine_link import COMMAND
-from holdfast.server.ipc.live_requests import LiveRequests, ResumeCallbacks
-from holdfast.server.ipc.supervisor import Supervisor
-from holdfast.server.memory import MemoryTrimmer
-from holdfast.server.prompts import Prompts
-from holdfast.server.reasoning.chat_format import choose_chat_format
+from holdfast.server.service import Connect, Service, supervise
 from holdfast.server.telemetry.logs import configure_logging
-from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.telemetry.traces import open_traces
 from holdfast.server.tenants.addresses import is_loopback
 from holdfast.server.tenants.directory import TenantDirectory
-from holdfast.text.tokenizer import open_tokenizer
-from holdfast.version import __version__
 
 _log = logging.getLogger("holdfast.server")
-_TRIM_SECONDS = 5.0
 _CLOSING_SECONDS = 5
 _BACKLOG = 2048
 _OWN_DESCRIPTORS = 64  # for the server itself and for engine restarts; the others for connections
@@ -61,8 +45,6 @@ _CUT_OFF_SECONDS = 1.0  # for cancelled requests to send their error
 # Seconds after which a thread that computes gives the GIL to the event loop. The event loop asks for it
 # once for each socket that is ready, so that with Python's 5 ms a busy thread delays a request by tens of ms.
 _SWITCH_SECONDS = 0.0005
-
-Connect = Callable[[ServerConfig, EngineConfig, EngineCallbacks], EngineClient]
 
 
 def run(
@@ -93,25 +75,8 @@ def run(
         return run_event_loop(Server(server, engine, tenants, listening, progress, connect).run())
 
 
-def supervise(
-    server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks, command: Sequence[str] = COMMAND
-) -> EngineClient:
-    """One engine process on this machine."""
-    requests = LiveRequests(
-        resumes=server.resume, defaults=engine.request_defaults, callbacks=callbacks.resume
-    )
-    return Supervisor(
-        engine,
-        callbacks,
-        (server.log_format, server.log_level),
-        command,
-        requests=requests,
-        hang_timeout=server.hang_timeout,
-    )
-
-
-class Server:
-    """One server from start to end."""
+class Server(Service):
+    """A service and its HTTP server, from start to end."""
 
     def __init__(
         self,
@@ -122,56 +87,11 @@ class Server:
         progress: ShowProgress,
         connect: Connect,
     ) -> None:
-        self.config = config
-        self.engine = engine
-        self.tenants = tenants
+        super().__init__(config, engine, tenants, connect, progress)
         self.listening = listening
-        self.began = time.monotonic()
-        self.metrics = Metrics()
-        self.traces = open_traces(config.otlp_endpoint)
-        self.admission = Admission(config.max_waiting)
-        located = locate(engine.model)
-        self.names = config.served_model_names or (located.name,)
-        tokenizer = open_tokenizer(
-            located.path,
-            chat_template=engine.chat_template,
-            controls_in_content=engine.allow_special_tokens_in_content,
-        )
-        self.prompts = Prompts(
-            tokenizer, choose_chat_format(tokenizer, config.reasoning_parser, config.tool_call_parser)
-        )
-        self.hub = Hub(self.prompts.token_text, lambda on: self.supervisor.set_tracing(on))
-        callbacks = EngineCallbacks(
-            on_progress=progress,
-            on_ready=self._on_ready,
-            on_status=lambda link, status: self.metrics.update(status),
-            on_trace=lambda link, trace: self.hub.publish(trace),
-            on_replicas=self._set_limits,
-            on_death=self._on_engine_death,
-            on_hang=self.metrics.engine_hung,
-            resume=ResumeCallbacks(
-                on_resume=self.metrics.request_resumed,
-                on_continue=self.metrics.pause_ended,
-                on_crash=self.metrics.request_crashed,
-            ),
-        )
-        self.supervisor = connect(config, engine, callbacks)
-        self.frontend = Frontend(
-            config,
-            names=self.names,
-            about=located.about,
-            prompts=self.prompts,
-            supervisor=self.supervisor,
-            metrics=self.metrics,
-            traces=self.traces,
-            admission=self.admission,
-            tenants=tenants,
-            defaults=engine.request_defaults,
-            shared_prompts=read_shared_prompts(config.shared_prompts, self.prompts),
-        )
         self.http = _HttpServer(
             uvicorn.Config(
-                make_app(self.frontend, self.hub),
+                self.app,
                 http=make_protocol(config),
                 ws="none",
                 lifespan="off",
@@ -186,8 +106,6 @@ class Server:
         )
         self._signals = 0
         self._signalled = asyncio.Event()
-        self._describing: asyncio.Task[None] | None = None
-        self._memory = MemoryTrimmer()
 
     async def run(self) -> int:
         """Run until a signal or an error ends it. Returns the exit code."""
@@ -204,7 +122,7 @@ class Server:
             for work in (
                 self.http.serve(sockets=[self.listening]),
                 self.supervisor.run(),
-                self._trim_memory(),
+                self.trim_memory(),
                 self._signalled.wait(),
                 self.prompts.warm_up(),
             )
@@ -260,8 +178,7 @@ class Server:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.prompts.close()
-        self.traces.close()
+        self.close()
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -278,42 +195,10 @@ class Server:
             secrets = tuple({*old, *self.tenants.keys})
             configure_logging(self.config.log_format, self.config.log_level, secrets=secrets)
 
-    def _set_limits(self) -> None:
-        """The engines that are ready decide how much runs at once."""
-        if self.supervisor.is_ready:
-            ready = self.supervisor.ready
-            self.admission.max_running = ready.max_num_seqs
-            self.prompts.max_model_len = ready.max_model_len
-
     def _on_ready(self, link: EngineConnection) -> None:
-        self._set_limits()
-        self._describing = asyncio.create_task(self._describe())
-        took = time.monotonic() - self.began
-        self.metrics.engine_loaded(took)
+        super()._on_ready(link)
         page = f"open {self.url} to see it work; " if self.config.has_inspector else ""
-        say(f"Ready after {took:.1f} s: {page}OpenAI clients use {self.url}/v1")
-
-    def _on_engine_death(self, reason: str, num_requests: int) -> None:
-        self.began = time.monotonic()
-        self.metrics.engine_restarted()
-        self.hub.engine_restarts(reason, num_requests)
-
-    async def _describe(self) -> None:
-        with contextlib.suppress(EngineStopped):
-            fingerprint = await self.supervisor.requests.wait_for_fingerprint()
-            self.metrics.describe(
-                version=__version__,
-                model=self.names[0],
-                fingerprint=fingerprint.digest,
-                dtype=str(fingerprint.parts["dtype"]),
-                determinism=self.engine.determinism,
-            )
-
-    async def _trim_memory(self) -> None:
-        """Give memory back that is no longer needed."""
-        while True:
-            await asyncio.sleep(_TRIM_SECONDS)
-            await self._memory.check(is_idle=not self.frontend.num_calls)
+        say(f"Ready after {self.load_seconds:.1f} s: {page}OpenAI clients use {self.url}/v1")
 
 
 class _HttpServer(uvicorn.Server):

@@ -23,7 +23,7 @@ from holdfast.server.api.schema.responses import (
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.responses import JSONResponse
-from holdfast.server.ipc.engine_client import EngineClient
+from holdfast.server.ipc.engine_client import EngineClient, ReplicaStatus
 from holdfast.server.tenants.tenant import tenant_of
 from holdfast.version import __version__
 
@@ -53,6 +53,8 @@ def info_routes(frontend: Frontend) -> APIRouter:
         state: dict[str, Any] = {"status": "ok", "certificate": _certificate_state(frontend)}
         if supervisor.num_restarts:
             state["restarts"] = supervisor.num_restarts
+        if supervisor.replicas:
+            state["replicas"] = [_replica(one) for one in supervisor.replicas]
         if supervisor.requests.num_waiting:
             state["waiting_requests"] = supervisor.requests.num_waiting
         return JSONResponse(state)
@@ -132,6 +134,18 @@ def _starting(supervisor: EngineClient) -> dict[str, Any]:
         "seconds": round(time.monotonic() - restart.began, 3),
         "restarts": supervisor.num_restarts,
         "waiting_requests": supervisor.requests.num_live,
+    }
+
+
+def _replica(one: ReplicaStatus) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "node": one.node,
+        "state": one.state,
+        "fingerprint": one.fingerprint,
+        "deterministic": one.is_deterministic,
+        "requests": one.num_requests,
+        "version": one.version,
     }
 
 

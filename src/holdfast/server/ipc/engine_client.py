@@ -27,7 +27,7 @@ class ReplicaStatus:
     """One engine replica.
 
     is_deterministic: it has the application's fingerprint, so deterministic requests may go to it.
-    num_requests: those of this frontend.
+    num_requests: those of this frontend that run there. num_accepted: those that it ever accepted.
     """
 
     id: str
@@ -36,6 +36,8 @@ class ReplicaStatus:
     fingerprint: str
     is_deterministic: bool
     num_requests: int
+    num_accepted_deterministic: int
+    num_accepted_ordinary: int
     version: str
 
 

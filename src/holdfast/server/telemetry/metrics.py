@@ -6,7 +6,7 @@ last one ended.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -14,6 +14,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from holdfast.engine.status import EngineStatus
+from holdfast.server.telemetry.replica_metrics import ReplicaMetrics
 from holdfast.server.telemetry.request_metrics import RequestMetricFamilies, RequestMetrics, RequestSeries
 from holdfast.server.telemetry.stream_metrics import StreamMetrics
 from holdfast.server.telemetry.tenant_metrics import TenantMetrics
@@ -71,7 +72,8 @@ class Metrics:
         self._counters = {
             field: Counter(f"holdfast_{name}", help, registry=registry) for field, name, help in _COUNTERS
         }
-        self._seen = dict.fromkeys(self._counters, 0)
+        self._seen: dict[str, dict[str, int]] = {}  # by replica; "" is the engine process of a single one
+        self._latest: dict[str, EngineStatus] = {}
         self._restarts = Counter("holdfast_engine_restarts", "Engine processes that died.", registry=registry)
         self._hangs = Counter(
             "holdfast_engine_hangs", "Engine processes that were killed because they hung.", registry=registry
@@ -100,6 +102,7 @@ class Metrics:
         self._info = Info("holdfast", "The served model and its settings.", registry=registry)
         self.streams = StreamMetrics(registry)
         self.tenants = TenantMetrics()
+        self.replicas = ReplicaMetrics(self._latest)
 
     def describe(self, *, version: str, model: str, fingerprint: str, dtype: str, determinism: str) -> None:
         """Set the labels of `holdfast_info`, once they are known."""
@@ -116,25 +119,41 @@ class Metrics:
         """
         self._families.errors.labels("unknown", code).inc()
 
-    def update(self, status: EngineStatus) -> None:
-        """Set the gauges and add the counters' increments."""
-        self._running.set(status.num_running)
-        self._waiting.set(status.num_waiting)
-        self._usage.set(status.num_pages_used / max(1, status.num_pages))
-        self._pages_used.set(status.num_pages_used)
-        self._pages_cached.set(status.num_pages_idle)
-        self._pages.set(status.num_pages)
+    def update(self, status: EngineStatus, replica: str = "") -> None:
+        """Add the increments of an engine's counters; the gauges are the sum of all engines."""
+        self._latest[replica] = status
+        self._set_gauges()
+        seen = self._seen.setdefault(replica, dict.fromkeys(self._counters, 0))
         for field, counter in self._counters.items():
-            now, before = getattr(status.counters, field), self._seen[field]
+            now, before = getattr(status.counters, field), seen[field]
             counter.inc(now - before if now >= before else now)  # smaller: a new engine process
-            self._seen[field] = now
+            seen[field] = now
+
+    def _set_gauges(self) -> None:
+        latest = self._latest.values()
+        num_pages = sum(one.num_pages for one in latest)
+        used = sum(one.num_pages_used for one in latest)
+        self._running.set(sum(one.num_running for one in latest))
+        self._waiting.set(sum(one.num_waiting for one in latest))
+        self._usage.set(used / max(1, num_pages))
+        self._pages_used.set(used)
+        self._pages_cached.set(sum(one.num_pages_idle for one in latest))
+        if latest:
+            self._pages.set(num_pages)
+
+    def keep_replicas(self, replicas: Collection[str]) -> None:
+        """Only these replicas are there."""
+        for gone in self._latest.keys() - replicas - {""}:
+            del self._latest[gone]
+            self._seen.pop(gone, None)
+        self._set_gauges()
 
     def engine_restarted(self) -> None:
-        """The engine process died. No request runs, and the next process counts from 0."""
+        """An engine process died. A single one runs no request, and the next process counts from 0."""
         self._restarts.inc()
-        self._seen = dict.fromkeys(self._counters, 0)
-        for gauge in (self._running, self._waiting, self._usage, self._pages_used, self._pages_cached):
-            gauge.set(0)
+        self._seen.pop("", None)
+        self._latest.pop("", None)
+        self._set_gauges()
 
     def engine_hung(self) -> None:
         self._hangs.inc()
@@ -159,7 +178,7 @@ class Metrics:
 
         reader: of the series of tenants it gets those it may see; None gets all.
         """
-        shown = _Shown(self._registry, self.tenants, reader)
+        shown = _Shown(self._registry, self.replicas, self.tenants, reader)
         if any(one.partition(";")[0].strip().lower() == _OPENMETRICS for one in accept.split(",")):
             text: bytes = openmetrics.generate_latest(shown)  # type: ignore[no-untyped-call]
             return text, openmetrics.CONTENT_TYPE_LATEST
@@ -169,13 +188,21 @@ class Metrics:
 class _Shown(Collector):
     """The metrics of the server, and those of tenants that the reader may see."""
 
-    def __init__(self, registry: CollectorRegistry, tenants: TenantMetrics, reader: Tenant | None) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        replicas: ReplicaMetrics,
+        tenants: TenantMetrics,
+        reader: Tenant | None,
+    ) -> None:
         self._registry = registry
+        self._replicas = replicas
         self._tenants = tenants
         self._reader = reader
 
     def collect(self) -> Iterable[Metric]:
         yield from self._registry.collect()
+        yield from self._replicas.collect()
         yield from self._tenants.seen_by(self._reader)
 
 

@@ -288,12 +288,23 @@ class CertificateStateInfo(ResponseModel):
     checks: int
 
 
+class ReplicaInfo(ResponseModel):
+    id: str
+    node: str
+    state: Literal["connecting", "ready", "draining"]
+    fingerprint: str
+    deterministic: bool = Field(description="Whether deterministic requests go there.")
+    requests: int = Field(description="Requests of this frontend that run there.")
+    version: str
+
+
 class HealthResponse(ResponseModel):
     status: Literal["ok", "draining", "starting", "restarting", "stuck"]
     certificate: CertificateStateInfo | None = Field(None, description="Where the certificate stands, if ok.")
     reason: str | None = Field(None, description="Why the engine process is restarted.")
     seconds: float | None = Field(None, description="How long the restart has taken so far.")
     restarts: int | None = Field(None, description="Engine processes that died so far, if any.")
+    replicas: list[ReplicaInfo] | None = Field(None, description="The engine replicas of a pool.")
     waiting_requests: int | None = Field(
         None, description="Requests that continue once the engine process has them again, if any."
     )

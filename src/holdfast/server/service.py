@@ -1,0 +1,162 @@
+"""What a server is besides its HTTP server: engine, tokenizer, limits, metrics, routes.
+
+`main.Server` puts our own HTTP server in front of it, `holdfast.ray` Ray's proxy.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.status import ShowProgress
+from holdfast.errors import EngineStopped
+from holdfast.models.locate import locate
+from holdfast.server.admission import Admission
+from holdfast.server.api.shared_prompts import read_shared_prompts
+from holdfast.server.app import make_app
+from holdfast.server.config import ServerConfig
+from holdfast.server.frontend import Frontend
+from holdfast.server.inspector.hub import Hub
+from holdfast.server.ipc.engine_client import EngineClient
+from holdfast.server.ipc.engine_connection import EngineCallbacks, EngineConnection
+from holdfast.server.ipc.engine_link import COMMAND
+from holdfast.server.ipc.live_requests import LiveRequests, ResumeCallbacks
+from holdfast.server.ipc.supervisor import Supervisor
+from holdfast.server.memory import MemoryTrimmer
+from holdfast.server.prompts import Prompts
+from holdfast.server.reasoning.chat_format import choose_chat_format
+from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.telemetry.traces import open_traces
+from holdfast.server.tenants.directory import TenantDirectory
+from holdfast.text.tokenizer import open_tokenizer
+from holdfast.version import __version__
+
+_TRIM_SECONDS = 5.0
+
+Connect = Callable[[ServerConfig, EngineConfig, EngineCallbacks], EngineClient]
+
+
+def supervise(
+    server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks, command: Sequence[str] = COMMAND
+) -> EngineClient:
+    """One engine process on this machine."""
+    requests = LiveRequests(
+        resumes=server.resume, defaults=engine.request_defaults, callbacks=callbacks.resume
+    )
+    return Supervisor(
+        engine,
+        callbacks,
+        (server.log_format, server.log_level),
+        command,
+        requests=requests,
+        hang_timeout=server.hang_timeout,
+    )
+
+
+class Service:
+    """One service: its engine or engines, and all that its routes use. Made in any thread, run in one event loop."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: EngineConfig,
+        tenants: TenantDirectory,
+        connect: Connect,
+        progress: ShowProgress = lambda stage, done, total: None,
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.tenants = tenants
+        self.began = time.monotonic()
+        self.load_seconds = 0.0
+        self.metrics = Metrics()
+        self.traces = open_traces(config.otlp_endpoint)
+        self.admission = Admission(config.max_waiting)
+        located = locate(engine.model)
+        self.names = config.served_model_names or (located.name,)
+        tokenizer = open_tokenizer(
+            located.path,
+            chat_template=engine.chat_template,
+            controls_in_content=engine.allow_special_tokens_in_content,
+        )
+        self.prompts = Prompts(
+            tokenizer, choose_chat_format(tokenizer, config.reasoning_parser, config.tool_call_parser)
+        )
+        self.hub = Hub(self.prompts.token_text, lambda on: self.supervisor.set_tracing(on))
+        callbacks = EngineCallbacks(
+            on_progress=progress,
+            on_ready=self._on_ready,
+            on_status=lambda link, status: self.metrics.update(status, link.replica),
+            on_trace=lambda link, trace: self.hub.publish(trace),
+            on_replicas=self._on_replicas,
+            on_death=self._on_engine_death,
+            on_hang=self.metrics.engine_hung,
+            resume=ResumeCallbacks(
+                on_resume=self.metrics.request_resumed,
+                on_continue=self.metrics.pause_ended,
+                on_crash=self.metrics.request_crashed,
+            ),
+        )
+        self.supervisor = connect(config, engine, callbacks)
+        self.frontend = Frontend(
+            config,
+            names=self.names,
+            about=located.about,
+            prompts=self.prompts,
+            supervisor=self.supervisor,
+            metrics=self.metrics,
+            traces=self.traces,
+            admission=self.admission,
+            tenants=tenants,
+            defaults=engine.request_defaults,
+            shared_prompts=read_shared_prompts(config.shared_prompts, self.prompts),
+        )
+        self.app = make_app(self.frontend, self.hub)
+        self._describing: asyncio.Task[None] | None = None
+        self._memory = MemoryTrimmer()
+
+    def close(self) -> None:
+        """Free what needs no event loop."""
+        self.prompts.close()
+        self.traces.close()
+
+    def _set_limits(self) -> None:
+        """The engines that are ready decide how much runs at once."""
+        if self.supervisor.is_ready:
+            ready = self.supervisor.ready
+            self.admission.max_running = ready.max_num_seqs
+            self.prompts.max_model_len = ready.max_model_len
+
+    def _on_ready(self, link: EngineConnection) -> None:
+        self._set_limits()
+        self._describing = asyncio.create_task(self._describe())
+        self.load_seconds = time.monotonic() - self.began
+        self.metrics.engine_loaded(self.load_seconds)
+
+    def _on_replicas(self) -> None:
+        """A replica of a pool came or left."""
+        self._set_limits()
+        self.metrics.keep_replicas({one.id for one in self.supervisor.replicas})
+
+    def _on_engine_death(self, reason: str, num_requests: int) -> None:
+        self.began = time.monotonic()
+        self.metrics.engine_restarted()
+        self.hub.engine_restarts(reason, num_requests)
+
+    async def _describe(self) -> None:
+        with contextlib.suppress(EngineStopped):
+            fingerprint = await self.supervisor.requests.wait_for_fingerprint()
+            self.metrics.describe(
+                version=__version__,
+                model=self.names[0],
+                fingerprint=fingerprint.digest,
+                dtype=str(fingerprint.parts["dtype"]),
+                determinism=self.engine.determinism,
+            )
+
+    async def trim_memory(self) -> None:
+        """Give memory back that is no longer needed."""
+        while True:
+            await asyncio.sleep(_TRIM_SECONDS)
+            await self._memory.check(is_idle=not self.frontend.num_calls)

@@ -1,0 +1,140 @@
+"""Replicas on a Ray cluster answer as one engine, and lose no stream when one of them dies."""
+
+import concurrent.futures
+import json
+import os
+import re
+import signal
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from openai import OpenAI
+
+from support.serving import Server
+from support.streams import Client
+
+NUM_REQUESTS = 200
+pytestmark = pytest.mark.xdist_group("ray")
+
+
+def bodies() -> list[dict[str, Any]]:
+    """Deterministic requests of several kinds."""
+    return [
+        {
+            "model": "tiny",
+            "prompt": f"{'A long beginning that several share. ' * (number % 3)}{number % 20}",
+            "max_tokens": 12,
+            "deterministic": True,
+            "seed": number % 20,
+            "temperature": 0.7 * (number % 2),
+            "logprobs": 2,
+        }
+        for number in range(NUM_REQUESTS)
+    ]
+
+
+def answer(server: Server, body: dict[str, Any], client: httpx.Client) -> str:
+    response = client.post(server.url + "/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    found = response.json()
+    return json.dumps([found["choices"], found["system_fingerprint"]])
+
+
+def answers(server: Server, requests: list[dict[str, Any]]) -> list[str]:
+    with httpx.Client() as client, concurrent.futures.ThreadPoolExecutor(16) as workers:
+        return list(workers.map(lambda body: answer(server, body, client), requests))
+
+
+def replica_counts(server: Server, deterministic: str) -> dict[str, float]:
+    lines = server.get("/metrics").text.splitlines()
+    pattern = rf'holdfast_replica_requests_total\{{replica="(\w+)",deterministic="{deterministic}"\}} (\S+)'
+    return {match[1]: float(match[2]) for line in lines if (match := re.fullmatch(pattern, line))}
+
+
+def test_two_replicas_answer_as_one_engine(pool_server: Server, lone_server: Server) -> None:
+    before = replica_counts(pool_server, "true")
+    requests = bodies()
+    found = answers(pool_server, requests)
+    counts = replica_counts(pool_server, "true")
+    assert len(counts) == 2 and min(counts[one] - before.get(one, 0) for one in counts) > NUM_REQUESTS / 10
+    distinct = {json.dumps(body): body for body in requests}
+    expected = dict(zip(distinct, answers(lone_server, list(distinct.values())), strict=True))
+    assert found == [expected[json.dumps(body)] for body in requests]
+
+
+def test_openai_client_is_unchanged(pool_server: Server) -> None:
+    client = OpenAI(base_url=f"{pool_server.url}/v1", api_key="unused")
+    asked = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "What is a holdfast?"}],
+        "seed": 7,
+        "max_tokens": 8,
+        "extra_body": {"deterministic": True},
+    }
+    whole = client.chat.completions.create(**asked).choices[0].message.content
+    chunks = client.chat.completions.create(**asked, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
+
+
+def test_health_and_metrics_show_every_replica(pool_server: Server) -> None:
+    health = pool_server.get("/health").json()
+    assert len(health["replicas"]) == 2
+    assert {one["state"] for one in health["replicas"]} == {"ready"}
+    assert all(one["deterministic"] for one in health["replicas"])
+    text = pool_server.get("/metrics").text
+    for one in health["replicas"]:
+        assert f'holdfast_replica_kv_pages{{replica="{one["id"]}"}}' in text
+
+
+def engine_pids() -> list[int]:
+    """The engine processes of replicas: children of Ray's workers."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "holdfast.server.ipc.engine_process" in words:
+            parent = process.parent()
+            if parent is not None and any("ray::" in word for word in parent.cmdline()):
+                found.append(process.pid)
+    return found
+
+
+LONG = {
+    "model": "tiny",
+    "deterministic": True,
+    "stream": True,
+    "max_tokens": 300,
+    "ignore_eos": True,
+    "temperature": 1,
+}
+
+
+def stream_texts(server: Server, count: int, after_first: Any = None) -> list[str]:
+    """Streams that run at once; after_first is called when all have begun."""
+    clients = [Client(server, **LONG, prompt=f"stream {number}", seed=number) for number in range(count)]
+    for client in clients:
+        client.wait_first()
+    if after_first is not None:
+        after_first()
+    for client in clients:
+        client.wait()
+        assert client.is_done and not client.error, client.error
+    return [client.text for client in clients]
+
+
+@pytest.mark.parametrize("victim", ["engine", "replica"])
+def test_killed_replica_loses_no_stream(pool_server: Server, lone_server: Server, victim: str) -> None:
+    def kill() -> None:
+        pid = engine_pids()[0]
+        if victim == "replica":
+            parent = psutil.Process(pid).parent()
+            assert parent is not None
+            pid = parent.pid
+        os.kill(pid, signal.SIGKILL)
+
+    restarts = pool_server.metric("holdfast_engine_restarts_total")
+    found = stream_texts(pool_server, 8, kill)
+    assert found == stream_texts(lone_server, 8)
+    assert pool_server.metric("holdfast_engine_restarts_total") == restarts + 1
+    assert pool_server.metric("holdfast_requests_resumed_total") > 0
