@@ -1,5 +1,6 @@
 """One Ray cluster for all tests of replicas, in its own processes, gone after them."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -80,14 +81,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterato
 def end(process: "subprocess.Popen[str]") -> None:
     """End a process and all that it started."""
     family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.kill()
+    process.wait()
     for one in family:
-        if one.is_running():
+        with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
     psutil.wait_procs(family, timeout=10)
     if process.stdout is not None:

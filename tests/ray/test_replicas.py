@@ -3,7 +3,6 @@
 import concurrent.futures
 import json
 import os
-import re
 import signal
 from typing import Any
 
@@ -11,6 +10,7 @@ import httpx
 import psutil
 import pytest
 from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from support.serving import Server
 from support.streams import Client
@@ -48,9 +48,13 @@ def answers(server: Server, requests: list[dict[str, Any]]) -> list[str]:
 
 
 def replica_counts(server: Server, deterministic: str) -> dict[str, float]:
-    lines = server.get("/metrics").text.splitlines()
-    pattern = rf'holdfast_replica_requests_total\{{replica="(\w+)",deterministic="{deterministic}"\}} (\S+)'
-    return {match[1]: float(match[2]) for line in lines if (match := re.fullmatch(pattern, line))}
+    families = text_string_to_metric_families(server.get("/metrics").text)
+    return {
+        one.labels["replica"]: one.value
+        for family in families
+        for one in family.samples
+        if one.name == "holdfast_replica_requests_total" and one.labels["deterministic"] == deterministic
+    }
 
 
 def test_two_replicas_answer_as_one_engine(pool_server: Server, lone_server: Server) -> None:
