@@ -51,6 +51,7 @@ DECIDES_NOTHING = {
     "engine/continuation.py": "reads receipts; the engine verifies what they say",
     "engine/chat_tokenizer.py": "calls tokenizer and chat template",
     "engine/config.py": "settings; those that decide are in the fingerprint",
+    "engine/choices.py": "queues requests",
     "engine/engine.py": "calls scheduler and worker",
     "engine/engine_thread.py": "calls the engine",
     "core/garbage_collection.py": "when garbage is collected",

@@ -18,17 +18,16 @@ from holdfast.certification.certificate import Certificate
 from holdfast.certification.certification import Progress
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.events import CertificateChecked, Event, RequestEnded, TokensCommitted
-from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import Request
-from holdfast.core.results import Delta, RequestOutput, Stats, Thought, with_changes
+from holdfast.core.results import Delta, RequestOutput, with_changes
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentAnswer, SentChoice
-from holdfast.core.step_plan import PassKind, PassResult, StepPlan, ThoughtIds
+from holdfast.core.sent_answer import SentAnswer
+from holdfast.core.step_plan import PassKind, PassResult, StepPlan
 from holdfast.engine.background_work import BackgroundWork
 from holdfast.engine.certifier import Certifier
+from holdfast.engine.choices import ChoiceSubmitter
 from holdfast.engine.input_processor import GrammarFactory, InputProcessor, Prompt, RequestLimits
-from holdfast.engine.output import ChoiceOutput
 from holdfast.engine.result_collector import ResultCollector
 from holdfast.engine.status import CertificateState, EngineCounters, EngineStatus
 from holdfast.engine.tracer import Tracer
@@ -38,7 +37,6 @@ from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.receipt import ReceiptFactory
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.text.detokenizer import Detokenizer
 from holdfast.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -126,6 +124,7 @@ class Engine:
         self._input_processor = InputProcessor(
             tokenizer, limits, grammars, lambda max_len: self.scheduler.require_room(max_len)
         )
+        self._choices = ChoiceSubmitter(scheduler, tokenizer)
         self.background.attach(scheduler)
 
     @property
@@ -240,47 +239,10 @@ class Engine:
         self.scheduler.require_room(request.max_len)
         if request.deterministic and self.limits.refusal is not None:
             raise DeterminismRefused(self.limits.refusal)  # found out since it was prepared
-        branches = request.branches()
-        outputs = {branch.request_id: self._choice_output(branch) for branch in branches}
-        collector = ResultCollector(request, outputs, wants_deltas=wants_deltas)
+        collector = self._choices.collector(request, wants_deltas=wants_deltas)
         with self._change:
-            for branch in branches:
-                self._collectors[branch.request_id] = collector
-                if branch.sent and branch.sent[0].has_ended:
-                    self._restore_ended(collector, branch, branch.sent[0])
-                else:
-                    self.scheduler.submit(branch, outputs[branch.request_id], _grammar(request, branch))
-
-    def _choice_output(self, branch: Request) -> ChoiceOutput:
-        skip = branch.params.skip_special_tokens
-        detokenizer = Detokenizer(self.tokenizer, branch.prompt_ids, skip_special_tokens=skip)
-        output = ChoiceOutput(branch, detokenizer)
-        if branch.sent:
-            sent = branch.sent[0]
-            output.restore(sent, [self._decode_thought(*one) for one in enumerate(sent.thoughts)])
-        return output
-
-    def _restore_ended(self, collector: ResultCollector, branch: Request, sent: SentChoice) -> None:
-        """A choice ended in another engine, and others of its request run. A deterministic one is
-        computed again and must end alike. An ordinary one only if it scores the prompt."""
-        assert sent.finish_reason is not None
-        branch_id = branch.request_id
-        # An ordinary request's tokens count as candidates that are accepted at once.
-        stats = Stats(candidates=len(sent.token_ids), accepted=len(sent.token_ids))
-        ended = RequestEnded(branch_id, sent.finish_reason, "none", stats)
-        _, choice = collector.outputs[branch_id].finish(ended)
-        if not branch.deterministic and branch.score_from is None:
-            collector.adopt_ended(choice, ended)
-            return
-        if branch.deterministic:
-            if choice.logprobs is not None:
-                choice = replace(choice, logprobs=sent.logprobs)
-        else:
-            branch = replace(branch, params=_up_to(branch.params, len(sent.token_ids)))
-        again = replace(branch, sent=(sent.before_last(),))
-        output = self._choice_output(again)
-        collector.restore_ended(branch_id, output, choice)
-        self.scheduler.submit(again, output, _grammar(collector.request, branch))
+            self._collectors.update(dict.fromkeys(collector.outputs, collector))
+            self._choices.submit(collector)
 
     def abort(self, request_id: int) -> list[RequestOutput]:
         """End a request with all its choices."""
@@ -353,6 +315,7 @@ class Engine:
         self._collectors = {}
         self.background.interrupt()
         self.scheduler = Scheduler(self.scheduler.config, PagePool(pool.num_pages, pool.page_size))
+        self._choices = ChoiceSubmitter(self.scheduler, self.tokenizer)
         self.background.attach(self.scheduler)
         if self.tracer is not None:
             self.tracer = Tracer(self)
@@ -487,7 +450,7 @@ class Engine:
                 self._on_certificate_checked(event)
                 continue
             collector = self._collectors[event.request_id]
-            delta = collector.process(event, self._decode_thought)
+            delta = collector.process(event, self._choices.decode_thought)
             if collector.result is not None:
                 self._finish(collector)
             if delta is not None or collector.result is not None:
@@ -497,12 +460,6 @@ class Engine:
                 outputs.append(tuple.__new__(RequestOutput, output))
             last_event = event
         return outputs
-
-    def _decode_thought(self, chunk: int, token_ids: ThoughtIds) -> Thought:
-        position = (chunk + 1) * self.scheduler.config.chunk_len - 1
-        # A model may have more ids than its tokenizer; the ids above have no text.
-        known = [token_id for token_id in token_ids if token_id < self.tokenizer.vocab_size]
-        return Thought(chunk, position, self.tokenizer.decode(known).strip(), token_ids)
 
     def _finish(self, collector: ResultCollector) -> None:
         """All choices of a request have ended: its result can make its receipt."""
@@ -525,22 +482,7 @@ class Engine:
         self.background.revoke(event.mismatch)
         for collector in {id(one): one for one in self._collectors.values()}.values():
             if collector.request.params.deterministic:
-                self._recompute_ended(collector)
-
-    def _recompute_ended(self, collector: ResultCollector) -> None:
-        """Submit again the choices that ended while others of their request still run.
-
-        The scheduler restarts the live ones itself.
-        """
-        branches = {branch.request_id: branch for branch in collector.request.branches()}
-        for branch_id in collector.ended_ids:
-            branch = replace(branches[branch_id], sent=())
-            output = self._choice_output(branch)
-            collector.recompute(branch_id, output)
-            grammar = _grammar(collector.request, branch)
-            if grammar is not None:
-                grammar.restart()
-            self.scheduler.submit(branch, output, grammar)
+                self._choices.recompute_ended(collector)
 
     def _count(self, plan: StepPlan) -> None:
         counters = self.counters
@@ -552,14 +494,6 @@ class Engine:
             counters.num_certified_passes += one.certified
             counters.num_shared_canonical_passes += canonical and len(one.spans) > 1
             counters.num_padded_tokens += one.num_tokens_padded
-
-
-def _grammar(request: Request, branch: Request) -> Grammar | None:
-    return request.grammars[branch.index] if request.grammars else None
-
-
-def _up_to(params: SamplingParams, num_tokens: int) -> SamplingParams:
-    return replace(params, max_tokens=num_tokens, min_tokens=min(num_tokens, params.min_tokens))
 
 
 def _ends_tokens(before: Event | None, event: Event) -> bool:

@@ -23,8 +23,9 @@ from collections.abc import Collection
 
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixMatch
+from holdfast.scheduler.phase import Phase
 from holdfast.scheduler.policy import SchedulerConfig, may_admit
-from holdfast.scheduler.request_state import Phase, RequestState
+from holdfast.scheduler.request_state import RequestState
 from holdfast.scheduler.spot_checks import SpotChecker
 from holdfast.scheduler.waiting import WaitingRequests
 

@@ -17,13 +17,9 @@ token has no canonical KV yet. Rollback is truncation: drop the candidates, cut 
 computed_len to committed_len - 1, free the pages after that.
 
 These lengths cover results that are read. Spans whose results are not read yet are in `in_flight`.
-
-    QUEUED -> PREFILL -> DECODE <-> VERIFY -> FINISHED        from any live phase: ABORTED, FAILED
-      ^_________|__________|__________|   preemption
 """
 
 from dataclasses import replace
-from enum import Enum
 from functools import cached_property
 
 from holdfast.core.grammar import Grammar
@@ -40,6 +36,7 @@ from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatc
 from holdfast.scheduler.fair_share import prompt_cost, sampled_cost
 from holdfast.scheduler.in_flight import InFlightSpans
 from holdfast.scheduler.ngram_proposer import NgramProposer
+from holdfast.scheduler.phase import LIVE, TRANSITIONS, Phase
 from holdfast.scheduler.policy import adapt_window
 from holdfast.scheduler.pooled_prompt import PooledPrompt
 from holdfast.scheduler.sent_tokens import SentTokens
@@ -48,31 +45,6 @@ from holdfast.scheduler.verification import SpanOutcome
 from holdfast.thinking.thought_log import ThoughtLog
 
 FIRST_WINDOW = 1  # candidates in a request's first window, so that its client gets a token soon
-
-
-class Phase(Enum):
-    QUEUED = "queued"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    VERIFY = "verify"
-    FINISHED = "finished"
-    ABORTED = "aborted"
-    FAILED = "failed"
-
-
-_ENDS = frozenset({Phase.ABORTED, Phase.FAILED})
-
-TRANSITIONS: dict[Phase, frozenset[Phase]] = {
-    Phase.QUEUED: frozenset({Phase.PREFILL}) | _ENDS,
-    Phase.PREFILL: frozenset({Phase.DECODE, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
-    Phase.DECODE: frozenset({Phase.VERIFY, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
-    Phase.VERIFY: frozenset({Phase.DECODE, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
-    Phase.FINISHED: frozenset(),
-    Phase.ABORTED: frozenset(),
-    Phase.FAILED: frozenset(),
-}
-
-LIVE = frozenset(phase for phase, targets in TRANSITIONS.items() if targets)
 
 
 class RequestState:
@@ -161,11 +133,7 @@ class RequestState:
             self.sent.restore(sent)
             return
         for token_id in sent.token_ids:
-            self.tokens.commit(token_id)
-            if self.proposer is not None:
-                self.proposer.commit(token_id)
-            if self.grammar is not None:
-                self.grammar.commit(token_id)
+            self._add_token(token_id)
         self.stats.candidates += len(sent.token_ids)
         self.stats.accepted += len(sent.token_ids)
 
@@ -379,12 +347,8 @@ class RequestState:
         reason = outcome.finish_reason
         for sample in committed:
             token_id = sample.token_id
-            tokens.commit(token_id)
+            self._add_token(token_id)
             num_committed += 1
-            if self.proposer is not None:
-                self.proposer.commit(token_id)
-            if self.grammar is not None:
-                self.grammar.commit(token_id)
             if num_committed <= outcome.num_sent_before:
                 if self.sent.recompute(tokens.num_output, sample):
                     self.confirmed.append(sample)
@@ -417,6 +381,14 @@ class RequestState:
             stats.candidates += num_committed - num_accepted
         self._truncate_kv()
         return committed[outcome.num_sent_before : num_committed]
+
+    def _add_token(self, token_id: int) -> None:
+        """Commit a token to everything that follows the answer."""
+        self.tokens.commit(token_id)
+        if self.proposer is not None:
+            self.proposer.commit(token_id)
+        if self.grammar is not None:
+            self.grammar.commit(token_id)
 
     def _pool_states(self, pooled: PooledPrompt, states: HiddenStates, num_states: int) -> None:
         pooled.add(states, num_states)
