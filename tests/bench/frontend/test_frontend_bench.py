@@ -73,7 +73,7 @@ def test_report_divides_by_tokens_and_requests() -> None:
     assert (cell.tokens_per_second, cell.requests_per_second, cell.tokens_per_read) == (500.0, 5.0, 2.0)
     assert cell.cpu_us_per_token["frontend"] == 500.0 and cell.cpu_us_per_request["client"] == 10_000.0
     assert cell.cpu_shares["frontend"] == 0.25
-    report = FrontendReport("", "", 0.0, 0.0, [cell], request_us=1000.0, token_us=1000.0)
+    report = FrontendReport("", "", 0.0, 0.0, 0, [cell], request_us=1000.0, token_us=1000.0)
     assert report.tokens_per_core == pytest.approx(1000.0)
     json.dumps(asdict(report))
 

@@ -25,10 +25,12 @@ from holdfast.bench.frontend.load_process import LoadFigures, StreamLoad
 from holdfast.bench.frontend.report import FrontendCell, FrontendReport
 from holdfast.bench.frontend.sleeping_runner import StepTime
 from holdfast.bench.frontend.sleeping_server import SleepingServer
+from holdfast.bench.serve.http_client import Client
 from holdfast.bench.serve.http_connection import Address
 from holdfast.bench.serve.server_process import ServerChild, free_port, run_server
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineStopped
+from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
 
 _HOST = "127.0.0.1"
@@ -37,6 +39,8 @@ _REQUEST_STREAMS = 32  # for the cost of a request
 _MAX_WAITING = 1 << 16  # the load must not be refused
 _PROFILE_RATE = 200  # samples a second
 _NUM_PROFILED = 40  # functions
+_REPLICA_CPUS = 0.1
+_POLL_SECONDS, _REPLICA_POLLS = 0.5, 240
 
 
 @dataclass(frozen=True)
@@ -61,19 +65,25 @@ def measure_frontend(
     load: FrontendLoad,
     log: Callable[[str], None],
     *,
+    replicas: int = 0,
     profile: bool = False,
 ) -> FrontendReport:
-    """Start a server with a sleeping engine and run all loads on it."""
+    """Start a server with a sleeping engine and run all loads on it. replicas: so many on a Ray cluster
+    of this machine instead, each with this engine."""
     if profile and find_profiler() is None:
         raise ConfigError("--profile needs py-spy; install it with pip install py-spy")
     from holdfast.bench.machine import machine_name  # imports torch, which nothing else here needs
 
-    report = FrontendReport(machine_name(), "holdfast serve", times.step, times.token)
-    asyncio.run(_measure(report, sleeping_server(engine, times, load), load, log, profile=profile))
+    name = f"holdfast serve --replicas {replicas}" if replicas else "holdfast serve"
+    report = FrontendReport(machine_name(), name, times.step, times.token, replicas)
+    settings = sleeping_server(engine, times, load, replicas)
+    asyncio.run(_measure(report, settings, load, log, profile=profile))
     return report
 
 
-def sleeping_server(engine: EngineConfig, times: StepTime, load: FrontendLoad) -> SleepingServer:
+def sleeping_server(
+    engine: EngineConfig, times: StepTime, load: FrontendLoad, replicas: int = 0
+) -> SleepingServer:
     """A server whose limits do not refuse the load."""
     most = max(load.streams)
     if engine.max_num_seqs is None:
@@ -81,7 +91,9 @@ def sleeping_server(engine: EngineConfig, times: StepTime, load: FrontendLoad) -
     server = ServerConfig(
         host=_HOST, port=free_port(), max_waiting=_MAX_WAITING, log_level="warning", inspector=False
     )
-    return SleepingServer(times, server, engine)
+    # A sleeping engine needs hardly any CPU: more of them run than there are cores.
+    pool = ReplicasConfig(replicas=replicas or None, replica_cpus=_REPLICA_CPUS)
+    return SleepingServer(times, server, engine, pool)
 
 
 async def _measure(
@@ -93,6 +105,7 @@ async def _measure(
     profile: bool,
 ) -> None:
     async with _started(settings) as child:
+        await _wait_for_replicas(child, report.replicas)
         base = StreamLoad(
             child.address.port,
             _REQUEST_STREAMS,
@@ -100,7 +113,7 @@ async def _measure(
             load.seconds,
             host=_HOST,
             deterministic=load.deterministic,
-            processes={"frontend": (child.pid,), "engine": engine_pids(child.pid)},
+            processes={"frontend": (child.pid,), "engine": engine_pids()},
         )
         log(f"requests of one token, {_REQUEST_STREAMS} streams")
         short = FrontendCell.of(base, await _run_load(base))
@@ -123,14 +136,26 @@ async def _started(settings: SleepingServer) -> AsyncIterator[ServerChild]:
         yield child
 
 
-def engine_pids(server: int) -> tuple[int, ...]:
-    """The engine processes of a server."""
+def engine_pids() -> tuple[int, ...]:
+    """All sleeping engines of this machine. Those of replicas are no children of the server."""
     found = []
-    for child in psutil.Process(server).children(recursive=True):
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if _ENGINE in child.cmdline():
-                found.append(child.pid)
+            if _ENGINE in process.cmdline():
+                found.append(process.pid)
     return tuple(found)
+
+
+async def _wait_for_replicas(child: ServerChild, num_replicas: int) -> None:
+    """Wait until every replica takes requests; a server is healthy with the first."""
+    async with Client(child.address) as client:
+        for _ in range(_REPLICA_POLLS):
+            health = json.loads(await client.request("GET", "/health"))
+            ready = [one for one in health.get("replicas", ()) if one["state"] == "ready"]
+            if len(ready) >= num_replicas:
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+    raise EngineStopped(f"{len(ready)} of {num_replicas} replicas are ready")
 
 
 async def _run_load(load: StreamLoad) -> LoadFigures:

@@ -58,6 +58,7 @@ class FrontendReport:
     server: str
     step: float
     token: float
+    replicas: int = 0  # 0: one engine process, without Ray
     cells: list[FrontendCell] = field(default_factory=list)
     request_us: float | None = None
     token_us: float | None = None

@@ -26,6 +26,9 @@ def frontend(
     token_us: Annotated[
         float, typer.Option(min=0.0, help="Microseconds more for each token of a step.")
     ] = 0.0,
+    replicas: Annotated[
+        int, typer.Option(min=0, help="Measure so many engine replicas on a Ray cluster of this machine.")
+    ] = 0,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Ask for deterministic answers.")
     ] = False,
@@ -43,6 +46,8 @@ def frontend(
     MODEL's vocabulary. Exits with 1 if a stream fails.
     """
     require_packages("psutil", "httptools", "uvicorn", extra="server", what="the server")
+    if replicas:
+        require_packages("ray", extra="ray", what="--replicas")
     require_folder(save)
     o.open_model(replace(engine, model=model))
     from holdfast.bench.frontend.bench import FrontendLoad, measure_frontend
@@ -52,7 +57,9 @@ def frontend(
 
     load = FrontendLoad(_numbers(streams), num_tokens, seconds, deterministic)
     times = StepTime(step_ms / 1e3, token_us / 1e6)
-    report = measure_frontend(replace(engine, model=model), times, load, note, profile=profile)
+    report = measure_frontend(
+        replace(engine, model=model), times, load, note, replicas=replicas, profile=profile
+    )
     show_frontend(report)
     if save is not None:
         write_report(report, save)
