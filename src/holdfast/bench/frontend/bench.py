@@ -122,8 +122,10 @@ async def _measure(
             log(f"{num_streams} streams of {load.num_tokens} tokens")
             one = replace(base, num_streams=num_streams, num_tokens=load.num_tokens)
             report.cells.append(FrontendCell.of(one, await _run_load(one)))
-        last = report.cells[-1].cpu_us_per_request["frontend"]
-        report.token_us = (last - report.request_us) / (load.num_tokens - 1)
+        last = report.cells[-1]
+        tokens_per_request = last.tokens_per_second / max(1e-9, last.requests_per_second)
+        more = last.cpu_us_per_request["frontend"] - report.request_us
+        report.token_us = more / max(1.0, tokens_per_request - 1)
         if profile:
             log("profile")
             report.profile = await _profile(child, replace(one, seconds=load.seconds + 2.0))

@@ -7,6 +7,7 @@ of `holdfast bench serve` takes 40 us for each event, more than the server that 
 
 import asyncio
 import json
+import random
 import resource
 import sys
 import time
@@ -30,7 +31,10 @@ _MAX_ERRORS = 10
 
 @dataclass(frozen=True)
 class StreamLoad:
-    """Chat completions of num_tokens tokens in num_streams streams, for so many seconds.
+    """Chat completions in num_streams streams, for so many seconds.
+
+    Answers have num_tokens tokens on average, from half to one and a half of that: streams of one length
+    would end together, and their next requests would wait for each other.
 
     processes are pids by name. Their CPU time is measured.
     """
@@ -131,6 +135,7 @@ class _Client(asyncio.Protocol):
         self._clients = clients
         self._number = number
         self._num_sent = 0
+        self._random = random.Random(number)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -148,7 +153,9 @@ class _Client(asyncio.Protocol):
         self._num_sent += 1
         body = {
             "messages": [{"role": "user", "content": f"Stream {self._number}, request {self._num_sent}."}],
-            "max_tokens": load.num_tokens,
+            "max_tokens": self._random.randint(
+                -(-load.num_tokens // 2), load.num_tokens + load.num_tokens // 2
+            ),
             "ignore_eos": True,
             "stream": True,
             "seed": self._num_sent,

@@ -15,7 +15,7 @@ class FrontendCell:
     """
 
     num_streams: int
-    num_tokens: int  # of each answer
+    num_tokens: int  # of an answer, on average
     tokens_per_second: float
     requests_per_second: float
     first_token: Percentiles

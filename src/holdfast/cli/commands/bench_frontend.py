@@ -18,7 +18,7 @@ from holdfast.errors import ConfigError
 def frontend(
     model: o.ModelArgument = None,
     streams: Annotated[str, typer.Option(help="Numbers of streams, one load each.")] = "1,32,256,1024",
-    num_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
+    num_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer, on average.")] = 128,
     seconds: Annotated[float, typer.Option(min=0.5, help="Seconds of each load.")] = 6.0,
     step_ms: Annotated[
         float, typer.Option(min=0.0, help="Milliseconds the engine sleeps in a step; 0: it answers at once.")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from holdfast.core.results import Stats, Thought
+from holdfast.server.telemetry.token_histogram import TokenHistogram, TokenSeries
 
 # fmt: off
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 320, 640)
@@ -50,8 +51,12 @@ class RequestMetricFamilies:
         self.time_to_first_token = histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
         )
-        self.inter_token_latency = histogram(
-            "inter_token_latency_seconds", "Between two tokens of a choice.", _TOKEN_SECONDS
+        self.inter_token_latency = TokenHistogram(
+            "holdfast_inter_token_latency_seconds",
+            "Between two tokens of a choice.",
+            "deterministic",
+            registry,
+            _TOKEN_SECONDS,
         )
         self.e2e_latency = histogram("e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
         self.queue_time = histogram(
@@ -83,7 +88,7 @@ class RequestSeries:
     """
 
     time_to_first_token: Histogram
-    inter_token_latency: Histogram
+    inter_token_latency: TokenSeries
     e2e_latency: Histogram
     queue_time: Histogram
     request_prompt_tokens: Histogram
@@ -153,9 +158,7 @@ class RequestMetrics:
         self._num_counted += count
         self._series.generation_tokens.inc(count)
         if last is not None:
-            interval = (now - last) / count
-            for _ in range(count):
-                self._series.inter_token_latency.observe(interval)
+            self._series.inter_token_latency.observe((now - last) / count, count)
         elif self.first_token_seconds is None:
             self.first_token_seconds = now - self._arrived
             self._series.time_to_first_token.observe(self.first_token_seconds)
