@@ -10,10 +10,9 @@ import httpx
 import psutil
 import pytest
 from openai import OpenAI
-from prometheus_client.parser import text_string_to_metric_families
 
+from support.replicas import engine_pids, replica_counts, stream_texts
 from support.serving import Server
-from support.streams import Client
 
 NUM_REQUESTS = 200
 pytestmark = pytest.mark.xdist_group("ray")
@@ -45,16 +44,6 @@ def answer(server: Server, body: dict[str, Any], client: httpx.Client) -> str:
 def answers(server: Server, requests: list[dict[str, Any]]) -> list[str]:
     with httpx.Client() as client, concurrent.futures.ThreadPoolExecutor(16) as workers:
         return list(workers.map(lambda body: answer(server, body, client), requests))
-
-
-def replica_counts(server: Server, deterministic: str) -> dict[str, float]:
-    families = text_string_to_metric_families(server.get("/metrics").text)
-    return {
-        one.labels["replica"]: one.value
-        for family in families
-        for one in family.samples
-        if one.name == "holdfast_replica_requests_total" and one.labels["deterministic"] == deterministic
-    }
 
 
 def test_two_replicas_answer_as_one_engine(pool_server: Server, lone_server: Server) -> None:
@@ -90,41 +79,6 @@ def test_health_and_metrics_show_every_replica(pool_server: Server) -> None:
     text = pool_server.get("/metrics").text
     for one in health["replicas"]:
         assert f'holdfast_replica_kv_pages{{replica="{one["id"]}"}}' in text
-
-
-def engine_pids() -> list[int]:
-    """The engine processes of replicas: children of Ray's workers."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "holdfast.server.ipc.engine_process" in words:
-            parent = process.parent()
-            if parent is not None and any("ray::" in word for word in parent.cmdline()):
-                found.append(process.pid)
-    return found
-
-
-LONG = {
-    "model": "tiny",
-    "deterministic": True,
-    "stream": True,
-    "max_tokens": 300,
-    "ignore_eos": True,
-    "temperature": 1,
-}
-
-
-def stream_texts(server: Server, count: int, after_first: Any = None) -> list[str]:
-    """Streams that run at once; after_first is called when all have begun."""
-    clients = [Client(server, **LONG, prompt=f"stream {number}", seed=number) for number in range(count)]
-    for client in clients:
-        client.wait_first()
-    if after_first is not None:
-        after_first()
-    for client in clients:
-        client.wait()
-        assert client.is_done and not client.error, client.error
-    return [client.text for client in clients]
 
 
 @pytest.mark.parametrize("victim", ["engine", "replica"])

@@ -8,9 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-import ray
-from ray import serve
 
+import ray
 from holdfast.engine.config import EngineConfig
 from holdfast.ray.config import ReplicasConfig
 from holdfast.ray.messages import RoutedRequest
@@ -20,11 +19,13 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.ipc.engine_link import COMMAND
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.version import __version__
+from ray import serve
 
 ENGINE = "Engine"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _HEALTH_SECONDS, _HEALTH_TIMEOUT = 2.0, 30.0
 _DRAIN_POLL = 0.2
+_METRICS_SECONDS, _LOOK_BACK_SECONDS = 10.0, 30.0
 
 
 class EngineReplica:
@@ -107,6 +108,8 @@ def engine_app(
                 "target_ongoing_requests": replicas.target_ongoing_requests
                 or max(1, math.ceil(0.8 * max_num_seqs)),
                 "upscale_delay_s": replicas.upscale_delay,
+                "metrics_interval_s": min(_METRICS_SECONDS, max(0.5, replicas.upscale_delay / 2)),
+                "look_back_period_s": min(_LOOK_BACK_SECONDS, max(1.0, replicas.upscale_delay)),
                 "downscale_delay_s": replicas.downscale_delay,
             }
         }

@@ -15,7 +15,9 @@ from typing import Annotated, Literal
 import typer
 
 from holdfast.cli.options import engine as o
+from holdfast.cli.requirements import require_packages
 from holdfast.engine.config import EngineConfig
+from holdfast.errors import ConfigError
 from holdfast.version import __version__
 
 _PACKAGES = (
@@ -50,6 +52,17 @@ def doctor(
     model: Annotated[
         str | None, typer.Argument(help="Load this model and show its fingerprint.", show_default=False)
     ] = None,
+    with_ray: Annotated[
+        bool, typer.Option("--ray", help="Check Ray and the cluster at --ray-address as well.")
+    ] = False,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of a Ray cluster, such as 10.0.0.1:6379, or auto for the one on this machine.",
+            metavar="ADDRESS",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Show versions, device, kernels, cache, certificate and default model.
 
@@ -67,6 +80,8 @@ def doctor(
             diagnostics.append(check())
         except Exception as error:
             diagnostics.append(Diagnostic(what, f"{type(error).__name__}: {error}", "bad"))
+    if with_ray or ray_address is not None:
+        diagnostics += _check_ray(ray_address)
     table = Table(title="Holdfast on this machine", title_justify="left", show_header=False)
     for _ in range(3):
         table.add_column(overflow="fold")  # so that digests and paths can be copied
@@ -79,6 +94,18 @@ def doctor(
         console.print(f"[red]Not usable yet:[/] {', '.join(bad)}")
         raise typer.Exit(1)
     console.print('[green]Usable.[/] Try: holdfast generate --deterministic "What is a holdfast?"')
+
+
+def _check_ray(address: str | None) -> list[Diagnostic]:
+    try:
+        require_packages("ray", extra="ray", what="--ray")
+        from holdfast.ray.doctor import check_cluster
+
+        return [Diagnostic(what, found, mark) for what, found, mark in check_cluster(address)]
+    except ConfigError as error:
+        return [Diagnostic("ray", str(error), "bad")]
+    except Exception as error:
+        return [Diagnostic("ray", f"{type(error).__name__}: {error}", "bad")]
 
 
 def _python() -> Diagnostic:
@@ -150,7 +177,6 @@ def _threads() -> Diagnostic:
 
 
 def _kernels() -> Diagnostic:
-    from holdfast.errors import ConfigError
     from holdfast.numerics.backends.c.kernels import load_kernels
     from holdfast.worker.device import choose_device
 

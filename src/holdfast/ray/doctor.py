@@ -1,0 +1,90 @@
+"""What `holdfast doctor --ray` checks: the cluster, and whether its nodes can run replicas that agree."""
+
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any, Literal
+
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import ray
+from holdfast.errors import ConfigError
+from holdfast.ray.cluster import cluster, show_resources
+from holdfast.version import __version__
+
+Mark = Literal["good", "note", "bad", "plain"]
+Finding = tuple[str, str, Mark]
+_NODE_SECONDS = 60.0
+
+
+def check_cluster(address: str | None) -> Iterator[Finding]:
+    """(what, found, mark) of Ray here, the cluster at this address, and each of its nodes."""
+    yield "ray", str(ray.__version__), "good"
+    if address is None:
+        yield "cluster", "not checked: give --ray-address, or auto for the one on this machine", "note"
+        return
+    try:
+        with cluster(address):
+            yield "cluster", f"{address}: {show_resources(ray.cluster_resources())}", "good"
+            yield from _check_nodes()
+            yield from _check_applications()
+    except ConfigError as error:
+        yield "cluster", str(error), "bad"
+
+
+def _check_nodes() -> Iterator[Finding]:
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    asked = {}
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        asked[node["NodeID"]] = (
+            ray.remote(num_cpus=0)(node_versions).options(scheduling_strategy=there).remote()
+        )
+    ours = node_versions()
+    for node in nodes:
+        what = f"node {node['NodeManagerAddress']}"
+        try:
+            theirs = ray.get(asked[node["NodeID"]], timeout=_NODE_SECONDS)
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            yield what, f"holdfast cannot be imported there: {lines[-1]}", "bad"
+            continue
+        other = {name: value for name, value in theirs.items() if value != ours[name]}
+        shown = ", ".join(f"{name} {value}" for name, value in theirs.items())
+        resources = show_resources(node["Resources"])
+        if other:
+            differing = ", ".join(f"{name} {value} there, {ours[name]} here" for name, value in other.items())
+            hint = "replicas need the same versions on every node"
+            yield (
+                what,
+                f"{resources}; {differing}: {hint}",
+                "bad" if "holdfast" in other or "ray" in other else "note",
+            )
+        else:
+            yield what, f"{resources}; {shown}", "good"
+
+
+def node_versions() -> dict[str, str]:
+    """The versions that decide whether a node's replicas agree with others."""
+    versions = {"holdfast": __version__, "python": platform.python_version(), "ray": str(ray.__version__)}
+    for package in ("torch", "msgspec"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def _check_applications() -> Iterator[Finding]:
+    """The applications that Ray Serve runs, if it runs."""
+    from ray import serve
+
+    try:
+        applications: dict[str, Any] = serve.status().applications
+    except Exception:
+        applications = {}
+    for name, application in applications.items():
+        status = str(application.status.value if hasattr(application.status, "value") else application.status)
+        mark: Mark = "good" if status == "RUNNING" else "note"
+        running = sum(one.replica_states.get("RUNNING", 0) for one in application.deployments.values())
+        yield f"application {name}", f"{status}, {running} replicas of all deployments run", mark

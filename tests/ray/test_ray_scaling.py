@@ -1,0 +1,162 @@
+"""Replicas come, go, differ and are replaced while requests run."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.replicas import replica_counts, stream_texts
+from support.serving import Server, serving
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray")]
+SMALL = ("--replica-cpus", "0.5", "--max-num-seqs", "16", "--served-model-name", "tiny", "--num-threads", "1")
+PATIENCE = 90.0
+
+
+def wait_until(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.2)
+
+
+def num_ready(server: Server) -> int:
+    return sum(one["state"] == "ready" for one in server.get("/health").json().get("replicas", ()))
+
+
+class Load:
+    """Streams that run, several at a time, until it is closed."""
+
+    def __init__(self, server: Server, count: int) -> None:
+        self.texts: list[list[str]] = []
+        self.errors: list[BaseException] = []
+        self._server, self._count, self._closed = server, count, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self.texts.append(stream_texts(self._server, self._count))
+        except BaseException as error:
+            self.errors.append(error)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+        assert not self.errors, self.errors
+
+
+def test_one_two_one_replicas_lose_no_stream(cluster: Any, tiny_llama: Path, lone_server: Server) -> None:
+    scaling = ("--replicas", "1", "--max-replicas", "2", "--target-ongoing-requests", "3")
+    delays = ("--upscale-delay", "0", "--downscale-delay", "2")
+    expected = stream_texts(lone_server, 8)
+    with serving(
+        tiny_llama,
+        *scaling,
+        *delays,
+        *SMALL,
+        "--ray-address",
+        cluster.address,
+        environment=cluster.environment,
+    ) as server:
+        load = Load(server, 8)
+        wait_until(lambda: num_ready(server) == 2)
+        load.close()
+        light = Load(server, 1)
+        wait_until(lambda: num_ready(server) == 1)
+        light.close()
+        assert all(texts == expected for texts in load.texts)
+        assert all(texts == expected[:1] for texts in light.texts)
+
+
+def test_replica_with_another_dtype_gets_no_deterministic_request(
+    cluster: Any, tiny_llama: Path, lone_server: Server, tmp_path: Path
+) -> None:
+    environment = {**cluster.environment, "HOLDFAST_CACHE_DIR": str(tmp_path)}
+    with serving(
+        tiny_llama, "--replicas", "2", *SMALL, "--ray-address", cluster.address,
+        engine="one_other_dtype_engine.py", environment=environment,
+    ) as server:  # fmt: skip
+        wait_until(lambda: num_ready(server) == 2)
+        server.wait_for("it serves ordinary requests only")
+        replicas = server.get("/health").json()["replicas"]
+        (other,) = [one["id"] for one in replicas if not one["deterministic"]]
+        for number in range(40):
+            body = {"model": "tiny", "prompt": f"{number}", "max_tokens": 4, "deterministic": number % 2 == 0}
+            response = server.post("/v1/completions", body)
+            assert response.status_code == 200
+        stream_texts(server, 8)
+        assert replica_counts(server, "true")[other] == 0
+        assert replica_counts(server, "false")[other] > 0
+
+
+def test_application_s_fingerprint_refuses_deterministic_requests_without_it(
+    cluster: Any, tiny_llama: Path
+) -> None:
+    with serving(
+        tiny_llama, "--replicas", "1", *SMALL, "--ray-address", cluster.address,
+        "--application-fingerprint", "0" * 64, environment=cluster.environment,
+    ) as server:  # fmt: skip
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 4}
+        assert server.post("/v1/completions", body).status_code == 200
+        refused = server.post("/v1/completions", {**body, "deterministic": True})
+        assert refused.status_code == 400 and "fingerprint" in refused.json()["error"]["message"]
+
+
+UPGRADE = """
+import sys
+import ray
+from ray import serve
+from holdfast.engine.config import EngineConfig
+from holdfast.ray.config import ReplicasConfig
+from holdfast.ray.deployment import engine_app
+from holdfast.server.config import ServerConfig
+
+ray.init(address=sys.argv[1], namespace="serve", log_to_driver=False)
+name = next(name for name in serve.status().applications if name.startswith("holdfast"))
+engine = EngineConfig(sys.argv[2], dtype="bfloat16", max_num_seqs=16, num_threads=1)
+app = engine_app(engine, ReplicasConfig(replicas=1, replica_cpus=0.5), ServerConfig(), num_gpus=0, max_num_seqs=16)
+serve.run(app, name=name, route_prefix=None)
+"""
+
+
+def is_upgraded(server: Server, before: str) -> bool:
+    replicas = server.get("/health").json().get("replicas", ())
+    return [one["fingerprint"] != before and one["deterministic"] for one in replicas] == [True]
+
+
+def test_upgrade_that_changes_the_fingerprint_lets_streams_finish(
+    cluster: Any, tiny_llama: Path, lone_server: Server, tmp_path: Path
+) -> None:
+    script = tmp_path / "upgrade.py"
+    script.write_text(UPGRADE)
+    with serving(
+        tiny_llama,
+        "--replicas",
+        "1",
+        *SMALL,
+        "--ray-address",
+        cluster.address,
+        environment=cluster.environment,
+    ) as server:
+        before = server.get("/health").json()["replicas"][0]["fingerprint"]
+        words = ["python", str(script), cluster.address, str(tiny_llama)]
+        upgrading = threading.Thread(
+            target=os.spawnve, args=(os.P_WAIT, sys.executable, words, cluster.environment)
+        )
+        texts = []
+        upgrading.start()
+        while upgrading.is_alive():
+            texts.append(stream_texts(server, 4))
+        upgrading.join()
+        wait_until(lambda: is_upgraded(server, before))
+        after = stream_texts(server, 4)
+        expected = stream_texts(lone_server, 4)
+        assert texts and texts[0] == expected
+        assert all(one in (expected, after) or set(one) <= {*expected, *after} for one in texts)
