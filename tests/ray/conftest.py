@@ -1,19 +1,15 @@
 """One Ray cluster for all tests of replicas, in its own processes, gone after them."""
 
-import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
+from support.ray_cluster import ROOT, Cluster, end
 from support.serving import Server, serving
-
-ROOT = Path(__file__).parent.parent.parent
-START_SECONDS = 90
 
 
 def has_ray() -> bool:
@@ -29,20 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if Path(__file__).parent in item.path.parents and "cluster" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.skip(reason="Ray is not installed: pip install 'holdfast[ray]'"))
-
-
-class Cluster:
-    """A cluster with a number of CPUs that exist on paper."""
-
-    def __init__(self, environment: dict[str, str], address: str) -> None:
-        self.environment = environment
-        self.address = address
-
-    def run(self, *command: str, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", *command],
-            env=self.environment, capture_output=True, text=True, timeout=seconds, cwd=ROOT,
-        )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -76,19 +58,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterato
         yield Cluster(environment, f"127.0.0.1:{port}")
     finally:
         end(head)
-
-
-def end(process: "subprocess.Popen[str]") -> None:
-    """End a process and all that it started."""
-    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    process.kill()
-    process.wait()
-    for one in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    psutil.wait_procs(family, timeout=10)
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 @pytest.fixture(scope="session")

@@ -361,9 +361,7 @@ class ReplicaPool:
         first = self.link.ready
         assert first is not None
         refusal = first.refusal
-        if self._configured is not None and not any(
-            self._has_fingerprint(one.link) for one in self._open if one.link
-        ):
+        if self._fingerprint is None:
             refusal = f"no replica has the application's fingerprint {self._configured}"
         return msgspec.structs.replace(
             first,

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from holdfast.core.results import RequestOutput, Result
 from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
-from holdfast.errors import EngineCrashed, EngineStopped, GuaranteeLost, HoldfastError
+from holdfast.errors import DeterminismRefused, EngineCrashed, EngineStopped, GuaranteeLost, HoldfastError
 from holdfast.ray.messages import RoutedRequest, prefix_hashes
 from holdfast.ray.replica_link import ReplicaLink
 from holdfast.server.ipc import messages as m
@@ -98,6 +98,8 @@ class PooledRequests(RequestTable):
         super().close(error)
 
     def _begin(self, stream: ResponseStream) -> None:
+        if stream.deterministic and self.links and self._fingerprint is None and self.ready is not None:
+            raise DeterminismRefused(self.ready.refusal or "no replica has the application's fingerprint")
         self._send(stream)
 
     def _require_open(self) -> None:
