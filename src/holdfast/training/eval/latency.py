@@ -4,6 +4,7 @@ Two times: from the request to the end of the answer, and from the last token of
 reader that had read the prompt as it came.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
@@ -45,9 +46,10 @@ def measure_latency(
 
 @dataclass(frozen=True)
 class _Timed:
-    """Seconds to the first token, and to the end of the answer."""
+    """Seconds to the first tokens, how many they were, and seconds to the end of the answer."""
 
     first: float
+    num_first: int
     total: float
     result: Result
 
@@ -55,16 +57,22 @@ class _Timed:
     def answer(self) -> float:
         """Seconds from the last token of the prompt on: all answer tokens at the pace of the later ones.
 
-        An answer of one token takes no later ones; then it is the time to the first token.
+        Without later ones it is the time to the first tokens, which has the prompt in it.
         """
-        later = len(self.result.token_ids) - 1
-        return (self.total - self.first) * (later + 1) / later if later > 0 else self.first
+        later = len(self.result.token_ids) - self.num_first
+        return (self.total - self.first) * (later + self.num_first) / later if later > 0 else self.first
 
 
 def _time(model: EvalModel, prompt: EvalPrompt) -> _Timed:
-    first, _ = model.time(prompt, model.params(1))
-    total, result = model.time(prompt)
-    return _Timed(min(first, total), total, result)
+    first, num_first = None, 0
+    started = time.perf_counter()
+    stream = model.stream(prompt)
+    for delta in stream:
+        if first is None and delta.token_ids:
+            first, num_first = time.perf_counter() - started, len(delta.token_ids)
+    total = time.perf_counter() - started
+    assert stream.result is not None
+    return _Timed(total if first is None else first, num_first, total, stream.result)
 
 
 def _latency(

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm import LLM
+from holdfast.engine.token_stream import TokenStream
 from holdfast.errors import EngineStopped
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.locate import locate
@@ -46,11 +47,7 @@ class EvalModel:
     def generate_each(
         self, prompts: Sequence[EvalPrompt], params: Sequence[SamplingParams], llm: LLM | None = None
     ) -> list[Result]:
-        room = self.llm.engine.limits.max_model_len
-        fitting = [
-            replace(one, max_tokens=max(1, min(one.max_tokens, room - len(each.token_ids))))
-            for each, one in zip(prompts, params, strict=True)
-        ]
+        fitting = [self._fit(each, one) for each, one in zip(prompts, params, strict=True)]
         results = (llm or self.llm).generate(
             [each.token_ids for each in prompts], fitting, use_tqdm=False, want_receipts=False
         )
@@ -58,6 +55,16 @@ class EvalModel:
             if result.error is not None:
                 raise EngineStopped(f"{self.name}: {result.error}")
         return results
+
+    def stream(self, prompt: EvalPrompt) -> TokenStream:
+        """One answer, delta by delta."""
+        params = self._fit(prompt, self.params(prompt.max_tokens))
+        return self.llm.stream(prompt.token_ids, params, want_receipt=False)
+
+    def _fit(self, prompt: EvalPrompt, params: SamplingParams) -> SamplingParams:
+        """No more tokens than the model has room for."""
+        room = self.llm.engine.limits.max_model_len - len(prompt.token_ids)
+        return replace(params, max_tokens=max(1, min(params.max_tokens, room)))
 
     def time(
         self, prompt: EvalPrompt, params: SamplingParams | None = None, llm: LLM | None = None
