@@ -11,9 +11,11 @@ import pytest
 from holdfast import SamplingParams
 from holdfast.core.sampling_params import score_params
 from holdfast.core.step_plan import StepPlan
+from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.llm import LLM
-from holdfast.engine.replay import compare, replay, require_prompt
+from holdfast.engine.replay import compare, compare_engines, replay, require_prompt
 from holdfast.errors import DeterminismRefused, EngineStopped, InvalidRequest, PromptTooLong
+from holdfast.receipts import receipt as receipt_module
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import (
     LogprobBits,
@@ -23,6 +25,7 @@ from holdfast.receipts.receipt import (
     logprob_bits,
     redact,
 )
+from holdfast.structured.behaviour import grammar_library
 from support.receipts import as_format_1, ask, edits, prompt_of, receipt_of, resealed
 
 PROMPT = "the quick brown fox"
@@ -362,3 +365,46 @@ def test_replay_of_a_request_aborted_in_its_prompt(auto_llm: LLM) -> None:
         assert again.same, again.difference
     wrong = {**part, "digest": "0" * 64}
     assert "the top logprobs differ" in difference_of(auto_llm, {**made, "prompt_logprobs": wrong})
+
+
+@pytest.mark.parametrize("part", ["llguidance", "masks"])
+def test_another_grammar_library_is_named(auto_llm: LLM, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It decides structured answers, and no others."""
+    pytest.importorskip("llguidance")
+    plain = parse_receipt(ask(auto_llm, PROMPT, settings()))
+    made = ask(
+        auto_llm, PROMPT, settings(structured=StructuredOutput(choice=["red", "blue"]), ignore_eos=False)
+    )
+    structured = parse_receipt(made)
+    engine = auto_llm.engine.fingerprint
+    assert plain.grammar is None and "grammar" not in plain.as_dict()
+    assert structured.differences(engine) == [] and replay(auto_llm, structured).same
+    other = msgspec.structs.replace(
+        grammar_library(), **{part: {"llguidance": "9.9", "masks": "a" * 64}[part]}
+    )
+    monkeypatch.setattr(receipt_module, "grammar_library", lambda: other)
+    (line,) = structured.differences(engine)
+    assert line.startswith(f"grammar.{part}: {getattr(other, part)[:3]}") and "in the receipt" in line
+    assert plain.differences(engine) == []
+    assert compare_engines(structured, replace(structured, grammar=other)) != []
+    assert compare_engines(structured, plain) == []
+    with pytest.raises(InvalidRequest, match=f"another engine .grammar.{part}"):
+        auto_llm.continue_answer(unfinished(made), max_tokens=16)
+
+
+def unfinished(receipt: dict[str, Any]) -> dict[str, Any]:
+    """The same as if the client had left before the last token."""
+    (choice,) = receipt["choices"]
+    ids, bits = choice["token_ids"][:-1], choice["logprobs"]["bits"][:-1]
+    logprobs = {"bits": bits, "digest": digest_logprobs(ids, bits)}
+    return resealed(receipt, choices=[{"token_ids": ids, "finish_reason": "abort", "logprobs": logprobs}])
+
+
+def test_grammar_library_of_a_plain_answer_is_refused(auto_llm: LLM) -> None:
+    made = ask(auto_llm, PROMPT, settings(max_tokens=2))
+    forged = resealed(made, grammar={"llguidance": "1.9.1", "masks": "a" * 64})
+    with pytest.raises(InvalidRequest, match="its settings ask for no structured output"):
+        parse_receipt(forged)
+    for wrong in ({}, {"llguidance": "", "masks": "a" * 64}, {"llguidance": "1", "masks": "b"}, [], "1.9"):
+        with pytest.raises(InvalidRequest, match="grammar"):
+            parse_receipt(resealed(made, grammar=wrong))

@@ -33,6 +33,8 @@ from holdfast.receipts.engine_fingerprint import (
     library_parts,
 )
 from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.sandbox.template_sandbox import TemplateSandbox
+from holdfast.text.chat_template import _digest_renderings
 from holdfast.text.tokenizer import Tokenizer, byte_tokenizer
 from holdfast.worker.device import device_parts
 from support.tiny import CHAT_TEMPLATE, tiny_gguf, tiny_model
@@ -170,11 +172,12 @@ def test_changed_template_is_the_only_difference(plain: Fingerprint, copied: Pat
     path = copied / "tokenizer_config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "chat_template": CHAT_TEMPLATE + " "}))
-    assert different_parts(fingerprint(copied), plain) == ["chat_template"]
+    assert different_parts(fingerprint(copied), plain) == ["chat_template", "canary.chat_template"]
     del config["chat_template"]
     path.write_text(json.dumps(config))
-    (line,) = fingerprint(copied).differences(plain)
+    line, canary_line = fingerprint(copied).differences(plain)
     assert line.startswith("chat_template: none here, ")
+    assert canary_line.startswith("canary.chat_template: absent here, ")
 
 
 def test_changed_tokenizer_is_the_only_difference(plain: Fingerprint, copied: Path) -> None:
@@ -199,7 +202,7 @@ def test_gguf_template_is_not_in_the_weights_digest(
     plain_gguf: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = gguf_with(tmp_path / "t.gguf", monkeypatch, chat_template=CHAT_TEMPLATE + "x")
-    assert different_parts(fingerprint(other), plain_gguf) == ["chat_template"]
+    assert different_parts(fingerprint(other), plain_gguf) == ["chat_template", "canary.chat_template"]
 
 
 def test_gguf_tokenizer_is_not_in_the_weights_digest(
@@ -248,6 +251,18 @@ def test_another_tokenizer_library_changes_the_canary(folder: Path, monkeypatch:
         Tokenizer, "encode", lambda self, text, **options: encode(self, text + "!", **options)
     )
     assert different_parts(fingerprint(folder), before) == ["canary.tokenizer"]
+
+
+def test_another_template_library_changes_the_canary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version of the library is not named, its renderings of fixed messages are."""
+    before = fingerprint(folder)
+    render = TemplateSandbox.render
+    monkeypatch.setattr(
+        TemplateSandbox, "render", lambda self, *given, **options: render(self, *given, **options) + " "
+    )
+    _digest_renderings.cache_clear()
+    assert different_parts(fingerprint(folder), before) == ["canary.chat_template"]
+    _digest_renderings.cache_clear()
 
 
 def test_rope_tables_are_a_part(folder: Path) -> None:

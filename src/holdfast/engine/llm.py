@@ -242,7 +242,7 @@ class LLM(LoadedModel):
         read = receipt if isinstance(receipt, Receipt) else parse_receipt(receipt)
         prompt = require_prompt(read, prompt_token_ids, prompt_salt)
         params = continued_params(read, max_tokens)
-        differences = [] if force else self.engine.fingerprint.differences(read.fingerprint)
+        differences = [] if force else read.differences(self.engine.fingerprint)
         if differences:
             raise InvalidRequest(
                 f"the receipt is of another engine ({'; '.join(differences)}), so its bits may not come out here; "

@@ -23,6 +23,7 @@ from holdfast.receipts.receipt import (
     Receipt,
     ReceiptChoice,
     digest_logprobs,
+    grammar_differences,
     is_aborted_in_prefill,
     logprob_bits,
 )
@@ -230,6 +231,15 @@ def compare_requests(one: Receipt, other: Receipt) -> list[str]:
         if name != "seed" and settings.get(name) != others.get(name):
             differences.append(f"{name}: {show(settings.get(name))}, {show(others.get(name))}")
     return differences
+
+
+def compare_engines(one: Receipt, other: Receipt) -> list[str]:
+    """What two receipts say differently about what decides bits: fingerprint and grammar library."""
+    here, there = "in the first receipt", "in the second"
+    found = one.fingerprint.differences(other.fingerprint, here=here, there=there)
+    if one.grammar is None or other.grammar is None:
+        return found
+    return found + grammar_differences(one.grammar, other.grammar, here, there)
 
 
 def _compare_choice(

@@ -10,8 +10,9 @@ only).
 With C kernels also the machine: CPU, compiler, libraries, environment and threads. The sources of the
 kernels fix every operation and every order, and they call no library for a number. Outside of them only
 operations of torch and numpy run that copy, round, or compute one correctly rounded result. The canary shows
-a build that computes otherwise. It also has the tokenizer's ids of a fixed text, in place of the version of
-the library that computes them.
+a build that computes otherwise. It also has the tokenizer's ids of a fixed text and the chat template's
+renderings of fixed messages, in place of the versions of the libraries that compute them. The grammar library
+is named in the receipts of structured answers (`structured.behaviour`).
 
 The rope tables are data, as the weights are, and have a digest of their own.
 
@@ -88,7 +89,7 @@ def engine_parts(
         "rope_tables": digest_rope_tables(config),
         "code": own_code(thinks=thinking is not None),
         **_machine_parts(recipe, device, settings),
-        "canary": {**canary, **({} if recipe.depends_on_device else {"tokenizer": digest_probe(tokenizer)})},
+        "canary": {**canary, **({} if recipe.depends_on_device else _text_canary(tokenizer))},
     }
 
 
@@ -105,6 +106,13 @@ def _machine_parts(
     if not recipe.depends_on_device:
         return {"device": {"kind": device["kind"]}}
     return {"device": dict(device), "settings": settings.deciding(), "libraries": library_parts(recipe)}
+
+
+def _text_canary(tokenizer: Tokenizer) -> dict[str, str]:
+    """Digests of what the libraries make of fixed text and messages."""
+    template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
+    rendered = {} if template is None else {"chat_template": template.digest_renderings()}
+    return {"tokenizer": digest_probe(tokenizer), **rendered}
 
 
 def digest_probe(tokenizer: Tokenizer) -> str:
@@ -151,11 +159,12 @@ def library_parts(recipe: Recipe) -> dict[str, JsonValue]:
         "torch": str(torch.__version__),
         "torch_build": hashlib.sha256("\n".join(build).encode()).hexdigest(),
         "libc": _libc_version(),
-        **{name: _version(name) for name in names},
+        **{name: library_version(name) for name in names},
     }
 
 
-def _version(package: str) -> str | None:
+def library_version(package: str) -> str | None:
+    """The version of an installed package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

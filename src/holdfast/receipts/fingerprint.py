@@ -47,10 +47,17 @@ class Fingerprint:
         self, other: "Fingerprint", *, here: str = "here", there: str = "in the receipt"
     ) -> list[str]:
         """One line for each leaf that differs: "settings.threads: 2 here, 1 in the receipt"."""
-        differing = _differing(self.parts, other.parts)
-        return [
-            f"{name}: {_shown(mine)} {here}, {_shown(theirs)} {there}" for name, mine, theirs in differing
-        ]
+        return list_differences(self.parts, other.parts, here=here, there=there)
+
+
+def list_differences(
+    mine: Mapping[str, JsonValue], theirs: Mapping[str, JsonValue], *, here: str, there: str
+) -> list[str]:
+    """One line for each leaf that differs in two nested mappings."""
+    return [
+        f"{name}: {_shown(one)} {here}, {_shown(other)} {there}"
+        for name, one, other in _differing(mine, theirs)
+    ]
 
 
 def _plain(value: JsonValue) -> JsonValue:

@@ -52,6 +52,7 @@ from holdfast.receipts.receipt import (
     is_score,
     seal_of,
 )
+from holdfast.structured.behaviour import GrammarLibrary
 
 MAX_BYTES = 32 << 20
 _MAX_DEPTH = 16
@@ -108,6 +109,7 @@ class _ReceiptJson(_ReceiptJson1, frozen=True, forbid_unknown_fields=True):
     signer: Signer | None
     seal: Digest
     signature: Signature | None
+    grammar: GrammarLibrary | None = None
 
 
 def read_receipt(source: Path | str | bytes, line: int | None = None) -> Receipt:
@@ -220,9 +222,12 @@ def _sealed(receipt: Receipt, given: _ReceiptJson, content: dict[str, Any]) -> R
         _refuse("its seal is broken: something was changed after it was made")
     if (given.signer is None) != (given.signature is None):
         _refuse("it must have a signer and a signature, or neither")
+    if given.grammar is not None and receipt.params.structured is None:
+        _refuse("it names a grammar library, but its settings ask for no structured output")
     return replace(
         receipt,
         prompt_salt=given.prompt.salt,
+        grammar=given.grammar,
         machine=given.machine,
         signer=given.signer,
         seal=given.seal,

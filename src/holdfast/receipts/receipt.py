@@ -2,7 +2,8 @@
 as plain JSON.
 
 It contains the request, the fingerprint of the engine that answered it, and every bit that a replay
-must reproduce. It contains no time and no host name: a machine's clock proves nothing.
+must reproduce. It contains no time and no host name: a machine's clock proves nothing. A structured
+answer's receipt also names the grammar library, which decides bits of such answers only.
 
 The *seal* is a digest over all fields; the prompt's tokens are covered through their own digest, so
 they can be left out. An engine with a key signs the seal. A prompt's digest has a random salt, so
@@ -35,9 +36,10 @@ from holdfast.receipts.canonical_json import (
     digest_text,
     join_object,
 )
-from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.receipts.fingerprint import Fingerprint, list_differences
 from holdfast.receipts.machine import Machine, with_kernels
 from holdfast.receipts.signing import SigningKey
+from holdfast.structured.behaviour import GrammarLibrary, grammar_library
 
 FORMAT = "holdfast-receipt/2"
 FORMAT_1 = "holdfast-receipt/1"  # without salt, machine, signer, seal and signature
@@ -107,7 +109,8 @@ class PromptLogprobBits:
 class Receipt:
     """A consistent receipt: its digests are those of its content.
 
-    `prompt_ids` and `prompt_salt` may be left out. The last five are None in format 1.
+    `prompt_ids` and `prompt_salt` may be left out. The last six are None in format 1. `grammar` is
+    None also for an answer without structured output, and in receipts made before it was recorded.
     """
 
     mode: Determinism
@@ -122,6 +125,7 @@ class Receipt:
     prompt_logprobs: PromptLogprobBits | None
     counts: Mapping[str, int]
     prompt_salt: str | None = None
+    grammar: GrammarLibrary | None = None
     machine: Machine | None = None
     signer: Signer | None = None
     seal: str | None = None
@@ -149,6 +153,14 @@ class Receipt:
         settings = self.fingerprint.parts.get("settings")
         return isinstance(settings, Mapping) and "threads" in settings
 
+    def differences(self, fingerprint: Fingerprint) -> list[str]:
+        """One line for each part that decides this answer's bits and is another one here. fingerprint is
+        that of the engine here."""
+        found = fingerprint.differences(self.fingerprint)
+        if self.grammar is None:
+            return found
+        return found + grammar_differences(grammar_library(), self.grammar, "here", "in the receipt")
+
     def as_dict(self) -> dict[str, Any]:
         ids = None if self.prompt_ids is None else list(self.prompt_ids)
         content = {
@@ -168,6 +180,7 @@ class Receipt:
             return {**content, "prompt": {"digest": self.prompt_digest, "token_ids": ids}}
         return {
             **content,
+            **({} if self.grammar is None else {"grammar": _plain(self.grammar)}),
             "machine": _plain(self.machine),
             "signer": _plain(self.signer),
             "seal": self.seal,
@@ -179,6 +192,16 @@ class Receipt:
         if self.machine is None:
             return digest_of_lists(list(ids)) == self.prompt_digest
         return salt is not None and digest_prompt(ids, salt) == self.prompt_digest
+
+
+def grammar_differences(one: GrammarLibrary, other: GrammarLibrary, here: str, there: str) -> list[str]:
+    """One line for each part of the grammar library that differs."""
+    return list_differences(
+        {"grammar": msgspec.to_builtins(one)},
+        {"grammar": msgspec.to_builtins(other)},
+        here=here,
+        there=there,
+    )
 
 
 def digest_prompt(ids: Sequence[int], salt: str) -> str:
@@ -262,6 +285,8 @@ class ReceiptFactory:
         made = make_receipt(
             self.fingerprint, certificate, self._model, request, result, logprobs, self._machine
         )
+        if request.params.structured is not None:
+            made = replace(made, grammar=grammar_library())
         return seal_receipt(made, self.key)
 
     def later(

@@ -15,6 +15,7 @@ from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.sandbox.grammar_sandbox import GrammarLimits, GrammarSandbox
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
+from holdfast.structured.behaviour import grammar_library
 from holdfast.structured.check import require_llguidance
 from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
 from holdfast.structured.spec import KIND_NAMES, write_grammar
@@ -146,6 +147,7 @@ class GrammarCompiler:
         with self._backend_lock:
             if self._backend is None:
                 require_llguidance()
+                grammar_library()  # now, so that no receipt waits for it
                 vocabulary = read_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
                 self._backend = _Backend(vocabulary, self._limits)
             return self._backend

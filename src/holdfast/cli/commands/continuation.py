@@ -74,7 +74,7 @@ def continue_answer(
     continued_params(read, max_tokens)  # refuse it before the model is loaded
     llm = o.open_llm(receipt_config(context, engine, model, read))
     note(f"the receipt: {checked.describe()}")
-    differences = llm.engine.fingerprint.differences(read.fingerprint)
+    differences = read.differences(llm.engine.fingerprint)
     if differences:
         note("\n".join(fingerprint_lines(differences)))
         if not force:

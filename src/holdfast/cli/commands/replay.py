@@ -98,7 +98,7 @@ def replay(
         raise typer.Exit(_compare(receipt, against, line, public_key, json_output))
     read, checked = read_checked(receipt, line, public_key)
     llm = o.open_llm(receipt_config(context, engine, model, read))
-    differences = llm.engine.fingerprint.differences(read.fingerprint)
+    differences = read.differences(llm.engine.fingerprint)
     replayed = None
     if force or not differences:
         replayed = _run(llm, read, prompt, prompt_ids, prompt_salt, load)
@@ -142,16 +142,14 @@ def read_checked(source: str, line: int | None, public_key: Path | None) -> tupl
 
 def _compare(source: str, against: str, line: int | None, public_key: Path | None, json_output: bool) -> int:
     """Compare two receipts and return the exit code. line holds for both files."""
-    from holdfast.engine.replay import compare, compare_requests
+    from holdfast.engine.replay import compare, compare_engines, compare_requests
 
     if source == against == "-":
         raise InvalidRequest("stdin can be read once: give a file for one of the two receipts")
     (one, checked), (other, other_checked) = (
         read_checked(each, line, public_key) for each in (source, against)
     )
-    fingerprints = one.fingerprint.differences(
-        other.fingerprint, here="in the first receipt", there="in the second"
-    )
+    fingerprints = compare_engines(one, other)
     request = compare_requests(one, other)
     first = compare(one, other)
     is_same = not fingerprints and not request and first is None

@@ -15,10 +15,9 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent_answer import SentAnswer
 from holdfast.engine.continuation import continued_params, sent_answer
 from holdfast.errors import HoldfastError
-from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.receipt import Receipt
 from holdfast.server.api.completions import CompletionResponse, send_completion
-from holdfast.server.api.replay import read_receipt, require_limits
+from holdfast.server.api.replay import find_differences, read_receipt, require_limits
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest, ContinueRequest
 from holdfast.server.api.schema.responses import Completion
@@ -101,8 +100,7 @@ def _completion_request(
 
 
 async def _require_fingerprint(frontend: Frontend, receipt: Receipt) -> None:
-    here = Fingerprint((await frontend.fingerprint()).parts)
-    differences = here.differences(receipt.fingerprint, here="here")
+    differences = await find_differences(frontend, receipt)
     if differences:
         raise ApiError(
             409,

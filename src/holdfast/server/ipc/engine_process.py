@@ -24,6 +24,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, ModelError
+from holdfast.receipts.engine_fingerprint import library_version
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_server import EngineServer
 from holdfast.server.ipc.pass_record import PassRecord
@@ -148,7 +149,8 @@ def _open_record(descriptor: int) -> PassRecord | None:
 def _send_fingerprint(engine: Engine, writer: MessageWriter) -> None:
     try:
         fingerprint = engine.fingerprint
-        writer.send(m.FingerprintReady(fingerprint.digest, fingerprint.plain_parts()))
+        parts, llguidance = fingerprint.plain_parts(), library_version("llguidance")
+        writer.send(m.FingerprintReady(fingerprint.digest, parts, llguidance))
     except BaseException:  # every response would wait for it
         _log.exception("the fingerprint could not be made")
         os._exit(1)

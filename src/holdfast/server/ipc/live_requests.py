@@ -131,7 +131,7 @@ class LiveRequests(RequestTable):
         self._fingerprint = fingerprint
         for stream in self._live.values():
             if stream.is_submitted and stream.fingerprint is None:
-                stream.fingerprint = fingerprint.digest
+                stream.fingerprint = fingerprint.deciding(is_structured=stream.is_structured)
         self._submit_waiting()
 
     def accept(self, request_id: int, seed: int) -> None:
@@ -139,7 +139,7 @@ class LiveRequests(RequestTable):
         if stream is not None:
             stream.accept(seed)
             if stream.fingerprint is None and self._link is not None and self._link.fingerprint is not None:
-                stream.fingerprint = self._link.fingerprint.digest
+                stream.fingerprint = self._link.fingerprint.deciding(is_structured=stream.is_structured)
 
     def refuse(self, request_id: int, error: HoldfastError) -> None:
         stream = self._live.pop(request_id, None)
@@ -250,7 +250,8 @@ class LiveRequests(RequestTable):
         """Submit a request that waits, unless its guarantee is lost."""
         del self._waiting[stream.request_id]
         known, new = stream.fingerprint, link.fingerprint
-        if stream.deterministic and known is not None and new is not None and known != new.digest:
+        needed = None if new is None else new.deciding(is_structured=stream.is_structured)
+        if stream.deterministic and known is not None and needed is not None and known != needed:
             _log.error("request %d cannot continue: the engine has another fingerprint", stream.request_id)
             del self._live[stream.request_id]
             stream.fail(GuaranteeLost("the engine was restarted with another fingerprint"))

@@ -123,10 +123,16 @@ class StartupFailed(Message, frozen=True):
 
 
 class FingerprintReady(Message, frozen=True):
-    """The engine's fingerprint, sent once its weights are hashed."""
+    """The engine's fingerprint, sent once its weights are hashed. llguidance is the version of the
+    grammar library, which decides bits of structured answers."""
 
     digest: str
     parts: dict[str, Any]
+    llguidance: str | None = None
+
+    def deciding(self, *, is_structured: bool) -> str:
+        """What must be equal in an engine that goes on with an answer."""
+        return f"{self.digest}, llguidance {self.llguidance}" if is_structured else self.digest
 
 
 class Accepted(Message, frozen=True):

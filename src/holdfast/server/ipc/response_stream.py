@@ -32,6 +32,7 @@ class ResponseStream:
     ) -> None:
         self.request_id = message.request_id
         self.deterministic = deterministic
+        self.is_structured = message.settings.get("structured") is not None
         self.seed: int | None = None  # known once the engine accepted the request
         self.queue_seconds: float | None = None  # known once the request left the queue
         self.deltas: deque[Delta] = deque()
