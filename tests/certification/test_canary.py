@@ -1,5 +1,7 @@
 """The canary gives the same digests every time, and a changed operation changes its own digest."""
 
+import ctypes
+import dataclasses
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,8 @@ from holdfast.certification import canary
 from holdfast.certification.canary import run_canary
 from holdfast.models.config import parse_config
 from holdfast.numerics import fp_environment
+from holdfast.numerics.backends.c.backend import CBackend
+from holdfast.numerics.blocks import BLOCK_FORMATS
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.select_backend import open_backend
 
@@ -113,6 +117,44 @@ def test_flushed_subnormal_numbers_show() -> None:
 def test_a_large_weight_is_cut_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = open_backend(torch.float32, kernels="c", num_threads=1)
     before = run_canary(backend, MODEL).reference
-    monkeypatch.setattr(canary, "_MAX_CPU_WEIGHT", 200 * 64)
+    monkeypatch.setattr(canary, "_MAX_C_WEIGHT", 200 * 64)
     after = run_canary(backend, MODEL).reference
     assert {name for name in before if before[name] != after[name]} == {"head 300x64"}
+
+
+def block_backend() -> Backend:
+    return open_backend(torch.float32, kernels="c", num_threads=2, block_formats=frozenset(BLOCK_FORMATS))
+
+
+def test_block_products_have_the_recorded_digests() -> None:
+    """They are the same on every CPU."""
+    made = run_canary(block_backend(), MODEL)
+    assert run_canary(block_backend(), MODEL) == made
+    of_blocks = {name: digest for name, digest in made.reference.items() if name.startswith("blocks ")}
+    assert set(of_blocks) == {f"blocks {name}{what}" for name in BLOCK_FORMATS for what in ("", ", rows")}
+    lines = "\n".join(f"{name} {digest}" for name, digest in sorted(of_blocks.items()))
+    assert (
+        hashlib.sha256(lines.encode()).hexdigest()
+        == "cda21a1a1f021f53c9a17375b5eb40471767a01c89e3d2e04995d40cc4bbfb4a"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "differing"), [("block_linear", "blocks Q4_1"), ("packed_rows", "blocks Q4_1, rows")]
+)
+def test_one_changed_bit_of_a_block_kernel_shows(kernel: str, differing: str) -> None:
+    backend = open_backend(torch.float32, kernels="c", num_threads=2, block_formats=frozenset({"Q4_1"}))
+    assert isinstance(backend, CBackend)
+    before = run_canary(backend, MODEL)
+    run = getattr(backend._kernels, kernel)
+
+    def run_wrong(*arguments: Any) -> None:
+        run(*arguments)
+        ctypes.c_uint32.from_address(arguments[0]).value ^= 1
+
+    backend._kernels = dataclasses.replace(backend._kernels, **{kernel: run_wrong})
+    after = run_canary(backend, MODEL)
+    assert {name for name in before.reference if before.reference[name] != after.reference[name]} == {
+        differing
+    }
+    assert (before.fast != after.fast) == (kernel == "block_linear")

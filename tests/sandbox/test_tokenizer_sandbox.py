@@ -11,7 +11,7 @@ from tokenizers import Regex, models, pre_tokenizers
 from holdfast.errors import ModelError, TokenizerError, UnsupportedModel
 from holdfast.sandbox.tokenizer_sandbox import require_bounded
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
-from holdfast.text.tokenizer_data import TokenizerData
+from holdfast.text.tokenizer_data import TokenizerData, TokenizerIdentity
 from support.tiny import write_tokenizer
 
 
@@ -68,7 +68,7 @@ def test_broken_file_is_a_model_error(tmp_path: Path) -> None:
 def test_panic_at_run_time_is_an_error_of_the_request() -> None:
     backend = tokenizers.Tokenizer(models.BPE({"a": 0, "x": 1}, []))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")
-    tokenizer = Tokenizer(TokenizerData(backend, 2, lambda: b"test"))
+    tokenizer = Tokenizer(TokenizerData(backend, 2, TokenizerIdentity(lambda: b"test")))
     with pytest.raises(TokenizerError, match="tokenizer failed at this text"):
         tokenizer.encode("x" * 60)
     assert tokenizer.encode("xax") == [1, 0, 1]

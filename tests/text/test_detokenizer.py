@@ -14,7 +14,7 @@ from tokenizers.models import BPE, WordLevel, WordPiece
 
 from holdfast.text.detokenizer import Detokenizer
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
-from holdfast.text.tokenizer_data import TokenizerData, find_special_ids
+from holdfast.text.tokenizer_data import TokenizerData, TokenizerIdentity, find_special_ids
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 PIECES = ["<unk>", "<s>", "</s>", *BYTES, "▁", "▁the", "▁cat", "s", "é", "你", "▁▁", ".", "�"]
@@ -31,7 +31,11 @@ DECODERS = {
 def wrap(backend: Backend) -> Tokenizer:
     size = backend.get_vocab_size()
     special = find_special_ids(backend)
-    return Tokenizer(TokenizerData(backend=backend, vocab_size=size, identity=bytes, special_ids=special))
+    return Tokenizer(
+        TokenizerData(
+            backend=backend, vocab_size=size, identity=TokenizerIdentity(bytes), special_ids=special
+        )
+    )
 
 
 @cache

@@ -12,7 +12,7 @@ from holdfast.errors import TemplateError
 from holdfast.text.chat_content import Conversation, PromptText, render_conversation
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.tokenizer import Tokenizer
-from holdfast.text.tokenizer_data import TokenizerData, find_special_ids
+from holdfast.text.tokenizer_data import TokenizerData, TokenizerIdentity, find_special_ids
 
 SPECIAL = ("<|end|>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<s>")
 MARKUP = ("<think>", "</think>", "<tool_response>", "</tool_response>", "<tool_call>", "</tool_call>")
@@ -107,7 +107,7 @@ def _finish(backend: tokenizers.Tokenizer, template: str) -> Tokenizer:
     data = TokenizerData(
         backend,
         size,
-        lambda: b"test",
+        TokenizerIdentity(lambda: b"test"),
         special_ids=find_special_ids(backend),
         special_tokens={"eos_token": "<|im_end|>"},
         chat_templates={"default": template},

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from holdfast.core.cancel_token import Cancelled, CancelToken
 from holdfast.text.token_bounds import _PATTERNS
 from holdfast.text.tokenizer import Tokenizer
-from holdfast.text.tokenizer_data import TokenizerData
+from holdfast.text.tokenizer_data import TokenizerData, TokenizerIdentity
 
 MERGES = [("a", "a"), ("aa", "aa"), ("Ġ", "a"), ("Ġ", "Ġ"), ("b", "c"), ("1", "2"), ("12", "3"), (".", ".")]
 
@@ -28,7 +28,7 @@ def tokenizer_with(kind: str) -> Tokenizer:
         plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
     backend.decoder = decoders.ByteLevel()
-    return Tokenizer(TokenizerData(backend, len(vocab), lambda: b"test"))
+    return Tokenizer(TokenizerData(backend, len(vocab), TokenizerIdentity(lambda: b"test")))
 
 
 KINDS = ["gpt2", "digits", *map(str, range(len(_PATTERNS)))]
@@ -61,7 +61,7 @@ def test_bound_refuses_digits_without_tokenising() -> None:
 def test_unknown_pre_tokenizer_is_not_sliced() -> None:
     backend = Backend(models.BPE({"a": 0, " ": 1}, []))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("a a"), behavior="isolated")
-    plain = Tokenizer(TokenizerData(backend, 2, lambda: b"x"))
+    plain = Tokenizer(TokenizerData(backend, 2, TokenizerIdentity(lambda: b"x")))
     assert not plain.bounds.can_slice and list(plain.bounds.slices("a a a a", 1)) == ["a a a a"]
     assert plain.bounds.min_tokens("a" * 100, 1000) == 0
 

@@ -26,6 +26,7 @@ from holdfast.models.decoder import layer_shape
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.backends.torch.sampling import SPLITMIX_GAMMA, mix64
 from holdfast.numerics.batch_sizes import is_interpreted
+from holdfast.numerics.blocks import BLOCK_FORMATS, BlockBackend, blocks_of
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.layer import activate
 from holdfast.numerics.ops import Backend, Linear
@@ -34,11 +35,13 @@ from holdfast.worker.spot_check import logits_checksums
 
 _PERIOD = 262139  # different inputs; a prime, so that the rows of a weight differ
 _MAX_CPU_WEIGHT = 1 << 23  # elements; a larger weight is tried with fewer columns
+_MAX_C_WEIGHT = 1 << 20  # the same for C kernels, whose form does not depend on the size
 _STRIDE = 20011  # values between the starts of two parts
 _NUM_SAMPLED = 8
 _SHORT_WINDOW = 40  # shorter than the context of the attention
 _FP32_OUTPUTS = ("head", "router", "shared_gate")
 _FAST_SIZES = (1, 5)  # and twice the reference
+_BLOCK_SHAPE = (72, 768)  # of a weight in quantised blocks: a whole number of every format's, and no panel
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,21 @@ def run_canary(backend: Backend, model: DecoderConfig) -> Canary:
     return Canary(reference, all_fast.hexdigest())
 
 
+def _splitmix(count: int) -> NDArray[np.uint64]:
+    """Numbers by splitmix64 of their index."""
+    return mix64(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(SPLITMIX_GAMMA))
+
+
+def _words(count: int) -> NDArray[np.uint32]:
+    """32 random bits each; little-endian, as the bytes of a file."""
+    words: NDArray[np.uint32] = (_splitmix(count) >> np.uint64(32)).astype("<u4")
+    return words
+
+
 @lru_cache(maxsize=1)
 def _values() -> NDArray[np.float32]:
-    """_PERIOD numbers, by splitmix64 of their index."""
-    z = mix64(np.arange(1, _PERIOD + 1, dtype=np.uint64) * np.uint64(SPLITMIX_GAMMA))
+    """_PERIOD numbers."""
+    z = _splitmix(_PERIOD)
     sign, mantissa = z >> np.uint64(63), (z >> np.uint64(8)) & np.uint64(0x7FFFFF)
     exponent = np.uint64(123) + ((z >> np.uint64(40)) & np.uint64(7))
     bits = sign << np.uint64(31) | exponent << np.uint64(23) | mantissa
@@ -92,6 +106,7 @@ class _Bench:
         self._num_rows = 1 if self._is_interpreted else backend.recipe.rows
         self._num_logits = min(model.vocab_size, 64) if self._is_interpreted else model.vocab_size
         self._num_sampled = 1 if self._is_interpreted else _NUM_SAMPLED
+        self._block_formats = sorted(backend.block_formats) if isinstance(backend, BlockBackend) else []
         values = torch.from_numpy(np.concatenate((_values(), _values()))).to(backend.device)
         self._values = {dtype: values.to(dtype) for dtype in (torch.float32, self._dtype)}
         self._shapes = {(n, k): (name, bias) for name, n, k, bias in reversed(gemm_shapes(model))}
@@ -104,6 +119,10 @@ class _Bench:
             linear = self._linear(name, n, k, has_bias)
             yield f"{name} {n}x{k}", self._gemm(linear, self._num_rows, name in _FP32_OUTPUTS, canonical=True)
         yield "subnormal numbers", self._subnormal()
+        for name in self._block_formats:
+            linear = self._block_linear(name)
+            yield f"blocks {name}", self._gemm(linear, self._num_rows, is_fp32=True, canonical=True)
+            yield f"blocks {name}, rows", self._embed(linear)
         yield "rms_norm", self._rms_norm()
         yield "add_rms_norm", self._add_rms_norm()
         yield "rope", self._rope()
@@ -131,6 +150,10 @@ class _Bench:
             for size in sizes:
                 out = self._gemm(linear, size, name in _FP32_OUTPUTS, canonical=False)
                 yield f"{name} {n}x{k} {size}", out
+        for name in self._block_formats:
+            linear = self._block_linear(name)
+            for size in sizes:
+                yield f"blocks {name} {size}", self._gemm(linear, size, is_fp32=True, canonical=False)
         if not self._is_interpreted:
             yield "decode", self._attention(1, None)
 
@@ -154,9 +177,10 @@ class _Bench:
     def _cut(self, shape: tuple[int, int]) -> tuple[int, int]:
         """On a GPU the library chooses its kernel by the shape, and fills the memory in no time."""
         n, k = shape
-        if self._backend.device.type == "cuda" or n * k <= _MAX_CPU_WEIGHT:
+        limit = _MAX_CPU_WEIGHT if self._backend.recipe.depends_on_device else _MAX_C_WEIGHT
+        if self._backend.device.type == "cuda" or n * k <= limit:
             return shape
-        return max(1, _MAX_CPU_WEIGHT // k // 64 * 64), k
+        return min(n, max(64, limit // k // 64 * 64)), k
 
     def _linear(self, name: str, n: int, k: int, has_bias: bool) -> Linear:
         n, k = self._cut((n, k))
@@ -165,6 +189,20 @@ class _Bench:
         if name.startswith("expert_"):
             return self._backend.pack_experts([(weight, bias)], 1).linears[0]
         return self._backend.pack(weight, bias)
+
+    def _block_linear(self, name: str) -> Linear:
+        """A weight in blocks of fixed bytes, with scales of 2^-12 to 2^3."""
+        assert isinstance(self._backend, BlockBackend)
+        (n, k), form = _BLOCK_SHAPE, BLOCK_FORMATS[name]
+        num_blocks, num_scales = n * k // form.length, (form.scales.stop - form.scales.start) // 2
+        raw = torch.from_numpy(_words(num_blocks * (form.num_bytes + num_scales) // 4 + 1).view(np.uint8))
+        data, rest = raw[: num_blocks * form.num_bytes], raw[num_blocks * form.num_bytes :]
+        exponents = 3 + (rest[: num_blocks * num_scales] & 15).view(num_blocks, -1)
+        return self._backend.pack_blocks([blocks_of(name, data.view(num_blocks, -1), exponents, n)])
+
+    def _embed(self, table: Linear) -> Tensor:
+        assert isinstance(self._backend, BlockBackend)
+        return self._backend.embed_packed(table, torch.arange(table.out_features))
 
     def _gemm(self, linear: Linear, num_rows: int, is_fp32: bool, *, canonical: bool) -> Tensor:
         """As it runs: on a GPU a GEMM that is rounded by the library is another kernel."""

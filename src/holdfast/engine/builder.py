@@ -36,7 +36,7 @@ from holdfast.engine.preflight import (
     dummy_config,
     open_model,
 )
-from holdfast.engine.start_up import StartUpClock, release_free_memory
+from holdfast.engine.start_up import StartUpClock, release_free_memory, release_library_pages
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, HoldfastError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
@@ -177,6 +177,8 @@ def _assemble(
     clock.end("kernels")
     canary = run_canary(backend, model)  # before anything fills the device's memory
     release_free_memory()
+    if setup.device.type == "cpu":
+        release_library_pages()
     clock.end("canary")
     if thinking is not None:
         _require_chunks_in_pages(thinking, backend.page_size)

@@ -43,7 +43,9 @@ class OpenedModel:
         config = self.config
         folder = Path(config.model or "").expanduser()
         if isinstance(self.checkpoint, GgufCheckpoint):
-            tokenizer = open_tokenizer(self.checkpoint.path, metadata=self.checkpoint.file.metadata)
+            file = self.checkpoint.file
+            tokenizer = open_tokenizer(self.checkpoint.path, metadata=file.metadata)
+            file.forget_arrays("tokenizer.")  # the tokenizer has them now
         elif self.checkpoint is not None:
             tokenizer = open_tokenizer(self.checkpoint.path)
         elif config.model and (folder / "tokenizer.json").is_file():

@@ -260,6 +260,9 @@ def layer_shape(config: DecoderConfig) -> LayerShape:
     )
 
 
+_EMBEDDING = "model.embed_tokens.weight"
+
+
 def load_decoder(
     checkpoint: Checkpoint,
     backend: Backend,
@@ -275,7 +278,9 @@ def load_decoder(
     """
     config = checkpoint.config.for_length(max_len)
     loader = WeightLoader(checkpoint, config, backend, dtype, progress)
-    embedding = loader.embedding()
+    shared = loader.packed_embedding() if config.tie_word_embeddings else None
+    embedding = loader.embedding() if shared is None else shared
+    release_pages(checkpoint)
     prefixes = [f"model.layers.{index}." for index in range(config.num_layers)]
     first = NORM_NAMES[config.block].input
     norms = [None if first is None else loader.norm(prefix + first) for prefix in prefixes]
@@ -284,10 +289,9 @@ def load_decoder(
     for index, prefix in enumerate(prefixes):
         layers.append(loader.layer(prefix, norms[index + 1], index))
         release_pages(checkpoint)
-    head = loader.head(embedding if config.tie_word_embeddings else None)
-    is_shared = config.tie_word_embeddings and isinstance(embedding, Blocks)
-    table = head if is_shared else embedding
-    return Decoder(config, backend, table, norms[0], layers, head, max_len)
+    tied = embedding if config.tie_word_embeddings and isinstance(embedding, Tensor) else None
+    head = loader.head(tied) if shared is None else shared
+    return Decoder(config, backend, embedding, norms[0], layers, head, max_len)
 
 
 class TensorSource(Protocol):
@@ -329,17 +333,21 @@ class WeightLoader:
 
     def embedding(self) -> Tensor | Blocks:
         """Blocks are copied: a file that changes while it is served changes no answer."""
-        name = "model.embed_tokens.weight"
-        blocks = self._blocks([name])
-        return self.tensor(name) if blocks is None else replace(blocks[0], data=blocks[0].data.clone())
+        blocks = self._blocks([_EMBEDDING])
+        return self.tensor(_EMBEDDING) if blocks is None else replace(blocks[0], data=blocks[0].data.clone())
 
-    def head(self, tied: Tensor | Blocks | None) -> Linear:
+    def packed_embedding(self) -> Linear | None:
+        """An embedding in blocks that is the LM head, too: packed from the file, without a copy."""
+        blocks = self._blocks([_EMBEDDING])
+        return None if blocks is None else cast(BlockBackend, self._backend).pack_blocks(blocks)
+
+    def head(self, tied: Tensor | None) -> Linear:
         """The LM head. tied: the embedding, if the head shares it."""
         name = "lm_head.weight"
-        blocks = self._blocks([name]) if tied is None else [tied] if isinstance(tied, Blocks) else None
+        blocks = self._blocks([name]) if tied is None else None
         if blocks is not None:
             return cast(BlockBackend, self._backend).pack_blocks(blocks)
-        return self._backend.pack(tied if isinstance(tied, Tensor) else self.tensor(name), None)
+        return self._backend.pack(self.tensor(name) if tied is None else tied, None)
 
     def norm(self, name: str) -> Tensor:
         """The weight of a norm: in the dtype, or in fp32 with the family's offset added."""

@@ -85,13 +85,33 @@ class BlockBackend(Protocol):
         ...
 
 
+def find_bad_scale(format_name: str, data: Tensor) -> int | None:
+    """The first block with a scale that is infinite or NaN. data: uint8 [bytes]; other formats have none."""
+    form = BLOCK_FORMATS.get(format_name)
+    if form is None:
+        return None
+    for at in range(form.scales.start + 1, form.scales.stop, 2):  # the high byte of an fp16 number
+        exponents = data[at :: form.num_bytes].contiguous().bitwise_and_(0x7C)
+        if int(exponents.max()) == 0x7C:
+            return int((exponents == 0x7C).nonzero()[0])
+    return None
+
+
 def random_blocks(format_name: str, out_features: int, in_features: int, seed: int) -> Blocks:
     """Blocks of random bits whose scales are of all sizes from 2^-12 to 2^3 and of both signs, so that
     a sum in another order has other bits."""
     form, generator = BLOCK_FORMATS[format_name], torch.Generator().manual_seed(seed)
     num_blocks = out_features * in_features // form.length
     data = torch.randint(0, 256, (num_blocks, form.num_bytes), dtype=torch.uint8, generator=generator)
+    exponents = torch.randint(3, 19, data[:, form.scales][:, 1::2].shape, generator=generator)
+    return blocks_of(format_name, data, exponents.to(torch.uint8), out_features)
+
+
+def blocks_of(format_name: str, data: Tensor, exponents: Tensor, out_features: int) -> Blocks:
+    """A matrix of the blocks `data`, uint8 [blocks, bytes], whose scales get these exponents, uint8
+    [blocks, scales] from 1 to 30. data is changed."""
+    form = BLOCK_FORMATS[format_name]
     high = data[:, form.scales][:, 1::2]  # sign, exponent and two bits of the mantissa
-    exponents = torch.randint(3, 19, high.shape, generator=generator).to(torch.uint8)
     data[:, form.scales][:, 1::2] = (high & 0x83) | (exponents << 2)
+    in_features = data.shape[0] * form.length // out_features
     return Blocks(format_name, data.view(out_features, -1), in_features)

@@ -195,7 +195,8 @@ class FingerprintTask:
 
     def _make(self, checkpoint: Checkpoint, describe: Callable[[], Mapping[str, JsonValue]]) -> None:
         try:
-            self._made.set_result(Fingerprint({"weights": digest_weights(checkpoint), **describe()}))
+            parts = describe()  # first: afterwards the tokenizer drops what it was read from
+            self._made.set_result(Fingerprint({"weights": digest_weights(checkpoint), **parts}))
         except BaseException as error:  # raised by `get`
             self._made.set_exception(error)
 

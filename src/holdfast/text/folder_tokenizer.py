@@ -24,6 +24,7 @@ from holdfast.text.tokenizer_data import (
     DEFAULT_CLASS,
     TextAffixes,
     TokenizerData,
+    TokenizerIdentity,
     find_harmony_ends,
     find_special_ids,
     guard_backend,
@@ -46,7 +47,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerData:
     return TokenizerData(
         backend=backend,
         vocab_size=_find_vocab_size(backend),
-        identity=lambda: _canonical(content, config, affixes),
+        identity=TokenizerIdentity(lambda: _canonical(content, config, affixes)),
         affixes=affixes,
         bos_token_id=ids.get("bos_token"),
         eos_token_ids=_read_eos_ids(folder, ids.get("eos_token")) | find_harmony_ends(backend),

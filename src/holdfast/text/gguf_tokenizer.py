@@ -14,7 +14,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from holdfast.errors import ModelError, UnsupportedModel
-from holdfast.text.tokenizer_data import HARMONY_ENDS, TextAffixes, TokenizerData, find_special_ids
+from holdfast.text.tokenizer_data import (
+    HARMONY_ENDS,
+    TextAffixes,
+    TokenizerData,
+    TokenizerIdentity,
+    find_special_ids,
+)
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
@@ -90,7 +96,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, object]) -> TokenizerData:
     return TokenizerData(
         backend=backend,
         vocab_size=len(ggml.tokens),
-        identity=ggml.identity,
+        identity=TokenizerIdentity(ggml.identity),
         affixes=affixes,
         bos_token_id=bos,
         eos_token_ids=ggml.eos_ids() | ({eos} if eos is not None else frozenset()),

@@ -7,7 +7,6 @@ U+FFFD, as in any UTF-8 decoder. (The library, for byte-fallback tokens, replace
 run if one of them is invalid.)
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -26,7 +25,7 @@ from holdfast.text.folder_tokenizer import read_folder_tokenizer
 from holdfast.text.gguf_tokenizer import read_gguf_tokenizer
 from holdfast.text.special_tokens import Span, SpecialTokens
 from holdfast.text.token_bounds import SLICE_CHARS, TokenBounds
-from holdfast.text.tokenizer_data import TokenizerData, guard_backend
+from holdfast.text.tokenizer_data import TokenizerData, TokenizerIdentity, guard_backend
 
 
 def open_tokenizer(
@@ -81,7 +80,6 @@ class Tokenizer:
         state = None if decoder is None else cast("bytes", decoder.__getstate__()).decode()
         self._bytewise = read_bytewise(state)
         self._bytes: dict[int, bytes] = {}
-        self._digest: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -293,9 +291,7 @@ class Tokenizer:
 
     def digest(self) -> str:
         """SHA-256 over everything that decides tokens, independent of the file's formatting."""
-        if self._digest is None:
-            self._digest = hashlib.sha256(self._data.identity()).hexdigest()
-        return self._digest
+        return self._data.identity.digest()
 
     def _find_bytes(self, id_: int) -> bytes:
         token = self._data.backend.id_to_token(id_) if 0 <= id_ < self.vocab_size else None
@@ -312,4 +308,4 @@ def byte_tokenizer() -> Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return Tokenizer(TokenizerData(backend, len(alphabet), lambda: b"bytes"))
+    return Tokenizer(TokenizerData(backend, len(alphabet), TokenizerIdentity(lambda: b"bytes")))

@@ -5,6 +5,8 @@ invariant: `identity` covers everything that decides the ids of a text and the t
 nothing else.
 """
 
+import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,13 +28,31 @@ class TextAffixes:
     suffix_ids: tuple[int, ...] = ()
 
 
+class TokenizerIdentity:
+    """The digest of what `describe` returns. It is made once, and then what it was made of is dropped: a
+    vocabulary takes megabytes."""
+
+    def __init__(self, describe: Callable[[], bytes]) -> None:
+        self._describe: Callable[[], bytes] | None = describe
+        self._digest = ""
+        self._lock = threading.Lock()
+
+    def digest(self) -> str:
+        """SHA-256 in hexadecimal."""
+        with self._lock:
+            if self._describe is not None:
+                self._digest = hashlib.sha256(self._describe()).hexdigest()
+                self._describe = None
+            return self._digest
+
+
 @dataclass(frozen=True)
 class TokenizerData:
     """A tokenizer as read. `affixes` is None if the backend adds special tokens itself."""
 
     backend: tokenizers.Tokenizer
     vocab_size: int
-    identity: Callable[[], bytes]
+    identity: TokenizerIdentity
     affixes: TextAffixes | None = None
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()

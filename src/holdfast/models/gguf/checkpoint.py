@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.errors import BadWeights
 from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, require_tensors
 from holdfast.models.gguf.names import PERMUTED, StoredName, architecture, find_tensor, gguf_config
 from holdfast.models.gguf.reader import GgufFile
+from holdfast.models.gguf.types import StoredType
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,9 @@ class GgufCheckpoint:
         from holdfast.models.gguf.dequantize import dequantize
 
         shape, stored = self._shapes[name], self.file.tensors[self._stored[name].name].stored
-        return dequantize(torch.from_numpy(self._bytes(name)), stored, dtype).view(shape)
+        raw = torch.from_numpy(self._bytes(name))
+        self._require_finite_scales(name, stored, raw)
+        return dequantize(raw, stored, dtype).view(shape)
 
     def block_formats(self) -> frozenset[str]:
         """The formats of matrices that a backend may keep in blocks."""
@@ -61,7 +65,9 @@ class GgufCheckpoint:
         shape, stored = self._shapes[name], self.file.tensors[self._stored[name].name].stored
         if stored.name not in BLOCK_FORMATS or len(shape) != 2:
             return None
-        return Blocks(stored.name, torch.from_numpy(self._bytes(name)).view(shape[0], -1), shape[1])
+        raw = torch.from_numpy(self._bytes(name))
+        self._require_finite_scales(name, stored, raw)
+        return Blocks(stored.name, raw.view(shape[0], -1), shape[1])
 
     def raw(self, name: str) -> RawTensor:
         """The tensor's bytes: in the mapped file, or a copy if the rows were permuted."""
@@ -70,6 +76,17 @@ class GgufCheckpoint:
     def release(self) -> None:
         """Give the resident pages of the file back to the system."""
         self.file.release()
+
+    def _require_finite_scales(self, name: str, stored: StoredType, raw: "Tensor") -> None:
+        """No converter writes another scale than a finite number: such a block is damaged."""
+        from holdfast.numerics.blocks import find_bad_scale
+
+        bad = find_bad_scale(stored.name, raw)
+        if bad is not None:
+            raise BadWeights(
+                f"the tensor {self._stored[name].name!r} of {self.path.name} is damaged: the scale of its block "
+                f"{bad} ({stored.name}) is not a finite number. Get the file again, or convert the model anew"
+            )
 
     def _bytes(self, name: str) -> NDArray[np.uint8]:
         stored = self._stored[name]

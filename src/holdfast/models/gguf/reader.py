@@ -18,6 +18,7 @@ import mmap
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -59,7 +60,8 @@ class GgufFile:
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
         cursor = _Cursor(path, self._bytes.data)
         num_tensors, num_pairs = _read_preamble(cursor)
-        self.metadata: Mapping[str, object] = MappingProxyType(_read_pairs(cursor, num_pairs))
+        self._pairs = _read_pairs(cursor, num_pairs)
+        self.metadata: Mapping[str, object] = MappingProxyType(self._pairs)
         if self.metadata.get("split.count", 1) not in (0, 1):
             raise UnsupportedModel(f"{path.name} is one file of a split GGUF model; merge the files first")
         self.tensors: Mapping[str, GgufTensor] = MappingProxyType(
@@ -70,6 +72,12 @@ class GgufFile:
         """The stored bytes of a tensor, uint8 [num_bytes], memory-mapped."""
         tensor = self.tensors[name]
         return self._bytes[tensor.start : tensor.start + tensor.num_bytes]
+
+    def forget_arrays(self, prefix: str) -> None:
+        """Drop the arrays of `metadata` whose keys begin so. A vocabulary takes megabytes."""
+        for key in [key for key, value in self._pairs.items() if isinstance(value, list)]:
+            if key.startswith(prefix):
+                del self._pairs[key]
 
     def release(self) -> None:
         """Give the resident pages of the file back to the system. A later read maps them again: no
@@ -217,7 +225,15 @@ def _read_directory(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gg
         if name in tensors:
             raise cursor.bad(f"the tensor {name!r} comes twice")
         tensors[name] = _place(cursor, name, shape, kind, data_start + offset, alignment)
+    _require_apart(cursor, tensors)
     return tensors
+
+
+def _require_apart(cursor: _Cursor, tensors: Mapping[str, GgufTensor]) -> None:
+    in_order = sorted(tensors.values(), key=lambda each: each.start)
+    for one, other in pairwise(in_order):
+        if one.start + one.num_bytes > other.start:
+            raise cursor.bad(f"the data of the tensors {one.name!r} and {other.name!r} overlap")
 
 
 def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

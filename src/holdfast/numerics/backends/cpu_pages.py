@@ -13,6 +13,7 @@ from holdfast.numerics.forward_batch import KVLayer
 
 CPU_PAGE_SIZE = 16  # positions per page
 _MAPPED_BYTES = 1 << 22
+_MAPPED_WEIGHT_BYTES = 1 << 16
 
 
 def new_cpu_layer(num_pages: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVLayer:
@@ -35,18 +36,22 @@ def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     num_bytes = prod(shape) * dtype.itemsize
     if sys.platform != "linux" or num_bytes < _MAPPED_BYTES:
         return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)
+    return torch.frombuffer(_map_zeros(num_bytes), dtype=dtype).view(shape)
+
+
+def _map_zeros(num_bytes: int) -> mmap.mmap:
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise MemoryError(f"{num_bytes} bytes cannot be allocated: {error}") from error
     with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return memory
 
 
 def new_bytes(num_bytes: int) -> Tensor:
-    """Memory for packed weights, uint8 [num_bytes]. A large one is mapped by itself: it goes back to
-    the system when it is freed, where torch's allocator may keep it."""
-    if num_bytes < _MAPPED_BYTES:
+    """Memory for packed weights, uint8 [num_bytes], mapped by itself: it takes no more than its size,
+    and goes back to the system when it is freed, where torch's allocator keeps memory."""
+    if sys.platform != "linux" or num_bytes < _MAPPED_WEIGHT_BYTES:
         return torch.empty(num_bytes, dtype=torch.uint8)
-    return untouched_zeros((num_bytes,), torch.uint8)
+    return torch.frombuffer(_map_zeros(num_bytes), dtype=torch.uint8)
