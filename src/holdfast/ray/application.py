@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
+from ray import serve
 
 from holdfast.core.options import OptionField, option_fields
 from holdfast.engine.config import EngineConfig
@@ -26,7 +27,6 @@ from holdfast.server.errors import ApiError
 from holdfast.server.service import Service
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.tenants.directory import TenantDirectory
-from ray import serve
 
 FRONTEND = "Frontend"
 _MAX_ONGOING = 1 << 16  # the frontend's own limits refuse requests, with a reason

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-
 import ray
+from ray import serve
+
 from holdfast.engine.config import EngineConfig
 from holdfast.ray.config import ReplicasConfig
 from holdfast.ray.messages import RoutedRequest
@@ -19,7 +20,6 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.ipc.engine_link import COMMAND
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.version import __version__
-from ray import serve
 
 ENGINE = "Engine"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")

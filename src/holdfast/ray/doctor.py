@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, Literal
 
+import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import ray
 from holdfast.errors import ConfigError
 from holdfast.ray.cluster import cluster, show_resources
 from holdfast.version import __version__

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from ray import serve
 
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import EngineStopped
@@ -31,7 +32,6 @@ from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_client import ReplicaStatus, Restart, not_ready
 from holdfast.server.ipc.engine_connection import EngineCallbacks
 from holdfast.version import __version__
-from ray import serve
 
 _log = logging.getLogger("holdfast.server")
 _POLL_SECONDS = 5.0
