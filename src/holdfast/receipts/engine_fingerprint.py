@@ -46,6 +46,7 @@ from holdfast.numerics.settings import NumericSettings
 from holdfast.receipts.canonical_json import JsonValue
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.text.chat_template import ChatTemplate
+from holdfast.text.template_canary import digest_renderings
 from holdfast.text.tokenizer import Tokenizer
 
 # Fields of a configuration that decide no bit: a name, a limit, what the tokenizer adds to a
@@ -110,8 +111,7 @@ def _machine_parts(
 
 def _text_canary(tokenizer: Tokenizer) -> dict[str, str]:
     """Digests of what the libraries make of fixed text and messages."""
-    template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
-    rendered = {} if template is None else {"chat_template": template.digest_renderings()}
+    rendered = {"chat_template": digest_renderings(tokenizer)} if tokenizer.chat_templates else {}
     return {"tokenizer": digest_probe(tokenizer), **rendered}
 
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -29,39 +28,6 @@ _STRING = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _TOOLS = re.compile(r"(?<![.\w])tools\b")
 _BLOCK_ENDS = {"{%": "%}", "{{": "}}", "{#": "#}"}
 _BLOCK = re.compile(r"\{[%{#]")
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "tide",
-        "description": "The tide <at> a \u201cplace\u201d & time.",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
-    },
-}
-_CALL = {
-    "id": "call00001",
-    "type": "function",
-    "function": {"name": "tide", "arguments": '{"place": "Br\u00e9hat"}'},
-}
-_TURNS: list[dict[str, object]] = [
-    {"role": "user", "content": '  What is a\n"holdfast"? <b>&amp;</b> {{ x }}\t\u6771\u4eac\n'},
-    {"role": "assistant", "content": "<think>\nIt holds.\n</think>\n\nA root. "},
-    {"role": "user", "content": "And 1.5 + 2?"},
-]
-# Messages whose renderings show the template language at work: with a system message, an answer to continue,
-# and a tool that was called.
-_PROBES: tuple[Mapping[str, Any], ...] = (
-    {"messages": _TURNS},
-    {"messages": [{"role": "system", "content": "Be brief. "}, *_TURNS[:2]], "add_generation_prompt": False},
-    {
-        "messages": [
-            _TURNS[0],
-            {"role": "assistant", "content": None, "tool_calls": [_CALL]},
-            {"role": "tool", "tool_call_id": "call00001", "content": "[1, 2]"},
-        ],
-        "tools": [_TOOL],
-    },
-)
-_PROBE_SECONDS = 60.0  # a busy machine may not change the digest
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now")
 
 
@@ -143,10 +109,6 @@ class ChatTemplate:
         identity = json.dumps([self._sources, self._special_tokens], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
 
-    def digest_renderings(self) -> str:
-        """SHA-256 over the renderings of fixed messages: of what the template language does here."""
-        return _digest_renderings(self._sources, tuple(sorted(self._special_tokens.items())))
-
     def _choose(self, with_tools: bool) -> TemplateSandbox:
         sandbox = self._tools if with_tools and self._tools is not None else self._plain
         if sandbox is None:
@@ -155,27 +117,6 @@ class ChatTemplate:
                 "chat_template.jinja into the model's folder"
             )
         return sandbox
-
-
-@lru_cache(64)  # one process renders the same template for many engines
-def _digest_renderings(
-    sources: tuple[str | None, str | None], special_tokens: tuple[tuple[str, str], ...]
-) -> str:
-    limits = TemplateLimits(wall_seconds=_PROBE_SECONDS)
-    template = ChatTemplate(sources[0], dict(special_tokens), tool_source=sources[1], limits=limits)
-    try:
-        texts = [_render_or_none(template, arguments) for arguments in _PROBES]
-    finally:
-        template.close()
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
-
-
-def _render_or_none(template: ChatTemplate, arguments: Mapping[str, Any]) -> str | None:
-    """None where the template refuses: many take no system message or no tools."""
-    try:
-        return template.render(**arguments)
-    except (TemplateError, InvalidRequest):
-        return None
 
 
 def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
