@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,14 +15,19 @@ from support.serving import Server, serving
 
 def has_ray() -> bool:
     try:
-        import ray  # noqa: F401
+        with warnings.catch_warnings():  # pydantic's about Ray's own models
+            warnings.simplefilter("ignore", DeprecationWarning)
+            import ray.serve  # noqa: F401
     except ImportError:
         return False
     return True
 
 
+HAS_RAY = has_ray()  # imported once, before the tests import it with warnings as errors
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not has_ray():
+    if not HAS_RAY:
         for item in items:
             if Path(__file__).parent in item.path.parents and "cluster" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.skip(reason="Ray is not installed: pip install 'holdfast[ray]'"))

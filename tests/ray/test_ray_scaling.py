@@ -1,6 +1,6 @@
 """Replicas come, go, differ and are replaced while requests run."""
 
-import os
+import subprocess
 import sys
 import threading
 import time
@@ -146,15 +146,12 @@ def test_upgrade_that_changes_the_fingerprint_lets_streams_finish(
         environment=cluster.environment,
     ) as server:
         before = server.get("/health").json()["replicas"][0]["fingerprint"]
-        words = ["python", str(script), cluster.address, str(tiny_llama)]
-        upgrading = threading.Thread(
-            target=os.spawnve, args=(os.P_WAIT, sys.executable, words, cluster.environment)
-        )
+        words = [sys.executable, str(script), cluster.address, str(tiny_llama)]
+        upgrading = subprocess.Popen(words, env=cluster.environment)
         texts = []
-        upgrading.start()
-        while upgrading.is_alive():
+        while upgrading.poll() is None:
             texts.append(stream_texts(server, 4))
-        upgrading.join()
+        assert upgrading.returncode == 0
         wait_until(lambda: is_upgraded(server, before))
         after = stream_texts(server, 4)
         expected = stream_texts(lone_server, 4)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,13 +11,13 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
-
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.ray.config import ReplicasConfig
 
 _log = logging.getLogger("holdfast.server")
 NAMESPACE = "serve"
+_CONNECT_SECONDS = 5.0
 _OBJECT_STORE_BYTES = 100 << 20  # nothing large travels through it
 
 
@@ -36,6 +37,8 @@ def cluster(address: str | None, num_cpus: float | None = None) -> Iterator[None
 def join(address: str | None, num_cpus: float | None = None) -> None:
     """As `cluster`, without leaving."""
     own: dict[str, Any] = {}
+    if address is not None and address != "auto":
+        _require_listener(address)
     if address is None:
         own = {"num_cpus": num_cpus, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
     try:
@@ -47,6 +50,24 @@ def join(address: str | None, num_cpus: float | None = None) -> None:
         raise ConfigError(_explain(address, error)) from None
 
 
+def _require_listener(address: str) -> None:
+    """Raise `ConfigError` if nothing listens at this address. Ray itself would try for minutes."""
+    if "://" in address:
+        raise ConfigError(
+            f"the Ray address {address} must be HOST:PORT of the head node, such as 10.0.0.1:6379; this machine must be "
+            "a node of the cluster (ray start --address=HOST:PORT)"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(
+            f"the Ray address must be HOST:PORT, such as 10.0.0.1:6379, or auto, not {address!r}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(_explain(address, error)) from None
+
+
 def _explain(address: str | None, error: Exception) -> str:
     """Why there is no cluster."""
     text = " ".join(str(error).split())
@@ -55,7 +76,7 @@ def _explain(address: str | None, error: Exception) -> str:
             f"the Ray cluster at {address} runs other versions: {text}. "
             "Install the same versions of Ray and Python on every node"
         )
-    if "uthentication" in text or "token" in text.lower():
+    if "uthentication" in text:
         return (
             f"the Ray cluster at {address} refused this machine's authentication token: {text[:300]}. "
             "Copy the cluster's token to ~/.ray/auth_token or set RAY_AUTH_TOKEN"

@@ -21,7 +21,7 @@ import msgspec
 from ray import serve
 
 from holdfast.engine.config import EngineConfig
-from holdfast.errors import EngineStopped
+from holdfast.errors import ConfigError, EngineStopped
 from holdfast.ray.deployment import ENGINE
 from holdfast.ray.messages import FRONTEND_BITS, FRONTEND_SHIFT, RoutedRequest
 from holdfast.ray.pooled_requests import PooledRequests, ReplicaRequests
@@ -264,11 +264,13 @@ class ReplicaPool:
     def _join(self, member: _Member) -> None:
         self._members[member.id] = member
         if member.info.version != __version__:
-            _log.error(
-                "replica %s on node %s runs Holdfast %s, this frontend %s; it gets no requests. Install the same "
-                "version on every node",
-                member.id, member.info.node, member.info.version, __version__,
-            )  # fmt: skip
+            problem = (
+                f"replica {member.id} on node {member.info.node} runs Holdfast {member.info.version}, this frontend "
+                f"{__version__}; it gets no requests. Install the same version on every node"
+            )
+            _log.error("%s", problem)
+            if not self._was_ready and all(one.info.version != __version__ for one in self._members.values()):
+                self._fail(ConfigError(problem))
             return
         member.task = asyncio.create_task(self._keep_connected(member))
 
