@@ -122,7 +122,7 @@ def test_failed_deployment_is_explained(message: str, says: str) -> None:
 
 def test_builder_reads_options_by_name() -> None:
     args = {
-        "model": str(tiny_llama),
+        "model": "some/model",
         "replicas": "3",
         "max-num-seqs": "4",
         "api_key": "a, b",

@@ -11,6 +11,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
+
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.ray.config import ReplicasConfig
