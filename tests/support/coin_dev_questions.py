@@ -1,5 +1,6 @@
 """300 development questions for `coin`: short, chatty, long-winded, in lower case, with wrong
-punctuation. Training has none of these templates. Settings are chosen with them; the questions of
+punctuation. Training's lists have none of these templates; it may
+compose a short one by chance. Settings are chosen with them; the questions of
 `coin_questions.py` stay unseen until then.
 """
 

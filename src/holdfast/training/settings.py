@@ -117,16 +117,16 @@ PRESETS = {
     # sliding window for unseen lengths. A reminder comes before the last thought leaves the window.
     "coin": TrainingSettings(
         tasks=("parity", "variables", "coin-talk", "variable-talk", "outside"),
-        shares=(2, 4, 5, 4, 1),
+        shares=(2, 4, 8, 4, 2),
         max_events=40,
         size=SIZES["coin"],
         chunk=4,
         max_thought=12,
         remind_after=12,
-        texts=60_000,
+        texts=70_000,
         variables_thought="worked",
         steps=6000,
-        batch=160,
+        batch=192,
         learning_rate=1e-3,
         warmup=200,
         # Most thoughts are trivial, so the mean loss of thoughts is small against that of answers.
