@@ -87,3 +87,21 @@ def test_forged_receipt_with_right_digests_is_refused_or_compared(
 
 def nested(depth: int) -> dict[str, Any]:
     return {"a": nested(depth - 1)} if depth else {}
+
+
+def test_receipt_of_another_grammar_library_is_not_run(client: httpx.Client) -> None:
+    pytest.importorskip("llguidance")
+    body = {"prompt": "the quick", "max_tokens": 6, "seed": 5, "deterministic": True, "return_receipt": True}
+    answer = client.post("/v1/completions", json={**body, "guided_regex": "[a-z]{40}"})
+    assert answer.status_code == 200, answer.text
+    made = answer.json()["holdfast"]["receipt"]
+    assert replay(client, made).json()["same"]
+    other = unsigned(made, grammar={**made["grammar"], "masks": "a" * 64})
+    outcome = replay(client, other).json()
+    assert not outcome["compared"] and not outcome["same"]
+    (line,) = outcome["fingerprint_differences"]
+    assert line.startswith("grammar.masks: ") and line.endswith("aaaaaaaaaaaa... in the receipt")
+    assert replay(client, other, force=True).json()["same"]
+    refused = client.post("/v1/continue", json={"receipt": other, "max_tokens": 12})
+    assert refused.status_code == 409 and "grammar.masks" in refused.text
+    assert client.post("/v1/continue", json={"receipt": made, "max_tokens": 12}).status_code == 200
