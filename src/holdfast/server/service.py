@@ -88,7 +88,7 @@ class Service:
             on_progress=progress,
             on_ready=self._on_ready,
             on_status=lambda link, status: self.metrics.update(status, link.replica),
-            on_trace=lambda link, trace: self.hub.publish(trace),
+            on_trace=lambda link, trace: self.hub.publish(trace, link.replica),
             on_replicas=self._on_replicas,
             on_death=self._on_engine_death,
             on_hang=self.metrics.engine_hung,
@@ -137,7 +137,9 @@ class Service:
     def _on_replicas(self) -> None:
         """A replica of a pool came or left."""
         self._set_limits()
-        self.metrics.keep_replicas({one.id for one in self.supervisor.replicas})
+        ids = [one.id for one in self.supervisor.replicas]
+        self.metrics.keep_replicas(ids)
+        self.hub.set_replicas(ids)
 
     def _on_engine_death(self, reason: str, num_requests: int) -> None:
         self.began = time.monotonic()

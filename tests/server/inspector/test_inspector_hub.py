@@ -319,3 +319,19 @@ def test_token_text_cannot_end_an_event() -> None:
             assert data["requests"][0]["tokens"][0].startswith("\n\nevent")
 
     run(scenario())
+
+
+def test_page_follows_one_replica_and_another_when_it_is_gone() -> None:
+    async def follow() -> None:
+        hub = Hub(str, lambda on: None)
+        hub.set_replicas(["a", "b"])
+        pages = [hub.events("x"), hub.events("x", replica="b"), hub.events("x", replica="gone")]
+        for page in pages:
+            await anext(page)
+        assert [one.replica for one in hub._subscribers] == ["a", "b", "a"]
+        hub.set_replicas(["b"])
+        assert {one.replica for one in hub._subscribers} == {"b"}
+        for page in pages:
+            await page.aclose()
+
+    asyncio.run(follow())

@@ -98,7 +98,7 @@ def test_page_shows_what_its_client_may_see(
 ) -> None:
     asked: list[tuple[str, str | None]] = []
 
-    async def events(self: Hub, client: str, tenant: str | None) -> AsyncIterator[bytes]:
+    async def events(self: Hub, client: str, tenant: str | None, replica: str) -> AsyncIterator[bytes]:
         asked.append((client, tenant))
         yield b""
 

@@ -5,13 +5,15 @@ The engine traces only while a page is subscribed.
 Each subscriber has a short queue of events. A subscriber that reads too slowly loses its queue and
 gets a new snapshot: memory stays bounded, and the engine never waits for a page.
 
+With several replicas a page follows one of them: the one it names, else the first.
+
 Pages are shared between clients: when all are open, the oldest page of the client with the most
 gives way to a client that has fewer.
 """
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from holdfast.engine.tracer import StepTrace
 from holdfast.server.errors import ApiError
@@ -29,12 +31,14 @@ _RECONNECT = b"retry: 2000\n\n"
 class Subscriber:
     """One page: the events it has not read yet, or a flag that it needs a snapshot first.
 
-    tenant is whose requests it shows; None is all.
+    tenant is whose requests it shows; None is all. replica is the one that it follows; "" is the engine
+    of a server without replicas.
     """
 
-    def __init__(self, client: str, tenant: str | None) -> None:
+    def __init__(self, client: str, tenant: str | None, replica: str = "") -> None:
         self.client = client
         self.tenant = tenant
+        self.replica = replica
         self.gives_way = False
         self.events: deque[bytes] = deque()
         self.restarts: deque[bytes] = deque(maxlen=MAX_RESTARTS)  # sent before the next snapshot
@@ -65,34 +69,47 @@ class Hub:
         self._token_text = token_text
         self._set_tracing = set_tracing
         self._subscribers: list[Subscriber] = []
-        self._view: EngineView | None = None  # None until a tracer's first trace
+        self._replicas: tuple[str, ...] = ("",)
+        self._views: dict[str, EngineView] = {}  # by replica, from its tracer's first trace on
         self._closed = False
 
     @property
     def num_subscribers(self) -> int:
         return len(self._subscribers)
 
-    def publish(self, trace: StepTrace) -> None:
-        """Send a step to every page.
+    def set_replicas(self, replicas: Sequence[str]) -> None:
+        """The replicas that are there now. A page whose replica is gone follows the first one."""
+        self._replicas = tuple(replicas) or ("",)
+        self._views = {one: view for one, view in self._views.items() if one in self._replicas}
+        for subscriber in self._subscribers:
+            if subscriber.replica not in self._replicas:
+                subscriber.replica = self._replicas[0]
+                subscriber.reset()
+
+    def publish(self, trace: StepTrace, replica: str = "") -> None:
+        """Send a step to every page that follows the replica.
 
         A tracer's first trace is complete; traces before it are ignored.
         """
         if not self._subscribers:
             return
         if trace.is_first:
-            self._view = EngineView(self._token_text)
-        if self._view is None:
+            self._views[replica] = EngineView(self._token_text)
+        view = self._views.get(replica)
+        if view is None:
             return
-        event = self._view.update(trace)
+        event = view.update(trace)
         encoded: dict[str | None, bytes | None] = {None: sse_event(event, "step")}
         for subscriber in self._subscribers:
+            if subscriber.replica != replica:
+                continue
             if trace.is_first:
                 subscriber.reset()
                 continue
             tenant = subscriber.tenant
             if tenant not in encoded:
                 assert tenant is not None
-                part = self._view.own_part(event, tenant)
+                part = view.own_part(event, tenant)
                 encoded[tenant] = None if part is None else sse_event(part, "step")
             own = encoded[tenant]
             if own is not None:
@@ -100,8 +117,8 @@ class Hub:
 
     def engine_restarts(self, reason: str, num_requests: int) -> None:
         """The engine process died for this reason; so many requests continue in the next one. Pages mark
-        it on their timelines, those of a tenant without the number."""
-        self._view = None
+        it on their timelines, those of a tenant without the number. Other replicas are followed on."""
+        self._views.pop("", None)
         for subscriber in self._subscribers:
             mark = {"restart": reason, "requests": num_requests if subscriber.tenant is None else 0}
             subscriber.restarts.append(sse_event(mark, "restart"))
@@ -127,11 +144,13 @@ class Hub:
                 headers={"Retry-After": "10"},
             )
 
-    async def events(self, client: str = "", tenant: str | None = None) -> AsyncGenerator[bytes, None]:
+    async def events(
+        self, client: str = "", tenant: str | None = None, replica: str = ""
+    ) -> AsyncGenerator[bytes, None]:
         """Server-sent events for one page of a client: a snapshot, then steps; a new snapshot where
         steps were lost.
 
-        With a tenant, only its requests are shown.
+        With a tenant, only its requests are shown. replica is the one to follow, if it is there.
         """
         self.require_capacity(client)
         if len(self._subscribers) >= MAX_SUBSCRIBERS:
@@ -140,7 +159,8 @@ class Hub:
             oldest.gives_way = True
             oldest.wakeup.set()
             self._subscribers.remove(oldest)
-        subscriber = Subscriber(client, tenant)
+        followed = replica if replica in self._replicas else self._replicas[0]
+        subscriber = Subscriber(client, tenant, followed)
         self._add(subscriber)
         try:
             yield _RECONNECT
@@ -149,7 +169,7 @@ class Hub:
                     yield subscriber.restarts.popleft()
                 elif subscriber.needs_snapshot:
                     subscriber.needs_snapshot = False
-                    view = self._view or EngineView(self._token_text)
+                    view = self._views.get(subscriber.replica) or EngineView(self._token_text)
                     yield sse_event(view.snapshot(tenant), "snapshot")
                 elif subscriber.events:
                     yield subscriber.events.popleft()
@@ -178,7 +198,7 @@ class Hub:
             return
         self._subscribers.remove(subscriber)
         if not self._subscribers:
-            self._view = None
+            self._views = {}
             self._set_tracing(False)
 
 

@@ -19,7 +19,7 @@ PAGE, RECORDINGS = "index.html", "recordings.json"
 ASSETS = (
     *("style.css", "protocol.css", "icon.svg"),
     *("main.js", "events.js", "state.js", "requests.js", "cylinder.js", "timeline.js", "counters.js"),
-    *("playground.js", "client.js", "prove.js", "compare.js", "load.js", "recordings.js"),
+    *("playground.js", "client.js", "prove.js", "compare.js", "load.js", "recordings.js", "replicas.js"),
     *("theme.js", "tips.js", "dom.js"),
 )
 STATIC = resources.files(__package__) / "static"
@@ -38,7 +38,8 @@ def inspector_router(hub: Hub) -> APIRouter:
     async def stream_events(request: Request) -> Response:
         tenant = tenant_of(request)
         hub.require_capacity(tenant.id)
-        events = hub.events(tenant.id, None if _sees_all(request, tenant) else tenant.id)
+        shown = None if _sees_all(request, tenant) else tenant.id
+        events = hub.events(tenant.id, shown, request.query_params.get("replica", ""))
         resources = AsyncExitStack()
         resources.push_async_callback(events.aclose)
         return EventStreamResponse(events, resources)

@@ -7,6 +7,7 @@ import { Playground } from "./playground.js";
 import { Prove } from "./prove.js";
 import { listen } from "./events.js";
 import { RequestCards } from "./requests.js";
+import { showReplicas } from "./replicas.js";
 import { startTheme } from "./theme.js";
 import { startTips } from "./tips.js";
 import { Timeline } from "./timeline.js";
@@ -76,6 +77,7 @@ async function showServerInfo() {
 
 startTips();
 startTheme(byId("theme"), () => { timeline.readColours(); timeline.render(); });
+showReplicas();
 listen({
   onSnapshot: (data) => enqueue({ isSnapshot: true, data }),
   onStep: (data) => enqueue({ isSnapshot: false, data }),
