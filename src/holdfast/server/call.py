@@ -32,6 +32,7 @@ from holdfast.server.tenants.tenant import Tenant
 
 _QUIET_SECONDS = 15.0
 _PAUSED_SECONDS = 5.0  # while the engine process is restarted
+_TIMER_SLACK = 0.1  # seconds that a timer of the event loop may fire early
 _CLIENT_LEFT = 499  # the status in the access log
 
 
@@ -216,7 +217,7 @@ class Call:
             await self._wait(_PAUSED_SECONDS if was_paused else _QUIET_SECONDS)
             begins, was_paused = not was_paused, any(one.paused_at is not None for one in self.streams)
             quiet = _PAUSED_SECONDS if was_paused else _QUIET_SECONDS
-            if (was_paused and begins) or time.monotonic() - last >= quiet:
+            if (was_paused and begins) or time.monotonic() - last >= quiet - _TIMER_SLACK:
                 last = time.monotonic()
                 yield 0, None
 

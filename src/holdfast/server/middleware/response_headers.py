@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.errors import is_anthropic
+from holdfast.server.http.responses import set_body_send
 from holdfast.server.telemetry.logs import current_request_id
 
 _SAFE_ID = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
@@ -30,6 +31,7 @@ class ResponseHeadersMiddleware:
             return
         request_id = _given_id(scope) or uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        set_body_send(scope, send)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
