@@ -19,8 +19,9 @@ from holdfast.core.grammar import Constraint
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, PassResult, Sampling, Span, StepPlan
 from holdfast.models.config import parse_config
-from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.ops import Backend
 from holdfast.worker.head_graphs import HeadTokens
 from holdfast.worker.kv_store import KVStore

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
-from holdfast.models.decoder import load_decoder
 from holdfast.models.gguf.checkpoint import GgufCheckpoint
 from holdfast.models.locate import locate
+from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.blocks import Blocks
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.select_backend import open_backend

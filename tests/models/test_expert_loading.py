@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from holdfast.errors import BadWeights, UnsupportedModel
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import parse_config
-from holdfast.models.decoder import load_decoder
 from holdfast.models.rope import YarnRope
+from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.backends.torch.backend import TorchBackend
 from support.tiny import random_model, tiny_model, tiny_mxfp4
 

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 from holdfast.errors import BadWeights, UnsupportedModel
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
-from holdfast.models.decoder import load_decoder
 from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.types import STORED
 from holdfast.models.mxfp4 import dequantize_blocks
+from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.backends.torch.backend import TorchBackend
 from models.gguf_writer import write_gguf
 from support.tiny import random_model, tiny_gguf, tiny_mxfp4

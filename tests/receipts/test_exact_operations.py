@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm import LLM
 from holdfast.models.checkpoint import open_checkpoint
-from holdfast.models.decoder import load_decoder
+from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend
 from support.tiny import tiny_gguf, tiny_model

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from holdfast.models.checkpoint import open_checkpoint
-from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.models.decoder import Decoder
+from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker.kv_store import KVStore

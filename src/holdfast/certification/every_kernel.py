@@ -18,9 +18,10 @@ from torch import Tensor
 
 from holdfast.certification.checks.synthetic import norm_dtype
 from holdfast.models.config import DecoderConfig
-from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.shapes import gemm_shapes
+from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.layer import RopeCosSin, activate, write_kv
 from holdfast.numerics.ops import Backend

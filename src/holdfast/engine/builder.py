@@ -42,9 +42,10 @@ from holdfast.errors import ConfigError, HoldfastError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint, release_pages
 from holdfast.models.config import DecoderConfig
-from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.locate import locate
+from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.backends.c.backend import MAX_HEAD_DIM
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.blocks import BlockSource

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.core.step_plan import ThoughtIds
-from holdfast.models.decoder import Decoder, WeightLoader
+from holdfast.models.decoder import Decoder
+from holdfast.models.weight_loader import WeightLoader
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.layer import LayerWeights, write_kv
 from holdfast.thinking.config import ThinkingConfig

@@ -13,8 +13,8 @@ from holdfast.certification.certificate import run_check
 from holdfast.certification.checks.passes import PASS_SIZES, AllPages, PassBench, check_passes
 from holdfast.core.step_plan import PassResult, StepPlan
 from holdfast.engine.config import EngineConfig
-from holdfast.models.decoder import load_decoder
 from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 

@@ -1,0 +1,275 @@
+"""Loads the weights of a decoder.
+
+Each tensor is read once. The projections of one input become one linear layer, whose weights stay in
+quantised blocks where the backend computes with them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import BadWeights
+from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names, release_pages, router_name
+from holdfast.models.config import DecoderConfig
+from holdfast.models.decoder import Decoder
+from holdfast.models.rope import rotary_order
+from holdfast.numerics.blocks import BlockBackend, Blocks, BlockSource
+from holdfast.numerics.experts import Expert, ExpertLinears, Experts
+from holdfast.numerics.layer import LayerWeights
+from holdfast.numerics.ops import Backend, Linear
+
+Progress = Callable[[int, int], None]  # (tensors loaded, tensors in total)
+
+
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+def load_decoder(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    dtype: torch.dtype,
+    max_len: int,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Read each weight once, round it to dtype, move it to the backend's device and pack it there.
+    Weights in quantised blocks that the backend computes with are not dequantised.
+
+    The host holds at most one tensor at a time, the device at most the weights and one tensor. A
+    tied LM head shares the embedding's memory if the backend's `pack` does not copy.
+    """
+    config = checkpoint.config.for_length(max_len)
+    loader = WeightLoader(checkpoint, config, backend, dtype, progress)
+    shared = loader.packed_embedding() if config.tie_word_embeddings else None
+    embedding = loader.embedding() if shared is None else shared
+    release_pages(checkpoint)
+    prefixes = [f"model.layers.{index}." for index in range(config.num_layers)]
+    first = NORM_NAMES[config.block].input
+    norms = [None if first is None else loader.norm(prefix + first) for prefix in prefixes]
+    norms.append(loader.norm("model.norm.weight"))
+    layers: list[LayerWeights] = []
+    for index, prefix in enumerate(prefixes):
+        layers.append(loader.layer(prefix, norms[index + 1], index))
+        release_pages(checkpoint)
+    tied = embedding if config.tie_word_embeddings and isinstance(embedding, Tensor) else None
+    head = loader.head(tied) if shared is None else shared
+    return Decoder(config, backend, embedding, norms[0], layers, head, max_len)
+
+
+class TensorSource(Protocol):
+    """Tensors by name: the part of a `Checkpoint` that loading needs."""
+
+    def names(self) -> tuple[str, ...]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor: ...
+
+
+class WeightLoader:
+    """Loads tensors of a checkpoint and reports progress."""
+
+    def __init__(
+        self,
+        checkpoint: TensorSource,
+        config: DecoderConfig,
+        backend: Backend,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._config = config
+        self._order = rotary_order(config)
+        self._backend = backend
+        self._device = backend.device
+        self._dtype = dtype
+        self._progress = progress
+        self._done = 0
+        self._names = frozenset(checkpoint.names())
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor on the device that does not share memory with the file."""
+        tensor = self._read(name)
+        moved = tensor.to(self._device)
+        return moved.clone() if moved is tensor and self._device.type == "cpu" else moved
+
+    def embedding(self) -> Tensor | Blocks:
+        """Blocks are copied: a file that changes while it is served changes no answer."""
+        blocks = self._blocks([_EMBEDDING])
+        return self.tensor(_EMBEDDING) if blocks is None else replace(blocks[0], data=blocks[0].data.clone())
+
+    def packed_embedding(self) -> Linear | None:
+        """An embedding in blocks that is the LM head, too: packed from the file, without a copy."""
+        blocks = self._blocks([_EMBEDDING])
+        return None if blocks is None else cast(BlockBackend, self._backend).pack_blocks(blocks)
+
+    def head(self, tied: Tensor | None) -> Linear:
+        """The LM head. tied: the embedding, if the head shares it."""
+        name = "lm_head.weight"
+        blocks = self._blocks([name]) if tied is None else None
+        if blocks is not None:
+            return cast(BlockBackend, self._backend).pack_blocks(blocks)
+        return self._backend.pack(self.tensor(name) if tied is None else tied, None)
+
+    def norm(self, name: str) -> Tensor:
+        """The weight of a norm: in the dtype, or in fp32 with the family's offset added."""
+        if self._config.norm == "rms":
+            return self.tensor(name)
+        return (self._read(name, torch.float32) + self._config.norm_offset).to(self._device)
+
+    def layer(self, prefix: str, next_norm: Tensor | None, index: int | None = None) -> LayerWeights:
+        """The layer whose tensor names begin with `prefix`. Without an index it is none of the
+        decoder's, and attends without a window."""
+        config, norms = self._config, NORM_NAMES[self._config.block]
+        qkv, gate_up = projection_names(config)
+        has_experts = index is not None and config.has_experts(index)
+        kind = config.layer_ropes[index] if config.layer_ropes and index is not None else "global"
+        return LayerWeights(
+            qkv=self._linear(prefix, qkv, is_qkv=True),
+            q_norm=self._optional(prefix, "self_attn.q_norm.weight" if config.qk_norm else None),
+            k_norm=self._optional(prefix, "self_attn.k_norm.weight" if config.qk_norm else None),
+            o=self._linear(prefix, ("self_attn.o_proj",)),
+            post_norm=self._optional(prefix, norms.post),
+            gate_up=None if has_experts else self._linear(prefix, gate_up),
+            down=None if has_experts else self._linear(prefix, ("mlp.down_proj",)),
+            next_norm=next_norm,
+            window=None if index is None else config.layer_windows[index],
+            attention_norm=self._optional(prefix, norms.attention),
+            mlp_norm=self._optional(prefix, norms.mlp),
+            rope=config.rope_kinds.index(kind),
+            experts=self._experts(prefix) if has_experts else None,
+            sinks=self._sinks(prefix + "self_attn.sinks") if config.attention_sinks else None,
+        )
+
+    def _experts(self, prefix: str) -> Experts:
+        config = self._config
+        has_shared = config.shared_expert_size > 0
+        return Experts(
+            router=self._router(f"{prefix}mlp.{router_name(config)}"),
+            gate_up=self._expert_linears(prefix, ("gate_proj", "up_proj")),
+            down=self._expert_linears(prefix, ("down_proj",)),
+            top_k=config.experts_per_token,
+            normalizes=config.normalizes_experts,
+            shared=self._expert(prefix + "mlp.shared_expert.") if has_shared else None,
+            shared_gate=self._router(prefix + "mlp.shared_expert_gate") if has_shared else None,
+        )
+
+    def _expert_linears(self, prefix: str, names: Sequence[str]) -> ExpertLinears:
+        count = self._config.num_experts
+        if isinstance(self._backend, BlockBackend):
+            experts = (f"{prefix}mlp.experts.{number}." for number in range(count))
+            return ExpertLinears(tuple(self._linear(each, names) for each in experts))
+        weights = (self._weights(f"{prefix}mlp.experts.{number}.", names) for number in range(count))
+        return self._backend.pack_experts(weights, count)
+
+    def _expert(self, prefix: str) -> Expert:
+        return Expert(
+            self._linear(prefix, ("gate_proj", "up_proj")),
+            self._linear(prefix, ("down_proj",)),
+        )
+
+    def _router(self, name: str) -> Linear:
+        purpose = "it decides which experts see a token"
+        weight = _require_finite(self.tensor(f"{name}.weight"), f"{name}.weight", purpose)
+        has_bias = f"{name}.bias" in self._names
+        bias = _require_finite(self.tensor(f"{name}.bias"), f"{name}.bias", purpose) if has_bias else None
+        return self._backend.pack(weight, bias)
+
+    def _sinks(self, name: str) -> Tensor:
+        """fp32, as scores are."""
+        sinks = self._read(name, torch.float32)
+        return _require_finite(sinks, name, "it is part of every score's softmax").to(self._device, copy=True)
+
+    def _linear(self, prefix: str, names: Sequence[str], *, is_qkv: bool = False) -> Linear:
+        """Several projections of one input as one linear layer."""
+        blocks = self._blocks([f"{prefix}{name}.weight" for name in names])
+        if blocks is not None:
+            parts = self._reorder_blocks(blocks) if is_qkv else blocks
+            bias = self._bias(prefix, names, is_qkv=is_qkv)
+            return cast(BlockBackend, self._backend).pack_blocks(parts, bias)
+        weight = self._fused([f"{prefix}{name}.weight" for name in names])  # [sum of outputs, inputs]
+        if is_qkv:
+            self._reorder_heads(weight)
+        return self._backend.pack(weight, self._bias(prefix, names, is_qkv=is_qkv))
+
+    def _bias(self, prefix: str, names: Sequence[str], *, is_qkv: bool) -> Tensor | None:
+        """[sum of outputs], or None."""
+        biases = [f"{prefix}{name}.bias" for name in names]
+        if not self._names.issuperset(biases):
+            return None
+        bias = self._fused(biases)
+        if is_qkv:
+            self._reorder_heads(bias)
+        return bias
+
+    def _blocks(self, names: Sequence[str]) -> list[Blocks] | None:
+        """The matrices in quantised blocks, if the backend computes with all of them."""
+        if not isinstance(self._backend, BlockBackend) or not isinstance(self._checkpoint, BlockSource):
+            return None
+        found = [self._checkpoint.blocks(name) for name in names]
+        blocks = [one for one in found if one is not None and one.format in self._backend.block_formats]
+        if len(blocks) < len(names):
+            return None
+        for _ in names:
+            self._count()
+        return blocks
+
+    def _weights(self, prefix: str, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of several projections of one input."""
+        weight = self._fused([f"{prefix}{name}.weight" for name in names])  # [sum of outputs, inputs]
+        return weight, self._bias(prefix, names, is_qkv=False)
+
+    def _reorder_heads(self, qkv: Tensor, first_row: int = 0) -> None:
+        """Bring the dims of each q and k head into the order that kernels rotate. qkv: the rows of a
+        fused tensor from first_row on."""
+        if self._order is None:
+            return
+        config = self._config
+        num_rows = (config.num_heads + config.num_kv_heads) * config.head_dim - first_row
+        heads = qkv[: max(0, num_rows)].view(-1, config.head_dim, *qkv.shape[1:])
+        heads.copy_(heads[:, self._order.to(qkv.device)])
+
+    def _reorder_blocks(self, parts: Sequence[Blocks]) -> list[Blocks]:
+        if self._order is None:
+            return list(parts)
+        first_row, found = 0, []
+        for part in parts:
+            data = part.data.clone()
+            self._reorder_heads(data, first_row)
+            found.append(replace(part, data=data))
+            first_row += part.out_features
+        return found
+
+    def _fused(self, names: Sequence[str]) -> Tensor:
+        """Tensors concatenated along the first dimension, each read into its place."""
+        if len(names) == 1:
+            return self.tensor(names[0])
+        shapes = [self._checkpoint.shape(name) for name in names]
+        num_outputs = sum(shape[0] for shape in shapes)
+        fused = torch.empty((num_outputs, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        start = 0
+        for name, shape in zip(names, shapes, strict=True):
+            fused[start : start + shape[0]].copy_(self._read(name))
+            start += shape[0]
+        return fused
+
+    def _optional(self, prefix: str, name: str | None) -> Tensor | None:
+        return None if name is None else self.norm(prefix + name)
+
+    def _read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        tensor = self._checkpoint.tensor(name, dtype or self._dtype)
+        self._count()
+        return tensor
+
+    def _count(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, len(self._names))
+
+
+def _require_finite(tensor: Tensor, name: str, purpose: str) -> Tensor:
+    if tensor.device.type != "meta" and not bool(tensor.isfinite().all()):
+        raise BadWeights(f"{name} contains NaN or infinite numbers; {purpose}")
+    return tensor
