@@ -195,8 +195,8 @@ class FingerprintTask:
 
     def _make(self, checkpoint: Checkpoint, describe: Callable[[], Mapping[str, JsonValue]]) -> None:
         try:
-            parts = describe()  # first: afterwards the tokenizer drops what it was read from
-            self._made.set_result(Fingerprint({"weights": digest_weights(checkpoint), **parts}))
+            weights = digest_weights(checkpoint)  # first: it leaves Python's lock to the loading of weights
+            self._made.set_result(Fingerprint({"weights": weights, **describe()}))
         except BaseException as error:  # raised by `get`
             self._made.set_exception(error)
 
