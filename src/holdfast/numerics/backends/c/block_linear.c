@@ -10,8 +10,8 @@
  *     Q8_0: i8 [8][64] instead
  *
  * This takes the bytes of the file; Q4_K and Q5_K take 3 % more, as their 6-bit scales become bytes.
- * One and two rows read the panels as they are. More rows read a copy of the panel with one byte per
- * weight, made once per block of rows. */
+ * One and two rows read the panels as they are; so do Q8_0 always and Q4 and Q5 with one tile of rows. More
+ * rows read a copy of the panel with one byte per weight, made once per block of rows. */
 #include "block_dot.h"
 #include "blocks.h"
 #include "kernels.h"
@@ -21,7 +21,7 @@
 #define PLANE (4 * COLUMNS)
 #define VECTORS (COLUMNS / VL)
 #define TILE_ROWS (VL == 8 ? 4 : 8)
-#define BLOCK_TILES 16 /* tiles of x that stay in the L2 cache while all panels are read */
+#define BLOCK_TILES (128 / TILE_ROWS) /* tiles of x that stay in the L2 cache while all panels are read */
 #define DIRECT_ROWS 2
 
 API const char *holdfast_block_form(void) { return BLOCK_FORM; }
@@ -198,25 +198,31 @@ INLINE void expand_panel(uint8_t *copy, const uint8_t *panel, int64_t K, const i
 
 /* ---- activations ---- */
 
-/* Quantised rows, in tiles of `pitch` rows: the last tile may be shorter. Tiles read past its end. */
+/* Quantised rows, in tiles of `pitch` rows; the last tile may be shorter, and tiles read past its end.
+ * A group of a tile:
+ *
+ *     q i8 [pitch][32] | steps fp32 [pitch] | sums fp32 [pitch] | halves int32 [2][pitch] */
 typedef struct {
-    int8_t *q;             /* [tiles][groups][pitch][32] */
-    float *steps, *sums;   /* [tiles][groups][pitch] */
-    int32_t *halves;       /* [tiles][groups][2][pitch] */
+    uint8_t *data; /* [tiles][groups] */
     int64_t K, groups, pitch;
 } Rows;
 
+enum { ROW_BYTES = GROUP + 4 * 4 };
+INLINE float *steps_of(uint8_t *group, int64_t pitch) { return (float *)(group + pitch * GROUP); }
+INLINE float *sums_of(uint8_t *group, int64_t pitch) { return steps_of(group, pitch) + pitch; }
+INLINE int32_t *halves_of(uint8_t *group, int64_t pitch) { return (int32_t *)(sums_of(group, pitch) + pitch); }
+
 INLINE void quantize_row(const Rows *rows, int64_t row, const void *x, const int dt) {
     const int64_t pitch = rows->pitch, r = row % pitch;
-    for (int64_t g = 0; g < rows->groups; g++) {
-        const int64_t group = row / pitch * rows->groups + g;
+    uint8_t *group = rows->data + row / pitch * rows->groups * pitch * ROW_BYTES;
+    for (int64_t g = 0; g < rows->groups; g++, group += pitch * ROW_BYTES) {
         float values[GROUP];
         GroupSums sums;
         UNROLL for (int i = 0; i < GROUP; i += VL) store_v(values + i, load_v(at(x, g * GROUP + i, dt), dt), F32);
-        quantize_group(rows->q + (group * pitch + r) * GROUP, &sums, values);
-        rows->steps[group * pitch + r] = sums.step;
-        rows->sums[group * pitch + r] = sums.sum;
-        for (int h = 0; h < 2; h++) rows->halves[(group * 2 + h) * pitch + r] = sums.halves[h];
+        quantize_group((int8_t *)group + r * GROUP, &sums, values);
+        steps_of(group, pitch)[r] = sums.step;
+        sums_of(group, pitch)[r] = sums.sum;
+        for (int h = 0; h < 2; h++) halves_of(group, pitch)[h * pitch + r] = sums.halves[h];
     }
 }
 
@@ -251,13 +257,16 @@ INLINE PerRow load_rows(const float *p, const int rows) { return (void)rows, p; 
 #define ROW(numbers, r) splat((numbers)[r])
 #endif
 
-INLINE void tile_group(vf acc[8][VECTORS], const int rows, const int vectors, const int form, const int zero, const Rows *x,
-                       int64_t group, const uint8_t *block, const uint8_t *weights, int64_t column) {
-    const int64_t pitch = x->pitch;
-    const int8_t *q = x->q + group * pitch * GROUP;
-    const int32_t *halves = x->halves + group * 2 * pitch;
+/* A sum of a group is below 2^22. It starts with the bits of 1.5 * 2^23, so that its bits are those of a
+ * float: that number plus the sum. A subtraction is faster than a conversion. */
+#define SUM_START 0x4b400000
+
+/* One group. `q`: the group of the activations; `block`, `weights`: that of the panel. */
+INLINE void tile_group(vf acc[8][VECTORS], const int rows, const int64_t pitch, const int vectors, const int form, const int zero,
+                       uint8_t *q, const uint8_t *block, const uint8_t *weights, int64_t column) {
+    const int32_t *halves = halves_of(q, pitch);
     const uint8_t *planes = weights + (is_copy(form) ? 0 : group_head_bytes(form));
-    const PerRow steps = load_rows(x->steps + group * pitch, rows), sums = load_rows(x->sums + group * pitch, rows);
+    const PerRow steps = load_rows(steps_of(q, pitch), rows), sums = load_rows(sums_of(q, pitch), rows);
     UNROLL for (int v = 0; v < vectors; v++) {
         const Scales s = load_scales(block, weights, column + VL * v, form);
         vi total[8];
@@ -265,10 +274,10 @@ INLINE void tile_group(vf acc[8][VECTORS], const int rows, const int vectors, co
             Half xs[8];
             vi sum[8];
             UNROLL for (int r = 0; r < rows; r++) {
-                xs[r] = load_half(q + r * GROUP + 16 * h);
-                sum[r] = h && !form_has_halves(form) ? total[r] : splat_i(0);
-                if (zero && form_has_halves(form)) sum[r] = splat_i(-zero * halves[h * pitch + r]);
-                else if (zero && h == 0) sum[r] = splat_i(-zero * (halves[r] + halves[pitch + r]));
+                xs[r] = load_half((const int8_t *)q + r * GROUP + 16 * h);
+                if (form_has_halves(form)) sum[r] = splat_i(-zero * halves[h * pitch + r]);
+                else if (h) sum[r] = total[r];
+                else sum[r] = splat_i(zero ? SUM_START - zero * (halves[r] + halves[pitch + r]) : SUM_START);
             }
             UNROLL for (int pair = 0; pair < 2; pair++) {
                 const vi w0 = load_weights(planes, h, 2 * pair, 4 * (column + VL * v), form);
@@ -279,23 +288,27 @@ INLINE void tile_group(vf acc[8][VECTORS], const int rows, const int vectors, co
                 total[r] = !form_has_halves(form) ? sum[r] : h ? total[r] + sum[r] * s.halves[1] : sum[r] * s.halves[0];
         }
         UNROLL for (int r = 0; r < rows; r++) {
-            acc[r][v] = fma_v(float_v(total[r]), s.scale * ROW(steps, r), acc[r][v]);
+            vf whole = (vf)total[r];
+            if (form_has_halves(form)) whole = float_v(total[r]);
+            else whole = whole - splat(12582912.0f);
+            acc[r][v] = fma_v(whole, s.scale * ROW(steps, r), acc[r][v]);
             if (form_has_offsets(form)) acc[r][v] = fma_v(s.offset, ROW(sums, r), acc[r][v]);
         }
     }
 }
 
 /* The rows of tile `index` times the columns of a panel from `column` on. */
-INLINE void tile(const int rows, const int vectors, const int form, const int zero, const Rows *x, int64_t index,
+INLINE void tile(const int rows, const int64_t pitch, const int vectors, const int form, const int zero, const Rows *x, int64_t index,
                  const uint8_t *panel, int64_t column, float *out) {
     const int per_block = is_copy(form) ? 1 : block_groups(form);
     const int bytes = is_copy(form) ? COPY_BYTES : group_bytes(form), head = is_copy(form) ? 0 : head_bytes(form);
+    uint8_t *q = x->data + index * x->groups * pitch * ROW_BYTES;
     vf acc[8][VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vectors; v++) acc[r][v] = splat(0.0f);
     for (int64_t g = 0; g < x->groups; g += per_block, panel += head + per_block * bytes)
-        for (int j = 0; j < per_block; j++)
-            tile_group(acc, rows, vectors, form, zero, x, index * x->groups + g + j, panel, panel + head + j * bytes, column);
+        for (int j = 0; j < per_block; j++, q += pitch * ROW_BYTES)
+            tile_group(acc, rows, pitch, vectors, form, zero, q, panel, panel + head + j * bytes, column);
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vectors; v++) store_v(out + r * COLUMNS + column + VL * v, acc[r][v], F32);
 }
@@ -303,8 +316,8 @@ INLINE void tile(const int rows, const int vectors, const int form, const int ze
 /* All columns of a panel for one or two rows, from the panel as it is packed. */
 #define DIRECT(type)                                                                                                 \
     case type:                                                                                                       \
-        if (rows == 1) tile(1, VECTORS, type, type == Q8_0 ? Q8_ZERO : block_zero(type), x, 0, panel, 0, out);       \
-        else tile(2, VECTORS, type, type == Q8_0 ? Q8_ZERO : block_zero(type), x, 0, panel, 0, out);                 \
+        if (rows == 1) tile(1, 1, VECTORS, type, type == Q8_0 ? Q8_ZERO : block_zero(type), x, 0, panel, 0, out);       \
+        else tile(2, 2, VECTORS, type, type == Q8_0 ? Q8_ZERO : block_zero(type), x, 0, panel, 0, out);                 \
         break;
 static void direct_tile(int64_t rows, int type, const Rows *x, const uint8_t *panel, float *out) {
     switch (type) { DIRECT(Q4_0) DIRECT(Q4_1) DIRECT(Q5_0) DIRECT(Q5_1) DIRECT(Q8_0) DIRECT(Q4_K) DIRECT(Q5_K) DIRECT(Q6_K) }
@@ -313,7 +326,7 @@ static void direct_tile(int64_t rows, int type, const Rows *x, const uint8_t *pa
 /* Rows are rounded up to a size of tiles; the sums of the rows past the end are not stored. */
 #define TALL(limit)                                                                                                 \
     if (rows <= limit) {                                                                                            \
-        for (int64_t column = 0; column < COLUMNS; column += VL) tile(limit, 1, form, zero, x, index, panel, column, out); \
+        for (int64_t column = 0; column < COLUMNS; column += VL) tile(limit, TILE_ROWS, 1, form, zero, x, index, panel, column, out); \
         return;                                                                                                     \
     }
 INLINE void tall_tile(int64_t rows, const int form, const int zero, const Rows *x, int64_t index, const uint8_t *panel, float *out) {
@@ -321,6 +334,13 @@ INLINE void tall_tile(int64_t rows, const int form, const int zero, const Rows *
 #if TILE_ROWS >= 8
     TALL(6) TALL(8)
 #endif
+}
+
+/* The same from the panel as it is packed. */
+#define PACKED(type) \
+    case type: tall_tile(rows, type, type == Q8_0 ? Q8_ZERO : block_zero(type), x, index, panel, out); break;
+static void packed_tile(int64_t rows, int type, const Rows *x, int64_t index, const uint8_t *panel, float *out) {
+    switch (type) { PACKED(Q4_0) PACKED(Q4_1) PACKED(Q5_0) PACKED(Q5_1) PACKED(Q8_0) }
 }
 
 /* ---- the product ---- */
@@ -343,18 +363,29 @@ typedef struct {
     int out_dt;
 } Output;
 
+INLINE void store_row(void *y, const float *sums, const float *bias, int64_t columns, const int dt) {
+    UNROLL for (int c = 0; c < COLUMNS; c += VL) {
+        const int64_t n = columns - c;
+        if (n <= 0) return;
+        vf v = load_v(sums + c, F32);
+        if (bias) v = v + load_partial(bias + c, n, F32);
+        v = select_v((vi)(v == v), v, (vf)splat_i((int32_t)NAN_BITS));
+        store_partial(at_mut(y, c, dt), v, n, dt);
+    }
+}
+
+INLINE void store_rows(const Output *out, const float *sums, int64_t rows, int64_t columns, int64_t row, int64_t column, const int dt) {
+    for (int64_t r = 0; r < rows; r++) {
+        void *y = at_mut(out->y, (row + r) * out->N + column, dt);
+        if (columns == COLUMNS && out->bias == NULL) store_row(y, sums + r * COLUMNS, NULL, COLUMNS, dt);
+        else store_row(y, sums + r * COLUMNS, out->bias ? out->bias + column : NULL, columns, dt);
+    }
+}
+
 static void store_tile(const Output *out, const float *sums, int64_t rows, int64_t columns, int64_t row, int64_t column) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < columns; c += VL) {
-            const int64_t n = columns - c;
-            vf v = load_v(sums + r * COLUMNS + c, F32);
-            if (out->bias) v = v + load_partial(out->bias + column + c, n, F32);
-            v = select_v((vi)(v == v), v, (vf)splat_i((int32_t)NAN_BITS));
-            void *y = (char *)out->y + ((row + r) * out->N + column + c) * size_of(out->out_dt);
-            if (out->out_dt == F32) store_partial(y, v, n, F32);
-            else if (out->out_dt == BF16) store_partial(y, v, n, BF16);
-            else store_partial(y, v, n, F16);
-        }
+    if (out->out_dt == F32) store_rows(out, sums, rows, columns, row, column, F32);
+    else if (out->out_dt == BF16) store_rows(out, sums, rows, columns, row, column, BF16);
+    else store_rows(out, sums, rows, columns, row, column, F16);
 }
 
 /* Tiles t0 .. t1-1 of M rows by one panel whose first column is `column`. `copy`: scratch for a panel. */
@@ -366,12 +397,19 @@ static void run_panel(const Rows *x, const Output *out, int type, const uint8_t 
         store_tile(out, sums, M, columns, 0, column);
         return;
     }
+    if (type == Q8_0 || (t1 - t0 == 1 && type < Q4_K)) { /* a copy pays from two tiles on; K formats have more to compute */
+        for (int64_t t = t0; t < t1; t++) {
+            const int64_t rows = min64(x->pitch, M - t * x->pitch);
+            packed_tile(rows, type, x, t, panel, sums);
+            store_tile(out, sums, rows, columns, t * x->pitch, column);
+        }
+        return;
+    }
 #define EXPAND(name) case name: expand_panel(copy, panel, x->K, name); break;
     switch (type) { EXPAND(Q4_0) EXPAND(Q4_1) EXPAND(Q5_0) EXPAND(Q5_1) EXPAND(Q4_K) EXPAND(Q5_K) EXPAND(Q6_K) }
     for (int64_t t = t0; t < t1; t++) {
         const int64_t rows = min64(x->pitch, M - t * x->pitch);
-        if (type == Q8_0) tall_tile(rows, Q8_0, Q8_ZERO, x, t, panel, sums);
-        else if (type == Q6_K) tall_tile(rows, COPY_HALVES, block_zero(Q6_K), x, t, copy, sums);
+        if (type == Q6_K) tall_tile(rows, COPY_HALVES, block_zero(Q6_K), x, t, copy, sums);
         else if (has_offsets(type)) tall_tile(rows, COPY_OFFSETS, 0, x, t, copy, sums);
         else tall_tile(rows, COPY, block_zero(type), x, t, copy, sums);
         store_tile(out, sums, rows, columns, t * x->pitch, column);
@@ -411,10 +449,9 @@ void run_block_linear(void *y, const void *x, int64_t stride, const void *packed
     static __thread void *buffer;
     static __thread size_t capacity;
     if (M <= 0) return;
-    const int64_t groups = K / GROUP, pitch = min64(M, TILE_ROWS), cells = ceil_to(ceil_to(M, pitch) * groups + TILE_ROWS, 16);
-    int8_t *q = scratch(&buffer, &capacity, (size_t)(cells * (GROUP + 4 * 4)));
-    float *steps = (float *)(q + cells * GROUP);
-    const Rows rows = {q, steps, steps + cells, (int32_t *)(steps + 2 * cells), K, groups, pitch};
+    const int64_t groups = K / GROUP, pitch = M <= DIRECT_ROWS ? M : TILE_ROWS;
+    const int64_t bytes = ceil_to(M, pitch) * groups * ROW_BYTES;
+    const Rows rows = {scratch(&buffer, &capacity, (size_t)bytes), K, groups, pitch};
     quantize_rows(&rows, x, stride, M, (int)dt, (int)threads);
     const Output out = {y, bias, N, (int)out_dt};
 #pragma omp parallel num_threads((int)threads) if (M * N * K > MIN_PARALLEL_PRODUCTS)
