@@ -6,6 +6,7 @@ checked here.
 
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -31,6 +32,17 @@ _BLOCK_HEADER = struct.Struct("<16q")  # BlockWeight in block_linear.c
 _MAX_BLOCK_PARTS = 3
 
 
+@dataclass(frozen=True)
+class _LayerWords:
+    """Arguments of the layer kernel that a layer has in every pass, in the kernel's order."""
+
+    weights: LayerWeights
+    shape: LayerShape
+    addresses: tuple[int, ...]  # of weights, biases and norms
+    sizes: tuple[int, ...]
+    settings: tuple[float, ...]
+
+
 class CBackend:
     """Implements `Backend` with the kernels built for this CPU.
 
@@ -54,6 +66,7 @@ class CBackend:
         self.dtype = dtype
         self._kernels = kernels
         self._num_threads = num_threads
+        self._layers: dict[int, _LayerWords] = {}  # by id(LayerWeights)
         self._code = _CODES[dtype]
         uses_amx = kernels.has_amx and dtype is torch.bfloat16 and not portable
         self._gemm_code = _BF16_AMX if uses_amx else self._code
@@ -339,32 +352,55 @@ class CBackend:
             return
         num_tokens, hidden = x.shape
         assert residual.is_contiguous() and x.is_contiguous() and residual.shape == x.shape
-        assert residual.dtype is x.dtype is kv.keys.dtype is weights.qkv.dtype is self.dtype
-        assert weights.qkv.out_features == (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        assert weights.qkv.in_features == weights.o.out_features == weights.down.out_features == hidden
-        assert weights.gate_up.out_features == 2 * weights.down.in_features
-        assert kv.keys.shape[1:3] == (shape.kv_heads, shape.head_dim) and shape.head_dim <= MAX_HEAD_DIM
+        assert residual.dtype is x.dtype is kv.keys.dtype is self.dtype
+        words = self._layer_words(weights, shape)
+        assert words.sizes[0] == hidden
+        assert kv.keys.shape[1:3] == (shape.kv_heads, shape.head_dim)
         assert rope.cos.shape == rope.sin.shape == (num_tokens, shape.head_dim // 2)
         assert rope.cos.is_contiguous() and rope.sin.is_contiguous()
-        linears = (weights.qkv, weights.o, weights.gate_up, weights.down)
-        norms = (weights.attention_norm, weights.mlp_norm, weights.post_norm, weights.next_norm)
         spans, max_pages = batch.page_table.shape
         self._kernels.layer(
-            *(residual.data_ptr(), x.data_ptr()),
-            *(linear.data.data_ptr() for linear in linears),
-            *(_address(linear.bias) for linear in linears),
-            *(_address(weights.q_norm), _address(weights.k_norm)),
-            *(self._norm_address(norm, hidden) for norm in norms),
+            *(residual.data_ptr(), x.data_ptr(), *words.addresses),
             *(kv.keys.data_ptr(), kv.values.data_ptr(), rope.cos.data_ptr(), rope.sin.data_ptr()),
             *(batch.positions.data_ptr(), batch.slots.data_ptr()),
             *(batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
-            *(num_tokens, spans, max_pages, hidden, shape.heads, shape.kv_heads, shape.head_dim),
-            *(weights.down.in_features, kv.keys.shape[3], weights.window or 0),
-            *(self._gemm_code, self._num_threads),
-            *self._norm_codes(weights, shape),
-            *(shape.is_parallel, shape.activation == "gelu_tanh"),
-            *(shape.eps, shape.scale, shape.soft_cap or 0.0, shape.residual_scale),
-            sum(bool(linear.blocks) << index for index, linear in enumerate(linears)),
+            *(num_tokens, spans, max_pages, *words.sizes, kv.keys.shape[3], *words.settings),
+        )
+
+    def _layer_words(self, weights: LayerWeights, shape: LayerShape) -> "_LayerWords":
+        """The words of a layer that are the same in every pass, checked once."""
+        found = self._layers.get(id(weights))
+        if found is None or found.weights is not weights or found.shape is not shape:
+            found = self._layers[id(weights)] = self._describe_layer(weights, shape)
+        return found
+
+    def _describe_layer(self, weights: LayerWeights, shape: LayerShape) -> "_LayerWords":
+        assert weights.gate_up is not None and weights.down is not None
+        hidden = weights.qkv.in_features
+        assert weights.qkv.dtype is self.dtype
+        assert weights.qkv.out_features == (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        assert hidden == weights.o.out_features == weights.down.out_features
+        assert weights.gate_up.out_features == 2 * weights.down.in_features
+        assert shape.head_dim <= MAX_HEAD_DIM
+        linears = (weights.qkv, weights.o, weights.gate_up, weights.down)
+        norms = (weights.attention_norm, weights.mlp_norm, weights.post_norm, weights.next_norm)
+        return _LayerWords(
+            weights,
+            shape,
+            addresses=(
+                *(linear.data.data_ptr() for linear in linears),
+                *(_address(linear.bias) for linear in linears),
+                *(_address(weights.q_norm), _address(weights.k_norm)),
+                *(self._norm_address(norm, hidden) for norm in norms),
+            ),
+            sizes=(hidden, shape.heads, shape.kv_heads, shape.head_dim, weights.down.in_features),
+            settings=(
+                *(weights.window or 0, self._gemm_code, self._num_threads),
+                *self._norm_codes(weights, shape),
+                *(shape.is_parallel, shape.activation == "gelu_tanh"),
+                *(shape.eps, shape.scale, shape.soft_cap or 0.0, shape.residual_scale),
+                sum(bool(linear.blocks) << index for index, linear in enumerate(linears)),
+            ),
         )
 
     def _norm_codes(self, weights: LayerWeights, shape: LayerShape) -> tuple[int, bool, bool]:
