@@ -4,9 +4,9 @@
 `portable/digests.json` holds those of this version of the kernels. A change of the digests is a change of
 bits: record them with `python tests/numerics/test_portable_bits.py` and raise the version of kernels/c.
 
-Forms of another CPU run under qemu-user; Debian's packages are qemu-user, gcc-x86-64-linux-gnu,
-gcc-aarch64-linux-gnu and clang. No emulator has AVX-512: on a CPU without it, its form is compiled, and runs
-with the intrinsics of `portable/emulated_avx512`.
+Forms of another CPU, and of instructions that this one does not have (i8mm), run under qemu-user; Debian's
+packages are qemu-user, gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu and clang. No emulator has AVX-512: on a
+CPU without it, its form is compiled, and runs with the intrinsics of `portable/emulated_avx512`.
 """
 
 import json
@@ -45,6 +45,7 @@ _AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq"
 FORMS = {
     "neon-gcc": Form("aarch64", "gcc", ("-O3",)),
     "neon-dotprod-gcc": Form("aarch64", "gcc", ("-O3", "-march=armv8.2-a+dotprod"), "asimddp"),
+    "neon-i8mm-gcc": Form("aarch64", "gcc", ("-O3", "-march=armv8.2-a+dotprod+i8mm"), "i8mm"),
     "neon-gcc-unoptimised": Form("aarch64", "gcc", ("-O0",)),
     "neon-clang": Form("aarch64", "clang", ("-O2",)),
     "avx2-gcc": Form("x86_64", "gcc", ("-O3", "-march=haswell"), "avx2"),
@@ -109,14 +110,16 @@ def compiler_for(form: Form) -> list[str]:
 
 def runner_for(form: Form) -> list[str] | None:
     """What runs a program of this form: nothing, or an emulator. None: it can only be compiled."""
-    if form.cpu == platform.machine():
+    is_native = form.cpu == platform.machine()
+    if is_native:
         flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-        return [] if not form.needs or form.needs in flags.split() else None
+        if not form.needs or form.needs in flags.split():
+            return []
     if form.needs.startswith(("avx512", "avx_vnni")):
         return None
     if shutil.which(f"qemu-{form.cpu}") is None:
         pytest.skip(f"no qemu-{form.cpu} (qemu-user) to run a program for {form.cpu}")
-    return [f"qemu-{form.cpu}", "-cpu", "max", "-L", f"/usr/{form.cpu}-linux-gnu"]
+    return [f"qemu-{form.cpu}", "-cpu", "max", "-L", "/" if is_native else f"/usr/{form.cpu}-linux-gnu"]
 
 
 def test_installed_kernels_give_the_recorded_bits(tmp_path: Path) -> None:

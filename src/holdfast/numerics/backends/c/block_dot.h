@@ -21,6 +21,9 @@
 #define Q8_ZERO 128
 #elif VL == 8
 #define BLOCK_FORM "avx2"
+#elif defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_FEATURE_MATMUL_INT8)
+#define BLOCK_FORM "neon-i8mm"
+#define ROW_PAIRS 1
 #elif defined(__ARM_FEATURE_DOTPROD)
 #define BLOCK_FORM "neon-dotprod"
 #else
@@ -28,6 +31,10 @@
 #endif
 #ifndef Q8_ZERO
 #define Q8_ZERO 0
+#endif
+/* ROW_PAIRS: one instruction multiplies two rows by two columns, over eight k. */
+#ifndef ROW_PAIRS
+#define ROW_PAIRS 0
 #endif
 
 /* 16 activations: in a register of NEON, elsewhere in memory, broadcast four at a time. */
@@ -128,6 +135,27 @@ INLINE vi dot_pair(vi acc, vi w0, vi w1, Half x, const int pair, const int is_wi
     low = vmull_s8(vget_low_s8((int8x16_t)w1), b), high = vmull_s8(vget_high_s8((int8x16_t)w1), b);
     low_sums = vpadalq_s16(low_sums, low), high_sums = vpadalq_s16(high_sums, high);
     return acc + (vi)vpaddq_s32(low_sums, high_sums);
+}
+#endif
+
+#if ROW_PAIRS
+/* Sums of two rows r, r + 1 and four columns: {r c0, r c1, r+1 c0, r+1 c1} and the same of c2, c3. */
+typedef struct {
+    int32x4_t low, high;
+} PairSum;
+
+/* Add the products of two k-groups with eight activations of each of two rows. */
+INLINE PairSum dot_row_pair(PairSum sum, vi w0, vi w1, int8x16_t x) {
+    sum.low = vmmlaq_s32(sum.low, x, vreinterpretq_s8_s32(vzip1q_s32((int32x4_t)w0, (int32x4_t)w1)));
+    sum.high = vmmlaq_s32(sum.high, x, vreinterpretq_s8_s32(vzip2q_s32((int32x4_t)w0, (int32x4_t)w1)));
+    return sum;
+}
+
+INLINE vi first_row(PairSum sum) {
+    return (vi)vzip1q_s64(vreinterpretq_s64_s32(sum.low), vreinterpretq_s64_s32(sum.high));
+}
+INLINE vi second_row(PairSum sum) {
+    return (vi)vzip2q_s64(vreinterpretq_s64_s32(sum.low), vreinterpretq_s64_s32(sum.high));
 }
 #endif
 

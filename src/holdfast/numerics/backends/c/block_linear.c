@@ -201,7 +201,9 @@ INLINE void expand_panel(uint8_t *copy, const uint8_t *panel, int64_t K, const i
 /* Quantised rows, in tiles of `pitch` rows; the last tile may be shorter, and tiles read past its end.
  * A group of a tile:
  *
- *     q i8 [pitch][32] | steps fp32 [pitch] | sums fp32 [pitch] | halves int32 [2][pitch] */
+ *     q i8 [pitch][32] | steps fp32 [pitch] | sums fp32 [pitch] | halves int32 [2][pitch]
+ *
+ * With ROW_PAIRS, two rows alternate every eight numbers: q i8 [pitch / 2][4][2][8]. */
 typedef struct {
     uint8_t *data; /* [tiles][groups] */
     int64_t K, groups, pitch;
@@ -219,7 +221,11 @@ INLINE void quantize_row(const Rows *rows, int64_t row, const void *x, const int
         float values[GROUP];
         GroupSums sums;
         UNROLL for (int i = 0; i < GROUP; i += VL) store_v(values + i, load_v(at(x, g * GROUP + i, dt), dt), F32);
-        quantize_group((int8_t *)group + r * GROUP, &sums, values);
+        int8_t q[GROUP];
+        quantize_group(q, &sums, values);
+        if (ROW_PAIRS && pitch > 1)
+            for (int i = 0; i < 4; i++) memcpy(group + r / 2 * 2 * GROUP + 16 * i + r % 2 * 8, q + 8 * i, 8);
+        else memcpy(group + r * GROUP, q, GROUP);
         steps_of(group, pitch)[r] = sums.step;
         sums_of(group, pitch)[r] = sums.sum;
         for (int h = 0; h < 2; h++) halves_of(group, pitch)[h * pitch + r] = sums.halves[h];
@@ -261,6 +267,35 @@ INLINE PerRow load_rows(const float *p, const int rows) { return (void)rows, p; 
  * float: that number plus the sum. A subtraction is faster than a conversion. */
 #define SUM_START 0x4b400000
 
+/* Add the products of half `h` of a group to the sums of all rows; `at`: the first byte of the columns in a
+ * plane. */
+INLINE void add_products(vi sum[8], const int rows, const int64_t pitch, const int form, const int8_t *q, const uint8_t *planes,
+                         const int h, int64_t at) {
+#if ROW_PAIRS
+    if (pitch > 1) {
+        PairSum pairs[4];
+        UNROLL for (int r = 0; r < rows / 2; r++) pairs[r].low = pairs[r].high = vdupq_n_s32(0);
+        UNROLL for (int pair = 0; pair < 2; pair++) {
+            const vi w0 = load_weights(planes, h, 2 * pair, at, form), w1 = load_weights(planes, h, 2 * pair + 1, at, form);
+            UNROLL for (int r = 0; r < rows / 2; r++)
+                pairs[r] = dot_row_pair(pairs[r], w0, w1, vld1q_s8(q + r * 2 * GROUP + 16 * (2 * h + pair)));
+        }
+        UNROLL for (int r = 0; r < rows / 2; r++) {
+            sum[2 * r] = sum[2 * r] + first_row(pairs[r]);
+            sum[2 * r + 1] = sum[2 * r + 1] + second_row(pairs[r]);
+        }
+        return;
+    }
+#endif
+    Half xs[8];
+    UNROLL for (int r = 0; r < rows; r++) xs[r] = load_half(q + r * GROUP + 16 * h);
+    UNROLL for (int pair = 0; pair < 2; pair++) {
+        const vi w0 = load_weights(planes, h, 2 * pair, at, form), w1 = load_weights(planes, h, 2 * pair + 1, at, form);
+        UNROLL for (int r = 0; r < rows; r++) sum[r] = dot_pair(sum[r], w0, w1, xs[r], pair, form == Q8_0);
+    }
+    (void)pitch;
+}
+
 /* One group. `q`: the group of the activations; `block`, `weights`: that of the panel. */
 INLINE void tile_group(vf acc[8][VECTORS], const int rows, const int64_t pitch, const int vectors, const int form, const int zero,
                        uint8_t *q, const uint8_t *block, const uint8_t *weights, int64_t column) {
@@ -271,19 +306,13 @@ INLINE void tile_group(vf acc[8][VECTORS], const int rows, const int64_t pitch, 
         const Scales s = load_scales(block, weights, column + VL * v, form);
         vi total[8];
         UNROLL for (int h = 0; h < 2; h++) {
-            Half xs[8];
             vi sum[8];
             UNROLL for (int r = 0; r < rows; r++) {
-                xs[r] = load_half((const int8_t *)q + r * GROUP + 16 * h);
                 if (form_has_halves(form)) sum[r] = splat_i(-zero * halves[h * pitch + r]);
                 else if (h) sum[r] = total[r];
                 else sum[r] = splat_i(zero ? SUM_START - zero * (halves[r] + halves[pitch + r]) : SUM_START);
             }
-            UNROLL for (int pair = 0; pair < 2; pair++) {
-                const vi w0 = load_weights(planes, h, 2 * pair, 4 * (column + VL * v), form);
-                const vi w1 = load_weights(planes, h, 2 * pair + 1, 4 * (column + VL * v), form);
-                UNROLL for (int r = 0; r < rows; r++) sum[r] = dot_pair(sum[r], w0, w1, xs[r], pair, form == Q8_0);
-            }
+            add_products(sum, rows, pitch, form, (const int8_t *)q, planes, h, 4 * (column + VL * v));
             UNROLL for (int r = 0; r < rows; r++)
                 total[r] = !form_has_halves(form) ? sum[r] : h ? total[r] + sum[r] * s.halves[1] : sum[r] * s.halves[0];
         }
