@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.replicas import replica_counts, stream_texts
+from support.replicas import StreamedAnswer, replica_counts, stream_answers
 from support.serving import Server, serving
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray")]
@@ -33,7 +33,7 @@ class Load:
     """Streams that run, several at a time, until it is closed."""
 
     def __init__(self, server: Server, count: int) -> None:
-        self.texts: list[list[str]] = []
+        self.answers: list[list[StreamedAnswer]] = []
         self.errors: list[BaseException] = []
         self._server, self._count, self._closed = server, count, threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -42,7 +42,7 @@ class Load:
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
-                self.texts.append(stream_texts(self._server, self._count))
+                self.answers.append(stream_answers(self._server, self._count))
         except BaseException as error:
             self.errors.append(error)
 
@@ -55,7 +55,7 @@ class Load:
 def test_one_two_one_replicas_lose_no_stream(cluster: Any, tiny_llama: Path, lone_server: Server) -> None:
     scaling = ("--replicas", "1", "--max-replicas", "2", "--target-ongoing-requests", "3")
     delays = ("--upscale-delay", "0", "--downscale-delay", "2")
-    expected = stream_texts(lone_server, 8)
+    expected = stream_answers(lone_server, 8)
     with serving(
         tiny_llama,
         *scaling,
@@ -71,8 +71,8 @@ def test_one_two_one_replicas_lose_no_stream(cluster: Any, tiny_llama: Path, lon
         light = Load(server, 1)
         wait_until(lambda: num_ready(server) == 1)
         light.close()
-        assert all(texts == expected for texts in load.texts)
-        assert all(texts == expected[:1] for texts in light.texts)
+        assert all(answers == expected for answers in load.answers)
+        assert all(answers == expected[:1] for answers in light.answers)
 
 
 def test_replica_with_another_dtype_gets_no_deterministic_request(
@@ -91,7 +91,7 @@ def test_replica_with_another_dtype_gets_no_deterministic_request(
             body = {"model": "tiny", "prompt": f"{number}", "max_tokens": 4, "deterministic": number % 2 == 0}
             response = server.post("/v1/completions", body)
             assert response.status_code == 200
-        stream_texts(server, 8)
+        stream_answers(server, 8)
         assert replica_counts(server, "true")[other] == 0
         assert replica_counts(server, "false")[other] > 0
 
@@ -148,12 +148,14 @@ def test_upgrade_that_changes_the_fingerprint_lets_streams_finish(
         before = server.get("/health").json()["replicas"][0]["fingerprint"]
         words = [sys.executable, str(script), cluster.address, str(tiny_llama)]
         upgrading = subprocess.Popen(words, env=cluster.environment)
-        texts = []
+        batches = []
         while upgrading.poll() is None:
-            texts.append(stream_texts(server, 4))
+            batches.append(stream_answers(server, 4))
         assert upgrading.returncode == 0
         wait_until(lambda: is_upgraded(server, before))
-        after = stream_texts(server, 4)
-        expected = stream_texts(lone_server, 4)
-        assert texts and texts[0] == expected
-        assert all(one in (expected, after) or set(one) <= {*expected, *after} for one in texts)
+        expected = {
+            one[0].fingerprint: one for one in (stream_answers(lone_server, 4), stream_answers(server, 4))
+        }
+        assert len(expected) == 2 and batches and batches[0] == expected[before]
+        for answers in batches:  # each was computed to its end with the fingerprint it began with
+            assert answers == [expected[one.fingerprint][number] for number, one in enumerate(answers)]

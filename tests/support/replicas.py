@@ -1,6 +1,7 @@
 """Look at and load a server with replicas."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -38,10 +39,30 @@ LONG = {
     "max_tokens": 300,
     "ignore_eos": True,
     "temperature": 1,
+    "logprobs": 1,
 }
 
 
-def stream_texts(server: Server, count: int, after_first: Callable[[], None] | None = None) -> list[str]:
+@dataclass(frozen=True)
+class StreamedAnswer:
+    """What a client got, with the bits of every logprob."""
+
+    fingerprint: str
+    text: str
+    logprobs: tuple[float, ...]
+
+    @staticmethod
+    def of(client: Client) -> "StreamedAnswer":
+        (fingerprint,) = {event["system_fingerprint"] for event in client.events}
+        given = [choice["logprobs"] for event in client.events for choice in event["choices"]]
+        logprobs = tuple(one for part in given if part for one in part["token_logprobs"])
+        assert len(logprobs) == LONG["max_tokens"]
+        return StreamedAnswer(fingerprint, client.text, logprobs)
+
+
+def stream_answers(
+    server: Server, count: int, after_first: Callable[[], None] | None = None
+) -> list[StreamedAnswer]:
     """Streams that run at once; after_first is called when all have begun."""
     clients = [Client(server, **LONG, prompt=f"stream {number}", seed=number) for number in range(count)]
     for client in clients:
@@ -51,4 +72,4 @@ def stream_texts(server: Server, count: int, after_first: Callable[[], None] | N
     for client in clients:
         client.wait()
         assert client.is_done and not client.error, client.error
-    return [client.text for client in clients]
+    return [StreamedAnswer.of(client) for client in clients]

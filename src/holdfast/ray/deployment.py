@@ -48,9 +48,9 @@ class EngineReplica:
             await self._server.stop()
             raise
 
-    async def compute(self, request: RoutedRequest) -> None:
-        """Compute a request. Its outputs go to its frontend's connection."""
-        await self._server.compute(request)
+    async def wait_for_end(self, request: RoutedRequest) -> None:
+        """Return when a request has ended. It came, and its outputs go, over its frontend's connection."""
+        await self._server.wait_for_end(request)
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What frontends need to know of this replica. Ray sends it to every router."""
@@ -80,6 +80,7 @@ class EngineReplica:
     async def __del__(self) -> None:
         server = getattr(self, "_server", None)
         if server is not None:
+            await server.drain()  # Ray kills this process after the drain timeout
             await server.stop()
 
 

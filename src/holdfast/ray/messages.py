@@ -1,9 +1,9 @@
 """What a frontend and a replica tell each other besides the messages of `server.ipc.messages`.
 
-    through Ray     RoutedRequest    the call of a request; its answer says that the request has ended
     over TCP        Hello            the first message of a frontend; then the messages of server.ipc
+    through Ray     RoutedRequest    the call of a request that was sent; it is open until the request ends
 
-Outputs do not travel through Ray: an object a token and stream costs more than the step that made them.
+Requests and outputs do not travel through Ray: its call takes longer than a step.
 """
 
 from collections.abc import Sequence
@@ -21,36 +21,42 @@ _MAX_BLOCKS = 256
 class Hello(m.Message, frozen=True):
     """A frontend introduces itself. The secret is the replica's, and came through Ray.
 
-    token is random: a frontend that connects again has the same number and the same token.
+    token is random: a frontend that connects again has the same number and the same token. connection is
+    random, too, and another one for each connection.
     """
 
     secret: str
     frontend: int
     token: str
+    connection: str
+
+
+class SubmitHead(m.Message, frozen=True, tag="Submit"):
+    """The beginning of a `Submit`: as much as a replica reads before it forwards the message."""
+
+    request_id: int
 
 
 @dataclass
 class RoutedRequest:
-    """One call of an engine replica.
+    """The call of a request, beside its `Submit`: so Ray counts it at its replica.
 
-    message is an encoded `Submit`. fingerprint is what the replica must have; None: any. prefix are
-    hashes of growing beginnings of the prompt, which only this process can compare. replica is the one
-    that was chosen.
+    The `Submit` was message number `submission` of its kind on this connection. replica is the one that
+    has it; is_routed: this replica has taken the call.
     """
 
     request_id: int
-    message: bytes
-    fingerprint: str | None
-    prefix: tuple[int, ...] = ()
-    avoid: frozenset[str] = frozenset()  # replicas at which the request failed
+    connection: str
+    submission: int
     replica: str = ""
+    is_routed: bool = False
 
-    def __reduce__(self) -> "tuple[type[RoutedRequest], tuple[int, bytes, str | None]]":
-        return RoutedRequest, (self.request_id, self.message, self.fingerprint)  # the replica needs no more
+    def __reduce__(self) -> "tuple[type[RoutedRequest], tuple[int, str, int]]":
+        return RoutedRequest, (self.request_id, self.connection, self.submission)  # the replica needs no more
 
 
 class NotHere(HoldfastError):
-    """This replica cannot compute the request now; another one may."""
+    """This replica does not have the request, or no engine process now."""
 
     code = "not_here"
 

@@ -79,8 +79,10 @@ class ReplicaPool:
         self.restart: Restart | None = None
         self.retry_after = _RETRY_AFTER
         number = random.SystemRandom().getrandbits(FRONTEND_BITS)
+        self._table = RoutingTable(self._on_replicas)
         self.requests = PooledRequests(
             self._call,
+            self._table,
             resumes=server.resume,
             defaults=engine.request_defaults,
             callbacks=callbacks.resume,
@@ -95,7 +97,6 @@ class ReplicaPool:
         self._members: dict[str, _Member] = {}
         self._given_handle = handle
         self._handle: Any = None
-        self._table = RoutingTable(self._on_replicas)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._failure: Exception | None = None
@@ -178,7 +179,7 @@ class ReplicaPool:
         handle = self._given_handle or serve.get_deployment_handle(ENGINE, self._application)
         # In this event loop: calls need no other thread, and cancelling one never blocks.
         handle._init(_run_router_in_separate_loop=False)
-        self._handle = handle.options(method_name="compute")
+        self._handle = handle.options(method_name="wait_for_end")
         try:
             while not self._stopped.is_set():
                 await _wait(self._stopped, _POLL_SECONDS)
@@ -225,7 +226,7 @@ class ReplicaPool:
     # Calls
 
     def _call(self, request: RoutedRequest) -> Any:
-        """Start the call of a request. Returns what cancels it."""
+        """Start Ray's call of a request that was sent. Returns what cancels it."""
         response = self._handle.remote(request)
         task = asyncio.create_task(self._await(request, response))
         self._tasks.add(task)
@@ -238,12 +239,14 @@ class ReplicaPool:
         return cancel
 
     async def _await(self, request: RoutedRequest, response: Any) -> None:
-        """Wait until the call has ended. The outputs and the end itself come over the replica's link."""
+        """Wait until the call has ended. The request's end comes over the replica's link."""
         try:
             await response
         except Exception as error:
-            _log.info("request %d is routed again: %s", request.request_id, _first_line(error))
-            await asyncio.sleep(_FIRST_RETRY)
+            _log.info(
+                "Ray's call of request %d at replica %s failed: %s",
+                request.request_id, request.replica, _first_line(error),
+            )  # fmt: skip
             self.requests.on_call_failed(request)
 
     # Replicas
@@ -320,6 +323,11 @@ class ReplicaPool:
                 "replica %s has the fingerprint %s, the application %s: it serves ordinary requests only",
                 member.id, link.fingerprint.digest, self._wanted_fingerprint,
             )  # fmt: skip
+        elif self._fingerprint is not None and link.fingerprint.llguidance != self._fingerprint.llguidance:
+            _log.warning(
+                "replica %s has llguidance %s, the application %s: it serves no deterministic structured requests",
+                member.id, link.fingerprint.llguidance, self._fingerprint.llguidance,
+            )  # fmt: skip
         if self._is_tracing:
             link.set_tracing(True)
         if not self._was_ready:
@@ -343,17 +351,13 @@ class ReplicaPool:
         self._update()
 
     def _update(self) -> None:
-        """Tell the router and the requests which replicas take requests."""
+        """Tell the requests which replicas take them."""
         self._choose_fingerprint()
-        links = {one.id: one.link for one in self._open if one.link is not None}
-        self._table.fingerprints = {
-            one: link.fingerprint.digest for one, link in links.items() if link.fingerprint is not None
-        }
-        if links:
+        replicas = {one.id: one.requests for one in self._open if one.requests is not None}
+        if replicas:
             self.restart = None
-        self.requests.set_replicas(
-            links, self._fingerprint, self._sum([one.ready for one in links.values() if one.ready])
-        )
+        all_ready = [one.link.ready for one in replicas.values() if one.link.ready is not None]
+        self.requests.set_replicas(replicas, self._fingerprint, self._sum(all_ready))
         self._callbacks.on_replicas()
 
     def _sum(self, all_ready: list[m.Ready]) -> m.Ready | None:
@@ -402,7 +406,7 @@ class ReplicaPool:
             if one.is_running or one.requests is None:
                 continue
             for stream in tuple(one.requests.streams.values()):
-                if any(self.requests.accepts(link, stream) for link in self.requests.links.values()):
+                if self.requests.candidates(stream):
                     self.requests.move(stream)
 
 

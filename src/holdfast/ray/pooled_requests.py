@@ -4,7 +4,11 @@ A replica that is lost or drained leaves its requests to the others, with what t
 sent: the next replica confirms that of deterministic requests bit for bit and goes on.
 
 A deterministic request goes only to replicas with the application's fingerprint, and one that has begun
-only to replicas with the fingerprint it began with. While there is none, it waits.
+only to replicas with the fingerprint it began with; a structured one only to those with the same grammar
+library. While there is none, it waits.
+
+A request is sent over the connection to its replica at once. Ray's call of it, which Ray counts, is made
+beside that.
 
 A request may itself be the reason for a death. Those in the last pass of an engine process that died are
 suspects, as are those that lost two replicas without an output in between. Suspects are tried one after
@@ -23,6 +27,7 @@ from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
 from holdfast.errors import DeterminismRefused, EngineCrashed, EngineStopped, GuaranteeLost, HoldfastError
 from holdfast.ray.messages import RoutedRequest, prefix_hashes
 from holdfast.ray.replica_link import ReplicaLink
+from holdfast.ray.routing_table import RoutingTable
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.live_requests import MAX_LONE_DEATHS
 from holdfast.server.ipc.request_table import NO_CALLBACKS, RequestTable, ResumeCallbacks
@@ -31,15 +36,16 @@ from holdfast.server.ipc.response_stream import ResponseStream
 _log = logging.getLogger("holdfast.server")
 _MAX_FAILED_REPLICAS = 2
 
-Route = Callable[[RoutedRequest], Callable[[], None]]  # starts the call; returns what cancels it
+MakeCall = Callable[[RoutedRequest], Callable[[], None]]  # starts Ray's call; returns what cancels it
 
 
 class PooledRequests(RequestTable):
-    """All requests of one frontend. `route` has Ray choose a replica and calls it."""
+    """All requests of one frontend. The table chooses their replicas."""
 
     def __init__(
         self,
-        route: Route,
+        call: MakeCall,
+        table: RoutingTable,
         *,
         resumes: bool = True,
         defaults: RequestDefaults = NO_DEFAULTS,
@@ -47,9 +53,10 @@ class PooledRequests(RequestTable):
         first_id: int = 1,
     ) -> None:
         super().__init__(resumes=resumes, defaults=defaults, callbacks=callbacks, first_id=first_id)
-        self.links: dict[str, ReplicaLink] = {}  # of replicas that take new requests
+        self.replicas: dict[str, ReplicaRequests] = {}  # those that take new requests
         self.num_accepted: Counter[tuple[str, bool]] = Counter()  # by replica, and whether deterministic
-        self._route = route
+        self._call = call
+        self._table = table
         self._computed_by: dict[int, ReplicaRequests] = {}
         self._calls: dict[int, tuple[RoutedRequest, Callable[[], None]]] = {}
         self._failed_at: dict[int, frozenset[str]] = {}  # replicas where a pass of it raised
@@ -76,12 +83,15 @@ class PooledRequests(RequestTable):
         return self._fingerprint
 
     def set_replicas(
-        self, links: dict[str, ReplicaLink], fingerprint: m.FingerprintReady | None, ready: m.Ready | None
+        self,
+        replicas: dict[str, "ReplicaRequests"],
+        fingerprint: m.FingerprintReady | None,
+        ready: m.Ready | None,
     ) -> None:
         """The replicas that take requests now, the application's fingerprint, and what all can do."""
         if self._error is not None:
             return
-        self.links, self._fingerprint = links, fingerprint
+        self.replicas, self._fingerprint = replicas, fingerprint
         self.ready = ready or self.ready
         if fingerprint is not None:
             self._changed.set()
@@ -98,13 +108,13 @@ class PooledRequests(RequestTable):
         super().close(error)
 
     def _begin(self, stream: ResponseStream) -> None:
-        if stream.deterministic and self.links and self._fingerprint is None and self.ready is not None:
+        if stream.deterministic and self.replicas and self._fingerprint is None and self.ready is not None:
             raise DeterminismRefused(self.ready.refusal or "no replica has the application's fingerprint")
         self._send(stream)
 
     def _require_open(self) -> None:
         self._require_no_error()
-        if not self.links and (not self.resumes or self.ready is None):
+        if not self.replicas and (not self.resumes or self.ready is None):
             raise EngineStopped("the engine is not running")
 
     def _cancel(self, stream: ResponseStream) -> None:
@@ -117,23 +127,29 @@ class PooledRequests(RequestTable):
 
     # Routing
 
-    def accepts(self, link: ReplicaLink, stream: ResponseStream) -> bool:
-        """Whether this replica may compute the request."""
+    def candidates(self, stream: ResponseStream) -> "list[ReplicaRequests]":
+        """The replicas that may compute the request now."""
         needed = self._needed(stream)
-        return needed is None or (link.fingerprint is not None and link.fingerprint.digest == needed)
+        return [
+            one
+            for one in self.replicas.values()
+            if not one.link.closed.is_set()
+            and one.link.fingerprint is not None
+            and (needed is None or stream.deciding(one.link.fingerprint) == needed)
+        ]
 
     def _needed(self, stream: ResponseStream) -> str | None:
-        """The fingerprint that a request needs; None: any. Empty if it is not known yet."""
+        """What a replica's fingerprint must say; None: anything. Empty if it is not known yet."""
         if not stream.deterministic:
             return None
-        if stream.fingerprint is not None:
-            return stream.fingerprint
-        return "" if self._fingerprint is None else self._fingerprint.digest
+        fingerprint = stream.fingerprint or self._fingerprint
+        return "" if fingerprint is None else stream.deciding(fingerprint)
 
     def _send(self, stream: ResponseStream) -> None:
         """Have a replica compute the request, or let it wait for one. Raises for what cannot be encoded."""
         frame = m.encode([stream.message])
-        if not any(self.accepts(link, stream) for link in self.links.values()):
+        candidates = self.candidates(stream)
+        if not candidates:
             if self._is_lost(stream):
                 self._fail(stream, GuaranteeLost("no replica has the fingerprint that the answer began with"))
                 return
@@ -141,31 +157,33 @@ class PooledRequests(RequestTable):
             return
         if stream.num_resumes:
             self._callbacks.on_resume(stream.deterministic)
-        message = stream.message
-        request = RoutedRequest(
-            stream.request_id,
-            frame,
-            self._needed(stream),
-            prefix_hashes(message.prompt_ids, message.cache_salt),
-            self._failed_at.get(stream.request_id, frozenset()),
-        )
-        self._calls[stream.request_id] = request, self._route(request)
+        at = self._choose(stream, candidates)
+        self._computed_by[stream.request_id] = at
+        number = at.submit(stream, frame)
+        request = RoutedRequest(stream.request_id, at.link.connection, number, at.link.replica)
+        self._calls[stream.request_id] = request, self._call(request)
         stream.is_submitted = True
+
+    def _choose(self, stream: ResponseStream, candidates: "list[ReplicaRequests]") -> "ReplicaRequests":
+        """The replica for a request. One at which it failed only if there is no other."""
+        failed = self._failed_at.get(stream.request_id, frozenset())
+        preferred = [one for one in candidates if one.link.replica not in failed] or candidates
+        by_id = {one.link.replica: one for one in preferred}
+        message = stream.message
+        loads = {replica: len(one.streams) for replica, one in by_id.items()}
+        return by_id[self._table.choose(loads, prefix_hashes(message.prompt_ids, message.cache_salt))]
 
     def _is_lost(self, stream: ResponseStream) -> bool:
         """Whether the application has changed since the request began, and its replicas are gone."""
         needed = self._needed(stream)
-        return bool(needed) and self._fingerprint is not None and needed != self._fingerprint.digest
+        return bool(needed) and self._fingerprint is not None and needed != stream.deciding(self._fingerprint)
 
     def on_call_failed(self, request: RoutedRequest) -> None:
-        """Ray or the replica did not take a request, or lost it: it is routed again."""
-        stream = self._live.get(request.request_id)
-        if stream is not None and self._is_current(request):
-            self.lose(stream)
-
-    def _is_current(self, request: RoutedRequest) -> bool:
+        """Ray lost the replica that had taken a call: its connection may be open and dead."""
         call = self._calls.get(request.request_id)
-        return call is not None and call[0] is request
+        at = self._computed_by.get(request.request_id)
+        if call is not None and call[0] is request and request.is_routed and at is not None:
+            at.link.kill()
 
     def _cancel_call(self, request_id: int) -> None:
         call = self._calls.pop(request_id, None)
@@ -284,35 +302,25 @@ class PooledRequests(RequestTable):
         self._forget(stream)
 
     def accept(self, at: "ReplicaRequests", request_id: int, seed: int) -> None:
-        """A replica has begun a request. One that was cancelled, or that another has, is aborted."""
-        stream = self._live.get(request_id)
-        if stream is None or self._computed_by.setdefault(request_id, at) is not at:
-            at.link.abort(request_id)
-            return
-        at.streams[request_id] = stream
+        """A replica has begun a request."""
+        stream = at.streams.get(request_id)
+        if stream is None:
+            return  # it was cancelled or moved
         self.num_accepted[at.link.replica, stream.deterministic] += 1
+        stream.replicas.append(at.link.replica)
         stream.accept(seed)
-        if stream.fingerprint is None and at.link.fingerprint is not None:
-            stream.fingerprint = at.link.fingerprint.digest
+        stream.fingerprint = stream.fingerprint or at.link.fingerprint
 
     def refuse(self, at: "ReplicaRequests", request_id: int, error: HoldfastError) -> None:
-        stream = self._live.get(request_id)
-        if stream is not None and self._computed_by.get(request_id, at) is at:
+        stream = at.streams.get(request_id)
+        if stream is not None:
             self._end(stream)
             self._fail(stream, error)
 
     def on_link_closed(self, at: "ReplicaRequests") -> None:
         """A replica is gone, or its engine process died."""
-        link = at.link
-        routed = [
-            self._live[request_id]
-            for request_id, (request, _) in tuple(self._calls.items())
-            if request.replica == link.replica
-            and request_id not in self._computed_by
-            and request_id in self._live
-        ]
-        for stream in (*at.streams.values(), *routed):
-            running = link.running_ids
+        link, running = at.link, at.link.running_ids
+        for stream in tuple(at.streams.values()):
             is_suspect = link.died is not None and (
                 not stream.is_accepted or not running.isdisjoint(stream.ids)
             )
@@ -320,13 +328,21 @@ class PooledRequests(RequestTable):
 
 
 class ReplicaRequests:
-    """The requests that one replica computes, as its link sees them."""
+    """The requests that were sent to one replica on one connection."""
 
     link: ReplicaLink
 
     def __init__(self, table: PooledRequests) -> None:
         self.streams: dict[int, ResponseStream] = {}
         self._table = table
+        self._num_submitted = 0
+
+    def submit(self, stream: ResponseStream, frame: bytes) -> int:
+        """Send a request, which is encoded. Returns how many were sent on this connection."""
+        self.streams[stream.request_id] = stream
+        self._num_submitted += 1
+        self.link.forward(frame)
+        return self._num_submitted
 
     def attach(self, link: ReplicaLink) -> None:
         pass  # the pool waits for it

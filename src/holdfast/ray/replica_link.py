@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from dataclasses import dataclass
 
 import msgspec
@@ -44,6 +45,7 @@ class ReplicaLink(EngineConnection):
         super().__init__(callbacks, requests)
         self.replica = replica
         self.info = info
+        self.connection = secrets.token_hex(8)
         self.died: m.EngineDied | None = None
 
     _read_task: asyncio.Task[None]
@@ -52,7 +54,7 @@ class ReplicaLink(EngineConnection):
         """Connect. Does not wait until the replica has said that it is ready. Raises `OSError`."""
         async with asyncio.timeout(_CONNECT_SECONDS):
             reader, self._writer = await asyncio.open_connection(self.info.host, self.info.port)
-        hello = Hello(self.info.secret, frontend, token)
+        hello = Hello(self.info.secret, frontend, token, self.connection)
         self._writer.write(pack_frame(msgspec.msgpack.encode(hello)))
         self._read_task = asyncio.create_task(self._read(reader))
 

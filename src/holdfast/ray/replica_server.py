@@ -1,9 +1,10 @@
 """One engine replica: an engine process, its supervisor, and the frontends that are connected to it.
 
-    frontend ── call through Ray ──> ReplicaServer.compute ──> engine process
-    frontend <─ outputs over TCP ─── one message a step    <── engine process
+    frontend ── requests over TCP ──> ReplicaServer ──> engine process
+    frontend <─ outputs over TCP ──── one message a step <── engine process
+    frontend ── call through Ray ───> ReplicaServer.wait_for_end
 
-The call of a request stays open until the request has ended: so Ray's queue lengths, autoscaling and
+The call of a request is open until the request has ended: so Ray's queue lengths, autoscaling and
 draining see it. Knows nothing of Ray itself.
 """
 
@@ -16,12 +17,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.core.framing import ConnectionLost, FrameTooLong, read_frame_async
+from holdfast.core.framing import ConnectionLost, FrameTooLong, pack_frame, read_frame_async
 from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.tracer import StepTrace
 from holdfast.errors import EngineStopped, HoldfastError, PassFailed
-from holdfast.ray.messages import Hello, NotHere, RoutedRequest, frontend_of
+from holdfast.ray.messages import Hello, NotHere, RoutedRequest, SubmitHead, frontend_of
 from holdfast.server.errors import ApiError
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_connection import EngineCallbacks, EngineConnection
@@ -33,18 +34,22 @@ _HELLO_SECONDS = 10.0
 _MAX_HELLO_BYTES = 4096
 _MAX_UNSENT_BYTES = 256 << 20  # to one frontend that does not read
 _MAX_FAILED_PASSES = 3  # in a row: then the device is broken
+_DRAIN_POLL = 0.05
 
-_ToReplica = m.Abort | m.SetTracing | m.GetStatus
+_ToReplica = SubmitHead | m.Abort | m.SetTracing | m.GetStatus
 _decode_hello = msgspec.msgpack.Decoder(Hello)
 _decode = msgspec.msgpack.Decoder(_ToReplica)
 
 
 class _FrontendConnection:
-    """One connected frontend."""
+    """One connected frontend. Its requests go to one engine process: with another one it connects again."""
 
-    def __init__(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, hello: Hello, writer: asyncio.StreamWriter, link: EngineLink) -> None:
         self.number = hello.frontend
         self.token = hello.token
+        self.connection = hello.connection
+        self.link = link
+        self.num_submitted = 0
         self.is_tracing = False
         self._writer = writer
 
@@ -62,7 +67,7 @@ class _FrontendConnection:
 class _ForwardedRequests:
     """The requests of the engine process. Their outputs go to the frontends that sent them.
 
-    `ended` has an event for each request that runs.
+    `ended` has an event for each request that has not ended.
     """
 
     resumes = False  # the frontend has what was sent, and resumes at another replica
@@ -74,6 +79,7 @@ class _ForwardedRequests:
         self.ended: dict[int, asyncio.Event] = {}
         self.num_failed_passes = 0  # in a row
         self.died_with: frozenset[int] = frozenset()  # the requests of the last pass of a dead process
+        self._link: EngineLink | None = None
 
     @property
     def num_live(self) -> int:
@@ -86,7 +92,7 @@ class _ForwardedRequests:
             frontend.close()
 
     def attach(self, link: EngineLink) -> None:
-        self.ready, self.num_failed_passes = link.ready, 0
+        self._link, self.ready, self.num_failed_passes = link, link.ready, 0
 
     def detach(self, link: EngineLink) -> None:
         self.died_with = link.running_ids
@@ -115,14 +121,18 @@ class _ForwardedRequests:
                 self._count(output)
                 self.end(output.request_id)
 
+    def begin(self, request_id: int) -> asyncio.Event:
+        """A request, or its call, has arrived. Returns the event of its end."""
+        return self.ended.setdefault(request_id, asyncio.Event())
+
     def end(self, request_id: int) -> None:
-        ended = self.ended.get(request_id)
+        ended = self.ended.pop(request_id, None)
         if ended is not None:
             ended.set()
 
     def end_all(self) -> None:
-        for ended in self.ended.values():
-            ended.set()
+        for request_id in tuple(self.ended):
+            self.end(request_id)
 
     def _send(self, request_id: int, message: m.FromEngine) -> None:
         frontend = self.frontends.get(frontend_of(request_id))
@@ -133,6 +143,10 @@ class _ForwardedRequests:
         assert output.result is not None
         failed = output.result.error_code == PassFailed.code
         self.num_failed_passes = self.num_failed_passes + 1 if failed else 0
+        link = self._link
+        if self.num_failed_passes >= _MAX_FAILED_PASSES and link is not None and not link.is_killed:
+            _log.error("%d requests failed in a row; the engine is restarted", self.num_failed_passes)
+            link.kill()
 
 
 def _own_part(message: m.StepOutput, number: int) -> m.StepOutput:
@@ -200,29 +214,22 @@ class ReplicaServer:
             error = None if self._running is None or self._running.cancelled() else self._running.exception()
             raise EngineStopped(f"the engine is not running{f': {error}' if error else ''}")
 
-    async def compute(self, request: RoutedRequest) -> None:
-        """Submit a request and wait until it has ended. Its outputs go to its frontend's connection.
-
-        Raises `NotHere` if this replica cannot compute it. Cancelling the call aborts the request.
-        """
-        link, requests = self.link, self._requests
-        if frontend_of(request.request_id) not in requests.frontends:
+    async def wait_for_end(self, request: RoutedRequest) -> None:
+        """Return when the request has ended, which comes over its frontend's connection. Raises `NotHere`
+        if that frontend is not connected."""
+        frontend = self._requests.frontends.get(frontend_of(request.request_id))
+        if frontend is None:
             raise NotHere("the frontend is not connected to this replica")
-        own = None if link.fingerprint is None else link.fingerprint.digest
-        if request.fingerprint not in (None, own):
-            raise NotHere(f"this replica has the fingerprint {own}, not {request.fingerprint}")
-        ended = requests.ended[request.request_id] = asyncio.Event()
-        try:
-            link.forward(request.message)
-            await ended.wait()
-        finally:
-            if requests.ended.get(request.request_id) is ended:
-                del requests.ended[request.request_id]
-            if not ended.is_set() and not link.closed.is_set():
-                link.abort(request.request_id)
-        if requests.num_failed_passes >= _MAX_FAILED_PASSES and not link.is_killed:
-            _log.error("%d requests failed in a row; the engine is restarted", requests.num_failed_passes)
-            link.kill()
+        is_old = request.connection != frontend.connection
+        was_submitted = request.submission <= frontend.num_submitted
+        if is_old or (was_submitted and request.request_id not in self._requests.ended):
+            return  # it has ended
+        await self._requests.begin(request.request_id).wait()
+
+    async def drain(self) -> None:
+        """Wait until no request runs. Ray waits for calls itself; a request's call may be late."""
+        while self._requests.num_live:
+            await asyncio.sleep(_DRAIN_POLL)
 
     async def stop(self) -> None:
         """End the engine process and every connection."""
@@ -247,7 +254,7 @@ class ReplicaServer:
                 return
             frontend = self._open(hello, writer)
             while frontend is not None:
-                self._handle(frontend, _decode.decode(await read_frame_async(reader)))
+                self._handle(frontend, await read_frame_async(reader))
         except (ConnectionLost, FrameTooLong, TimeoutError, msgspec.DecodeError, NotHere):
             pass
         finally:
@@ -266,17 +273,26 @@ class ReplicaServer:
             before.close()
             self._on_frontend_lost(before)
         assert link.ready is not None and link.fingerprint is not None
-        frontend = _FrontendConnection(hello, writer)
+        frontend = _FrontendConnection(hello, writer, link)
         frontend.send(link.ready, link.fingerprint)
         if link.revocation is not None:
             frontend.send(m.Revoked(link.revocation))
         self._requests.frontends[frontend.number] = frontend
         return frontend
 
-    def _handle(self, frontend: _FrontendConnection, message: _ToReplica) -> None:
-        if isinstance(message, m.Abort):
-            if frontend_of(message.request_id) == frontend.number and self._supervisor.is_ready:
-                self.link.abort(message.request_id)
+    def _handle(self, frontend: _FrontendConnection, payload: bytes) -> None:
+        message = _decode.decode(payload)
+        if isinstance(message, SubmitHead | m.Abort):
+            if frontend_of(message.request_id) != frontend.number:
+                raise NotHere(f"frontend {frontend.number} sent the request of another one")
+            if frontend.link.closed.is_set():
+                return  # this connection is about to be closed
+            if isinstance(message, SubmitHead):
+                frontend.num_submitted += 1
+                self._requests.begin(message.request_id)
+                frontend.link.forward(pack_frame(payload))
+            else:
+                frontend.link.abort(message.request_id)
                 self._requests.end(message.request_id)
         elif isinstance(message, m.SetTracing):
             frontend.is_tracing = message.on
@@ -296,13 +312,14 @@ class ReplicaServer:
 
     def _on_frontend_lost(self, frontend: _FrontendConnection) -> None:
         """Its requests have no reader any more."""
-        if self._requests.frontends.get(frontend.number) is frontend:
-            del self._requests.frontends[frontend.number]
-        for request_id, ended in self._requests.ended.items():
-            if frontend_of(request_id) == frontend.number and not ended.is_set():
-                if self._supervisor.is_ready:
-                    self.link.abort(request_id)
-                ended.set()
+        if self._requests.frontends.get(frontend.number) is not frontend:
+            return  # it has connected again
+        del self._requests.frontends[frontend.number]
+        for request_id in tuple(self._requests.ended):
+            if frontend_of(request_id) == frontend.number:
+                if not frontend.link.closed.is_set():
+                    frontend.link.abort(request_id)
+                self._requests.end(request_id)
         if frontend.is_tracing and self._supervisor.is_ready:
             self._set_tracing()
 

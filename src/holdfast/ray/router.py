@@ -1,6 +1,8 @@
-"""The request router of engine replicas, in Ray Serve's interface: fingerprints, prefixes, load.
+"""The request router of engine replicas, in Ray Serve's interface.
 
-Ray's own `PrefixCacheAffinityRouter` knows no fingerprints, and compares texts, not tokens.
+A request is sent to its replica before Ray is called: a `RoutingTable` chooses it, by fingerprint, prefix
+and load. This router has Ray call the same replica, and tells the table which replicas there are and how
+many requests they have. Ray's own `PrefixCacheAffinityRouter` knows no fingerprints, and compares texts, not tokens.
 
 Ray sends this class to every process by value, with copies of its globals. What it shares with the
 process is in `routing_table`, a module, which is sent by name.
@@ -15,7 +17,7 @@ from holdfast.ray.messages import RoutedRequest
 
 
 class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray is not checked
-    """Chooses a replica for each request by the `RoutingTable` of its process."""
+    """Routes each call to the replica that has its request."""
 
     @property
     def _table(self) -> routing_table.RoutingTable | None:
@@ -23,37 +25,37 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray is not checked
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        if self._table is not None:
-            self._table.on_replicas(replicas)
+        self._tell(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
+        self._tell(list(self.curr_replicas.values()))
+
+    def _tell(self, replicas: list[RunningReplica]) -> None:
         if self._table is not None:
-            self._table.on_replicas(tuple(self.curr_replicas.values()))
+            ids = {one.replica_id.unique_id: one.replica_id for one in replicas}
+            cache = self.replica_queue_len_cache
+            self._table.queue_len = lambda one: (cache.get(ids[one]) if one in ids else 0) or 0
+            self._table.on_replicas(replicas)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replicas that may compute the request, best first."""
+        """The replica that has the request. If Ray runs it no more, any other: there the call ends at once."""
         request = None if pending_request is None else _routed(pending_request)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-        if request is None or self._table is None:
-            return [candidate_replicas]
-        by_id = {one.replica_id.unique_id: one for one in candidate_replicas}
-        eligible = self._table.eligible(tuple(by_id), request.fingerprint)
-        preferred = [one for one in eligible if one not in request.avoid] or eligible
-        loads = {one: self._load(by_id[one]) for one in preferred}
-        return [[by_id[one] for one in group] for group in self._table.rank(loads, request.prefix)]
+        chosen = [
+            one
+            for one in candidate_replicas
+            if request is not None and one.replica_id.unique_id == request.replica
+        ]
+        return [chosen or candidate_replicas]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         request = _routed(pending_request)
-        if request is not None and self._table is not None:
-            request.replica = replica_id.unique_id
-            self._table.note(request.replica, request.prefix)
-
-    def _load(self, replica: RunningReplica) -> int:
-        return self.replica_queue_len_cache.get(replica.replica_id) or 0
+        if request is not None:
+            request.is_routed = replica_id.unique_id == request.replica
 
 
 def _routed(pending_request: PendingRequest) -> RoutedRequest | None:

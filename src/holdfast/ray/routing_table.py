@@ -1,6 +1,6 @@
-"""What the request router of a process knows of the replicas, and whom it tells about them.
+"""Which replica computes a request: one that has the prompt's beginning in its cache, or the least loaded.
 
-Ray makes the router itself, from a class that it imports. The router and the pool of one frontend meet here.
+Ray makes its router itself, from a class that it imports. The router and the pool of one frontend meet here.
 """
 
 from collections import OrderedDict
@@ -14,33 +14,35 @@ _MAX_PREFIXES = 1 << 16
 _MORE_REQUESTS, _MORE_PART = 4, 0.25
 
 
+def _ignore(replicas: Sequence[Any]) -> None:
+    pass
+
+
+def _unknown(replica: str) -> int:
+    return 0
+
+
 @dataclass
 class RoutingTable:
-    """The replicas to which a frontend is connected, and which beginnings of prompts they have seen."""
+    """Which beginnings of prompts the replicas have seen, and how many requests they have.
 
-    on_replicas: Callable[[Sequence[Any]], None]  # (Ray's `RunningReplica`s)
-    fingerprints: dict[str, str] = field(default_factory=dict)  # of connected replicas that take requests
+    Ray's router sets queue_len: the requests of a replica, of all frontends, as Ray last heard.
+    """
+
+    on_replicas: Callable[[Sequence[Any]], None] = _ignore  # (Ray's `RunningReplica`s)
+    queue_len: Callable[[str], int] = _unknown
     _seen: "OrderedDict[int, str]" = field(default_factory=OrderedDict)  # prefix -> the last replica
 
-    def eligible(self, replicas: Sequence[str], fingerprint: str | None) -> list[str]:
-        """Those that are connected and have this fingerprint; None: any."""
-        return [
-            one
-            for one in replicas
-            if one in self.fingerprints and fingerprint in (None, self.fingerprints[one])
-        ]
-
-    def rank(self, loads: Mapping[str, int], prefix: Sequence[int]) -> list[list[str]]:
-        """Replicas in order of preference: one that has the longest beginning of the prompt in its cache,
-        unless it has far more requests than others; then the least loaded."""
-        by_load = sorted(loads, key=lambda one: (loads[one], one))
-        if not by_load:
-            return []
-        best = self._holder(loads, prefix)
-        least = loads[by_load[0]]
-        if best is None or loads[best] > least + max(_MORE_REQUESTS, _MORE_PART * least):
-            return [[one] for one in by_load]
-        return [[best], *([one] for one in by_load if one != best)]
+    def choose(self, own: Mapping[str, int], prefix: Sequence[int]) -> str:
+        """The replica for a request with these beginnings. own: the candidates, and how many requests of
+        this frontend each has."""
+        loads = {one: max(number, self.queue_len(one)) for one, number in own.items()}
+        chosen = min(loads, key=lambda one: (loads[one], one))
+        holder, least = self._holder(loads, prefix), loads[chosen]
+        if holder is not None and loads[holder] <= least + max(_MORE_REQUESTS, _MORE_PART * least):
+            chosen = holder
+        self._note(chosen, prefix)
+        return chosen
 
     def _holder(self, loads: Mapping[str, int], prefix: Sequence[int]) -> str | None:
         for key in reversed(prefix):
@@ -49,8 +51,7 @@ class RoutingTable:
                 return replica
         return None
 
-    def note(self, replica: str, prefix: Sequence[int]) -> None:
-        """A request with these beginnings went to this replica."""
+    def _note(self, replica: str, prefix: Sequence[int]) -> None:
         for key in prefix:
             self._seen[key] = replica
             self._seen.move_to_end(key)

@@ -124,11 +124,16 @@ class Call:
 
         It is that of the engine that answered, even if it has ended since.
         """
-        known = {stream.fingerprint for stream in self.streams}
+        known = {None if one.fingerprint is None else one.fingerprint.digest for one in self.streams}
         if len(known) == 1 and (digest := known.pop()) is not None:
             return digest
         with _as_api_error():
             return (await self._requests.wait_for_fingerprint()).digest
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The replicas of a pool that computed the prompts, in order."""
+        return tuple(dict.fromkeys(one for stream in self.streams for one in stream.replicas))
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -248,19 +253,19 @@ class Call:
         stats = self.stats
         counts = self.num_prompt_tokens, self.num_completion_tokens
         self._metrics.finished(reasons[-1], *counts, stats, self._num_choices)
-        self._trace_span().finished(reasons, *counts, self.mode, stats)
+        self._last_span().finished(reasons, *counts, self.mode, stats)
 
     def aborted(self) -> None:
         """The client disconnected."""
         self.finish_reasons = self.finish_reasons or ("abort",)
         counts = self.num_prompt_tokens, self.num_completion_tokens
         self._metrics.finished("abort", *counts, self.stats, self._num_choices)
-        self._trace_span().failed("client_left", _CLIENT_LEFT)
+        self._last_span().failed("client_left", _CLIENT_LEFT)
 
     def failed(self, code: str, status: int) -> None:
         """The client got an error."""
         self._metrics.failed(code)
-        self._trace_span().failed(code, status)
+        self._last_span().failed(code, status)
 
     def close(self) -> None:
         """Free everything."""
@@ -317,6 +322,13 @@ class Call:
         if self._span is None:
             self._span = self._begin_span(params)
         return self._span
+
+    def _last_span(self) -> TraceSpan:
+        """The span of a request that is over."""
+        span = self._trace_span()
+        if self.replicas:
+            span.computed_by(self.replicas)
+        return span
 
     def _count(self, stream: ResponseStream, delta: Delta) -> None:
         if not self._start_counted and stream.queue_seconds is not None:

@@ -177,6 +177,7 @@ class Frontend:
 
     def _log_call(self, call: Call, access: AccessLogEntry) -> None:
         access.engine_ids = tuple(stream.request_id for stream in call.streams) or None
+        access.replicas = call.replicas or None
         if call.results:
             self.admission.observe(time.monotonic() - call.began)
             access.mode = call.mode

@@ -43,6 +43,7 @@ def test_span_attributes_of_a_request(otel):
     span.started(0.25)
     span.first_token()
     assert ended() == ()
+    span.computed_by(["r1", "r2"])
     span.finished(["stop", "length"], 20, 30, "certified", STATS)
     (done,) = ended()
     assert done.name == "chat smollm2"
@@ -73,6 +74,7 @@ def test_span_attributes_of_a_request(otel):
         "holdfast.deterministic": True,
         "holdfast.mode": "certified",
         "holdfast.queue_seconds": 0.25,
+        "holdfast.replicas": ("r1", "r2"),
         "holdfast.candidates": 9,
         "holdfast.accepted": 7,
         "holdfast.rolled_back": 2,
@@ -247,7 +249,7 @@ def test_without_endpoint_opentelemetry_is_not_imported():
         "import sys; from holdfast.server.telemetry.traces import TracedRequest, open_traces;"
         "from holdfast.core.results import Stats;"
         "traces = open_traces(None); span = traces.begin({'traceparent': 'x'}, TracedRequest('chat', 'm', 'id'));"
-        "span.started(1); span.first_token(); span.finished(['stop'], 1, 1, 'none', Stats()); span.failed('x', 500);"
+        "span.started(1); span.first_token(); span.computed_by(['r']); span.finished(['stop'], 1, 1, 'none', Stats()); span.failed('x', 500);"
         "traces.close(); print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

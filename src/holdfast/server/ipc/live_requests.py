@@ -131,15 +131,15 @@ class LiveRequests(RequestTable):
         self._fingerprint = fingerprint
         for stream in self._live.values():
             if stream.is_submitted and stream.fingerprint is None:
-                stream.fingerprint = fingerprint.deciding(is_structured=stream.is_structured)
+                stream.fingerprint = fingerprint
         self._submit_waiting()
 
     def accept(self, request_id: int, seed: int) -> None:
         stream = self._live.get(request_id)
         if stream is not None:
             stream.accept(seed)
-            if stream.fingerprint is None and self._link is not None and self._link.fingerprint is not None:
-                stream.fingerprint = self._link.fingerprint.deciding(is_structured=stream.is_structured)
+            if stream.fingerprint is None and self._link is not None:
+                stream.fingerprint = self._link.fingerprint
 
     def refuse(self, request_id: int, error: HoldfastError) -> None:
         stream = self._live.pop(request_id, None)
@@ -249,9 +249,13 @@ class LiveRequests(RequestTable):
     def _submit(self, link: "EngineLink", stream: ResponseStream) -> None:
         """Submit a request that waits, unless its guarantee is lost."""
         del self._waiting[stream.request_id]
-        known, new = stream.fingerprint, link.fingerprint
-        needed = None if new is None else new.deciding(is_structured=stream.is_structured)
-        if stream.deterministic and known is not None and needed is not None and known != needed:
+        began, new = stream.fingerprint, link.fingerprint
+        if (
+            stream.deterministic
+            and began is not None
+            and new is not None
+            and stream.deciding(began) != stream.deciding(new)
+        ):
             _log.error("request %d cannot continue: the engine has another fingerprint", stream.request_id)
             del self._live[stream.request_id]
             stream.fail(GuaranteeLost("the engine was restarted with another fingerprint"))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.core.results import Delta, Result
-from holdfast.server.ipc.messages import Submit
+from holdfast.server.ipc.messages import FingerprintReady, Submit
 from holdfast.server.ipc.sent_record import SentRecord
 
 
@@ -41,7 +41,8 @@ class ResponseStream:
         self.num_resumes = 0
         self.paused_at: float | None = None  # when its engine process died, until its next output
         self.ids = range(message.request_id, message.request_id + num_choices)
-        self.fingerprint: str | None = None  # of the engine that began it, once it is known
+        self.fingerprint: FingerprintReady | None = None  # of the engine that began it, once it is known
+        self.replicas: list[str] = []  # of a pool, that accepted it, in order
         # Set by `LiveRequests`, about the current engine process.
         self.is_submitted = False
         self.is_accepted = False
@@ -56,6 +57,10 @@ class ResponseStream:
         self._record = SentRecord(
             num_choices, keeps_logprobs=message.want_receipt and not deterministic, begun=message.sent
         )
+
+    def deciding(self, fingerprint: FingerprintReady) -> str:
+        """What of a fingerprint must be equal in an engine that goes on with the answer."""
+        return fingerprint.deciding(is_structured=self.is_structured)
 
     @property
     def is_over(self) -> bool:

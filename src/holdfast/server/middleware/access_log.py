@@ -31,6 +31,7 @@ class AccessLogEntry:
     status: int = 0
     request_id: str | None = None
     engine_ids: tuple[int, ...] | None = None  # of its prompts, in the engine's log and the inspector
+    replicas: tuple[str, ...] | None = None  # of a pool, that computed it, in order
     client: str | None = None  # its address
     tenant: str | None = None  # the name of its key; without keys, its address or the /64 of it
     deterministic: bool | None = None

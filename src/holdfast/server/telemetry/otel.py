@@ -90,6 +90,10 @@ class _OtelSpan:
             took = time.perf_counter() - self._began
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", took)
 
+    def computed_by(self, replicas: Sequence[str]) -> None:
+        if not self._ended:  # the SDK warns of an attribute of a span that has ended
+            self._span.set_attribute("holdfast.replicas", tuple(replicas))
+
     def finished(
         self, reasons: Sequence[str], prompt_tokens: int, completion_tokens: int, mode: str, stats: Stats
     ) -> None:

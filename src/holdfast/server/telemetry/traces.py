@@ -41,6 +41,9 @@ class TraceSpan(Protocol):
     def first_token(self) -> None:
         """The first token of any choice arrived; further calls have no effect."""
 
+    def computed_by(self, replicas: Sequence[str]) -> None:
+        """The replicas of a pool that computed the request, in order."""
+
     def finished(
         self, reasons: Sequence[str], prompt_tokens: int, completion_tokens: int, mode: str, stats: Stats
     ) -> None:
@@ -88,6 +91,9 @@ class _NoSpan:
         pass
 
     def first_token(self) -> None:
+        pass
+
+    def computed_by(self, replicas: Sequence[str]) -> None:
         pass
 
     def finished(
