@@ -33,10 +33,9 @@ def test_holdfast_object(tiny_server: Server) -> None:
     assert deterministic["holdfast"]["seed"] == 5
     stats = deterministic["holdfast"]["stats"]
     assert stats["accepted"] + stats["canonical_tokens"] == deterministic["usage"]["completion_tokens"]
-    assert (
-        deterministic["system_fingerprint"]
-        == tiny_server.get("/v1/certificate").json()["fingerprint"]["digest"]
-    )
+    structured = ask(tiny_server, deterministic=True, guided_regex="[ab]{4}")
+    digest = tiny_server.get("/v1/certificate").json()["fingerprint"]["digest"]
+    assert deterministic["system_fingerprint"] == structured["system_fingerprint"] == digest
 
 
 def test_generated_seed_reproduces_the_completion(tiny_server: Server) -> None:

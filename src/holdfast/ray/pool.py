@@ -227,21 +227,21 @@ class ReplicaPool:
 
     def _call(self, request: RoutedRequest) -> Any:
         """Start Ray's call of a request that was sent. Returns what cancels it."""
-        response = self._handle.remote(request)
-        task = asyncio.create_task(self._await(request, response))
+        task = asyncio.create_task(self._run_call(request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task.cancel
 
-        def cancel() -> None:
-            response.cancel()
-            task.cancel()
-
-        return cancel
-
-    async def _await(self, request: RoutedRequest, response: Any) -> None:
-        """Wait until the call has ended. The request's end comes over the replica's link."""
+    async def _run_call(self, request: RoutedRequest) -> None:
+        """Call, and wait until the call has ended. The request's end comes over the replica's link."""
+        response = None
         try:
+            response = self._handle.remote(request)
             await response
+        except asyncio.CancelledError:
+            if response is not None:
+                response.cancel()
+            raise
         except Exception as error:
             _log.info(
                 "Ray's call of request %d at replica %s failed: %s",

@@ -249,7 +249,8 @@ def test_without_endpoint_opentelemetry_is_not_imported():
         "import sys; from holdfast.server.telemetry.traces import TracedRequest, open_traces;"
         "from holdfast.core.results import Stats;"
         "traces = open_traces(None); span = traces.begin({'traceparent': 'x'}, TracedRequest('chat', 'm', 'id'));"
-        "span.started(1); span.first_token(); span.computed_by(['r']); span.finished(['stop'], 1, 1, 'none', Stats()); span.failed('x', 500);"
+        "span.started(1); span.first_token(); span.computed_by(['r']);"
+        "span.finished(['stop'], 1, 1, 'none', Stats()); span.failed('x', 500);"
         "traces.close(); print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
