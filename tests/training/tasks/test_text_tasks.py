@@ -55,9 +55,11 @@ def test_entity_texts_repeat_no_thought_without_a_cause() -> None:
 def test_variable_talk_thoughts_are_right() -> None:
     for each in examples(VariableTalk()):
         known: dict[str, int] = {}
-        for number, step in enumerate(each.steps):
+        named: list[str] = []
+        for step in each.steps:
             words = step.thought.split()
-            if number:
+            is_change = words[1] in "+-"
+            if is_change:
                 left, sign, right, *words = words
                 assert int(words[1]) == int(left) + (1 if sign == "+" else -1) * int(right), each
             pairs = dict(zip(words[::2], map(int, words[1::2]), strict=True))
@@ -66,7 +68,9 @@ def test_variable_talk_thoughts_are_right() -> None:
                 one, other = changed
                 assert (known[one], known[other]) == (pairs[other], pairs[one]), each
             assert len(changed) <= 2 or not known, each
-            assert list(pairs)[bool(number) :] == sorted(list(pairs)[bool(number) :])
+            named += [name for name in pairs if name not in named]
+            others = list(pairs)[is_change:]
+            assert others == sorted(others, key=named.index), each
             known = pairs
             assert all(0 <= value <= 9 for value in known.values())
         answer = each.answer.strip(" .")

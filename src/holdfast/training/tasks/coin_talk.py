@@ -37,7 +37,9 @@ class CoinTalk:
 
     def words(self) -> list[str]:
         """Texts with all words, for a tokenizer."""
-        return [*coin_grammar.vocabulary(), *words.NAMES, *words.ADVERBS, " Yes, No, Heads Tails", UNKNOWN]
+        said = coin_grammar.vocabulary()
+        typed = " doesnt dont didnt isnt wasnt wont cant couldnt wouldnt hasnt whats its theres thats lets"
+        return [*said, typed, *words.NAMES, *words.ADVERBS, " Yes, No, Heads Tails", UNKNOWN]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
         """Up to this number of events: half of the texts are short, like most questions of people."""
@@ -103,6 +105,7 @@ class _Story:
         self._grammar = CoinGrammar(rng)
         self._style = rng.choice(_STYLES)
         self._is_lower = rng.random() < 0.08
+        self._drops_apostrophes = rng.random() < 0.08
         self._length, self._number = 0, 0
         self._steps: list[ThoughtStep] = []
         self._side, self._known = rng.randrange(2), False
@@ -142,6 +145,7 @@ class _Story:
             question = question.replace("coin", self._grammar.coin)
         if self._rng.random() < 0.06:
             question = question.rstrip("?.")
+        question = self._typed(question)
         gap = "" if not self.marked else " " if self._rng.random() < 0.95 else "\n"
         self.marked += f"{gap}{question}{self._rng.choice(ANSWER_MARKS)}"
         prompt = coin_grammar.unmarked(self.marked)
@@ -163,7 +167,7 @@ class _Story:
 
     def _append(self, marked: str, end: str) -> None:
         """Add a sentence; its marks are events."""
-        marked = _BEFORE_VOWEL.sub(r"\1n ", marked)
+        marked = self._typed(_BEFORE_VOWEL.sub(r"\1n ", marked))
         if not self._style.lowers:
             marked = marked[0].upper() + marked[1:]
         self._number += 1
@@ -177,6 +181,9 @@ class _Story:
             else:
                 self._length += 1
         self.marked += marked + end
+
+    def _typed(self, text: str) -> str:
+        return text.replace("'", "") if self._drops_apostrophes else text
 
     def _happens(self, mark: str) -> None:
         if mark == START:

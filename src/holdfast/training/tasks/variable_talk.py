@@ -6,8 +6,8 @@
                   4 + 2 y 6 x 7
 
 The thought is that of `Variables` with "worked": the calculation, the changed variable, then the
-others in alphabetical order. The first statement has all its variables as a thought. A half is
-written as a difference. Two values that are swapped are one thought: "+ 0" for the first of them.
+others in the order in which they were named. In the first statement every variable has a thought: all
+so far. A half is written as a difference. Two values that are swapped are one thought: "+ 0" for the first of them.
 Values are 0 to 9; a change that would leave them is another one.
 """
 
@@ -79,12 +79,16 @@ class _Told:
         for name in self._names[:count]:
             self.values[name] = rng.randint(0, LARGEST)
         head, sign = rng.choice(shapes.LISTS), rng.choice(shapes.IS)
-        items = [f"{name}{sign}{self._number(value)}" for name, value in self.values.items()]
-        joined = ", ".join(items)
-        if len(items) > 1 and rng.random() < 0.4:
-            joined = f"{', '.join(items[:-1])}{rng.choice((' and ', ' and ', ', and '))}{items[-1]}"
-        tail = rng.choice(shapes.LIST_TAILS) if sign == " = " else ""
-        self.say(f"{head} {joined}{tail}{self._mark}" if head else f"{joined}{tail}{self._mark}")
+        last = rng.choice((" and ", " and ", ", and ")) if rng.random() < 0.4 else ", "
+        self.say(f"{head} " if head else "")
+        drawn, self.values = self.values, {}
+        for number, (name, value) in enumerate(drawn.items(), start=1):
+            self.values[name] = value
+            self.text += f"{name}{sign}{self._number(value)}"
+            if number < count:
+                self.steps.append(ThoughtStep(len(self.text) - 1, self._list(), self._list()))
+                self.text += last if number == count - 1 else ", "
+        self.text += (rng.choice(shapes.LIST_TAILS) if sign == " = " else "") + self._mark
         self._think(self._list())
 
     def change(self) -> None:
@@ -162,7 +166,7 @@ class _Told:
     def _compute(self, name: str, shape: str, left: int, sign: str, right: int, said: str = "") -> None:
         self.values[name] = left + right if sign == "+" else left - right
         self._state(shape, name, said)
-        others = "".join(f" {each} {value}" for each, value in sorted(self.values.items()) if each != name)
+        others = "".join(f" {each} {value}" for each, value in self.values.items() if each != name)
         self._think(f" {left} {sign} {right} {name} {self.values[name]}{others}")
 
     def _state(self, shape: str, name: str, said: str = "") -> None:
@@ -178,7 +182,7 @@ class _Told:
         return shapes.NUMBERS[value] if self.rng.random() < self._words else str(value)
 
     def _list(self) -> str:
-        return "".join(f" {name} {value}" for name, value in sorted(self.values.items()))
+        return "".join(f" {name} {value}" for name, value in self.values.items())
 
     def _think(self, thought: str) -> None:
         """The thought is settled by the mark after the statement, or by the end of the line."""

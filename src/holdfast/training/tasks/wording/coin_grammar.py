@@ -116,10 +116,13 @@ class CoinGrammar:
         self.rng = rng
         self.coin = "coin" if rng.random() < 0.75 else rng.choice(shapes.COINS)
         self._tense = "past" if rng.random() < 0.3 else "third"
+        self._is_record = rng.random() < 0.06
 
     def sentence(self, side: int, last: str) -> str:
         """One sentence with a mark or more, without a period. last: the mark of the event before."""
         kind = self.rng.random()
+        if self._is_record and kind < 0.85:
+            return self._fill(self._record())
         if kind < 0.04 and last in (FLIP, KEEP):
             text = self._follow(last)
         elif kind < 0.09:
@@ -139,6 +142,15 @@ class CoinGrammar:
         else:
             text = self._plain()
         return self._fill(text)
+
+    def _record(self) -> str:
+        """As in a list of turns: "Bob: flip"."""
+        rng, link = self.rng, self.rng.choice(shapes.RECORD_LINKS)
+        if rng.random() < 0.3:
+            done = self._event()
+            return f"{self.name()}{link}{done.third}"
+        what, mark = (shapes.RECORD_FLIPS, FLIP) if rng.random() < 0.5 else (shapes.RECORD_KEEPS, KEEP)
+        return f"{self.name()}{link}{rng.choice(what)}{mark}"
 
     # Verb phrases.
 

@@ -360,3 +360,21 @@ YES_NO = (
     "Are we seeing {s} now?", "Has it come to show {s}?",
 )  # fmt: skip
 ANSWER_MARKS = (" A:",) * 14 + (" Answer:", "\nA:", "\nAnswer:", "")
+# Turns written as a list.
+RECORD_LINKS = (": ", ": ", " -> ", " - ", " => ", ", ", " = ")
+RECORD_FLIPS = (
+    "flip",
+    "flips",
+    "flips it",
+    "flip it",
+    "turns it over",
+    "turn",
+    "one flip",
+    "flipped",
+    "toss",
+    "yes, flip",
+)
+RECORD_KEEPS = (
+    "no flip", "pass", "passes", "nothing", "no", "skip", "skips", "stays", "leaves it", "no change", "waits",
+    "does not flip", "not flipped", "keeps it", "zero flips", "looks", "no turn",
+)  # fmt: skip
