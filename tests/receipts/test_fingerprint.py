@@ -499,3 +499,20 @@ def test_digest_covers_names_formats_and_shapes(folder: Path) -> None:
     ]  # type: ignore[arg-type]
     assert len(set(digests)) == 4
     assert digest_weights(Changed()) == digests[0]  # type: ignore[arg-type]
+
+
+_ENDS_EARLY = """
+import types, torch
+from holdfast.receipts.engine_fingerprint import FingerprintTask
+def describe():
+    for _ in range(3000):
+        torch.ones(64).sum().item()
+    print("described")
+    return {}
+FingerprintTask(types.SimpleNamespace(names=lambda: ()), describe)
+"""
+
+
+def test_process_may_end_before_its_fingerprint() -> None:
+    done = subprocess.run([sys.executable, "-c", _ENDS_EARLY], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "described\n"), done.stderr

@@ -4,6 +4,8 @@ import contextlib
 import copy
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +307,24 @@ def test_name_of_an_unknown_field_is_printed_on_one_line(name: str) -> None:
     for receipt in ({**VALID, name: 1}, {**VALID, "engine": {**VALID["engine"], name: 1}}):
         message = refused(json.dumps(receipt))
         assert message.isprintable() and "unknown field" in message
+
+
+_FIRST_READERS = """
+import json, sys, threading
+from holdfast.receipts.reader import parse_receipt
+content, start = json.load(open(sys.argv[1])), threading.Barrier(8)
+sys.setswitchinterval(1e-7)
+def read():
+    start.wait()
+    parse_receipt(content)
+threads = [threading.Thread(target=read) for _ in range(8)]
+for each in threads: each.start()
+for each in threads: each.join()
+"""
+
+
+def test_first_receipts_may_be_read_by_several_threads() -> None:
+    """A server reads receipts in threads; the types are described before."""
+    path = Path(__file__).parents[1] / "determinism" / "receipts" / "aarch64.json"
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", _FIRST_READERS, str(path)], check=True, timeout=60)

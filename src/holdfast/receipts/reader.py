@@ -274,6 +274,12 @@ def _check_depth(value: object, depth: int) -> None:
             _check_depth(one, depth - 1)
 
 
+# msgspec describes a type when it is first used, and crashes if two threads do that at once. So it is
+# done here, by the one thread that imports this module.
+for _kind in (_ReceiptJson1, _ReceiptJson):
+    msgspec.json.Decoder(_kind)
+
+
 def _convert(content: dict[str, Any], kind: type[_ReceiptJson1]) -> _ReceiptJson1:
     try:
         return msgspec.convert(content, kind)

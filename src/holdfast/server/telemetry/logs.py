@@ -70,8 +70,13 @@ class _SafeFormatter(logging.Formatter):
         }
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        """The `extra` fields, and the request id."""
-        given = {name: value for name, value in record.__dict__.items() if name not in _STANDARD_FIELDS}
+        """The `extra` fields, and the request id. Names with an underscore are those of libraries that mark
+        every record, as ray does."""
+        given = {
+            name: value
+            for name, value in record.__dict__.items()
+            if name not in _STANDARD_FIELDS and not name.startswith("_")
+        }
         if current_request_id.get() is not None:
             given.setdefault("request_id", current_request_id.get())
         return {name: self._value(value) for name, value in given.items() if value is not None}
