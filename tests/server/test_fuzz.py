@@ -21,7 +21,7 @@ from support.serving import Server
 
 TESTS = Path(__file__).parents[1]
 IS_SHORT = "HOLDFAST_FUZZ_CASES" not in os.environ
-CASES = os.environ.get("HOLDFAST_FUZZ_CASES", "6")
+CASES = os.environ.get("HOLDFAST_FUZZ_CASES", "4")
 TOTAL = int(os.environ.get("HOLDFAST_FUZZ_TOTAL", "20000"))  # cases of the long form
 ROUND_CASES = 60  # of each operation and seed of the long form
 SEED = int(os.environ.get("HOLDFAST_FUZZ_SEED", "1"))
