@@ -271,7 +271,7 @@ def check_passes(played: Played) -> None:
         assert one.num_tokens <= played.world.config.max_pass_tokens
 
 
-@settings(max_examples=examples(600), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds())
 def test_deterministic_answer_equals_the_reference(world: World) -> None:
     played = play(world)

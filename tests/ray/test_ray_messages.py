@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from holdfast.cli import requirements
 from holdfast.engine.config import EngineConfig
@@ -30,6 +31,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster of two nodes with 8 CPUs each."""
     monkeypatch.setattr(ray, "nodes", lambda: [NODE, NODE])
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 16.0})
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,15 @@ def test_missing_resources(nodes: None, engine: dict[str, Any], replicas: dict[s
         cluster_module.require_resources(
             configured, wanted, cluster_module.gpus_per_replica(configured, wanted)
         )
+
+
+def test_application_is_built_before_ray_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `serve run` does: the GPUs of this machine count."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for count in (0, 4):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        found = cluster_module.gpus_per_replica(EngineConfig(), ReplicasConfig(replicas=1))
+        assert found == min(count, 1)
 
 
 def test_other_versions_of_ray_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

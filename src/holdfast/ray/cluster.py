@@ -95,8 +95,17 @@ def gpus_per_replica(engine: EngineConfig, replicas: ReplicasConfig) -> float:
     if replicas.replica_gpus is not None:
         return replicas.replica_gpus
     if engine.device == "auto":
-        return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
+        return 1.0 if _num_gpus() >= 1 else 0.0
     return 1.0 if engine.device.startswith("cuda") else 0.0
+
+
+def _num_gpus() -> float:
+    """Of the cluster. Of this machine before it is joined: `serve run` builds an application first."""
+    if ray.is_initialized():
+        return float(ray.cluster_resources().get("GPU", 0))
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def require_resources(engine: EngineConfig, replicas: ReplicasConfig, num_gpus: float) -> None:
