@@ -12,20 +12,30 @@ SMAPS = """\
 1000-3000 r-xp 00000000 fe:00 12                         /usr/lib/libsome thing.so.1.2
 Rss:                   8 kB
 Anonymous:             0 kB
+Swap:                  0 kB
 3000-4000 r--p 00002000 fe:00 12                         /usr/lib/libsome thing.so.1.2
 Rss:                   4 kB
 Anonymous:             4 kB
+Swap:                  0 kB
 4000-5000 r--p 00002000 fe:00 12                         /usr/lib/libplain.so
 Anonymous:             0 kB
+Swap:                  0 kB
 VmFlags: rd mr mw me
 5000-6000 rw-p 00003000 fe:00 12                         /usr/lib/libplain.so
 Anonymous:             0 kB
+Swap:                  0 kB
 6000-7000 r--p 00000000 fe:00 13                         /models/weights.gguf
 Anonymous:             0 kB
+Swap:                  0 kB
 7000-8000 r-xp 00000000 00:00 0                          [vdso]
 Anonymous:             0 kB
+Swap:                  0 kB
+9000-a000 r--p 00002000 fe:00 12                         /usr/lib/libswapped.so
+Anonymous:             0 kB
+Swap:                  4 kB
 8000-9000 r--s 00000000 fe:00 13                         /usr/lib/libshared.so
 Anonymous:             0 kB
+Swap:                  0 kB
 """
 
 

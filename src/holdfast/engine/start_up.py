@@ -57,14 +57,15 @@ def release_library_pages() -> None:
 
 def _clean_library_mappings(smaps: str) -> Iterator[tuple[int, int]]:
     """(address, bytes) of each read-only mapping of a shared library without a page of its own: relocated
-    pages have been written, and exist nowhere else."""
+    pages have been written, and exist nowhere else but in memory or in swap space."""
     found: tuple[int, int] | None = None
     for line in smaps.splitlines():
         name, _, value = line.partition(":")
-        if name == "Anonymous":
-            if found is not None and value.split() == ["0", "kB"]:
+        if name in ("Anonymous", "Swap"):
+            if value.split() != ["0", "kB"]:
+                found = None
+            elif name == "Swap" and found is not None:  # it comes after Anonymous
                 yield found
-            found = None
         elif " " in name:  # the first line of a mapping
             start_end = _MAPPING.match(line)
             found = None
