@@ -51,13 +51,23 @@ def test_all_forms_multiply_each_row_by_its_experts(num_tokens: int, spread: str
         assert torch.equal(out.double(), expected)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu"])
-def test_gate_and_up_are_activated(activation: Activation) -> None:
-    """In every form, where the activation is silu; in the canonical form of each dtype otherwise."""
+@pytest.mark.parametrize(
+    ("activation", "every_form"),
+    [
+        pytest.param("silu", True, id="silu"),
+        *(pytest.param(each, False, id=each) for each in ("gelu_tanh", "clamped_swiglu")),
+        *(
+            pytest.param(each, True, id=f"{each} in every form", marks=pytest.mark.long)
+            for each in ("gelu_tanh", "clamped_swiglu")
+        ),
+    ],
+)
+def test_gate_and_up_are_activated(activation: Activation, every_form: bool) -> None:
+    """In every form, or in the canonical form of each dtype."""
     from holdfast.numerics.backends.triton import elementwise, grouped_gemm, routing
 
     by_dtype = [grouped_gemm.forms(dtype) for dtype in (torch.float16, torch.float32)]
-    tiles = [tile for forms in by_dtype for tile in (forms if activation == "silu" else forms[-1:])]
+    tiles = [tile for forms in by_dtype for tile in (forms if every_form else forms[-1:])]
     shape = LayerShape(1, 1, 64, 1e-5, 1.0, activation, swiglu_alpha=1.7, swiglu_limit=0.5)
     x, weight = _exact(24, WIDTH, seed=4), _exact(NUM_EXPERTS, 2 * OUTPUTS, WIDTH, seed=5)
     for tile in tiles:
