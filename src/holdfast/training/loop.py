@@ -83,12 +83,17 @@ class StepBudget:
     machine are.
 
     The time of a run starts before its texts are made. A run that is resumed before the last
-    measurement has all its minutes again.
+    measurement has all its minutes again. Where steps become slower later, the run ends before its last
+    step.
     """
 
     def __init__(self, run: TrainingRun) -> None:
-        self._device, self._start = run.device, run.started
+        self._device, self._start, self._minutes = run.device, run.started, run.settings.minutes
         self._ends: list[float] = []
+
+    @property
+    def is_over(self) -> bool:
+        return self._minutes is not None and self.seconds_left(self._minutes) <= 0
 
     def is_due(self, step: int) -> bool:
         """Called after every step: whether to set the number of steps now."""
@@ -160,8 +165,8 @@ def train(
         run.step += 1
         if s.minutes is not None and budget.is_due(run.step):
             run.settings = s = _fit_minutes(run, budget, s.minutes)
-        elif s.minutes is not None and budget.seconds_left(s.minutes) <= 0:
-            run.settings = s = replace(s, steps=run.step, minutes=None)  # over before the first measurement
+        elif budget.is_over:
+            run.settings = s = replace(s, steps=run.step, minutes=None)
         is_last = run.step == s.steps
         is_evaluated = is_last or (s.eval_every > 0 and run.step % s.eval_every == 0)
         if is_evaluated or run.step % _LOG_EVERY == 0:

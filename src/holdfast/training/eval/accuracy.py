@@ -16,12 +16,17 @@ def measure_cell(
     started = time.perf_counter()
     results = model.generate(prompts)
     seconds = time.perf_counter() - started
+    wrong = [
+        index
+        for index, each in enumerate(zip(prompts, results, strict=True))
+        if not is_right(model, *each)
+    ]
     cell = AccuracyCell(
         model=model.name,
         task=task,
         events=events,
         count=len(prompts),
-        right=num_right(model, prompts, results),
+        right=len(prompts) - len(wrong),
         prompt_tokens=fmean(len(each.token_ids) for each in prompts),
         answer_tokens=fmean(len(each.token_ids) for each in results),
         rounds=fmean(each.stats.prefill_passes for each in results),
@@ -29,6 +34,7 @@ def measure_cell(
         guessed_right=fmean(each.stats.guessed_right for each in results),
         seconds=seconds,
         cut_off=sum(each.finish_reason == "length" for each in results),
+        wrong=wrong,
     )
     if model.thinking is not None:
         _compare_thoughts(cell, prompts, results)

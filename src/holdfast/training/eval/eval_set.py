@@ -22,7 +22,7 @@ from holdfast.training.tasks.task import AnswerForm
 
 _CHAINS = ("cot", "words")
 _SO = "So"
-_SPARE = 8  # tokens an answer may be longer than the gold one
+_SPARE = 8  # tokens an answer may be longer than twice the gold one
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class EvalPrompt:
 
     @property
     def max_tokens(self) -> int:
-        return self.num_answer + _SPARE
+        return 2 * self.num_answer + _SPARE
 
 
 def final_answer(text: str, form: AnswerForm) -> str:

@@ -40,6 +40,7 @@ class AccuracyCell:
     gold_thoughts: float | None = None
     gold_prompts: float | None = None
     cut_off: int = 0  # answers that reached max_tokens
+    wrong: list[int] = field(default_factory=list)  # which texts, to compare models text by text
 
     @property
     def accuracy(self) -> float:

@@ -1,9 +1,10 @@
-"""Things in boxes and people in rooms: a thought after each event has the boxes it changed.
+"""Things in boxes and people in rooms: a thought after each event says what is in all boxes, or where
+everybody is.
 
     The key is in the red box. The blue box is empty. Ada puts the key in the blue box. Where is the key?
-                red box key             blue box nothing              red box nothing, blue box key
+                     red key       red key, blue nothing         red nothing, blue key
 
-Sentences that change nothing stand between the events: people look at boxes, talk about things, or
+So the next thought depends on the last one and the event alone, however long the text is. Sentences that change nothing stand between the events: people look at boxes, talk about things, or
 the weather is described. Answers: " blue box.", " kitchen.", " key and ball.", " nothing."
 """
 
@@ -55,10 +56,10 @@ _DISTRACTORS = (
 
 @dataclass
 class _World:
-    """rooms: only people who have been seen."""
+    """boxes, rooms: only boxes that have been named, only people who have been seen."""
 
-    boxes: dict[str, list[str]]
     people: tuple[str, ...]
+    boxes: dict[str, list[str]] = field(default_factory=dict)
     rooms: dict[str, str] = field(default_factory=dict)
 
     def box_of(self, thing: str) -> str:
@@ -68,10 +69,12 @@ class _World:
     def things(self) -> list[str]:
         return [thing for things in self.boxes.values() for thing in things]
 
-    def describe(self, *boxes: str) -> str:
-        return ",".join(
-            f" {box} box {' '.join(self.boxes[box]) or 'nothing'}" for box in dict.fromkeys(boxes)
-        )
+    def boxes_thought(self) -> str:
+        """Every box that has been named, in the order in which they were."""
+        return ",".join(f" {box} {' '.join(things) or 'nothing'}" for box, things in self.boxes.items())
+
+    def rooms_thought(self) -> str:
+        return ",".join(f" {who} {room}" for who, room in self.rooms.items())
 
 
 class Entities:
@@ -85,10 +88,8 @@ class Entities:
         ]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
-        world = _World(
-            {box: [] for box in rng.sample(_COLOURS, rng.randint(2, 4))},
-            tuple(rng.sample(NAMES, rng.randint(2, 4))),
-        )
+        filled = self._fill(rng, rng.sample(_COLOURS, rng.randint(2, 4)))
+        world = _World(tuple(rng.sample(NAMES, rng.randint(2, 4))))
         prompt, steps = "", list[ThoughtStep]()
 
         def tell(sentence: str, thought: str) -> None:
@@ -97,11 +98,11 @@ class Entities:
             if thought:
                 steps.append(ThoughtStep(len(prompt.rstrip(".")) - 1, thought))
 
-        for box, things in self._fill(rng, world).items():
+        for box, things in filled.items():
             world.boxes[box] = things
             shown = " and the ".join(things)
             sentence = f"The {shown} {'are' if len(things) > 1 else 'is'} in the {box} box."
-            tell(sentence if things else f"The {box} box is empty.", world.describe(box))
+            tell(sentence if things else f"The {box} box is empty.", world.boxes_thought())
         for _ in range(events):
             if rng.random() < _DISTRACTION:
                 tell(self._distract(rng, world), "")
@@ -109,8 +110,8 @@ class Entities:
         question, answer = self._ask(rng, world)
         return TextExample(f"{prompt} {question}{QUESTION_END}", f" {answer}.", tuple(steps))
 
-    def _fill(self, rng: random.Random, world: _World) -> dict[str, list[str]]:
-        filled: dict[str, list[str]] = {box: [] for box in world.boxes}
+    def _fill(self, rng: random.Random, boxes: list[str]) -> dict[str, list[str]]:
+        filled: dict[str, list[str]] = {box: [] for box in boxes}
         for thing in rng.sample(_THINGS, rng.randint(2, 2 * len(filled))):
             free = [box for box, things in filled.items() if len(things) < _MOST_IN_A_BOX - 1]
             filled[rng.choice(free)].append(thing)
@@ -122,7 +123,7 @@ class Entities:
         if kind < 0.3:
             room = rng.choice(_ROOMS)
             world.rooms[who] = room
-            return rng.choice(_WALKS).format(who=who, room=room), f" {who} {room}"
+            return rng.choice(_WALKS).format(who=who, room=room), world.rooms_thought()
         thing = rng.choice(world.things)
         box = world.box_of(thing)
         others = [each for each in world.things if world.box_of(each) != box]
@@ -131,7 +132,7 @@ class Entities:
             other = world.box_of(second)
             mine, theirs = world.boxes[box], world.boxes[other]
             mine[mine.index(thing)], theirs[theirs.index(second)] = second, thing
-            return rng.choice(_SWAPS).format(who=who, thing=thing, second=second), world.describe(box, other)
+            return rng.choice(_SWAPS).format(who=who, thing=thing, second=second), world.boxes_thought()
         free = [
             each
             for each in world.boxes
@@ -141,12 +142,12 @@ class Entities:
             other = rng.choice(free)
             world.boxes[other] += world.boxes[box]
             world.boxes[box] = []
-            return rng.choice(_EMPTIES).format(who=who, box=box, other=other), world.describe(box, other)
+            return rng.choice(_EMPTIES).format(who=who, box=box, other=other), world.boxes_thought()
         room_left = [each for each, held in world.boxes.items() if each != box and len(held) < _MOST_IN_A_BOX]
         target = rng.choice(room_left or [box])
         world.boxes[box].remove(thing)
         world.boxes[target].append(thing)
-        return rng.choice(_PUTS).format(who=who, thing=thing, box=target), world.describe(box, target)
+        return rng.choice(_PUTS).format(who=who, thing=thing, box=target), world.boxes_thought()
 
     def _distract(self, rng: random.Random, world: _World) -> str:
         if rng.random() < 0.3:
