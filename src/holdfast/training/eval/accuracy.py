@@ -17,9 +17,7 @@ def measure_cell(
     results = model.generate(prompts)
     seconds = time.perf_counter() - started
     wrong = [
-        index
-        for index, each in enumerate(zip(prompts, results, strict=True))
-        if not is_right(model, *each)
+        index for index, each in enumerate(zip(prompts, results, strict=True)) if not is_right(model, *each)
     ]
     cell = AccuracyCell(
         model=model.name,
