@@ -4,8 +4,9 @@ everybody is.
     The key is in the red box. The blue box is empty. Ada puts the key in the blue box. Where is the key?
                      red key       red key, blue nothing         red nothing, blue key
 
-So the next thought depends on the last one and the event alone, however long the text is. Sentences that change nothing stand between the events: people look at boxes, talk about things, or
-the weather is described. Answers: " blue box.", " kitchen.", " key and ball.", " nothing."
+So the next thought depends on the last one and the event alone, however long the text is. Sentences
+that change nothing stand between the events: people look at boxes, talk about things, or the weather is
+described. Answers: " blue box.", " kitchen.", " key and ball.", " nothing."
 """
 
 import random
