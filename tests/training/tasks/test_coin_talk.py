@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from holdfast.training.tasks.coin_talk import UNKNOWN, ToldCoin, tell
 from holdfast.training.tasks.wording import coin_shapes
-from holdfast.training.tasks.wording.coin_grammar import FLIPS, KEEPS, MARKS, unmarked
+from holdfast.training.tasks.wording.coin_phrases import FLIPS, KEEPS, MARKS, unmarked
 from holdfast.training.tasks.wording.verbs import phrase
 
 SIDES = ("heads", "tails")

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from holdfast.training.tasks.idle_talk import idle_sentence, opening
 from holdfast.training.tasks.text_examples import TextExample, ThoughtStep
 from holdfast.training.tasks.wording import coin_grammar, words
-from holdfast.training.tasks.wording.coin_grammar import FLIP, FLIP_IF, MARKS, START, TO, CoinGrammar
+from holdfast.training.tasks.wording.coin_grammar import CoinGrammar
+from holdfast.training.tasks.wording.coin_phrases import FLIP, FLIP_IF, MARKS, START, TO, unmarked
 from holdfast.training.tasks.wording.coin_shapes import (
     ANSWER_MARKS,
     ASK_LEADS,
@@ -52,7 +53,7 @@ class CoinTalk:
 
 @dataclass(frozen=True)
 class ToldCoin:
-    """marked: the prompt with the marks of `coin_grammar`. start: the first side, None if it is not told."""
+    """marked: the prompt with the marks of `coin_phrases`. start: the first side, None if it is not told."""
 
     example: TextExample
     marked: str
@@ -148,7 +149,7 @@ class _Story:
         question = self._typed(question)
         gap = "" if not self.marked else " " if self._rng.random() < 0.95 else "\n"
         self.marked += f"{gap}{question}{self._rng.choice(ANSWER_MARKS)}"
-        prompt = coin_grammar.unmarked(self.marked)
+        prompt = unmarked(self.marked)
         if self._is_lower:
             end = prompt[len(prompt.rstrip(":eranswA")) :]
             prompt = prompt[: len(prompt) - len(end)].lower() + end

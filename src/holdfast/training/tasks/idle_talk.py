@@ -10,7 +10,7 @@ import random
 from holdfast.training.tasks.filler import SENTENCES
 from holdfast.training.tasks.text_examples import QUESTION_END, TextExample
 from holdfast.training.tasks.wording import idle_shapes, outside_shapes, words
-from holdfast.training.tasks.wording.coin_grammar import draw_name, idle_clause, noun_phrase
+from holdfast.training.tasks.wording.coin_grammar import idle_clause
 
 OUTSIDE = " I only know coins and variables."
 
@@ -80,14 +80,14 @@ def _filled(shape: str, rng: random.Random) -> str:
         return shape
     kinds = (words.COMMON, words.RARE, words.INVENTED)
     return shape.format(
-        n=noun_phrase(rng) if rng.random() < 0.3 else rng.choice(words.NOUNS),
+        n=words.noun_phrase(rng) if rng.random() < 0.3 else rng.choice(words.NOUNS),
         m=rng.choice(words.NOUNS if rng.random() < 0.8 else words.RARE),
         a=rng.choice(words.ADJECTIVES),
         b=rng.choice(words.ADJECTIVES),
         w=rng.choice(rng.choice(kinds)),
         t=rng.choice(idle_shapes.FLIPPED),
-        N=draw_name(rng),
-        M=draw_name(rng),
+        N=words.draw_name(rng),
+        M=words.draw_name(rng),
         i=rng.randint(0, 99),
         j=rng.randint(0, 99),
         s=rng.choice(outside_shapes.SUBJECTS),

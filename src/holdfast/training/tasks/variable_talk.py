@@ -16,7 +16,7 @@ import random
 from holdfast.training.tasks.idle_talk import idle_sentence, opening
 from holdfast.training.tasks.text_examples import TextExample, ThoughtStep
 from holdfast.training.tasks.wording import variable_shapes as shapes
-from holdfast.training.tasks.wording.coin_grammar import draw_name
+from holdfast.training.tasks.wording.words import draw_name
 
 LARGEST = 9
 MOST_VARIABLES = 4

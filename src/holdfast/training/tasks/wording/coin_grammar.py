@@ -1,112 +1,42 @@
 """Sentences about a coin. Marks in a sentence say what happens to the coin, where it is decided.
 
-Everything that is done is a verb phrase in all its forms (`Forms`): a flip, what leaves the coin as it
-is, a negation, a compound of two. So each of them can stand wherever a verb phrase can.
+Everything that is done is a verb phrase (`VerbPhrases`); here are the people who do it, and the
+clauses around them.
 """
 
 import random
 
-from holdfast.training.tasks.filler import split_list
+from holdfast.training.tasks.wording import coin_phrases, words
 from holdfast.training.tasks.wording import coin_shapes as shapes
-from holdfast.training.tasks.wording import idle_shapes, words
-from holdfast.training.tasks.wording.verbs import Forms, phrase, phrases
+from holdfast.training.tasks.wording.coin_phrases import (
+    FLIP,
+    FLIP_IF,
+    FLIPS,
+    KEEP,
+    KEEPS,
+    PASSIVES,
+    TO,
+    VerbPhrases,
+    any_flip,
+    join,
+    negated,
+    unmarked,
+)
+from holdfast.training.tasks.wording.verbs import Forms
 
-FLIP, KEEP = "\x01", "\x02"
-TO = ("\x03", "\x04")  # heads, tails is up from here on
-START = "\x07"  # the first side is told
-FLIP_IF = ("\x05", "\x06")  # a flip if heads, tails is up
-MARKS = START + FLIP + KEEP + "".join(TO) + "".join(FLIP_IF)
-_NO_MARKS = str.maketrans("", "", MARKS)
 _CITIES = ("Paris", "Rome", "Spain", "London", "Japan", "the city", "the village", "the coast")
 
 
-def _map(forms: Forms, before: str = "", after: str = "") -> Forms:
-    return Forms(*(f"{before}{each}{after}" for each in forms))
-
-
-def _marked(texts: tuple[str, ...], mark: str) -> tuple[Forms, ...]:
-    """The mark stands at the bar, or at the end."""
-    return tuple(
-        phrase(text.replace("|", mark)) if "|" in text else _map(phrase(text), after=mark) for text in texts
-    )
-
-
-def _passive(forms: Forms) -> str | None:
-    """The participle without an object, of one verb with the coin right after it."""
-    verb, _, rest = forms.participle.partition(" ")
-    if not rest.startswith("{o}") or " and " in rest or verb in ("made", "let"):
-        return None
-    return verb + rest.removeprefix("{o}")
-
-
-FLIPS, FLIPS_ONLY = _marked(shapes.FLIPS, FLIP), _marked(shapes.FLIPS_ONLY, FLIP)
-_COMMON_FLIPS = FLIPS[: shapes.NUM_COMMON]
-KEEPS, NOT_DONE = _marked(shapes.KEEPS, KEEP), _marked(shapes.NOT_DONE, KEEP)
-ALONE = phrases(idle_shapes.ALONE)
-PASSIVES = tuple(text for each in FLIPS if (text := _passive(each)))
-_SETS = tuple(
-    tuple(_map(phrase(text.replace("|", FLIP).replace("{s}", side)), after=mark) for text in shapes.SETS)
-    for side, mark in zip(shapes.SIDES, TO, strict=True)
-)
-
-
-_IDLE_VERBS = split_list(
-    "see like buy sell find lose carry bring open close paint wash clean draw read hear remember forget cook break repair"
-    " build visit follow help call love need want keep show send hide steal count measure cut burn fill move pull push lift"
-    " drop catch throw feed ride drive climb cross enter leave admire describe imagine fix fold hold hang wear watch check"
-    " choose collect cover deliver design empty explain fetch guess hit ignore kick kiss lend name note order pack pick plant"
-    " play point polish pour print prove reach save search share shake shut sign smell stop study taste tear test tie touch"
-    " trade use wrap write"
-)
-_AND = (" and ", " and ", " and ", " and then ", ", then ", " and at once ", ", and ", " and quickly ")
-_OTHER_LINKS = (" and ", " and then ", ", then ", " and later ")
 # Somebody else after a flip: + another flip, - none.
 _ANOTHER = (
     " and so does {M}+", ", but {M} doesn't-", " and then {M} does the same+", ", and {M} does too+",
     ", {M} does not-", ", {M} too+", " and {M} undoes it+", ", then {M}+", " but {M} refuses-",
 )  # fmt: skip
-_WISHES = (
-    "want to",
-    "like to",
-    "need to",
-    "plan to",
-    "hope to",
-    "love to",
-    "have to",
-    "try to",
-    "come here to",
-)
 _ARTICLES = ("the", "a", "my", "her", "one", "this")
 _DO_NOT = ("do not", "don't", "please do not", "never")
-_LITTLE = ("touch", "move", "change", "approach", "notice", "see", "want", "take", "reach")
-
-
-def unmarked(text: str) -> str:
-    return text.translate(_NO_MARKS)
-
-
 _FIXED = tuple(
     dict.fromkeys(each[:4] for each in (*shapes.MODALS, "does", "do not", "don't", "did", "never ", "would"))
 )
-
-
-def _join(one: Forms, link: str, other: Forms) -> Forms:
-    return Forms(*(f"{a}{link}{b}" for a, b in zip(one, other, strict=True)))
-
-
-def _negated(forms: Forms, short: bool) -> Forms:
-    """ "does not flip it": no flip happens."""
-    kept = Forms(*(each.replace(FLIP, KEEP) for each in forms))
-    does, do, did = ("doesn't", "don't", "didn't") if short else ("does not", "do not", "did not")
-    base = kept.base
-    return Forms(
-        f"not {base}",
-        f"{do} {base}",
-        f"{does} {base}",
-        f"{did} {base}",
-        f"not {kept.participle}",
-        f"not {kept.ing}",
-    )
 
 
 class CoinGrammar:
@@ -114,6 +44,7 @@ class CoinGrammar:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
+        self._verbs = VerbPhrases(rng)
         self.coin = "coin" if rng.random() < 0.75 else rng.choice(shapes.COINS)
         self._tense = "past" if rng.random() < 0.3 else "third"
         self._is_record = rng.random() < 0.06
@@ -147,102 +78,21 @@ class CoinGrammar:
         """As in a list of turns: "Bob: flip"."""
         rng, link = self.rng, self.rng.choice(shapes.RECORD_LINKS)
         if rng.random() < 0.3:
-            done = self._event()
+            done = self._verbs.event()
             return f"{self.name()}{link}{done.third}"
         what, mark = (shapes.RECORD_FLIPS, FLIP) if rng.random() < 0.5 else (shapes.RECORD_KEEPS, KEEP)
         return f"{self.name()}{link}{rng.choice(what)}{mark}"
-
-    # Verb phrases.
-
-    def _event(self) -> Forms:
-        kind = self.rng.random()
-        if kind < 0.5:
-            return self._flip()
-        return self._set() if kind < 0.55 else self._no_flip()
-
-    def _flip(self) -> Forms:
-        return _any_flip(self.rng) if self.rng.random() < 0.95 else self.rng.choice(FLIPS_ONLY)
-
-    def _set(self) -> Forms:
-        return self.rng.choice(_SETS[self.rng.randrange(2)])
-
-    def _no_flip(self) -> Forms:
-        rng, kind = self.rng, self.rng.random()
-        if kind < 0.38:
-            return rng.choice(KEEPS)
-        flip = _any_flip(rng)
-        if kind < 0.60:
-            return _negated(flip, rng.random() < 0.5)
-        if kind < 0.63:
-            return _negated(phrase(f"{rng.choice(_LITTLE)} {{o}}{KEEP}"), rng.random() < 0.5)
-        kept = Forms(*(unmarked(each) for each in flip))
-        if kind < 0.68:
-            return _map(kept, f"{rng.choice(shapes.NEVER)} ", KEEP)
-        if kind < 0.73:
-            said = f"{rng.choice(shapes.MODALS)} {kept.base}{KEEP}"
-            rest = (f"not {kept.participle}{KEEP}", f"not {kept.ing}{KEEP}")
-            return Forms(f"not {kept.base}{KEEP}", said, said, said, *rest)
-        if kind < 0.79:
-            without = rng.choice((" without ", " without ", " instead of ", " rather than ", ", far from "))
-            return _map(self._idle(), "", f"{without}{kept.ing}{KEEP}")
-        shape = rng.choice(NOT_DONE)
-        return Forms(*(each.replace("{b}", kept.base).replace("{g}", kept.ing) for each in shape))
-
-    def _idle(self) -> Forms:
-        """What has nothing to do with the coin, without an object that "it" could mean."""
-        rng = self.rng
-        if rng.random() < 0.85:
-            return rng.choice(ALONE)
-        verb = rng.choice(words.INVENTED if rng.random() < 0.6 else words.RARE)
-        rest = ("", f" {rng.choice(words.PREPOSITIONS)} {{M}}", f" {rng.choice(words.PLACES)}")
-        return phrase(verb + rng.choice(rest))
-
-    def _idle_with_object(self) -> Forms:
-        rng, kind = self.rng, self.rng.random()
-        if kind < 0.2:
-            verb = rng.choice(("flip", "turn over", "flip over", "toss", "roll over", "invert", "spin"))
-            return phrase(f"{verb} {rng.choice(idle_shapes.FLIPPED)}")
-        verb = rng.choice(_IDLE_VERBS) if kind < 0.9 else rng.choice(words.INVENTED)
-        article = rng.choice(("the", "the", "a", "his", "her", "some", "every", "that"))
-        return phrase(f"{verb} {article} {noun_phrase(rng)}")
-
-    def _compound(self) -> Forms:
-        """An event, and often something else before or after it."""
-        rng, kind, event = self.rng, self.rng.random(), self._event()
-        is_keep = KEEP in event.third
-        if kind < 0.45:
-            return event
-        links: tuple[str, ...]
-        if kind < 0.60:
-            links = (" but ", " but ", ", but ", " and then ", " and ", " yet ") if is_keep else _AND
-            return _join(self._idle(), rng.choice(links), event)
-        if kind < 0.70:
-            links = (" but ", ", but ", " and ") if is_keep else _AND
-            explicit = Forms(*(each.replace("{o}", "{O}") for each in event))
-            return _join(self._idle_with_object(), rng.choice(links), explicit)
-        if kind < 0.78:
-            other = self._idle() if rng.random() < 0.6 else self._idle_with_object()
-            return _join(event, rng.choice(_OTHER_LINKS), other)
-        if kind < 0.83:
-            return _join(event, rng.choice(_OTHER_LINKS), self._event())
-        if kind < 0.88 and not is_keep:
-            return _join(phrase(f"{rng.choice(_WISHES)} {self._idle().base}"), " and ", event)
-        if kind < 0.94 and not is_keep:
-            return _map(event, f"{self._adverb()} ")
-        return _map(event, "", f" {self._tail()}")
-
-    # Sentences.
 
     def _plain(self) -> str:
         """A person, a verb phrase, and sometimes a clause around them."""
         rng, kind = self.rng, self.rng.random()
         who, plural = self._subject()
-        said = self._finite(self._compound(), who, plural)
+        said = self._finite(self._verbs.compound(), who, plural)
         if kind < 0.05:
-            return f"{self._lead(0.2)}{who}, who {self._finite(self._idle(), who, plural)}, {said}"
+            return f"{self._lead(0.2)}{who}, who {self._finite(self._verbs.idle(), who, plural)}, {said}"
         if kind < 0.10:
             link = rng.choice(("after", "before", "while", "instead of", "by", "without", "after"))
-            return f"{link} {self._idle().ing}, {who} {said}"
+            return f"{link} {self._verbs.idle().ing}, {who} {said}"
         if kind < 0.15:
             why = rng.choice(
                 (" because ", " while ", " as ", ", since ", " when ", " so that ", ", and ", " after ")
@@ -254,7 +104,7 @@ class CoinGrammar:
             )
             return f"{when}{self._clause()}, {who} {said}"
         if kind < 0.22:
-            return f"to {self._idle().base}, {who} {said}"
+            return f"to {self._verbs.idle().base}, {who} {said}"
         if kind < 0.26 and not plural:
             cleft = rng.choice(
                 ("it is {} who", "it was {} who", "{} is the one who", "it's {} who", "here comes {}, who")
@@ -304,9 +154,9 @@ class CoinGrammar:
     def _passive_sentence(self) -> str:
         rng, done = self.rng, self.rng.choice(PASSIVES)
         who = "it" if rng.random() < 0.4 else "{O}"
-        adverb = f" {self._adverb()}" if rng.random() < 0.15 else ""
+        adverb = f" {self._verbs.adverb()}" if rng.random() < 0.15 else ""
         by = rng.choice(
-            ("", "", " by {M}", " by {M}", " by " + rng.choice(shapes.SUBJECTS), f" {self._tail()}")
+            ("", "", " by {M}", " by {M}", " by " + rng.choice(shapes.SUBJECTS), f" {self._verbs.tail()}")
         )
         if rng.random() < 0.6:
             return f"{self._lead(0.4)}{who} {rng.choice(shapes.PASSIVES)}{adverb} {done}{by}"
@@ -323,15 +173,15 @@ class CoinGrammar:
             kept = rng.choice(KEEPS)
             many = who.startswith(("all", "both"))
             return f"{self._lead(0.4)}{who} {kept.past if self._tense == 'past' else kept.plural if many else kept.third}"
-        flip = _any_flip(rng)
+        flip = any_flip(rng)
         said = (flip.past if self._tense == "past" else flip.third).replace(FLIP, KEEP)
-        tail = f" {self._tail()}" if rng.random() < 0.3 else ""
+        tail = f" {self._verbs.tail()}" if rng.random() < 0.3 else ""
         return f"{self._lead(0.4)}{rng.choice(shapes.NOBODY)} {said}{tail}"
 
     def _of_people(self) -> str:
         """Two or three people who flip the coin, together or one after the other."""
         rng, kind = self.rng, self.rng.random()
-        flip = _any_flip(rng)
+        flip = any_flip(rng)
         lead = f"{rng.choice(shapes.LEADS)} " if rng.random() < 0.3 else ""
         if kind < 0.5:
             people = [self.name() for _ in range(rng.choice((2, 2, 2, 3, 3, 4)))]
@@ -348,7 +198,9 @@ class CoinGrammar:
             link = rng.choice(_ANOTHER).replace("+", FLIP).replace("-", KEEP)
             return f"{lead}{self.name()} {first}{link}"
         link = rng.choice((", ", " and ", ", then ", ", and then ", ", while ", "; "))
-        return f"{lead}{self.name()} {first}{link}{self.name()} {self._finite(self._event(), '', False)}"
+        return (
+            f"{lead}{self.name()} {first}{link}{self.name()} {self._finite(self._verbs.event(), '', False)}"
+        )
 
     def _without_people(self, side: int) -> str:
         rng, kind = self.rng, self.rng.random()
@@ -367,7 +219,7 @@ class CoinGrammar:
 
     def _order(self) -> str:
         """ "Now turn it over": the reader or somebody else is told to, and it is done."""
-        rng, event = self.rng, self._event()
+        rng, event = self.rng, self._verbs.event()
         base = event.base
         if base.startswith("not "):
             base = f"{rng.choice(_DO_NOT)} {base.removeprefix('not ')}"
@@ -402,7 +254,7 @@ class CoinGrammar:
                 "in case it shows {}, ",
             )
         )
-        said = self._finite_plain(_any_flip(rng)).replace(FLIP, FLIP_IF[side])
+        said = self._finite_plain(any_flip(rng)).replace(FLIP, FLIP_IF[side])
         return f"{shape.format(shapes.SIDES[side])}{self.name()} {said}"
 
     def _several_times(self) -> str:
@@ -418,20 +270,21 @@ class CoinGrammar:
     def idle_clause(self) -> str:
         rng = self.rng
         who, plural = (
-            self._subject() if rng.random() < 0.7 else (f"{rng.choice(_ARTICLES)} {noun_phrase(rng)}", False)
+            self._subject()
+            if rng.random() < 0.7
+            else (f"{rng.choice(_ARTICLES)} {words.noun_phrase(rng)}", False)
         )
-        forms = self._idle() if rng.random() < 0.5 else self._idle_with_object()
+        forms = self._verbs.idle() if rng.random() < 0.5 else self._verbs.idle_with_object()
         if rng.random() < 0.2:
-            forms = _join(forms, rng.choice((" and ", " but ", " and then ")), self._idle())
+            forms = join(forms, rng.choice((" and ", " but ", " and then ")), self._verbs.idle())
         if rng.random() < 0.12:
-            forms = _negated(forms, rng.random() < 0.5)
-        tail = f" {self._tail()}" if rng.random() < 0.35 else ""
+            forms = negated(forms, rng.random() < 0.5)
+        tail = f" {self._verbs.tail()}" if rng.random() < 0.35 else ""
         return self._fill(f"{self._lead(0.3)}{who} {self._finite(forms, who, plural)}{tail}")
 
-    # Words.
-
     def _clause(self) -> str:
-        return f"{{M}} {self._finite_plain(self._idle() if self.rng.random() < 0.7 else self._idle_with_object())}"
+        idle = self._verbs.idle() if self.rng.random() < 0.7 else self._verbs.idle_with_object()
+        return f"{{M}} {self._finite_plain(idle)}"
 
     def _subject(self) -> tuple[str, bool]:
         rng, kind = self.rng, self.rng.random()
@@ -443,11 +296,7 @@ class CoinGrammar:
         return (rng.choice(shapes.SUBJECTS), False) if kind < 0.97 else (rng.choice(shapes.PLURAL), True)
 
     def name(self) -> str:
-        return draw_name(self.rng)
-
-    def _adverb(self) -> str:
-        rng = self.rng
-        return rng.choice(words.ADVERBS) if rng.random() < 0.8 else f"{rng.choice(words.INVENTED)}ly"
+        return words.draw_name(self.rng)
 
     def _lead(self, share: float) -> str:
         """A first phrase, with the space after it."""
@@ -457,17 +306,9 @@ class CoinGrammar:
         if kind < share * 0.7:
             return f"{rng.choice(shapes.LEADS)} "
         if kind < share * 0.8:
-            return f"{self._adverb()}, "
+            return f"{self._verbs.adverb()}, "
         article, mark = rng.choice(("the", "a", "his", "one", "this")), rng.choice((" ", ", "))
-        return f"{rng.choice(words.PREPOSITIONS)} {article} {noun_phrase(rng)}{mark}"
-
-    def _tail(self) -> str:
-        rng, kind = self.rng, self.rng.random()
-        if kind < 0.6:
-            return rng.choice(shapes.TAILS)
-        if kind < 0.8:
-            return rng.choice((*words.PLACES, *words.TIMES))
-        return f"{rng.choice(words.PREPOSITIONS)} {rng.choice(('the', 'a', 'her'))} {noun_phrase(rng)}"
+        return f"{rng.choice(words.PREPOSITIONS)} {article} {words.noun_phrase(rng)}{mark}"
 
     def _object(self) -> str:
         kind = self.rng.random()
@@ -494,45 +335,13 @@ class CoinGrammar:
         )
 
 
-def _any_flip(rng: random.Random) -> Forms:
-    """The most common words for it in a third of the cases."""
-    return rng.choice(_COMMON_FLIPS if rng.random() < 0.33 else FLIPS)
-
-
 def idle_clause(rng: random.Random) -> str:
     """A sentence without the coin: a person or a thing, and what it does."""
     return CoinGrammar(rng).idle_clause()
 
 
-def draw_name(rng: random.Random) -> str:
-    kind = rng.random()
-    if kind < 0.7:
-        return rng.choice(words.NAMES)
-    return rng.choice(words.INVENTED).capitalize() if kind < 0.95 else rng.choice(words.RARE).capitalize()
-
-
-def noun_phrase(rng: random.Random) -> str:
-    kind = rng.random()
-    noun = rng.choice(
-        words.NOUNS
-        if kind < 0.7
-        else words.COMMON
-        if kind < 0.85
-        else words.RARE
-        if kind < 0.95
-        else words.INVENTED
-    )
-    return f"{rng.choice(words.ADJECTIVES)} {noun}" if rng.random() < 0.4 else noun
-
-
 def vocabulary() -> list[str]:
     """Texts with all words of the sentences."""
-    told = [
-        unmarked(each)
-        for forms in (*FLIPS, *FLIPS_ONLY, *KEEPS, *NOT_DONE, *ALONE)
-        for each in forms[:4] + forms[5:]
-    ]
-    sets = [unmarked(each) for per_side in _SETS for forms in per_side for each in forms]
     lists = [value for value in vars(shapes).values() if isinstance(value, tuple)]
     shown = [text for each in lists for text in each if isinstance(text, str)]
     starts = (
@@ -545,14 +354,4 @@ def vocabulary() -> list[str]:
     )
     first = [text[:1].upper() + text[1:] for each in starts for text in each]
     first += [each.base.capitalize() for each in FLIPS] + [text.capitalize() for text in words.PREPOSITIONS]
-    return [
-        *told,
-        *sets,
-        *shown,
-        *first,
-        *(times for times, _ in shapes.TIMES),
-        *_IDLE_VERBS,
-        *_AND,
-        *_WISHES,
-        *_LITTLE,
-    ]
+    return [*coin_phrases.vocabulary(), *shown, *first, *(times for times, _ in shapes.TIMES)]

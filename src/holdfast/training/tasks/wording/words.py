@@ -218,3 +218,16 @@ def invented_words(count: int) -> tuple[str, ...]:
 
 
 INVENTED = invented_words(4000)
+
+
+def draw_name(rng: random.Random) -> str:
+    kind = rng.random()
+    if kind < 0.7:
+        return rng.choice(NAMES)
+    return rng.choice(INVENTED).capitalize() if kind < 0.95 else rng.choice(RARE).capitalize()
+
+
+def noun_phrase(rng: random.Random) -> str:
+    kind = rng.random()
+    noun = rng.choice(NOUNS if kind < 0.7 else COMMON if kind < 0.85 else RARE if kind < 0.95 else INVENTED)
+    return f"{rng.choice(ADJECTIVES)} {noun}" if rng.random() < 0.4 else noun
