@@ -15,18 +15,11 @@ from dataclasses import dataclass
 
 from holdfast.training.tasks.idle_talk import idle_sentence, opening
 from holdfast.training.tasks.text_examples import TextExample, ThoughtStep
-from holdfast.training.tasks.wording import coin_grammar, words
+from holdfast.training.tasks.wording import coin_asks, coin_grammar, coin_starts, styles, words
 from holdfast.training.tasks.wording.coin_grammar import CoinGrammar
 from holdfast.training.tasks.wording.coin_phrases import FLIP, FLIP_IF, MARKS, START, TO, unmarked
-from holdfast.training.tasks.wording.coin_shapes import (
-    ANSWER_MARKS,
-    ASK_LEADS,
-    ASKS,
-    ASKS_DOWN,
-    SIDES,
-    STARTS,
-    YES_NO,
-)
+from holdfast.training.tasks.wording.coin_shapes import ANSWER_MARKS, ASK_LEADS, SIDES
+from holdfast.training.tasks.wording.styles import draw_style, draw_typing
 
 UNKNOWN = " I do not know."
 _BEFORE_VOWEL = re.compile(r"\b([Aa]) (?=[aeiou])")
@@ -38,9 +31,11 @@ class CoinTalk:
 
     def words(self) -> list[str]:
         """Texts with all words, for a tokenizer."""
-        said = coin_grammar.vocabulary()
+        modules = (coin_grammar, coin_starts, coin_asks, styles)
+        said = [text for module in modules for text in module.vocabulary()]
+        people = (*words.NAMES, *words.TITLES, *words.RELATIONS, *words.JOBS)
         typed = " doesnt dont didnt isnt wasnt wont cant couldnt wouldnt hasnt whats its theres thats lets"
-        return [*said, typed, *words.NAMES, *words.ADVERBS, " Yes, No, Heads Tails", UNKNOWN]
+        return [*said, typed, *people, *words.ADVERBS, " Yes, No, Heads Tails", UNKNOWN]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
         """Up to this number of events: half of the texts are short, like most questions of people."""
@@ -58,44 +53,21 @@ class ToldCoin:
     example: TextExample
     marked: str
     start: int | None
+    question: str
 
 
 def tell(rng: random.Random, events: int) -> ToldCoin:
     story = _Story(rng)
-    if rng.random() < 0.5:
+    if rng.random() < (0.15 if story.is_simple else 0.5):
         story.say(opening(rng))
     start = story.start() if rng.random() >= 0.03 else None
-    idle = rng.choice((0.0, 0.0, 0.1, 0.4, 0.7))
-    stretch = rng.randrange(events) if rng.random() < 0.1 else -1
+    idle = 0.0 if story.is_simple else rng.choice((0.0, 0.0, 0.1, 0.4, 0.7))
+    stretch = rng.randrange(events) if rng.random() < 0.1 and not story.is_simple else -1
     for number in range(events):
         for _ in range(rng.randint(8, 24) if number == stretch else int(rng.random() < idle)):
             story.say(idle_sentence(rng))
         story.event()
-    return ToldCoin(story.ask(), story.marked, start)
-
-
-@dataclass(frozen=True)
-class _Style:
-    """How sentences end and what stands between them."""
-
-    end: str = "."
-    gap: str = " "
-    item: str = ""  # before each sentence; {} is its number
-    lowers: bool = False  # whether sentences start with small letters
-
-
-_STYLES = (
-    *(_Style(),) * 16,
-    _Style(lowers=True),
-    _Style(gap="\n"),
-    _Style(end="", gap="\n"),
-    _Style(end=";", lowers=True),
-    _Style(end="!"),
-    _Style(end=",", lowers=True),
-    _Style(end="...", lowers=True),
-    _Style(gap="\n", item="{}. "),
-    _Style(end="", gap="\n", item="- "),
-)
+    return ToldCoin(story.ask(), story.marked, start, story.question)
 
 
 class _Story:
@@ -104,19 +76,23 @@ class _Story:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._grammar = CoinGrammar(rng)
-        self._style = rng.choice(_STYLES)
-        self._is_lower = rng.random() < 0.08
-        self._drops_apostrophes = rng.random() < 0.08
+        self.is_simple = self._grammar.is_simple
+        self._style = draw_style(rng, 0.3 if self.is_simple else 0.6)
+        self._typing = draw_typing(rng)
         self._length, self._number = 0, 0
         self._steps: list[ThoughtStep] = []
         self._side, self._known = rng.randrange(2), False
         self._last = ""  # the mark of the last sentence, if it is about the coin
+        self._first: int | None = None  # the side at the start, if it is told
+        self._held = ""  # a mark that the line break after its sentence decides
         self.marked = ""
+        self.question = ""
 
     def say(self, sentence: str) -> None:
         """An idle sentence with its period, or an opening."""
         self._last = ""
-        self._append(sentence.removesuffix("."), self._style.end if sentence.endswith(".") else "")
+        end = self._style.end if sentence.endswith(".") else ""
+        self._append(sentence.removesuffix("."), end, self._style.heads_item or self._number > 0)
 
     def start(self) -> int:
         rng, coin = self._rng, self._grammar.coin
@@ -124,67 +100,88 @@ class _Story:
         named = rng.choice((f"{a} {coin}", f"{a} {coin}", f"the {coin}", f"my {coin}", f"this {coin}"))
         side, other = SIDES[self._side], SIDES[1 - self._side]
         capital = named[0].upper() + named[1:]
-        told = rng.choice(STARTS).replace("{N}", self._grammar.name())
+        told = words.fill(coin_starts.draw_start(rng), rng)
         told = told.format(C=capital, c=named, s=side, S=side.capitalize(), x=other)
-        self._append(told + START, self._style.end)
+        self._append(told + START, self._style.end, self._style.heads_item)
+        self._first = self._side
         return self._side
 
     def event(self) -> None:
-        sentence = self._grammar.sentence(self._side, self._last)
-        if sentence[-1] in MARKS and sentence[-2] == ".":  # the period is a part of the event
-            self._append(sentence, "")
-        else:
+        sentence = self._grammar.sentence(self._side, self._last, self._first)
+        while self._is_bare(sentence) and not self._style.end and self._style.gap[0] != "\n":
+            sentence = self._grammar.sentence(self._side, self._last, self._first)
+        if not self._is_bare(sentence):
             self._append(sentence, self._style.end)
+        elif self._style.end:
+            self._append(sentence[:-2], self._style.end + sentence[-1])
+        else:
+            self._append(sentence[:-2], "")
+            self._held = sentence[-1]
         marks = [each for each in sentence if each in MARKS]
         self._last = marks[-1] if len(marks) == 1 else ""
 
     def ask(self) -> TextExample:
+        rng = self._rng
+        gap = "" if not self.marked else " " if rng.random() < 0.9 else "\n"
+        if self._held:
+            gap = "\n"
+        elif not self._style.end and self.marked:
+            gap = rng.choice((" ", "\n", ". ", ". ", ", "))
+        self._write(gap)
         question, answer = self._question()
-        if self._rng.random() < 0.15:
-            question = f"{self._rng.choice(ASK_LEADS)} {question[0].lower()}{question[1:]}"
-        if self._rng.random() < 0.5:
+        if rng.random() < 0.1:
+            question = f"{rng.choice(ASK_LEADS)} {question[0].lower()}{question[1:]}"
+        if rng.random() < 0.5:
             question = question.replace("coin", self._grammar.coin)
-        if self._rng.random() < 0.06:
-            question = question.rstrip("?.")
-        question = self._typed(question)
-        gap = "" if not self.marked else " " if self._rng.random() < 0.95 else "\n"
-        self.marked += f"{gap}{question}{self._rng.choice(ANSWER_MARKS)}"
+        if rng.random() < 0.06:
+            question = question.rstrip("?. ")
+        self.question = self._typing.typed(question)
+        self.marked += f"{self.question}{rng.choice(ANSWER_MARKS)}"
         prompt = unmarked(self.marked)
-        if self._is_lower:
+        if self._typing.is_lower:
             end = prompt[len(prompt.rstrip(":eranswA")) :]
             prompt = prompt[: len(prompt) - len(end)].lower() + end
         return TextExample(prompt, answer if self._known else UNKNOWN, tuple(self._steps))
 
     def _question(self) -> tuple[str, str]:
-        rng, kind, side = self._rng, self._rng.random(), SIDES[self._side]
-        if kind < 0.4:
-            asked = rng.choice(SIDES)
-            name = self._grammar.name()
-            question = rng.choice(YES_NO).replace("{N}", name).format(s=asked, S=asked.capitalize())
-            return question, f" {'Yes' if asked == side else 'No'}, {side}."
-        if kind < 0.43:
-            return rng.choice(ASKS_DOWN), f" {SIDES[1 - self._side]}."
-        return rng.choice(ASKS), f" {side}."
+        rng, side = self._rng, SIDES[self._side]
+        down = rng.random() < 0.06
+        if rng.random() >= 0.4:
+            question = coin_asks.draw_side_question(rng, down)
+            return self._named(question), f" {SIDES[self._side ^ down]}."
+        asked = rng.choice(SIDES)
+        question = coin_asks.draw_yes_no(rng, down).replace("{s}", asked).replace("{S}", asked.capitalize())
+        return self._named(question), f" {'Yes' if (asked == side) != down else 'No'}, {side}."
 
-    def _append(self, marked: str, end: str) -> None:
+    def _named(self, question: str) -> str:
+        return question.replace("{N}", self._grammar.name()) if "{N}" in question else question
+
+    @staticmethod
+    def _is_bare(sentence: str) -> bool:
+        """Whether what follows the sentence decides the event: "Bob flips" may have an object."""
+        return sentence[-1] in MARKS and sentence[-2] == "."
+
+    def _append(self, marked: str, end: str, is_item: bool = True) -> None:
         """Add a sentence; its marks are events."""
-        marked = self._typed(_BEFORE_VOWEL.sub(r"\1n ", marked))
+        marked = self._typing.typed(_BEFORE_VOWEL.sub(r"\1n ", marked))
         if not self._style.lowers:
             marked = marked[0].upper() + marked[1:]
-        self._number += 1
-        if self._style.item:
-            marked = self._style.item.format(self._number) + marked
         if self.marked:
-            marked = self._style.gap + marked
-        for character in marked + end:
+            self._write(self._style.gap)
+        if self._style.item and is_item:
+            self._number += 1
+            self._write(self._style.item.format(self._number))
+        self._write(marked + end)
+
+    def _write(self, marked: str) -> None:
+        if self._held:
+            marked, self._held = marked[0] + self._held + marked[1:], ""
+        for character in marked:
             if character in MARKS:
                 self._happens(character)
             else:
                 self._length += 1
-        self.marked += marked + end
-
-    def _typed(self, text: str) -> str:
-        return text.replace("'", "") if self._drops_apostrophes else text
+        self.marked += marked
 
     def _happens(self, mark: str) -> None:
         if mark == START:

@@ -6,9 +6,12 @@ clauses around them.
 
 import random
 
+from holdfast.training.tasks.wording import coin_frames as frames
 from holdfast.training.tasks.wording import coin_phrases, words
 from holdfast.training.tasks.wording import coin_shapes as shapes
 from holdfast.training.tasks.wording.coin_phrases import (
+    ALONE,
+    COMMON_FLIPS,
     FLIP,
     FLIP_IF,
     FLIPS,
@@ -22,6 +25,7 @@ from holdfast.training.tasks.wording.coin_phrases import (
     negated,
     unmarked,
 )
+from holdfast.training.tasks.wording.coin_starts import after
 from holdfast.training.tasks.wording.verbs import Forms
 
 _CITIES = ("Paris", "Rome", "Spain", "London", "Japan", "the city", "the village", "the coast")
@@ -48,12 +52,19 @@ class CoinGrammar:
         self.coin = "coin" if rng.random() < 0.75 else rng.choice(shapes.COINS)
         self._tense = "past" if rng.random() < 0.3 else "third"
         self._is_record = rng.random() < 0.06
+        self._is_terse = rng.random() < 0.3
+        self.is_simple = rng.random() < 0.3
 
-    def sentence(self, side: int, last: str) -> str:
-        """One sentence with a mark or more, without a period. last: the mark of the event before."""
+    def sentence(self, side: int, last: str, first: int | None) -> str:
+        """One sentence with its marks, without a period.
+
+        last: the mark of the event before. first: the side at the start, None if it is not told.
+        """
         kind = self.rng.random()
         if self._is_record and kind < 0.85:
             return self._fill(self._record())
+        if self.is_simple and kind < 0.8:
+            return self._fill(self._simple())
         if kind < 0.04 and last in (FLIP, KEEP):
             text = self._follow(last)
         elif kind < 0.09:
@@ -63,13 +74,23 @@ class CoinGrammar:
         elif kind < 0.19:
             text = self._of_people()
         elif kind < 0.24:
-            text = self._without_people(side)
+            text = self._without_people(side, first)
         elif kind < 0.29:
             text = self._order()
         elif kind < 0.31:
             text = self._condition()
-        elif kind < 0.34:
+        elif kind < 0.36:
             text = self._several_times()
+        elif kind < 0.40:
+            text = self._asked()
+        elif kind < 0.43:
+            text = self._seemed()
+        elif kind < 0.46:
+            text = self._of_group()
+        elif kind < 0.48:
+            text = self._flips_as_nouns()
+        elif kind < 0.53 and self._is_terse:
+            text = self._terse()
         else:
             text = self._plain()
         return self._fill(text)
@@ -82,6 +103,27 @@ class CoinGrammar:
             return f"{self.name()}{link}{done.third}"
         what, mark = (shapes.RECORD_FLIPS, FLIP) if rng.random() < 0.5 else (shapes.RECORD_KEEPS, KEEP)
         return f"{self.name()}{link}{rng.choice(what)}{mark}"
+
+    def _simple(self) -> str:
+        """The words that come first to mind: somebody, and what they do."""
+        rng, kind = self.rng, self.rng.random()
+        if kind < 0.15:
+            return self._terse()
+        lead = f"{rng.choice(shapes.SHORT_LEADS)} " if rng.random() < 0.25 else ""
+        tail = f" {rng.choice(shapes.SHORT_TAILS)}" if rng.random() < 0.15 else ""
+        who, plural = self._subject()
+        if kind < 0.25:
+            return f"{lead}{who} {self._finite(rng.choice(ALONE), who, plural)}"  # nothing about the coin
+        flip = rng.choice(COMMON_FLIPS) if rng.random() < 0.7 else any_flip(rng)
+        if kind < 0.62:
+            forms = flip
+        elif kind < 0.8:
+            forms = negated(flip, rng.random() < 0.6)
+        elif kind < 0.94:
+            forms = rng.choice(KEEPS)
+        else:
+            forms = self._verbs.set()
+        return f"{lead}{who} {self._finite(forms, who, plural)}{tail}"
 
     def _plain(self) -> str:
         """A person, a verb phrase, and sometimes a clause around them."""
@@ -103,7 +145,11 @@ class CoinGrammar:
                 ("because ", "while ", "when ", "as ", "since ", "as soon as ", "although ", "after ")
             )
             return f"{when}{self._clause()}, {who} {said}"
+        if kind < 0.20:
+            return f"{self._lead(0.1)}{who}, {rng.choice(frames.WHOSE)}, {said}"
         if kind < 0.22:
+            return f"{self._participle()}, {who} {said}"
+        if kind < 0.23:
             return f"to {self._verbs.idle().base}, {who} {said}"
         if kind < 0.26 and not plural:
             cleft = rng.choice(
@@ -123,6 +169,22 @@ class CoinGrammar:
             )
             return f"{told} {who} {said}"
         return f"{self._lead(0.45)}{who} {said}"
+
+    def _participle(self) -> str:
+        """ "Having eaten lunch": before the subject."""
+        rng, idle = self.rng, self._verbs.idle()
+        kind = rng.random()
+        if kind < 0.4:
+            return f"having {idle.participle}"
+        if kind < 0.5:
+            return f"not {idle.ing}"
+        if kind < 0.7:
+            return (
+                f"{rng.choice(('tired of', 'in the middle of', 'right after', 'before', 'busy'))} {idle.ing}"
+            )
+        return rng.choice(
+            ("being {a}", "too {a} to wait", "with a {a} {n}", "{a} and {b}", "{a} as a {n}", "as a {n}")
+        )
 
     def _finite(self, forms: Forms, who: str, plural: bool) -> str:
         """The phrase as the verb of a sentence, in the story's tense or now and then another."""
@@ -202,8 +264,60 @@ class CoinGrammar:
             f"{lead}{self.name()} {first}{link}{self.name()} {self._finite(self._verbs.event(), '', False)}"
         )
 
-    def _without_people(self, side: int) -> str:
+    def _asked(self) -> str:
+        """Somebody wants somebody else to flip the coin."""
+        rng, flip = self.rng, any_flip(self.rng)
+        rest, mark = (frames.OBEYED, FLIP) if rng.random() < 0.5 else (frames.REFUSED, KEEP)
+        then = rng.choice(rest)
+        if rng.random() < 0.4:
+            then = then.replace("{N}", rng.choice(("he", "she")), 1)
+        if ". he" in then or ". she" in then:
+            then = then.replace(". he", ". He").replace(". she", ". She")
+        return f"{self._lead(0.2)}{self._around(rng.choice(frames.ASKED), flip)}{after(then)}{mark}"
+
+    def _seemed(self) -> str:
+        """A flip that was only expected."""
+        rng, flip = self.rng, any_flip(self.rng)
+        if rng.random() < 0.5:
+            return f"{self._around(rng.choice(frames.THOUGH), flip)}{KEEP}"
+        return f"{self._lead(0.2)}{self._around(rng.choice(frames.SEEMED), flip)}{rng.choice(frames.NOT_SO)}{KEEP}"
+
+    @staticmethod
+    def _around(shape: str, flip: Forms) -> str:
+        return shape.replace("{b}", unmarked(flip.base)).replace("{g}", unmarked(flip.ing))
+
+    def _of_group(self) -> str:
+        rng, flip = self.rng, any_flip(self.rng)
+        who, count, single = rng.choice(frames.GROUPS)
+        said = flip.past if self._tense == "past" else flip.third if single else flip.plural
+        once = rng.choice(("", "", " once", " one time", " exactly once")) if count > 1 else ""
+        return f"{self._lead(0.3)}{who} {unmarked(said)}{once}{FLIP if count % 2 else KEEP}"
+
+    def _flips_as_nouns(self) -> str:
+        rng, (flips, count) = self.rng, self.rng.choice(frames.FLIPS_AS_NOUNS)
+        shape = rng.choice(frames.NOUN_SENTENCES)
+        return f"{shape.replace('{}', flips)}{FLIP if count % 2 else KEEP}"
+
+    def _terse(self) -> str:
+        """Without a subject or without an object."""
+        rng, event = self.rng, self._verbs.event()
+        kind = rng.random()
+        if kind < 0.4:
+            return f"{rng.choice(('', 'then ', 'next ', 'now ', 'and ', 'after that '))}{event.third}"
+        if kind < 0.6:
+            return f"{rng.choice(('', 'then ', 'next ', 'again '))}{event.past}"
+        if kind < 0.7:
+            return f"{event.ing} by {self.name()}" if len(event.ing) < 12 else event.ing
+        flips = rng.random() < 0.5
+        return rng.choice(shapes.TERSE_FLIPS if flips else shapes.TERSE_KEEPS) + (FLIP if flips else KEEP)
+
+    def _without_people(self, side: int, first: int | None) -> str:
         rng, kind = self.rng, self.rng.random()
+        if kind < 0.12 and first is not None:
+            if rng.random() < 0.25:
+                return f"{self._lead(0.2)}{rng.choice(frames.RESTORED)}{TO[first]}"
+            told = rng.choice(frames.CHANGES).replace("{s}", shapes.SIDES[side])
+            return f"{self._lead(0.2)}{told.replace('{x}', shapes.SIDES[1 - side])}{TO[1 - side]}"
         if kind < 0.3:
             return f"{self._lead(0.2)}{rng.choice(shapes.STAYS)}".replace("|", KEEP).replace(
                 "{s}", shapes.SIDES[side]
@@ -259,10 +373,24 @@ class CoinGrammar:
 
     def _several_times(self) -> str:
         rng = self.rng
-        times, count = rng.choice(shapes.TIMES)
+        times, count = self._times()
+        if rng.random() < 0.2 and times[:3] not in ("and", "but"):
+            mark = FLIP if count % 2 else KEEP
+            who = "it" if rng.random() < 0.4 else "{O}"
+            done = rng.choice(("flipped", "flipped", "turned over", "flipped over", "turned", "inverted"))
+            by = " by {M}" if rng.random() < 0.3 else ""
+            return f"{self._lead(0.3)}{who} {rng.choice(shapes.PASSIVES)} {done} {times}{by}{mark}"
         flip = rng.choice([each for each in FLIPS[:20] if each.third.endswith(("over" + FLIP, "{o}" + FLIP))])
-        after = FLIP if count % 2 == 0 else KEEP
-        return f"{self._lead(0.3)}{self.name()} {self._finite_plain(flip)} {times}{after}"
+        mark = FLIP if count % 2 == 0 else KEEP
+        return f"{self._lead(0.3)}{self.name()} {self._finite_plain(flip)} {times}{mark}"
+
+    def _times(self) -> tuple[str, int]:
+        rng, kind = self.rng, self.rng.random()
+        if kind < 0.7:
+            return rng.choice(shapes.TIMES if kind < 0.35 else frames.OTHER_TIMES)
+        place = min(rng.randrange(len(frames.NUMBERS)), rng.randrange(len(frames.NUMBERS)))
+        number = frames.NUMBERS[place] if rng.random() < 0.6 else str(place + 2)
+        return f"{rng.choice(frames.TIMES_BEFORE)}{number} times{rng.choice(frames.TIMES_AFTER)}", place + 2
 
     def _finite_plain(self, forms: Forms) -> str:
         return forms.past if self._tense == "past" else forms.third
@@ -326,13 +454,8 @@ class CoinGrammar:
         """Names and the coin in their places."""
         while "{o}" in text:
             text = text.replace("{o}", self._object(), 1)
-        while "{M}" in text:
-            text = text.replace("{M}", self.name(), 1)
-        return (
-            text.replace("{O}", f"the {self.coin}")
-            .replace("{N}", self.name())
-            .replace("{P}", self.rng.choice(_CITIES))
-        )
+        text = text.replace("{O}", f"the {self.coin}").replace("{P}", self.rng.choice(_CITIES))
+        return words.fill(text, self.rng)
 
 
 def idle_clause(rng: random.Random) -> str:
@@ -342,8 +465,16 @@ def idle_clause(rng: random.Random) -> str:
 
 def vocabulary() -> list[str]:
     """Texts with all words of the sentences."""
-    lists = [value for value in vars(shapes).values() if isinstance(value, tuple)]
+    lists = [
+        value for module in (shapes, frames) for value in vars(module).values() if isinstance(value, tuple)
+    ]
     shown = [text for each in lists for text in each if isinstance(text, str)]
+    pairs = (
+        *shapes.TIMES,
+        *frames.OTHER_TIMES,
+        *frames.FLIPS_AS_NOUNS,
+        *(each[:2] for each in frames.GROUPS),
+    )
     starts = (
         shapes.LEADS,
         shapes.SUBJECTS,
@@ -354,4 +485,4 @@ def vocabulary() -> list[str]:
     )
     first = [text[:1].upper() + text[1:] for each in starts for text in each]
     first += [each.base.capitalize() for each in FLIPS] + [text.capitalize() for text in words.PREPOSITIONS]
-    return [*coin_phrases.vocabulary(), *shown, *first, *(times for times, _ in shapes.TIMES)]
+    return [*coin_phrases.vocabulary(), *shown, *first, *(text for text, _ in pairs)]

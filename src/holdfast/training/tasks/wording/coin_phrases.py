@@ -7,6 +7,7 @@ phrase can. Marks say what happens to the coin, where it is decided.
 import random
 
 from holdfast.training.tasks.filler import split_list
+from holdfast.training.tasks.wording import coin_frames as frames
 from holdfast.training.tasks.wording import coin_shapes as shapes
 from holdfast.training.tasks.wording import idle_shapes, words
 from holdfast.training.tasks.wording.verbs import Forms, phrase, phrases
@@ -43,9 +44,11 @@ def _passive(forms: Forms) -> str | None:
 
 
 FLIPS, FLIPS_ONLY = _marked(shapes.FLIPS, FLIP), _marked(shapes.FLIPS_ONLY, FLIP)
-_COMMON_FLIPS = FLIPS[: shapes.NUM_COMMON]
+COMMON_FLIPS = FLIPS[: shapes.NUM_COMMON]
 KEEPS, NOT_DONE = _marked(shapes.KEEPS, KEEP), _marked(shapes.NOT_DONE, KEEP)
 ALONE = phrases(idle_shapes.ALONE)
+DONE, FIRST = phrases(frames.DONE), phrases(frames.FIRST)
+MEANT, LET_DOWN = phrases(frames.MEANT), phrases(frames.LET_DOWN)
 PASSIVES = tuple(text for each in FLIPS if (text := _passive(each)))
 SETS = tuple(
     tuple(mapped(phrase(text.replace("|", FLIP).replace("{s}", side)), after=mark) for text in shapes.SETS)
@@ -109,7 +112,18 @@ class VerbPhrases:
         return self.set() if kind < 0.55 else self.no_flip()
 
     def flip(self) -> Forms:
-        return any_flip(self.rng) if self.rng.random() < 0.95 else self.rng.choice(FLIPS_ONLY)
+        rng, kind = self.rng, self.rng.random()
+        flip = any_flip(rng)
+        if kind < 0.8:
+            return flip
+        if kind < 0.84:
+            return rng.choice(FLIPS_ONLY)
+        if kind < 0.89:
+            return join(rng.choice(FIRST), " and ", flip)
+        shape = rng.choice(DONE)
+        if " and " in shape.base and "{b} and" in shape.base:  # decided by the last word
+            return mapped(Forms(*(each.replace("{b}", unmarked(flip.base)) for each in shape)), after=FLIP)
+        return Forms(*(each.replace("{b}", flip.base).replace("{g}", flip.ing) for each in shape))
 
     def set(self) -> Forms:
         return self.rng.choice(SETS[self.rng.randrange(2)])
@@ -133,6 +147,11 @@ class VerbPhrases:
         if kind < 0.79:
             without = rng.choice((" without ", " without ", " instead of ", " rather than ", ", far from "))
             return mapped(self.idle(), "", f"{without}{kept.ing}{KEEP}")
+        if kind < 0.88:
+            meant, end = rng.choice(MEANT), rng.choice(LET_DOWN)
+            link = "" if end.base.startswith(",") else " "
+            told = mapped(join(meant, link, end), after=KEEP)
+            return Forms(*(each.replace("{b}", kept.base).replace("{g}", kept.ing) for each in told))
         shape = rng.choice(NOT_DONE)
         return Forms(*(each.replace("{b}", kept.base).replace("{g}", kept.ing) for each in shape))
 
@@ -168,7 +187,7 @@ class VerbPhrases:
             links = (" but ", ", but ", " and ") if is_keep else AND
             explicit = Forms(*(each.replace("{o}", "{O}") for each in event))
             return join(self.idle_with_object(), rng.choice(links), explicit)
-        if kind < 0.78:
+        if kind < 0.75:
             other = self.idle() if rng.random() < 0.6 else self.idle_with_object()
             return join(event, rng.choice(_OTHER_LINKS), other)
         if kind < 0.83:
@@ -194,12 +213,12 @@ class VerbPhrases:
 
 def any_flip(rng: random.Random) -> Forms:
     """The most common words for it in a third of the cases."""
-    return rng.choice(_COMMON_FLIPS if rng.random() < 0.33 else FLIPS)
+    return rng.choice(COMMON_FLIPS if rng.random() < 0.33 else FLIPS)
 
 
 def vocabulary() -> list[str]:
     """Texts with all words of the verb phrases."""
-    done = (*FLIPS, *FLIPS_ONLY, *KEEPS, *NOT_DONE, *ALONE)
+    done = (*FLIPS, *FLIPS_ONLY, *KEEPS, *NOT_DONE, *ALONE, *DONE, *FIRST, *MEANT, *LET_DOWN)
     told = [unmarked(each) for forms in done for each in forms[:4] + forms[5:]]
     sets = [unmarked(each) for per_side in SETS for forms in per_side for each in forms]
     return [*told, *sets, *IDLE_VERBS, *AND, *WISHES, *LITTLE]

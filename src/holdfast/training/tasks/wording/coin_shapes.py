@@ -10,7 +10,8 @@ from holdfast.training.tasks.filler import split_list
 SIDES = ("heads", "tails")
 COINS = split_list(
     "coin,penny,quarter,dime,nickel,euro,silver coin,gold coin,old coin,dollar coin,token,cent,shiny"
-    " coin,lucky coin,small coin,copper coin",
+    " coin,lucky coin,small coin,copper coin,pound,yen,peso,disc,disk,chip,medal,half dollar,rupee,little"
+    " coin,bronze coin,foreign coin,crown,shilling,krona",
     ",",
 )
 STARTS = (
@@ -378,3 +379,27 @@ RECORD_KEEPS = (
     "no flip", "pass", "passes", "nothing", "no", "skip", "skips", "stays", "leaves it", "no change", "waits",
     "does not flip", "not flipped", "keeps it", "zero flips", "looks", "no turn",
 )  # fmt: skip
+# Events without a person.
+TERSE_FLIPS = split_list(
+    "flip it|flips it|flipped it|turn it over|turned over|flipped over|gets flipped|got flipped|other side up|now the"
+    " opposite|upside down now|other side now|swapped|reversed|inverted|the other way up|flip once|1 flip|flip the"
+    " coin|one turn|turned|other face now|the reverse is up|changed sides|opposite side now",
+    "|",
+)
+TERSE_KEEPS = split_list(
+    "no flip here|left alone|not touched|untouched|no change|nothing happens|nothing|still the same|same side|same as"
+    " before|unchanged|nothing done|not flipped|not turned|stays|stays put|stays that way|0 flips|skipped|passed|left as"
+    " is|nobody moves|no one does anything|just looking|only a look|does not turn it|doesn't flip it|never touches it",
+    "|",
+)
+SHORT_LEADS = split_list(
+    "then|then|then,|next|next,|and then|after that|after that,|now|and|ok then|so then|so|later|first|first,|second,|"
+    "finally|finally,|but|but then|and now|anyway,|ok|okay|right after that|and after that|afterwards|again,|also|"
+    "and finally|last,|at last|thirdly,|plus,|and next,|and so|well then,|next up:|meanwhile|suddenly|a minute later|in turn",
+    "|",
+)
+SHORT_TAILS = split_list(
+    "again|too|once more|as well|now|then|next|this time|instead|for fun|too lol|after that|at once|first|though|quickly|of"
+    " course|one time|right away|later|in turn|afterwards|yet again|for real|also|anyway|haha|by accident|on purpose",
+    "|",
+)

@@ -20,7 +20,7 @@ _IRREGULAR = {
         "come came come,cut cut cut,do did done,draw drew drawn,drink drank drunk,drive drove driven,"
         "eat ate eaten,fall fell fallen,feed fed fed,feel felt felt,find found found,forbid forbade forbidden,"
         "forget forgot forgotten,get got got,give gave given,go went gone,grow grew grown,hang hung hung,"
-        "have had had,hear heard heard,hide hid hidden,hit hit hit,hold held held,keep kept kept,"
+        "have had had,hear heard heard,hide hid hidden,hit hit hit,hold held held,keep kept kept,kneel knelt knelt,"
         "know knew known,lay laid laid,lead led led,leave left left,lend lent lent,let let let,lie lay lain,"
         "lose lost lost,make made made,meet met met,pay paid paid,put put put,read read read,"
         "ride rode ridden,rise rose risen,run ran run,say said said,see saw seen,sell sold sold,"
@@ -36,7 +36,7 @@ _DOUBLED = split_list(
     "beg begin bet chat clap cut drop flip forbid forget get grab hit hum let nod pat plan prefer put regret rub run"
     " set shrug shut sit skip spin step stop swap tap tip win wrap"
 )
-_NO_VERBS = split_list("only just simply merely actually would finally")
+_NO_VERBS = split_list("only just simply merely actually would finally but ,")
 _IRREGULAR_THIRD = {"be": "is", "have": "has", "do": "does", "go": "goes", "undo": "undoes"}
 
 

@@ -220,11 +220,56 @@ def invented_words(count: int) -> tuple[str, ...]:
 INVENTED = invented_words(4000)
 
 
+TITLES = split_list(
+    "Mr. Mrs. Ms. Dr. Mr Dr Uncle Aunt Captain Professor Sir Lady King Queen Old Little Big Cousin Agent MC Saint"
+    " Grandpa Chef Miss Master Officer Judge Coach Auntie"
+)
+RELATIONS = split_list(
+    "mom dad mum grandma grandpa granny mother father sister brother uncle aunt cousin nephew niece wife husband son"
+    " daughter friend boss neighbor neighbour roommate dog cat parrot kid girlfriend boyfriend buddy partner teacher"
+)
+JOBS = split_list(
+    "plumber baker butcher farmer driver painter carpenter dentist nurse lawyer judge singer dancer actor writer poet"
+    " student professor scientist engineer programmer pilot sailor soldier policeman firefighter postman waitress"
+    " barber tailor gardener hunter fisherman miner clerk secretary manager cashier librarian musician drummer"
+    " goalkeeper coach clown wizard king queen prince princess knight priest monk thief detective spy pirate ghost"
+    " monster child baby toddler kid man woman lady guy gentleman tourist guest visitor customer player gambler winner"
+    " loser host bartender mechanic electrician astronaut chef monkey dog cat parrot squirrel crow robot machine"
+)
+
+
 def draw_name(rng: random.Random) -> str:
+    """A person: mostly a name, known or not, or what they are."""
     kind = rng.random()
-    if kind < 0.7:
+    if kind < 0.6:
         return rng.choice(NAMES)
-    return rng.choice(INVENTED).capitalize() if kind < 0.95 else rng.choice(RARE).capitalize()
+    if kind < 0.78:
+        return rng.choice(INVENTED).capitalize()
+    if kind < 0.81:
+        return rng.choice(RARE).capitalize()
+    named = rng.choice(NAMES) if rng.random() < 0.5 else rng.choice(INVENTED).capitalize()
+    if kind < 0.86:
+        return f"{rng.choice(TITLES)} {named}"
+    if kind < 0.92:
+        article = rng.choice(("the", "the", "the", "a", "this", "our"))
+        quality = f"{rng.choice(ADJECTIVES)} " if rng.random() < 0.25 else ""
+        return f"{article} {quality}{rng.choice(JOBS if rng.random() < 0.85 else NOUNS)}"
+    if kind < 0.95:
+        owner = rng.choice(("", "my ", "my ", "his ", "her ", "your ", f"{named}'s "))
+        return f"{owner}{rng.choice(RELATIONS)}"
+    if kind < 0.98:
+        return named.lower()
+    return f"{named} {rng.choice(INVENTED).capitalize()}"
+
+
+def fill(shape: str, rng: random.Random) -> str:
+    """Nouns ({n}, {m}), adjectives ({a}, {b}) and people ({M}: each another; {N}: always the same) in their places."""
+    for slot, kind in (("{n}", NOUNS), ("{m}", NOUNS), ("{a}", ADJECTIVES), ("{b}", ADJECTIVES)):
+        while slot in shape:
+            shape = shape.replace(slot, rng.choice(kind), 1)
+    while "{M}" in shape:
+        shape = shape.replace("{M}", draw_name(rng), 1)
+    return shape.replace("{N}", draw_name(rng)) if "{N}" in shape else shape
 
 
 def noun_phrase(rng: random.Random) -> str:
