@@ -29,7 +29,10 @@ _UNITS = (
     *("block_linear.c", "linear.c", "attention.c", "rowwise.c", "sampling.c", "blocks.c", "layer.c"),
     "entry.c",
 )
-_HEADERS = ("blocks.h", "block_dot.h", "simd.h", "simd_plain.h", "kernels.h", "amx.h")
+_HEADERS = (
+    *("blocks.h", "block_dot.h", "block_panel.h", "block_tile.h", "simd.h", "simd_plain.h", "kernels.h"),
+    "amx.h",
+)
 # No contraction and no reassociation: the sources fix which operations are fused, and their order.
 # Instruction scheduling before register allocation would spill the accumulators of the tiles.
 FLAGS = (
