@@ -112,6 +112,7 @@ class TrainingInfo:
     variables_thought: ThoughtContent = "changed"
     chat: bool = False
     remind_after: int = 0
+    thought_delay: int = 0
 
 
 def write_training_info(folder: Path, settings: TrainingSettings) -> None:

@@ -21,7 +21,7 @@ from holdfast.training.batch import join_batches
 from holdfast.training.build import BuiltModel, build
 from holdfast.training.compiled import autocast, compile_rowwise
 from holdfast.training.loss import packed_loss
-from holdfast.training.model import ThinkingModel
+from holdfast.training.model import BLOCKS, ThinkingModel
 from holdfast.training.prefetch import DeviceStep, StepBuilder, prefetch_steps
 from holdfast.training.settings import TrainingSettings, settings_from_json, settings_to_json
 from holdfast.training.tasks.names import has_events
@@ -225,7 +225,7 @@ def _take_step(run: TrainingRun, step: DeviceStep) -> torch.Tensor:
         sums += torch.stack((losses.total.detach(), losses.answer, losses.thought))
     torch.nn.utils.clip_grad_norm_(run.model.parameters(), s.clip, foreach=True)
     for group in run.optimizer.param_groups:
-        group["lr"] = learning_rate(s, run.step)
+        group["lr"] = group["rate"] * learning_rate(s, run.step)
     run.optimizer.step()
     return sums
 
@@ -249,12 +249,19 @@ def _fit_minutes(run: TrainingRun, budget: StepBudget, minutes: float) -> Traini
 
 def _optimizer(model: ThinkingModel, settings: TrainingSettings) -> torch.optim.Optimizer:
     """AdamW with weight decay for matrices; none for norms, biases and scales."""
-    trained = [each for each in model.parameters() if each.requires_grad]
-    matrices = [each for each in trained if each.dim() > 1]
-    others = [each for each in trained if each.dim() <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    groups = []
+    for is_block, rate in ((False, 1.0), (True, settings.block_rate)):
+        trained = [
+            each
+            for name, each in model.named_parameters()
+            if each.requires_grad and name.startswith(BLOCKS) == is_block
+        ]
+        matrices = [each for each in trained if each.dim() > 1]
+        others = [each for each in trained if each.dim() <= 1]
+        groups += [
+            {"params": matrices, "weight_decay": settings.weight_decay, "rate": rate},
+            {"params": others, "weight_decay": 0.0, "rate": rate},
+        ]
+    groups = [each for each in groups if each["params"]]
     fused = next(model.parameters()).is_cuda
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=fused)

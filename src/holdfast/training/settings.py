@@ -53,6 +53,7 @@ class TrainingSettings:
     while_answering: bool = True
     variables_thought: ThoughtContent = "changed"
     long_texts: bool = True  # filler sentences between the events of half of the texts
+    thought_delay: int = 0  # tokens after the one that settles a thought before it is written
     remind_after: int = 0  # chunks without a thought before the last one is thought again; 0: never
     texts: int = 20000  # number of texts made for each task that is written as text
     examples: int | None = None  # use only the first examples of these tasks and of files
@@ -63,6 +64,7 @@ class TrainingSettings:
     batch: int = 256
     accumulate: int = 1  # micro-batches of a step, by length of the texts, to need less memory
     learning_rate: float = 1e-3
+    block_rate: float = 1.0  # learning rate of T and C, as a multiple of that
     warmup: int = 100
     weight_decay: float = 0.05
     clip: float = 1.0
@@ -143,12 +145,14 @@ PRESETS = {
         max_events=12,
         chunk=8,
         max_thought=24,
+        thought_delay=3,
         context=2048,
         texts=10_000,
         steps=3000,
         batch=96,
         accumulate=2,
-        learning_rate=2e-4,
+        learning_rate=4e-4,
+        block_rate=2.5,
         weight_decay=0.01,
         weights=LossWeights(thought=2.0),
         eval_every=500,

@@ -115,6 +115,13 @@ def test_thought_is_in_the_chunk_of_its_last_token(tmp_path: Path) -> None:
     assert batch.token_ids[0, batch.num_tokens[0] - 1] == tokenizer.token_to_id(EOS)
 
 
+def test_delayed_thought_is_in_the_chunk_of_a_later_token(tmp_path: Path) -> None:
+    path = tmp_path / "qa.txt"
+    path.write_text(BABI)
+    batch, tokenizer = _prepared(read_babi(path), thought_delay=3)
+    assert chunk_texts(batch, tokenizer, 0) == {1: " Nora cellar", 3: " Piet one lamp"}
+
+
 def test_thoughts_that_do_not_fit_move_to_the_next_chunk() -> None:
     steps = tuple(ThoughtStep(2, f" {number} + 1") for number in range(1, 4))
     batch, tokenizer = _prepared(

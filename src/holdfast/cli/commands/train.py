@@ -93,6 +93,12 @@ def thinking(
     max_thought: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of tokens of a thought.")
     ] = None,
+    thought_delay: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Number of tokens after the one that settles a thought before it is written."
+        ),
+    ] = None,
     while_answering: Annotated[
         bool | None,
         typer.Option(
@@ -110,6 +116,9 @@ def thinking(
         int | None, typer.Option(min=1, help="Number of passes of a step (gradient accumulation).")
     ] = None,
     learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Maximum learning rate.")] = None,
+    block_rate: Annotated[
+        float | None, typer.Option(min=0.0, help="Learning rate of T and C, as a multiple.")
+    ] = None,
     variables_thought: Annotated[
         str | None, typer.Option(help="Contents of a thought in the variables task: changed, all or worked.")
     ] = None,
@@ -161,12 +170,14 @@ def thinking(
         "examples": examples,
         "chunk": chunk,
         "max_thought": max_thought,
+        "thought_delay": thought_delay,
         "while_answering": while_answering,
         "steps": steps,
         "minutes": minutes,
         "batch": batch,
         "accumulate": accumulate,
         "learning_rate": learning_rate,
+        "block_rate": block_rate,
         "variables_thought": _one_of("--variables-thought", variables_thought, _THOUGHTS),
         "seed": seed,
         "eval_every": eval_every,

@@ -80,6 +80,7 @@ class EvalSet:
             chunk=1 if thinking is None else thinking.chunk,
             max_thought=1 if thinking is None else thinking.max_thought,
             remind_after=info.remind_after,
+            thought_delay=info.thought_delay,
         )
         self._chunk = 0 if thinking is None else thinking.chunk
         frame = chat_frame(open_tokenizer(path), str(folder)) if info.chat else None

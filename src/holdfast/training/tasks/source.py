@@ -106,7 +106,9 @@ class BatchSource:
     ) -> None:
         s = settings
         self._settings, self._topics, self._tokenizer, self._eos_id = s, topics, tokenizer, eos_id
-        self._rules = TextRules(s.form, s.chunk, s.max_thought, eos_id, frame, s.remind_after)
+        self._rules = TextRules(
+            s.form, s.chunk, s.max_thought, eos_id, frame, s.remind_after, s.thought_delay
+        )
 
         def encode(text: str) -> list[int]:
             return list(tokenizer.encode(text, add_special_tokens=False).ids)

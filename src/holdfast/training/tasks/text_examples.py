@@ -63,7 +63,9 @@ class ChatFrame:
 @dataclass(frozen=True)
 class TextRules:
     """How examples become tokens. frame: None for plain texts. remind_after: number of chunks without
-    a thought before a reminder; 0: there are no reminders.
+    a thought before a reminder; 0: there are no reminders. thought_delay: number of tokens read after
+    the one that settles a thought before it is written. The thought's chunk then has several tokens that
+    can know it; T writes it from what these hold.
     """
 
     form: AnswerForm
@@ -72,6 +74,7 @@ class TextRules:
     eos_id: int
     frame: ChatFrame | None = None
     remind_after: int = 0
+    thought_delay: int = 0
 
     def prompt(self, example: TextExample) -> str:
         if self.frame is None:
@@ -180,7 +183,8 @@ def _place(
     chunk = 0
     for step in example.steps:
         thought = ids[step.thought][: rules.max_thought]
-        chunk = max(chunk, _token_at(offsets, shift + step.settled_at) // rules.chunk)
+        token = _token_at(offsets, shift + step.settled_at) + rules.thought_delay
+        chunk = max(chunk, token // rules.chunk)
         if len(by_chunk.get(chunk, ())) + len(thought) > rules.max_thought:
             chunk += 1
         if (chunk + 1) * rules.chunk > num_tokens:
