@@ -16,6 +16,7 @@ from holdfast.training.tasks.wording import (
     coin_starts,
     idle_shapes,
     outside_shapes,
+    variable_phrases,
     variable_shapes,
 )
 from support import coin_dev_questions as development
@@ -27,7 +28,16 @@ EXPECTED_DEVELOPMENT = 0.5
 
 
 def test_no_template_is_in_the_training_texts() -> None:
-    modules = (coin_asks, coin_frames, coin_shapes, coin_starts, idle_shapes, outside_shapes, variable_shapes)
+    modules = (
+        coin_asks,
+        coin_frames,
+        coin_shapes,
+        coin_starts,
+        idle_shapes,
+        outside_shapes,
+        variable_phrases,
+        variable_shapes,
+    )
     trained = {_plain(text) for module in modules for text in _texts(module)}
     rng, task = random.Random(1), coin_talk.CoinTalk()
     told = " ".join(task.example(rng, 12).prompt for _ in range(400))

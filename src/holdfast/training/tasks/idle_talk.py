@@ -63,15 +63,33 @@ class Outside:
         if kind < 0.08:
             asked = idle_sentence(rng)
         else:
-            shape = rng.choice(outside_shapes.COINS if kind < 0.2 else outside_shapes.ASKS)
-            asked = _filled(shape, rng)
+            asked = _filled(_outside_shape(rng), rng)
+        if rng.random() < 0.12:
+            asked = asked.rstrip("?.! ") or asked
         if rng.random() < 0.08:
-            asked = asked.rstrip("?.!")
+            asked = asked.replace("'", "")
         text = " ".join((*sentences, asked))
-        if rng.random() < 0.1:
+        if rng.random() < 0.2:
             text = text.lower()
         end = rng.choice((QUESTION_END,) * 8 + ("", " Answer:", "\nA:"))
         return TextExample(text + end, OUTSIDE, ())
+
+
+def _outside_shape(rng: random.Random) -> str:
+    kind = rng.random()
+    if kind < 0.5:
+        return rng.choice(outside_shapes.COINS if kind < 0.12 else outside_shapes.ASKS)
+    if kind < 0.7:
+        before = f"{rng.choice(outside_shapes.BEFORE)} " if rng.random() < 0.5 else ""
+        shape, end = before + rng.choice(outside_shapes.REQUESTS), rng.choice((".", ".", "", "!", "?"))
+    elif kind < 0.8:
+        shape, end = rng.choice(outside_shapes.CHATS), rng.choice(("", "", ".", "!", "?"))
+    else:
+        before = f"{rng.choice(outside_shapes.BEFORE[:12])} " if rng.random() < 0.15 else ""
+        shape, end = before + rng.choice(outside_shapes.FACTS), rng.choice(("?", "?", "?", "", "??"))
+    if rng.random() < 0.6 and shape[0] != "{":
+        shape = shape[0].upper() + shape[1:]
+    return shape + end
 
 
 def _filled(shape: str, rng: random.Random) -> str:

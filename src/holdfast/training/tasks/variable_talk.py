@@ -12,9 +12,12 @@ Values are 0 to 9; a change that would leave them is another one.
 """
 
 import random
+import re
 
 from holdfast.training.tasks.idle_talk import idle_sentence, opening
 from holdfast.training.tasks.text_examples import TextExample, ThoughtStep
+from holdfast.training.tasks.wording import styles
+from holdfast.training.tasks.wording import variable_phrases as drawn
 from holdfast.training.tasks.wording import variable_shapes as shapes
 from holdfast.training.tasks.wording.words import draw_name
 
@@ -22,6 +25,15 @@ LARGEST = 9
 MOST_VARIABLES = 4
 UNKNOWN = " I do not know."
 _FEW = 8  # changes of a short text
+_WITH_IT = re.compile(r"[\w ]*\{v\}[\w ]*(\{n\})?[\w ]*")
+# The mark that ends a statement, what stands before the next one, what stands before each: {} is its number.
+_STYLES = (
+    *((".", " ", ""),) * 10, (";", " ", ""), (";", " ", ""), ("!", " ", ""), ("", "\n", ""), ("", "\n", ""), (".", "\n", ""),
+    (",", " ", ""), (",", " ", ""), (",", " then ", ""), (",", " and then ", ""), (";", " then ", ""), (" ->", " ", ""),
+    (" =>", " ", ""), ("...", " ", ""), (".", "\n", "{}. "), ("", "\n", "{}. "), ("", "\n", "- "), ("", "\n", "{}) "),
+    (".", "\n", "Step {}: "), ("", "\n", "Step {}: "), (".", " ", "({}) "), (";", "\n", ""), (" ...", " ", ""),
+    (" /", " ", ""),
+)  # fmt: skip
 
 
 class VariableTalk:
@@ -30,9 +42,10 @@ class VariableTalk:
     def words(self) -> list[str]:
         lists = [value for value in vars(shapes).values() if isinstance(value, tuple)]
         named = [f" {name}" for name in (*shapes.LETTERS, *shapes.CAPITALS, *shapes.NAMES)]
-        said = [text.format(v="x", n="1", a="y", b="z", N="Tom") for each in lists for text in each]
+        said = [re.sub(r"\{(\w)\}", r"\1", text) for each in lists for text in each]
+        more = [re.sub(r"\{(\w)\}", r"\1", text) for text in (*drawn.vocabulary(), *styles.vocabulary())]
         first = [text[:1].upper() + text[1:] for text in said]
-        return [*said, *first, *named, " Yes, No, and", UNKNOWN]
+        return [*said, *first, *more, *named, " Yes, No, and", UNKNOWN]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
         """Up to this number of changes: half of the texts are short."""
@@ -63,11 +76,19 @@ class _Told:
         self._names = rng.sample(named, rng.randint(1, MOST_VARIABLES))
         if rng.random() < 0.5:
             self._names.sort()
-        self._mark = rng.choice((".", ".", ".", ".", ";", "!", ""))
-        self._gap = "\n" if not self._mark or rng.random() < 0.05 else " "
+        self._mark, self._gap, self._item = rng.choice(_STYLES)
+        self._number_of_items = 0
+        self._is_lower = named is not shapes.CAPITALS and rng.random() < 0.2
+        self._typing = styles.draw_typing(rng)
+        self._last = ""  # the variable that "it" may mean
         self._words = rng.choice((0.0, 0.0, 0.3, 1.0))  # share of numbers written as words
 
     def say(self, sentence: str) -> None:
+        self._last = ""
+        if self._typing.drops_apostrophes:
+            sentence = sentence.replace("'", "")
+        if self._is_lower:
+            sentence = sentence.lower()
         self.text += f"{self._gap}{sentence}" if self.text else sentence
 
     def begin(self) -> None:
@@ -80,14 +101,15 @@ class _Told:
             self.values[name] = rng.randint(0, LARGEST)
         head, sign = rng.choice(shapes.LISTS), rng.choice(shapes.IS)
         last = rng.choice((" and ", " and ", ", and ")) if rng.random() < 0.4 else ", "
-        self.say(f"{head} " if head else "")
-        drawn, self.values = self.values, {}
-        for number, (name, value) in enumerate(drawn.items(), start=1):
+        self.say(f"{head} ".replace("{N}", draw_name(rng)) if head else "")
+        first, self.values = self.values, {}
+        between = rng.choice((", ", ", ", ", ", ", ", "; ", " ", " and "))
+        for number, (name, value) in enumerate(first.items(), start=1):
             self.values[name] = value
             self.text += f"{name}{sign}{self._number(value)}"
             if number < count:
                 self.steps.append(ThoughtStep(len(self.text) - 1, self._list(), self._list()))
-                self.text += last if number == count - 1 else ", "
+                self.text += last if number == count - 1 and between == ", " else between
         self.text += (rng.choice(shapes.LIST_TAILS) if sign == " = " else "") + self._mark
         self._think(self._list())
 
@@ -107,13 +129,17 @@ class _Told:
         elif kind < 0.18 and others:
             self._swap(target, rng.choice(others))
         elif kind < 0.22 and 2 * own <= LARGEST:
-            self._compute(target, rng.choice(shapes.DOUBLES), own, "+", own)
+            self._compute(target, drawn.either(rng, shapes.DOUBLES, drawn.DOUBLED), own, "+", own)
         elif kind < 0.26 and own % 2 == 0:
-            self._compute(target, rng.choice(shapes.HALVES), own, "-", own // 2)
-        elif kind < 0.28:
-            self._state(rng.choice(shapes.KEEPS), target)
-        elif kind < 0.31:
+            self._compute(target, drawn.either(rng, shapes.HALVES, drawn.HALVED), own, "-", own // 2)
+        elif kind < 0.29:
+            self._state(drawn.either(rng, shapes.KEEPS, drawn.KEPT), target, self._number(rng.randint(1, 5)))
+        elif kind < 0.32:
             self._by_one(target)
+        elif kind < 0.34:
+            self._compute(target, rng.choice(drawn.CLEARED), 0, "+", 0)
+        elif kind < 0.38 and others:
+            self._compare(target, rng.choice(others))
         else:
             self._add_or_take(target, rng.choice(others) if others and kind > 0.7 else None)
 
@@ -128,12 +154,12 @@ class _Told:
             if other is None:
                 self._assign(target, amount)
             else:
-                shape = rng.choice(shapes.COPIES if rng.random() < 0.5 else shapes.SETS)
+                shape = drawn.either(rng, drawn.COPIED, shapes.COPIES if rng.random() < 0.5 else shapes.SETS)
                 self._compute(target, shape, amount, "+", 0, other)
             return
         adds = own + amount <= LARGEST and (own < amount or rng.random() < 0.5)
-        shape, sign = (rng.choice(shapes.ADDS), "+") if adds else (rng.choice(shapes.TAKES), "-")
-        self._compute(target, shape, own, sign, amount, other or self._number(amount))
+        shape = drawn.draw_change(rng, adds)
+        self._compute(target, shape, own, "+" if adds else "-", amount, other or self._number(amount))
 
     def _by_one(self, target: str) -> None:
         own = self.values[target]
@@ -142,7 +168,14 @@ class _Told:
         self._compute(target, shape, own, "+" if adds else "-", 1)
 
     def _assign(self, name: str, value: int) -> None:
-        self._compute(name, self.rng.choice(shapes.SETS), value, "+", 0, self._number(value))
+        self._compute(name, drawn.draw_set(self.rng), value, "+", 0, self._number(value))
+
+    def _compare(self, target: str, other: str) -> None:
+        """A little more or less than another variable."""
+        its, amount = self.values[other], self.rng.randint(1, 4)
+        adds = its < amount or (its + amount <= LARGEST and self.rng.random() < 0.5)
+        shape = self.rng.choice(drawn.MORE_THAN if adds else drawn.LESS_THAN).replace("{a}", other)
+        self._compute(target, shape, its, "+" if adds else "-", amount, self._number(amount))
 
     def _combine(self, target: str) -> None:
         """The sum or the difference of two variables."""
@@ -160,7 +193,9 @@ class _Told:
     def _swap(self, one: str, other: str) -> None:
         value, its = self.values[one], self.values[other]
         self.values[other] = value
-        statement = self.rng.choice(shapes.SWAPS).replace("{a}", one).replace("{b}", other)
+        statement = (
+            drawn.either(self.rng, shapes.SWAPS, drawn.SWAPPED).replace("{a}", one).replace("{b}", other)
+        )
         self._compute(one, statement, its, "+", 0)
 
     def _compute(self, name: str, shape: str, left: int, sign: str, right: int, said: str = "") -> None:
@@ -175,8 +210,15 @@ class _Told:
         starts_with_name = shape.startswith(("{v}", "{n}")) or shape.split(" ")[0].rstrip(",") in self.values
         if not lead and not starts_with_name and self.rng.random() < 0.9:
             shape = shape[0].upper() + shape[1:] if shape[0] != "{" else shape
+        if name == self._last and _WITH_IT.fullmatch(shape) and self.rng.random() < 0.3:
+            shape = shape.replace("{v}", "it")
         text = shape.replace("{v}", name).replace("{n}", said).replace("{N}", draw_name(self.rng))
-        self.say(f"{lead}{text}{self._mark}")
+        item = ""
+        if self._item:
+            self._number_of_items += 1
+            item = self._item.format(self._number_of_items)
+        self.say(f"{item}{lead}{text}{self._mark}")
+        self._last = name
 
     def _number(self, value: int) -> str:
         return shapes.NUMBERS[value] if self.rng.random() < self._words else str(value)
@@ -194,15 +236,18 @@ class _Told:
         value, end = self.values[name], rng.choice(shapes.MARKS)
         if rng.random() < 0.04:
             unknown = rng.choice([each for each in shapes.LETTERS if each not in self.values])
-            return self._example(rng.choice(shapes.ASKS).replace("{v}", unknown) + end, UNKNOWN)
+            return self._example(drawn.draw_question(rng).replace("{v}", unknown) + end, UNKNOWN)
         if rng.random() < 0.25:
             asked = value if rng.random() < 0.5 else rng.randint(0, LARGEST)
-            question = rng.choice(shapes.YES_NO).replace("{v}", name).replace("{n}", self._number(asked))
+            question = drawn.draw_check(rng).replace("{v}", name).replace("{n}", self._number(asked))
             return self._example(question + end, f" {'Yes' if asked == value else 'No'}, {value}.")
-        question = rng.choice(shapes.ASKS).replace("{v}", name)
+        question = drawn.draw_question(rng).replace("{v}", name)
         if rng.random() < 0.05:
             question = question.rstrip("?. ")
         return self._example(question + end, f" {value}.")
 
     def _example(self, question: str, answer: str) -> TextExample:
+        question = question.replace("{N}", draw_name(self.rng))
+        if self._typing.drops_apostrophes:
+            question = question.replace("'", "")
         return TextExample(f"{self.text} {question}", answer, tuple(self.steps))

@@ -113,6 +113,6 @@ def _side(rng: random.Random) -> str:
 
 
 def vocabulary() -> list[str]:
-    put = [each for forms in PUTS for each in forms]
+    put = [each for forms in PUTS for each in forms[1:4]]
     first = [text[0].upper() + text[1:] for text in (*INTROS, *TERSE)]
     return [*INTROS, *ASIDES, *STATES, *put, *SPOTS, *SHOWN, *BESIDE, *TERSE, *first]

@@ -106,3 +106,74 @@ COINS = split_list(
     " used for?|Do you like coins?|Draw a coin.",
     "|",
 )
+# What comes before a request, and requests that may follow it.
+BEFORE = split_list(
+    "hey|hi|hello,|pls|please|ok|okay,|so|quick question:|question:|yo|sorry,|excuse me,|can you|could you|could"
+    " you please|would you"
+    "|can u|would you mind to|i want you to|i need you to|help me to|you should|let's|now|next:|first,|dear"
+    " model,|hi there,|{N} here,",
+    "|",
+)
+REQUESTS = split_list(
+    "tell me about {s}|tell me a joke about {n}s|write a song about {s}|explain {s} to me|explain how {n}s are"
+    " made|list five"
+    " {n}s|list all {n}s|name some {a} {n}s|translate {w} into Spanish|translate this into French: the {n} is"
+    " {a}|summarize the"
+    " book about {s}|describe a {a} {n}|draw me a {n}|find me a {n}|book a flight to {s}|order a {n}|plan my"
+    " week|fix my"
+    " {n}|clean my {n}|count to {i}|spell {w} backwards|add {i} and {j}|multiply {i} by {j}|divide {i} by"
+    " {j}|solve this"
+    " equation: {i} y + {j} = 0|compute the square root of {i}|roll two dice|roll a die for me|draw a card|shuffle the"
+    " cards|deal me a hand of poker|pick a random number|play chess with me|play a game|play the song about the"
+    " {n}|turn on the"
+    " {n}|turn off the lights|turn up the volume|set an alarm for {i}|remind me of the {n}|call {N}|text {N} that i am"
+    " {a}|send a mail to {N}|open the {n}|close the window|show me pictures of {n}s|sort these words: {w}"
+    " {w}|count the letters in"
+    " {w}|rhyme with {w}|make up a story|continue: once upon a time|review my {n}|check this sentence: {N} have"
+    " a {n}|debug my"
+    " code|write a test|write a regex|write html for a {n}|write a query for the {n} table|convert {i} dollars"
+    " to euros|convert"
+    " {i} feet to meters|give me a recipe for {m}|give me tips for {s}|recommend a film about {s}|teach me {s}|cheer me"
+    " up|talk to me|guess my age|be quiet|stop it|go away|try again",
+    "|",
+)
+CHATS = split_list(
+    "haha|ok|okay|cool|nice|wow|great|thanks|thx|ty|bye|good bye|hey|yo|hmm|what|huh|test|testing|hello?|are you"
+    " there|who made you|who"
+    " are u|what are u|how old are you|where are you from|do you dream|do you have feelings|can you think|are"
+    " you human|are you"
+    " alive|i like you|i hate {n}s|i am sad|i'm tired|i'm {a}|my {n} died|my {n} won't start|my back hurts|it is"
+    " my birthday|i"
+    " have a headache|should i marry {N}|does {N} love me|will i be rich|what should i wear|what is for"
+    " dinner|what's for"
+    " lunch|tell me more|and then what|why not|no way|that's wrong|you are wrong|you're {a}|what is the"
+    " point|lorem ipsum|asdf|"
+    "qwerty|12345|{i}|{i} {j}|???|...|!|{w} {w} {w}|{w}|the {n} is {a}|{N}|{N} is {a}",
+    "|",
+)
+FACTS = split_list(
+    "how tall is {N}|how deep is the sea|how hot is the sun|how far away is the moon|how fast is a {n}|how heavy"
+    " is a {n}|how many"
+    " people live in {s}|how many planets are there|how many legs has a {n}|how many cards are in a deck|how"
+    " many sides does a die"
+    " have|what is the chance to roll a six|what is the probability of two sixes|which card is higher, a king or"
+    " a queen|what"
+    " beats a full house|what is {i} percent of {j}|what is the square of {i}|what's {i} minus {j}|what is {i}"
+    " divided by {j}|is"
+    " {i} even|is {i} odd|is {i} divisible by {j}|what comes after {i}|how many {n}s can {N} buy for {i}"
+    " dollars|if {N} is {i}"
+    " years old, when was {N} born|{N} runs {i} miles in {j} hours, how fast is that|who was the first king of"
+    " {s}|who painted the"
+    " {n}|who built the {n}|who is the richest person|who discovered gravity|when did the war end|when was {s}"
+    " founded|where is"
+    " {s}|where do {n}s live|why is grass green|why do we dream|why do {n}s {w}|what do {n}s"
+    " eat|what is the"
+    " largest {n}|what is the tallest {n}|what is the smallest country|what is the longest river|what is the"
+    " opposite of {a}|what"
+    " is another word for {a}|what is the plural of {n}|what rhymes with {n}|what is {w} in German|is {s} bigger"
+    " than {N}|is a"
+    " {n} a {m}|are {n}s better than {m}s|can {n}s fly|do {n}s sleep|did {N} win|has {N} ever seen a {n}|was {s}"
+    " {a}|which {n} is"
+    " the best|which day is today|which planet is the largest|what is the best time for {s}",
+    "|",
+)

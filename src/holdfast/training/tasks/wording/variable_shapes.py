@@ -13,12 +13,19 @@ LISTS = (
     "", "", "Initially", "Here are", "You have", "I have", "We are given", "In the beginning",
     "To start,", "Consider", "Values:", "Variables:", "Suppose that", "Let's say", "At first", "Set",
     "Define", "These are the values:", "There is", "Take", "Today", "Initial values:",
-    "The start values are", "We know that", "Right now", "Originally", "Imagine",
+    "The start values are", "ok so", "so", "we've got", "my numbers are", "with", "start:", "init:", "vars:",
+    "the numbers:", "here's what we have:", "assume that", "numbers:", "I start with", "begin with", "{N} has",
+    "{N} says", "okay,", "hi,", "we have the values", "two things first:", "there are", "state:", "memory:", "I"
+    " know", "We know that", "Right now", "Originally", "Imagine",
 )  # fmt: skip
 LIST_TAILS = (
     "", "", "", "", "", "", " to begin with", " initially", " for now", " at this point", " to start",
 )  # fmt: skip
-IS = (" = ", " = ", " = ", " is ", " equals ", "=", " := ", ": ", " has the value ")
+IS = (
+    " = ", " = ", " = ", " = ", " is ", " is ", " equals ", "=", "=", " := ", ": ", " has the value ", " starts"
+    " at ", " starts as ",
+    " holds ", " contains ", " is equal to ", " was ", " begins at ", " has ", " -> ", " stands at ", " starts out as ",
+)  # fmt: skip
 LEADS = (
     "", "", "", "", "", "", "", "", "Then ", "Now ", "After that, ", "Later ", "Also, ", "And then ",
     "Finally, ", "Afterwards ", "So ", "Step 2: ", "And ", "But then ", "Please ", "Again, ", "Soon ",

@@ -24,17 +24,20 @@ _IRREGULAR = {
         "know knew known,lay laid laid,lead led led,leave left left,lend lent lent,let let let,lie lay lain,"
         "lose lost lost,make made made,meet met met,pay paid paid,put put put,read read read,"
         "ride rode ridden,rise rose risen,run ran run,say said said,see saw seen,sell sold sold,"
-        "send sent sent,set set set,shake shook shaken,shine shone shone,show showed shown,shut shut shut,"
-        "sing sang sung,sit sat sat,sleep slept slept,slide slid slid,speak spoke spoken,spin spun spun,"
-        "stand stood stood,steal stole stolen,swear swore sworn,swing swung swung,take took taken,"
+        "send sent sent,set set set,reset reset reset,overwrite overwrote overwritten,shrink shrank shrunk,"
+        "shake shook shaken,shine shone shone,show showed shown,shut shut shut,"
+        "sing sang sung,sink sank sunk,sit sat sat,sleep slept slept,slide slid slid,speak spoke spoken,"
+        "spend spent spent,spin spun spun,"
+        "stand stood stood,steal stole stolen,swear swore sworn,swell swelled swollen,swing swung swung,"
+        "take took taken,"
         "tear tore torn,tell told told,think thought thought,throw threw thrown,undo undid undone,"
         "wake woke woken,wear wore worn,win won won,write wrote written",
         ",",
     )
 }
 _DOUBLED = split_list(
-    "beg begin bet chat clap cut drop flip forbid forget get grab hit hum let nod pat plan prefer put regret rub run"
-    " set shrug shut sit skip spin step stop swap tap tip win wrap"
+    "beg begin bet chat clap cut dip drop flip forbid forget get grab hit hum let nod pat plan prefer put regret rub run"
+    " set shrug shut sit skip slip spin step stop swap tap tip top win wrap"
 )
 _NO_VERBS = split_list("only just simply merely actually would finally but ,")
 _IRREGULAR_THIRD = {"be": "is", "have": "has", "do": "does", "go": "goes", "undo": "undoes"}
