@@ -72,7 +72,7 @@ SEEMED = split_list(
     "it looks as if {N} will {b}|everyone expects that {N} will {b}|for a second {M} believes that {N} will {b}|people hope"
     " that {N} will {b}|{M} fears that {N} could {b}|it seems {N} is going to {b}|we all thought {N} would {b}|{N} could"
     " easily {b}|{N} might {b}|maybe {N} should {b}|{N} was supposed to {b}|{N} had the chance to {b}|{N} would {b}|you"
-    " might think that {N} would {b}|although {N} wants to {b}, {M} says no and|even though {N} likes to {b},|{M} dreams"
+    " might think that {N} would {b}|{M} dreams"
     " that {N} would {b}|{M} falsely claims that {N} did {b}",
     "|",
 )
@@ -145,9 +145,15 @@ NOUN_SENTENCES = split_list(
 CHANGES = split_list(
     "it goes from {s} to {x}|it is not {s} any more|the coin is no longer {s} up|it was {s}, and now it is the other|{s}"
     " is no longer on top|{s} goes down and {x} comes up|where there was {s} there is now {x}|from {s} it changes to"
-    " {x}|{N} turns {s} into {x}|{N} turns it from {s} to {x}|{x} replaces {s}|{N} flips it from {s} to {x}|whatever it"
-    " was, it is {x} now|{N} hides {s} and shows {x}|{s} is face down now|now {s} is at the bottom|now {s} faces the"
-    " table|{N} lays it down on its {s} side|{N} puts it {s} down|{N} places it with {s} facing down",
+    " {x}|{N} turns {s} into {x}|{N} turns it from {s} to {x}|{x} replaces {s}|{N} flips it from {s} to {x}",
+    "|",
+)
+# {x} is up from here on, whatever it was.
+TURNED_DOWN = split_list(
+    "whatever it was, it is {x} now|{N} hides {s} and shows {x}|{s} is face down now|now {s} is at the bottom|now {s} faces"
+    " the table|{N} lays it down on its {s} side|{N} puts it {s} down|{N} places it with {s} facing down|{N} makes sure that"
+    " {s} is hidden|it lands with {s} down|now the bottom side is {s}|{N} covers the table with {s}, so {x} is up|{N} lays it"
+    " with {s} against the table|{N} doesn't care what it was and makes it {x}",
     "|",
 )
 RESTORED = split_list(

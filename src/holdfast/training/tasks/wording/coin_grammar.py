@@ -253,7 +253,7 @@ class CoinGrammar:
                 rng.choice((" once", " one after the other", "", " in turn")) if each == "all" else ""
             )
             said = flip.past if self._tense == "past" else flip.plural
-            said = unmarked(said) + (one_by_one or "") + mark
+            said = unmarked(said) + mark + one_by_one
             return f"{lead}{', '.join(people[:-1])} and {people[-1]} {each} {said}"
         first = self._finite(flip, "", False)
         if kind < 0.8:
@@ -291,12 +291,12 @@ class CoinGrammar:
         who, count, single = rng.choice(frames.GROUPS)
         said = flip.past if self._tense == "past" else flip.third if single else flip.plural
         once = rng.choice(("", "", " once", " one time", " exactly once")) if count > 1 else ""
-        return f"{self._lead(0.3)}{who} {unmarked(said)}{once}{FLIP if count % 2 else KEEP}"
+        return f"{self._lead(0.3)}{who} {unmarked(said)}{FLIP if count % 2 else KEEP}{once}"
 
     def _flips_as_nouns(self) -> str:
         rng, (flips, count) = self.rng, self.rng.choice(frames.FLIPS_AS_NOUNS)
         shape = rng.choice(frames.NOUN_SENTENCES)
-        return f"{shape.replace('{}', flips)}{FLIP if count % 2 else KEEP}"
+        return shape.replace("{}", flips + (FLIP if count % 2 else KEEP))
 
     def _terse(self) -> str:
         """Without a subject or without an object."""
@@ -316,8 +316,11 @@ class CoinGrammar:
         if kind < 0.12 and first is not None:
             if rng.random() < 0.25:
                 return f"{self._lead(0.2)}{rng.choice(frames.RESTORED)}{TO[first]}"
-            told = rng.choice(frames.CHANGES).replace("{s}", shapes.SIDES[side])
-            return f"{self._lead(0.2)}{told.replace('{x}', shapes.SIDES[1 - side])}{TO[1 - side]}"
+            shape = rng.choice(frames.CHANGES)
+            if rng.random() < 0.5:
+                shape, side = rng.choice(frames.TURNED_DOWN), rng.randrange(2)
+            told = shape.replace("{s}", shapes.SIDES[side]).replace("{x}", shapes.SIDES[1 - side])
+            return f"{self._lead(0.2)}{told}{TO[1 - side]}"
         if kind < 0.3:
             return f"{self._lead(0.2)}{rng.choice(shapes.STAYS)}".replace("|", KEEP).replace(
                 "{s}", shapes.SIDES[side]
@@ -375,11 +378,11 @@ class CoinGrammar:
         rng = self.rng
         times, count = self._times()
         if rng.random() < 0.2 and times[:3] not in ("and", "but"):
-            mark = FLIP if count % 2 else KEEP
+            mark = KEEP if count % 2 else FLIP
             who = "it" if rng.random() < 0.4 else "{O}"
-            done = rng.choice(("flipped", "flipped", "turned over", "flipped over", "turned", "inverted"))
+            done = rng.choice(("flipped", "flipped", "turned over", "flipped over", "inverted"))
             by = " by {M}" if rng.random() < 0.3 else ""
-            return f"{self._lead(0.3)}{who} {rng.choice(shapes.PASSIVES)} {done} {times}{by}{mark}"
+            return f"{self._lead(0.3)}{who} {rng.choice(shapes.PASSIVES)} {done}{FLIP} {times}{mark}{by}"
         flip = rng.choice([each for each in FLIPS[:20] if each.third.endswith(("over" + FLIP, "{o}" + FLIP))])
         mark = FLIP if count % 2 == 0 else KEEP
         return f"{self._lead(0.3)}{self.name()} {self._finite_plain(flip)} {times}{mark}"
