@@ -88,15 +88,17 @@ static void run_panel(const Rows *x, const Output *out, int type, const uint8_t 
                       int64_t columns, int64_t column) {
     memset(s->sums, 0, (size_t)((t1 - t0) * x->pitch * COLUMNS) * sizeof(float));
     if (M <= DIRECT_ROWS) {
-        const Weights whole = {panel, NULL, 0, x->groups};
+        const Weights whole = {.weights = panel, .groups = x->groups};
         direct_tile(M, type, x->data, &whole, s->sums);
         store_tile(out, s->sums, M, columns, 0, column);
         return;
     }
-    const int is_packed = t1 - t0 == 1 && type < Q4_K; /* to widen pays from two tiles on; K formats have more to compute */
+    const int is_packed = t1 - t0 == 1 && type < Q4_K; /* a copy pays from two tiles on; K formats have more to compute */
     for (int64_t g = 0; g < x->groups; g += BLOCK_GROUPS) {
         const uint8_t *part = panel + panel_bytes(type, g * GROUP);
-        Weights blocks = {part, NULL, 0, min64(BLOCK_GROUPS, x->groups - g)}, *w = &blocks;
+        Weights blocks = {.weights = part, .groups = min64(BLOCK_GROUPS, x->groups - g)}, *w = &blocks;
+        w->next = part + panel_bytes(type, w->groups * GROUP);
+        w->next_bytes = panel_bytes(type, x->K) / x->groups;
         if (!is_packed) {
             switch (type) { WIDEN(Q4_0) WIDEN(Q4_1) WIDEN(Q5_0) WIDEN(Q5_1) WIDEN(Q8_0) WIDEN(Q4_K) WIDEN(Q5_K) WIDEN(Q6_K) }
             w->weights = type == Q8_0 ? part + head_bytes(Q8_0) : s->weights;
@@ -108,6 +110,7 @@ static void run_panel(const Rows *x, const Output *out, int type, const uint8_t 
             const int64_t rows = min64(x->pitch, M - t * x->pitch);
             if (is_packed) packed_tile(rows, type, rows_group(x, t, g), w, sums);
             else wide_tile(rows, type, rows_group(x, t, g), w, sums);
+            w->next = part, w->next_bytes = 0; /* prefetched with the first tile */
         }
     }
     for (int64_t t = t0; t < t1; t++)

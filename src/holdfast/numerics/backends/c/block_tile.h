@@ -151,6 +151,15 @@ INLINE vi start_sum(const int rows) {
     return (void)rows, splat_i(SUM_START);
 }
 
+/* What comes before it is computed before what follows and depends on the values. On Neoverse cores an
+ * instruction of a shorter latency waits after one of a longer latency, so that they are not mixed. */
+INLINE void in_order(vf *values, const int count) {
+#if VL == 4 && defined(__OPTIMIZE__)
+    UNROLL for (int i = 0; i < count; i++) __asm__ volatile("" : "+w"(values[i]));
+#endif
+    (void)values, (void)count;
+}
+
 /* Add the products of half `h` of a group to the sums of all rows; `at`: the first byte of the columns in a
  * plane. */
 INLINE void add_products(vi sum[8], const int rows, const int64_t pitch, const int form, const int8_t *q, const uint8_t *planes,
@@ -192,7 +201,7 @@ INLINE void tile_group(vf acc[8][VECTORS], const int rows, const int64_t pitch, 
                        const uint8_t *q, const uint8_t *block, const uint8_t *group, int64_t column) {
     const int32_t *halves = halves_of(q, pitch);
     const uint8_t *planes = group + (is_wide(form) ? 0 : group_head_bytes(form));
-    const PerRow steps = load_rows(steps_of(q, pitch), rows), sums = load_rows(sums_of(q, pitch), rows);
+    const PerRow steps = load_rows(steps_of(q, pitch), rows);
     UNROLL for (int v = 0; v < vectors; v++) {
         const Scales s = load_scales(block, group, column + VL * v, form);
         vi total[8];
@@ -207,13 +216,19 @@ INLINE void tile_group(vf acc[8][VECTORS], const int rows, const int64_t pitch, 
             UNROLL for (int r = 0; r < rows; r++)
                 total[r] = !form_has_halves(form) ? sum[r] : h ? total[r] + sum[r] * s.halves[1] : sum[r] * s.halves[0];
         }
-        UNROLL for (int r = 0; r < rows; r++) {
-            vf whole = (vf)total[r];
-            if (form_has_halves(form)) whole = float_v(total[r]);
-            else whole = whole - splat(12582912.0f);
-            acc[r][v] = fma_v(whole, s.scale * ROW(steps, r), acc[r][v]);
-            if (form_has_offsets(form)) acc[r][v] = fma_v(s.offset, ROW(sums, r), acc[r][v]);
-        }
+        vf whole[8], scale[8];
+        UNROLL for (int r = 0; r < rows; r++)
+            whole[r] = form_has_halves(form) ? float_v(total[r]) : (vf)total[r] - splat(12582912.0f);
+        in_order(whole, rows);
+        vf column_scale = s.scale;
+        in_order(&column_scale, 1);
+        UNROLL for (int r = 0; r < rows; r++) scale[r] = column_scale * ROW(steps, r);
+        in_order(scale, rows);
+        in_order(whole, rows);
+        UNROLL for (int r = 0; r < rows; r++) acc[r][v] = fma_v(whole[r], scale[r], acc[r][v]);
+        if (!form_has_offsets(form)) continue;
+        const PerRow sums = load_rows(sums_of(q, pitch), rows);
+        UNROLL for (int r = 0; r < rows; r++) acc[r][v] = fma_v(s.offset, ROW(sums, r), acc[r][v]);
     }
 }
 
@@ -221,24 +236,33 @@ INLINE void tile_group(vf acc[8][VECTORS], const int rows, const int64_t pitch, 
 typedef struct {
     const uint8_t *weights, *scales; /* the panel; or weights and scales apart */
     int64_t stride, groups;          /* bytes from group to group, of weights apart */
+    const uint8_t *next;             /* what is read after them and prefetched meanwhile */
+    int64_t next_bytes;              /* of a group of it */
 } Weights;
 
 /* Add the groups from `q` on, times the columns of a panel from `column` on, to the sums. */
 INLINE void tile(const int rows, const int64_t pitch, const int vectors, const int form, const int zero, const uint8_t *q, const Weights *w,
                  int64_t column, float *sums) {
+    const int64_t groups = w->groups, next_bytes = w->next_bytes;
+    const uint8_t *next = w->next + column * next_bytes / COLUMNS; /* a part of it for each part of the columns */
     vf acc[8][VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vectors; v++) acc[r][v] = load_v(sums + r * COLUMNS + column + VL * v, F32);
     if (is_wide(form)) {
         const uint8_t *weights = w->weights, *scales = w->scales;
-        for (int64_t g = 0; g < w->groups; g++, q += pitch * ROW_BYTES, weights += w->stride, scales += SCALE_BYTES)
+        for (int64_t g = 0; g < groups; g++, q += pitch * ROW_BYTES, weights += w->stride, scales += SCALE_BYTES, next += next_bytes) {
+            UNROLL for (int i = 0; i < 2 * vectors; i++) __builtin_prefetch(next + 64 * i);
             tile_group(acc, rows, pitch, vectors, form, zero, q, scales, weights, column);
+        }
     } else {
         const uint8_t *panel = w->weights;
         const int per_block = block_groups(form), bytes = group_bytes(form), head = head_bytes(form);
-        for (int64_t g = 0; g < w->groups; g += per_block, panel += head + per_block * bytes)
-            for (int j = 0; j < per_block; j++, q += pitch * ROW_BYTES)
+        for (int64_t g = 0; g < groups; g += per_block, panel += head + per_block * bytes)
+            for (int j = 0; j < per_block; j++, q += pitch * ROW_BYTES, next += next_bytes) {
+                if (rows > 2)
+                    UNROLL for (int i = 0; i < 2 * vectors; i++) __builtin_prefetch(next + 64 * i);
                 tile_group(acc, rows, pitch, vectors, form, zero, q, panel, panel + head + j * bytes, column);
+            }
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vectors; v++) store_v(sums + r * COLUMNS + column + VL * v, acc[r][v], F32);
