@@ -20,7 +20,7 @@ from holdfast.engine import builder as build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.llm import LLM
 from holdfast.errors import DeterminismRefused
-from holdfast.numerics.layer import run_layer
+from holdfast.numerics.layer import run_layer, run_layers
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.select_backend import CPU, open_backend
 
@@ -50,6 +50,9 @@ class FaultyGemm:
 
     def layer(self, *args: Any, canonical: bool) -> None:
         run_layer(self, *args, canonical=canonical)  # type: ignore[arg-type]
+
+    def layers(self, *args: Any, canonical: bool) -> None:
+        run_layers(self, *args, canonical=canonical)  # type: ignore[arg-type]
 
 
 class FaultyNorm(FaultyGemm):

@@ -17,6 +17,7 @@ from holdfast.core.results import Result
 from holdfast.core.sampling_params import score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.numerics.layer import run_layers
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.receipts.receipt import ReceiptFactory
 
@@ -43,6 +44,9 @@ class Corrupted:
             residual[:, 3] *= 1.01
             x[:, 3] *= 1.01
         self._calls += 1
+
+    def layers(self, *args: Any, canonical: bool) -> None:
+        run_layers(self, *args, canonical=canonical)  # type: ignore[arg-type]
 
 
 def corrupt(engine: Engine, which: int) -> Corrupted:

@@ -3,6 +3,7 @@
 And partial forward passes.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -83,14 +84,16 @@ def test_forward_body_writes_the_kv_of_the_last_layer_only(
     decoder.forward(BATCH, whole, canonical=True)
     ran, seen = [], []
     backend = decoder.backend
-    layer = backend.layer
+    layers = backend.layers
 
-    def look(residual: Tensor, x: Tensor, weights: LayerWeights, *rest: Any, canonical: bool) -> None:
-        ran.append(weights)
-        layer(residual, x, weights, *rest, canonical=canonical)
+    def look(
+        residual: Tensor, x: Tensor, weights: Sequence[LayerWeights], *rest: Any, canonical: bool
+    ) -> None:
+        ran.extend(weights)
+        layers(residual, x, weights, *rest, canonical=canonical)
 
-    monkeypatch.setattr(backend, "layer", look)
-    layer_hook = None if last is None else LayerHook(lambda done, residual, x: seen.append(done), last)
+    monkeypatch.setattr(backend, "layers", look)
+    layer_hook = None if last is None else LayerHook(lambda done, residual, x: seen.append(done), (last,))
     decoder.forward_body(BATCH, kept, canonical=True, layer_hook=layer_hook)
     for a, b in zip(whole, kept, strict=True):
         assert torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values) and a.values.any()
@@ -102,7 +105,7 @@ def test_forward_body_rejects_a_hook_after_the_last_layer() -> None:
     _, decoder, _ = make()
     with pytest.raises(AssertionError, match="hook is for the last layer"):
         decoder.forward_body(
-            BATCH, new_kv(decoder), canonical=True, layer_hook=LayerHook(lambda *what: None, 2)
+            BATCH, new_kv(decoder), canonical=True, layer_hook=LayerHook(lambda *what: None, (2,))
         )
 
 

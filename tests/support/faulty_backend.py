@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from holdfast.numerics.layer import run_layers
+
 
 class FaultyBackend:
     """In fast form one column of a layer's result is multiplied by `factor`."""
@@ -17,3 +19,6 @@ class FaultyBackend:
         if not canonical:
             residual[:, 3] *= self._factor
             x[:, 3] *= self._factor
+
+    def layers(self, *args: Any, canonical: bool) -> None:
+        run_layers(self, *args, canonical=canonical)  # type: ignore[arg-type]

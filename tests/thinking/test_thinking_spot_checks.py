@@ -14,6 +14,7 @@ from holdfast.bench.determinism.stress import result_bits
 from holdfast.core.results import Result
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan, ThoughtIds
 from holdfast.engine.engine import Engine
+from holdfast.numerics.layer import run_layers
 from support.thinking_engines import (
     ask_all,
     change_thinking,
@@ -78,6 +79,9 @@ class WrongLayer:
             residual[:, 3] *= 1.5
             if not self._only_rows:
                 x[:, 3] *= 1.5
+
+    def layers(self, *args: Any, canonical: bool) -> None:
+        run_layers(self, *args, canonical=canonical)  # type: ignore[arg-type]
 
 
 def finish_or_lose(engine: Engine, truths: list[Result]) -> list[str | None]:

@@ -27,15 +27,14 @@ from holdfast.numerics.rope import rope_tables
 
 @dataclass(frozen=True)
 class LayerHook:
-    """A function that is called after each layer of a forward pass.
+    """A function that is called between layers of a forward pass.
 
     call(number of layers done, residual, x) may change residual and x [tokens, hidden] in place; x
-    is the normed input of the next layer. last_layer: from this number of layers on, the call does
-    nothing.
+    is the normed input of the next layer. after: the numbers of layers done at which it is called.
     """
 
     call: Callable[[int, Tensor, Tensor], None]
-    last_layer: int
+    after: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Decoder:
 
         Return residual and x [tokens, hidden], the input of `forward_last_layer`.
         """
-        assert layer_hook is None or layer_hook.last_layer < len(self._layers), (
+        assert layer_hook is None or max(layer_hook.after) < len(self._layers), (
             "the hook is for the last layer"
         )
         ropes = self._ropes_at(batch.positions)
@@ -154,10 +153,13 @@ class Decoder:
         x = residual.clone()
         if self._first_norm is not None:
             x = ops.rms_norm(residual, self._first_norm, shape.eps, centered=shape.centered_norm)
-        for index, (weights, layer) in enumerate(zip(layers, kv, strict=True)):
-            ops.layer(residual, x, weights, shape, layer, batch, ropes[weights.rope], canonical=canonical)
-            if layer_hook is not None:
-                layer_hook.call(index + 1, residual, x)
+        done = 0
+        for stop in _stops(layer_hook, len(layers)):
+            some, layer_kv = layers[done:stop], kv[done:stop]
+            ops.layers(residual, x, some, shape, layer_kv, batch, ropes, canonical=canonical)
+            done = stop
+            if layer_hook is not None and done in layer_hook.after:
+                layer_hook.call(done, residual, x)
         return residual, x
 
     def _prepare(self, batch: ForwardBatch) -> ForwardBatch:
@@ -222,6 +224,12 @@ class Decoder:
             if layer.experts is not None:
                 yield from _expert_linears(layer.experts, index)
         yield NamedLinear("head", self._head, None)
+
+
+def _stops(layer_hook: LayerHook | None, num_layers: int) -> list[int]:
+    """Where the layers of a pass are interrupted, and their end."""
+    after = () if layer_hook is None else layer_hook.after
+    return sorted({*(number for number in after if number < num_layers), num_layers})
 
 
 def _expert_linears(layer: Experts, index: int) -> Iterator[NamedLinear]:

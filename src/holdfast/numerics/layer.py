@@ -1,8 +1,9 @@
 """One decoder layer: its weights, and the layer as a sequence of backend operations.
 
-A backend may compute a layer in one call. Its bits must be those of `run_layer`.
+A backend may compute a layer, or several, in one call. Its bits must be those of `run_layer`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -108,6 +109,23 @@ def run_layer(
     added = add_to_residual(ops, residual, delta, weights.attention_norm, weights.post_norm, shape)
     delta = run_mlp(ops, x if shape.is_parallel else added, weights, shape, canonical=canonical)
     x.copy_(add_to_residual(ops, residual, delta, weights.mlp_norm, weights.next_norm, shape))
+
+
+def run_layers(
+    ops: "Backend",
+    residual: Tensor,
+    x: Tensor,
+    weights: Sequence[LayerWeights],
+    shape: LayerShape,
+    kv: Sequence[KVLayer],
+    batch: ForwardBatch,
+    ropes: Sequence[RopeCosSin],
+    *,
+    canonical: bool,
+) -> None:
+    """Consecutive layers, one after the other."""
+    for one, layer in zip(weights, kv, strict=True):
+        ops.layer(residual, x, one, shape, layer, batch, ropes[one.rope], canonical=canonical)
 
 
 def run_mlp(

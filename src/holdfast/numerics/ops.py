@@ -9,7 +9,7 @@ Shapes: a row is a token. H query heads, KVH KV heads, D head_dim, N and K out a
 vocabulary. Activations, weights and the KV cache have one dtype; all arithmetic is fp32.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -205,6 +205,21 @@ class Backend(Protocol):
 
         residual and x [rows, hidden] are updated in place.
         """
+        ...
+
+    def layers(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weights: Sequence[LayerWeights],
+        shape: LayerShape,
+        kv: Sequence[KVLayer],
+        batch: ForwardBatch,
+        ropes: Sequence[RopeCosSin],
+        *,
+        canonical: bool,
+    ) -> None:
+        """Consecutive layers, with the bits of `layer.run_layers`. ropes: those that the layers name."""
         ...
 
     def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:

@@ -114,7 +114,7 @@ class ThoughtRunner:
             if layers_done == config.l_out:
                 self.residuals[slots] = residual
 
-        return LayerHook(act, config.l_out)
+        return LayerHook(act, (config.l_in, config.l_out))
 
     def finish_pass(self, pass_: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
         """Run T after every chunk that ended in the pass, and write the states. Returns the

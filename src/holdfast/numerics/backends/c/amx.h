@@ -9,6 +9,7 @@
 #ifndef HOLDFAST_AMX_H
 #define HOLDFAST_AMX_H
 
+#include "kernels.h"
 #include "simd.h"
 
 #define AMX_COLUMNS 32
@@ -131,39 +132,34 @@ static void amx_tile(const uint16_t *x, int64_t Kp, const uint16_t *w, int is_pa
     }
 }
 
-static void amx_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M,
-                       int64_t N, int64_t K, int out_dt, int threads) {
-    static __thread void *buffer;
-    static __thread size_t capacity;
+static int64_t amx_row_bytes(int64_t M, int64_t K) { return ceil_to(M, 16) * ceil_to(K, AMX_K) * 2; }
+
+static void team_amx_linear(const Product *product) {
+    const int64_t M = product->M, N = product->N, K = product->K, threads = omp_get_num_threads();
     const int64_t Kp = ceil_to(K, AMX_K), Mp = ceil_to(M, 16), panels = ceil_to(N, AMX_COLUMNS) / AMX_COLUMNS;
     const int64_t row_block = 128, blocks = ceil_to(Mp, row_block) / row_block;
-    uint16_t *rows = scratch(&buffer, &capacity, (size_t)(Mp * Kp) * 2);
-    const AmxOutput out = {y, bias, M, N, out_dt};
+    uint16_t *rows = product->rows;
+    const AmxOutput out = {product->y, product->bias, M, N, (int)product->out_dt};
     const int64_t row_parts = max64(1, min64(blocks, threads * 2 / max64(panels, 1)));
     const int64_t panel_parts = max64(1, threads / row_parts);
-#pragma omp parallel num_threads(threads) if (M * N * K > MIN_PARALLEL_PRODUCTS)
-    {
-        DEFAULT_FP;
 #pragma omp for schedule(static)
-        for (int64_t m = 0; m < Mp; m++) {
-            const int64_t num_copied = m < M ? K : 0;
-            if (num_copied) memcpy(rows + m * Kp, (const uint16_t *)x + m * stride, (size_t)num_copied * 2);
-            memset(rows + m * Kp + num_copied, 0, (size_t)(Kp - num_copied) * 2);
-        }
-        amx_configure(); /* after the barrier of the loop above: all rows are copied */
-        /* the team may be smaller than requested */
-        for (int64_t t = omp_get_thread_num(); t < row_parts * panel_parts; t += omp_get_num_threads()) {
-            const int64_t i = t % panel_parts, j = t / panel_parts;
-            for (int64_t b = blocks * j / row_parts; b < blocks * (j + 1) / row_parts; b++)
-                for (int64_t p = panels * i / panel_parts; p < panels * (i + 1) / panel_parts; p++) {
-                    const uint16_t *w = (const uint16_t *)packed + p * Kp * AMX_COLUMNS;
-                    const int64_t end = min64(Mp, (b + 1) * row_block);
-                    for (int64_t m = b * row_block; m < end; m += 32)
-                        amx_tile(rows + m * Kp, Kp, w, m + 32 <= end, m == b * row_block, &out, m, p * AMX_COLUMNS);
-                }
-        }
-        _tile_release();
+    for (int64_t m = 0; m < Mp; m++) {
+        const int64_t num_copied = m < M ? K : 0;
+        if (num_copied) memcpy(rows + m * Kp, (const uint16_t *)product->x + m * product->stride, (size_t)num_copied * 2);
+        memset(rows + m * Kp + num_copied, 0, (size_t)(Kp - num_copied) * 2);
     }
+    amx_configure(); /* after the barrier of the loop above: all rows are copied */
+    for (int64_t t = omp_get_thread_num(); t < row_parts * panel_parts; t += threads) {
+        const int64_t i = t % panel_parts, j = t / panel_parts;
+        for (int64_t b = blocks * j / row_parts; b < blocks * (j + 1) / row_parts; b++)
+            for (int64_t p = panels * i / panel_parts; p < panels * (i + 1) / panel_parts; p++) {
+                const uint16_t *w = (const uint16_t *)product->packed + p * Kp * AMX_COLUMNS;
+                const int64_t end = min64(Mp, (b + 1) * row_block);
+                for (int64_t m = b * row_block; m < end; m += 32)
+                    amx_tile(rows + m * Kp, Kp, w, m + 32 <= end, m == b * row_block, &out, m, p * AMX_COLUMNS);
+            }
+    }
+    _tile_release();
 }
 
 #else
@@ -172,10 +168,8 @@ static int amx_ready(void) { return 0; }
 static void amx_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K, int threads) {
     (void)packed, (void)w, (void)stride, (void)N, (void)K, (void)threads;
 }
-static void amx_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M,
-                       int64_t N, int64_t K, int out_dt, int threads) {
-    (void)y, (void)x, (void)stride, (void)packed, (void)bias, (void)M, (void)N, (void)K, (void)out_dt, (void)threads;
-}
+static int64_t amx_row_bytes(int64_t M, int64_t K) { return (void)M, (void)K, 0; }
+static void team_amx_linear(const Product *product) { (void)product; }
 
 #endif
 #endif

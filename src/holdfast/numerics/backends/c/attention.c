@@ -28,23 +28,6 @@
 #define MAX_QUERIES 32
 #define MAX_DIM 256
 
-typedef struct {
-    const char *q;
-    const char *keys, *values;
-    char *out;
-    const int64_t *positions;
-    const int32_t *span_starts, *page_table;
-    const float *sinks; /* [heads] or NULL */
-    int64_t q_stride, heads, kv_heads, D, page, spans, max_pages, window;
-    float scale, soft_cap;
-    int dt;
-} Attention;
-
-/* Queries of one KV head: tokens row .. row+rows-1 of a span, query heads head .. head+group-1. */
-typedef struct {
-    int64_t span, row, rows, kv_head, head, group;
-} Tile;
-
 /* Addresses of a block of 64 positions. Keys are contiguous for `run` positions of a page;
  * values have one address each. */
 typedef struct {
@@ -312,7 +295,9 @@ static void attend_tile(const Attention *a, const Tile *t, TileState *w) {
     init_queries(a, t, w, Dv);
     const int64_t end = w->last[queries - 1]; /* tokens of a span are ordered by position */
     const int is_copied = queries > 4 || Dv != a->D || a->D % 4 != 0 || a->page % VL != 0;
-    for (int64_t start = w->first[0] / BLOCK * BLOCK; start < end; start += BLOCK) {
+    const int64_t begin = w->first[0] / BLOCK * BLOCK;
+    if (!is_copied && a->page <= BLOCK) prefetch_block(a, t, begin, end);
+    for (int64_t start = begin; start < end; start += BLOCK) {
         Block b = locate_block(a, t, start, end);
         if (!is_copied && a->page <= BLOCK) prefetch_block(a, t, start + BLOCK, end);
         const int64_t used = min64(BLOCK, end - start);
@@ -326,43 +311,60 @@ static void attend_tile(const Attention *a, const Tile *t, TileState *w) {
     write_outputs(a, t, w);
 }
 
-/* List the tiles of all spans. With out == NULL count them. */
-static int64_t list_tiles(const Attention *a, int64_t rows_per_tile, int64_t group, Tile *out) {
-    int64_t n = 0;
+/* List the tiles of all spans, at most `rows` tokens and `group` heads each. In a pass of single tokens the
+ * tiles after the first `num_whole` have `part` heads, so that the threads have equal work. */
+typedef struct {
+    int64_t rows, group, num_whole, part;
+} Tiling;
+
+/* With out == NULL count them. */
+static int64_t list_tiles(const Attention *a, const Tiling *tiling, Tile *out) {
+    const int64_t heads_per_kv = a->heads / a->kv_heads;
+    int64_t n = 0, num_groups = 0;
     for (int64_t s = 0; s < a->spans; s++)
-        for (int64_t row = a->span_starts[s]; row < a->span_starts[s + 1]; row += rows_per_tile)
-            for (int64_t h = 0; h < a->heads; h += group, n++)
-                if (out) out[n] = (Tile){s, row, min64(rows_per_tile, a->span_starts[s + 1] - row), h / (a->heads / a->kv_heads), h, group};
+        for (int64_t row = a->span_starts[s]; row < a->span_starts[s + 1]; row += tiling->rows)
+            for (int64_t h = 0; h < a->heads; h += tiling->group, num_groups++) {
+                const int64_t step = num_groups < tiling->num_whole ? tiling->group : tiling->part, end = h + tiling->group;
+                for (int64_t first = h; first < end; first += step, n++)
+                    if (out) out[n] = (Tile){s, row, min64(tiling->rows, a->span_starts[s + 1] - row), h / heads_per_kv, first, min64(step, end - first)};
+            }
     return n;
 }
 
-void run_attention(void *out, const void *q, int64_t q_stride, const void *keys, const void *values,
-                   const int64_t *positions, const int32_t *span_starts, const int32_t *page_table,
-                   const float *sinks, int64_t rows, int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
-                   double scale, double soft_cap, int64_t window, int64_t dt, int64_t threads) {
-    const Attention a = {q, keys, values, out, positions, span_starts, page_table, sinks, q_stride, heads, kv_heads, D, page,
-                         spans, max_pages, window, (float)scale, (float)soft_cap, (int)dt};
-    const int64_t es = size_of((int)dt), num_real = span_starts[spans];
-    memset((char *)out + num_real * heads * D * es, 0, (size_t)((rows - num_real) * heads * D * es));
-    int64_t group = min64(heads / kv_heads, MAX_QUERIES);
-    while ((heads / kv_heads) % group) group--;
-    const int64_t rows_per_tile = max64(1, MAX_QUERIES / group);
-    if (list_tiles(&a, rows_per_tile, group, NULL) < 2 * threads && num_real == spans) group = 1; /* one head per tile */
+Tiles attention_tiles(const Attention *a, int64_t threads) {
     static __thread void *buffer;
     static __thread size_t capacity;
-    const int64_t count = list_tiles(&a, rows_per_tile, group, NULL);
-    Tile *tiles = scratch(&buffer, &capacity, (size_t)count * sizeof(Tile));
-    list_tiles(&a, rows_per_tile, group, tiles);
-    int64_t keys_read = 0;
-    for (int64_t r = 0; r < num_real; r++) keys_read += positions[r] + 1;
-#pragma omp parallel num_threads((int)threads) if (keys_read * heads * D > MIN_PARALLEL_PRODUCTS)
-    {
-        DEFAULT_FP;
-#pragma omp for schedule(dynamic, 1) nowait
-        for (int64_t i = 0; i < count; i++) {
-            static __thread void *work;
-            static __thread size_t work_capacity;
-            attend_tile(&a, &tiles[count - 1 - i], scratch(&work, &work_capacity, sizeof(TileState))); /* the last tiles of a span take longest, so they start first */
-        }
+    const int64_t num_real = a->span_starts[a->spans], heads_per_kv = a->heads / a->kv_heads;
+    Tiling tiling = {.group = min64(heads_per_kv, MAX_QUERIES), .num_whole = INT64_MAX};
+    while (heads_per_kv % tiling.group) tiling.group--;
+    tiling.rows = max64(1, MAX_QUERIES / tiling.group);
+    int64_t count = list_tiles(a, &tiling, NULL);
+    if (num_real == a->spans && count % threads > 0) {
+        const int64_t num_left = count % threads, parts = min64(tiling.group, (threads + num_left - 1) / num_left);
+        tiling.num_whole = count - num_left;
+        tiling.part = (tiling.group + parts - 1) / parts;
+        count = list_tiles(a, &tiling, NULL);
     }
+    Tile *tiles = scratch(&buffer, &capacity, (size_t)count * sizeof(Tile));
+    list_tiles(a, &tiling, tiles);
+    int64_t keys_read = 0;
+    for (int64_t r = 0; r < num_real; r++) keys_read += a->positions[r] + 1;
+    return (Tiles){tiles, count, keys_read * a->heads * a->D};
+}
+
+void team_attention(const Attention *a, const Tiles *tiles) {
+    static __thread void *work;
+    static __thread size_t capacity;
+    TileState *state = scratch(&work, &capacity, sizeof(TileState));
+    const int64_t num_real = a->span_starts[a->spans], row_bytes = a->heads * a->D * size_of(a->dt);
+#pragma omp master
+    memset(a->out + num_real * row_bytes, 0, (size_t)((a->rows - num_real) * row_bytes));
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int64_t i = 0; i < tiles->count; i++)
+        attend_tile(a, &tiles->tiles[tiles->count - 1 - i], state); /* the last tiles of a span take longest, so they start first */
+}
+
+void run_attention(const Attention *a, int64_t threads) {
+    const Tiles tiles = attention_tiles(a, threads);
+    TEAM(threads, tiles.num_products > MIN_PARALLEL_PRODUCTS, team_attention(a, &tiles));
 }

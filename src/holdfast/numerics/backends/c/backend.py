@@ -6,41 +6,38 @@ checked here.
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from holdfast.numerics.backends.c.kernels import CKernels
+from holdfast.numerics.backends.c.layers import (
+    CODES,
+    MAX_HEAD_DIM,
+    MAX_ROPES,
+    LayerTable,
+    address,
+    is_fusible,
+    make_table,
+    norm_address,
+    norm_code,
+)
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_bytes, new_cpu_layer
 from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
 from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer, run_layers
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import PORTABLE, Recipe
 from holdfast.numerics.sampling import SamplingBatch
 
-_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _BF16_AMX = 3  # of packed weights and of GEMMs
 _KV_BLOCK = 64  # BLOCK in attention.c
 _REFERENCE_ROWS = 16
-MAX_HEAD_DIM = 256  # MAX_DIM in attention.c
 _BLOCK_HEADER = struct.Struct("<16q")  # BlockWeight in block_linear.c
 _MAX_BLOCK_PARTS = 3
-
-
-@dataclass(frozen=True)
-class _LayerWords:
-    """Arguments of the layer kernel that a layer has in every pass, in the kernel's order."""
-
-    weights: LayerWeights
-    shape: LayerShape
-    addresses: tuple[int, ...]  # of weights, biases and norms
-    sizes: tuple[int, ...]
-    settings: tuple[float, ...]
 
 
 class CBackend:
@@ -66,8 +63,9 @@ class CBackend:
         self.dtype = dtype
         self._kernels = kernels
         self._num_threads = num_threads
-        self._layers: dict[int, _LayerWords] = {}  # by id(LayerWeights)
-        self._code = _CODES[dtype]
+        # By the first layer's id and their number.
+        self._tables: dict[tuple[int, int], LayerTable] = {}
+        self._code = CODES[dtype]
         uses_amx = kernels.has_amx and dtype is torch.bfloat16 and not portable
         self._gemm_code = _BF16_AMX if uses_amx else self._code
         self.build = f"{kernels.variant}, {kernels.built.compiler}"
@@ -164,7 +162,7 @@ class CBackend:
             *(y.data_ptr(), x.data_ptr(), row_stride, w.data.data_ptr()),
             0 if w.bias is None else w.bias.data_ptr(),
             *(rows, w.out_features, in_features, self._code if w.blocks else self._gemm_code),
-            *(_CODES[out_dtype], self._num_threads),
+            *(CODES[out_dtype], self._num_threads),
         )
         return y
 
@@ -175,8 +173,8 @@ class CBackend:
         assert x.dtype is self.dtype
         out = torch.empty(*x.shape, dtype=self.dtype)
         self._kernels.rms_norm(
-            *(out.data_ptr(), x.data_ptr(), x.stride(0), self._norm_address(weight, width)),
-            *(rows, heads, width, eps, self._code, self._norm_code(weight, centered), centered),
+            *(out.data_ptr(), x.data_ptr(), x.stride(0), norm_address(weight, width)),
+            *(rows, heads, width, eps, self._code, norm_code(weight, self.dtype, centered), centered),
             self._num_threads,
         )
         return out
@@ -202,27 +200,16 @@ class CBackend:
         out = torch.empty(rows, width, dtype=self.dtype)
         self._kernels.add_rms_norm(
             *(out.data_ptr(), residual.data_ptr(), delta.data_ptr()),
-            *(self._norm_address(delta_norm, width), self._norm_address(weight, width)),
+            *(norm_address(delta_norm, width), norm_address(weight, width)),
             *(
                 rows,
                 width,
                 self._code,
-                self._norm_code(weight if delta_norm is None else delta_norm, centered),
+                norm_code(weight if delta_norm is None else delta_norm, self.dtype, centered),
             ),
             *(centered, self._num_threads, eps, delta_scale),
         )
         return out
-
-    def _norm_address(self, weight: Tensor | None, width: int) -> int:
-        assert weight is None or (weight.numel() == width and weight.is_contiguous())
-        return _address(weight)
-
-    def _norm_code(self, weight: Tensor | None, centered: bool) -> int:
-        """The code of the weights' dtype: the backend's or fp32."""
-        if weight is None:
-            return self._code
-        assert weight.dtype is torch.float32 or (weight.dtype is self.dtype and not centered)
-        return _CODES[weight.dtype]
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         rows, heads, width = q.shape
@@ -288,7 +275,7 @@ class CBackend:
         self._kernels.attention(
             *(out.data_ptr(), q.data_ptr(), q.stride(0), layer.keys.data_ptr(), layer.values.data_ptr()),
             *(batch.positions.data_ptr(), batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
-            _address(sinks),
+            address(sinks),
             *(num_tokens, spans, max_pages, heads, kv_heads, width, page_size),
             *(scale, soft_cap or 0.0, 0 if window is None else window, self._code, self._num_threads),
         )
@@ -346,81 +333,72 @@ class CBackend:
         *,
         canonical: bool,
     ) -> None:
-        is_other = weights.sinks is not None or shape.clip_qkv or shape.activation == "clamped_swiglu"
-        if weights.gate_up is None or weights.down is None or is_other:  # the fused layer has none of it
+        table = self._find_table((weights,), shape, (kv,))
+        if table is None:
             run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
-            return
-        num_tokens, hidden = x.shape
-        assert residual.is_contiguous() and x.is_contiguous() and residual.shape == x.shape
-        assert residual.dtype is x.dtype is kv.keys.dtype is self.dtype
-        words = self._layer_words(weights, shape)
-        assert words.sizes[0] == hidden
-        assert kv.keys.shape[1:3] == (shape.kv_heads, shape.head_dim)
-        assert rope.cos.shape == rope.sin.shape == (num_tokens, shape.head_dim // 2)
-        assert rope.cos.is_contiguous() and rope.sin.is_contiguous()
-        spans, max_pages = batch.page_table.shape
-        self._kernels.layer(
-            *(residual.data_ptr(), x.data_ptr(), *words.addresses),
-            *(kv.keys.data_ptr(), kv.values.data_ptr(), rope.cos.data_ptr(), rope.sin.data_ptr()),
-            *(batch.positions.data_ptr(), batch.slots.data_ptr()),
-            *(batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
-            *(num_tokens, spans, max_pages, *words.sizes, kv.keys.shape[3], *words.settings),
-        )
+        else:
+            self._run_table(residual, x, table, batch, (rope,))
 
-    def _layer_words(self, weights: LayerWeights, shape: LayerShape) -> "_LayerWords":
-        """The words of a layer that are the same in every pass, checked once."""
-        found = self._layers.get(id(weights))
-        if found is None or found.weights is not weights or found.shape is not shape:
-            found = self._layers[id(weights)] = self._describe_layer(weights, shape)
+    def layers(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weights: Sequence[LayerWeights],
+        shape: LayerShape,
+        kv: Sequence[KVLayer],
+        batch: ForwardBatch,
+        ropes: Sequence[RopeCosSin],
+        *,
+        canonical: bool,
+    ) -> None:
+        table = self._find_table(weights, shape, kv) if weights else None
+        if table is None:
+            run_layers(self, residual, x, weights, shape, kv, batch, ropes, canonical=canonical)
+        else:
+            self._run_table(residual, x, table, batch, ropes)
+
+    def _find_table(
+        self, weights: Sequence[LayerWeights], shape: LayerShape, kv: Sequence[KVLayer]
+    ) -> LayerTable | None:
+        """The table of these layers; None if the layer kernel does not have all they have."""
+        key = id(weights[0]), len(weights)
+        found = self._tables.get(key)
+        if found is not None and found.holds(weights, shape, kv):
+            return found
+        if not all(is_fusible(one, shape) for one in weights):
+            return None
+        found = self._tables[key] = make_table(weights, shape, kv, self.dtype)
         return found
 
-    def _describe_layer(self, weights: LayerWeights, shape: LayerShape) -> "_LayerWords":
-        assert weights.gate_up is not None and weights.down is not None
-        hidden = weights.qkv.in_features
-        assert weights.qkv.dtype is self.dtype
-        assert weights.qkv.out_features == (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        assert hidden == weights.o.out_features == weights.down.out_features
-        assert weights.gate_up.out_features == 2 * weights.down.in_features
-        assert shape.head_dim <= MAX_HEAD_DIM
-        linears = (weights.qkv, weights.o, weights.gate_up, weights.down)
-        norms = (weights.attention_norm, weights.mlp_norm, weights.post_norm, weights.next_norm)
-        return _LayerWords(
-            weights,
-            shape,
-            addresses=(
-                *(linear.data.data_ptr() for linear in linears),
-                *(_address(linear.bias) for linear in linears),
-                *(_address(weights.q_norm), _address(weights.k_norm)),
-                *(self._norm_address(norm, hidden) for norm in norms),
-            ),
-            sizes=(hidden, shape.heads, shape.kv_heads, shape.head_dim, weights.down.in_features),
-            settings=(
-                *(weights.window or 0, self._gemm_code, self._num_threads),
-                *self._norm_codes(weights, shape),
-                *(shape.is_parallel, shape.activation == "gelu_tanh"),
-                *(shape.eps, shape.scale, shape.soft_cap or 0.0, shape.residual_scale),
-                sum(bool(linear.blocks) << index for index, linear in enumerate(linears)),
-            ),
+    def _run_table(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        table: LayerTable,
+        batch: ForwardBatch,
+        ropes: Sequence[RopeCosSin],
+    ) -> None:
+        num_tokens, hidden = x.shape
+        shape, keys = table.shape, table.kv[0].keys
+        assert residual.is_contiguous() and x.is_contiguous() and residual.shape == x.shape
+        assert residual.dtype is x.dtype is self.dtype
+        assert hidden == table.hidden
+        assert len(ropes) <= MAX_ROPES
+        for rope in ropes:
+            assert rope.cos.shape == rope.sin.shape == (num_tokens, shape.head_dim // 2)
+            assert rope.cos.is_contiguous() and rope.sin.is_contiguous()
+        first, last = ropes[0], ropes[-1]
+        spans, max_pages = batch.page_table.shape
+        self._kernels.layers(
+            *(residual.data_ptr(), x.data_ptr(), table.address, len(table.weights)),
+            *(first.cos.data_ptr(), last.cos.data_ptr(), first.sin.data_ptr(), last.sin.data_ptr()),
+            *(batch.positions.data_ptr(), batch.slots.data_ptr()),
+            *(batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
+            *(num_tokens, spans, max_pages, keys.shape[3], hidden),
+            *(shape.heads, shape.kv_heads, shape.head_dim, self._gemm_code, self._num_threads),
+            *(shape.centered_norm, shape.is_parallel, shape.activation == "gelu_tanh"),
+            *(shape.eps, shape.scale, shape.soft_cap or 0.0, shape.residual_scale),
         )
-
-    def _norm_codes(self, weights: LayerWeights, shape: LayerShape) -> tuple[int, bool, bool]:
-        """The dtype of all norms of a layer, whether they are centered, and whether those of q and k
-        are over whole rows."""
-        q_norm, k_norm = weights.q_norm, weights.k_norm
-        norms = (
-            weights.attention_norm,
-            weights.mlp_norm,
-            weights.post_norm,
-            weights.next_norm,
-            q_norm,
-            k_norm,
-        )
-        codes = {self._norm_code(norm, shape.centered_norm) for norm in norms if norm is not None}
-        assert len(codes) <= 1, "the norms of a layer have one dtype"
-        is_whole = q_norm is not None and q_norm.numel() != shape.head_dim
-        assert q_norm is None or q_norm.numel() == shape.head_dim * (shape.heads if is_whole else 1)
-        assert k_norm is None or k_norm.numel() == shape.head_dim * (shape.kv_heads if is_whole else 1)
-        return codes.pop() if codes else self._code, shape.centered_norm, is_whole
 
     def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
         return run_experts(self, x, layer, partial(activate, self, shape=shape), canonical=canonical)
@@ -502,10 +480,6 @@ class CBackend:
 
     def new_token_history(self, num_pages: int) -> None:
         return None
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _with_packed_heads(x: Tensor) -> Tensor:

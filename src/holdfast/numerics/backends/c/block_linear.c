@@ -130,16 +130,14 @@ static void run_part(const Rows *x, const Output *out, const BlockPart *part, co
                       min64(COLUMNS, part->columns - p * COLUMNS), column + p * COLUMNS);
 }
 
-static void quantize_rows(const Rows *rows, const void *x, int64_t stride, int64_t M, int dt, int threads) {
-#pragma omp parallel num_threads(threads) if (M * rows->K > 65536)
-    {
-        DEFAULT_FP;
+static void team_quantize(const Rows *rows, const void *x, int64_t stride, int64_t M, int dt) {
+    const int64_t part = PART_LEN / GROUP, parts = ceil_to(rows->groups, part) / part;
 #pragma omp for schedule(static) nowait
-        for (int64_t m = 0; m < M; m++) {
-            if (dt == F32) quantize_part(rows, m, at(x, m * stride, F32), 0, rows->groups, F32);
-            else if (dt == BF16) quantize_part(rows, m, at(x, m * stride, BF16), 0, rows->groups, BF16);
-            else quantize_part(rows, m, at(x, m * stride, F16), 0, rows->groups, F16);
-        }
+    for (int64_t i = 0; i < M * parts; i++) {
+        const int64_t m = i / parts, first = i % parts * part, end = min64(rows->groups, first + part);
+        if (dt == F32) quantize_part(rows, m, at(x, m * stride, F32), first, end, F32);
+        else if (dt == BF16) quantize_part(rows, m, at(x, m * stride, BF16), first, end, BF16);
+        else quantize_part(rows, m, at(x, m * stride, F16), first, end, F16);
     }
 }
 
@@ -157,22 +155,25 @@ static void run_share(const Rows *x, const Output *out, const BlockWeight *weigh
     }
 }
 
-/* x [M, K] of dtype dt, rows `stride` elements apart; y [M, N] of dtype out_dt, contiguous. */
+INLINE int64_t pitch_of(int64_t M) { return M <= DIRECT_ROWS ? M : TILE_ROWS; }
+int64_t block_linear_bytes(int64_t M, int64_t K) { return ceil_to(M, pitch_of(M)) * (K / GROUP) * ROW_BYTES; }
+
+void team_block_linear(const Product *p) {
+    const Rows rows = {p->rows, p->K, p->K / GROUP, pitch_of(p->M)};
+    const Output out = {p->y, p->bias, p->N, (int)p->out_dt};
+    team_quantize(&rows, p->x, p->stride, p->M, (int)p->dt);
+    BARRIER
+    run_share(&rows, &out, p->packed, p->M, omp_get_thread_num(), omp_get_num_threads());
+}
+
 void run_block_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M, int64_t N,
                       int64_t K, int64_t dt, int64_t out_dt, int64_t threads) {
     static __thread void *buffer;
     static __thread size_t capacity;
     if (M <= 0) return;
-    const int64_t groups = K / GROUP, pitch = M <= DIRECT_ROWS ? M : TILE_ROWS;
-    const int64_t bytes = ceil_to(M, pitch) * groups * ROW_BYTES;
-    const Rows rows = {scratch(&buffer, &capacity, (size_t)bytes), K, groups, pitch};
-    quantize_rows(&rows, x, stride, M, (int)dt, (int)threads);
-    const Output out = {y, bias, N, (int)out_dt};
-#pragma omp parallel num_threads((int)threads) if (M * N * K > MIN_PARALLEL_PRODUCTS)
-    {
-        DEFAULT_FP;
-        run_share(&rows, &out, packed, M, omp_get_thread_num(), omp_get_num_threads());
-    }
+    void *rows = scratch(&buffer, &capacity, (size_t)block_linear_bytes(M, K));
+    const Product p = {y, x, stride, packed, bias, M, N, K, dt, out_dt, rows};
+    TEAM(threads, M * N * K > MIN_PARALLEL_PRODUCTS, team_block_linear(&p));
 }
 
 /* out [rows, K] of dtype dt: the rows `ids` of a packed weight of one part, as run_block_rows. */

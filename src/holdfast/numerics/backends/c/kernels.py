@@ -35,7 +35,7 @@ _SIGNATURES = {
     "block_rows": "pppiiii",
     "packed_rows": "pppiii",
     "block_reference": "ppippiiiiii",
-    "layer": "p" * 24 + "i" * 17 + "dddd" + "i",
+    "layers": "pppi" + "p" * 8 + "i" * 13 + "dddd",
     "sample": "ppiippppppi",
     "logsumexp": "ppiii",
     "topk": "pppiiii",
@@ -69,7 +69,7 @@ class CKernels:
     exp: Callable[..., None]
     store_kv: Callable[..., None]
     attention: Callable[..., None]
-    layer: Callable[..., None]
+    layers: Callable[..., None]
     block_pack: Callable[..., None]
     block_linear: Callable[..., None]
     block_rows: Callable[..., None]

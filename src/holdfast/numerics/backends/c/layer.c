@@ -1,66 +1,128 @@
-/* One decoder layer as one call: the same kernels in the same order as the single operations, so
- * the same bits.
+/* Consecutive decoder layers as one call and one parallel region: the same kernels in the same order as the
+ * single operations, so the same bits.
  *
- * It exists because a small model with one request spends more time between kernels than in some
- * of them. */
+ * A small model with one request spends more time between kernels than in some of them. Here the threads
+ * are started once, and between two kernels there is a barrier only where one reads what another thread
+ * has written: rows of the same number belong to the same thread in all kernels that divide rows. */
 #include "kernels.h"
 #include "simd.h"
 
+/* What the kernels of a layer write, for all rows; every layer writes the same memory. */
 typedef struct {
-    char *at;
-} Arena;
+    char *qkv, *q, *k, *attended, *delta, *added, *gate_up, *activated;
+    void *product_rows; /* scratch memory of the products */
+    Tiles tiles;
+} Buffers;
+
+/* A weight of a layer: 0 qkv, 1 o, 2 gate_up, 3 down. */
+typedef struct {
+    const void *packed;
+    const float *bias;
+    int64_t N, K;
+    int is_blocks;
+} Weight;
+
+static Weight weight_of(const Layers *p, const Layer *l, int index) {
+    const int64_t width = (p->heads + 2 * p->kv_heads) * p->head_dim, is_blocks = l->blocks >> index & 1;
+    switch (index) {
+        case 0: return (Weight){l->qkv, l->qkv_bias, width, p->hidden, (int)is_blocks};
+        case 1: return (Weight){l->o, l->o_bias, p->hidden, p->heads * p->head_dim, (int)is_blocks};
+        case 2: return (Weight){l->gate_up, l->gate_up_bias, 2 * l->intermediate, p->hidden, (int)is_blocks};
+        default: return (Weight){l->down, l->down_bias, p->hidden, l->intermediate, (int)is_blocks};
+    }
+}
+
+INLINE int64_t plain_dtype(int64_t dt) { return dt == BF16_AMX ? BF16 : dt; }
+
+static void team_project(const Layers *p, const Layer *l, int index, void *y, const void *x, const Buffers *b) {
+    const Weight w = weight_of(p, l, index);
+    const int64_t dt = plain_dtype(p->dt);
+    const Product product = {y, x, w.K, w.packed, w.bias, p->rows, w.N, w.K, w.is_blocks ? dt : p->dt, dt, b->product_rows};
+    if (w.is_blocks) team_block_linear(&product);
+    else team_linear(&product);
+}
+
+static void team_attend(const Layers *p, const Layer *l, const Buffers *b) {
+    const int64_t rows = p->rows, H = p->heads, KV = p->kv_heads, D = p->head_dim, dt = plain_dtype(p->dt), es = size_of((int)dt);
+    const int64_t width = (H + 2 * KV) * D;
+    char *q = b->qkv, *k = b->qkv + H * D * es, *v = b->qkv + (H + KV) * D * es;
+    int64_t q_stride = width, k_stride = width;
+    if (l->q_norm) {
+        const int64_t is_whole = l->norms_whole_rows; /* one norm over all heads of a row */
+        team_rms_norm(b->q, q, width, l->q_norm, rows, is_whole ? 1 : H, is_whole ? H * D : D, p->eps, dt, l->norm_dt, p->is_centered);
+        team_rms_norm(b->k, k, width, l->k_norm, rows, is_whole ? 1 : KV, is_whole ? KV * D : D, p->eps, dt, l->norm_dt, p->is_centered);
+        q = b->q, k = b->k, q_stride = H * D, k_stride = KV * D;
+    }
+    team_rope(q, q_stride, H, k, k_stride, KV, p->cos[l->rope], p->sin[l->rope], rows, D, dt);
+    team_store_kv(l->keys, l->values, k, k_stride, v, width, p->slots, rows, KV, D, p->page, dt);
+    BARRIER
+    const Attention attention = {
+        .out = b->attended, .q = q, .q_stride = q_stride, .keys = l->keys, .values = l->values, .positions = p->positions,
+        .span_starts = p->span_starts, .page_table = p->page_table, .rows = rows, .spans = p->spans, .max_pages = p->max_pages,
+        .heads = H, .kv_heads = KV, .D = D, .page = p->page, .window = l->window, .scale = (float)p->scale,
+        .soft_cap = (float)p->soft_cap, .dt = (int)dt};
+    team_attention(&attention, &b->tiles);
+}
+
+static void team_layer(const Layers *p, const Layer *l, const Buffers *b) {
+    const int64_t dt = plain_dtype(p->dt);
+    team_project(p, l, 0, b->qkv, p->x, b);
+    BARRIER
+    team_attend(p, l, b);
+    BARRIER
+    team_project(p, l, 1, b->delta, b->attended, b);
+    BARRIER
+    AddNorm add = {.residual = p->residual, .delta = b->delta, .rows = p->rows, .D = p->hidden, .dt = dt, .wdt = l->norm_dt,
+                   .is_centered = p->is_centered, .eps = p->eps, .scale = p->residual_scale};
+    add.out = p->is_parallel ? b->added : p->x; /* a parallel MLP reads x, as attention did */
+    add.delta_norm = l->attention_norm, add.weight = l->post_norm;
+    team_add_rms_norm(&add);
+    BARRIER
+    team_project(p, l, 2, b->gate_up, p->x, b);
+    BARRIER
+    team_activation_mul(b->activated, b->gate_up, p->rows, l->intermediate, p->is_gelu, dt);
+    BARRIER
+    team_project(p, l, 3, b->delta, b->activated, b);
+    BARRIER
+    add.out = p->x, add.delta_norm = l->mlp_norm, add.weight = l->next_norm;
+    team_add_rms_norm(&add);
+    BARRIER
+}
+
+static void team_layers(const Layers *p, const Buffers *b) {
+    for (int64_t i = 0; i < p->num_layers; i++) team_layer(p, &p->layers[i], b);
+}
 
 /* The next block of the scratch memory, aligned to a cache line. */
-static void *arena_alloc(Arena *arena, int64_t bytes) {
-    void *block = arena->at;
-    arena->at += ceil_to(bytes, 64);
+static void *take(char **at, int64_t bytes) {
+    void *block = *at;
+    *at += ceil_to(bytes, 64);
     return block;
 }
 
-/* A product with the weight number `index`: 0 qkv, 1 o, 2 gate_up, 3 down. */
-static void project(const LayerArguments *l, int index, void *y, const void *x, int64_t N, int64_t K) {
-    const void *weights[] = {l->qkv, l->o, l->gate_up, l->down};
-    const float *biases[] = {l->qkv_bias, l->o_bias, l->gate_up_bias, l->down_bias};
-    const int64_t dt = l->dt == BF16_AMX ? BF16 : l->dt;
-    if (l->blocks >> index & 1) run_block_linear(y, x, K, weights[index], biases[index], l->rows, N, K, dt, dt, l->threads);
-    else run_linear(y, x, K, weights[index], biases[index], l->rows, N, K, l->dt, dt, l->threads);
-}
-
-void run_layer(const LayerArguments *l) {
+void run_layers(const Layers *p) {
     static __thread void *buffer;
     static __thread size_t capacity;
-    const int64_t rows = l->rows, H = l->heads, KV = l->kv_heads, D = l->head_dim, es = size_of((int)l->dt);
-    const int64_t dt = l->dt == BF16_AMX ? BF16 : l->dt, width = (H + 2 * KV) * D, threads = l->threads;
-    const int64_t elements = width + 2 * H * D + KV * D + 2 * l->hidden + 3 * l->intermediate;
-    Arena arena = {scratch(&buffer, &capacity, (size_t)(rows * elements * es + 9 * 64))};
-
-    char *qkv = arena_alloc(&arena, rows * width * es);
-    project(l, 0, qkv, l->x, width, l->hidden);
-    char *q = qkv, *k = qkv + H * D * es, *v = qkv + (H + KV) * D * es;
-    int64_t q_stride = width, k_stride = width;
-    if (l->q_norm) {
-        char *normed_q = arena_alloc(&arena, rows * H * D * es), *normed_k = arena_alloc(&arena, rows * KV * D * es);
-        const int64_t is_whole = l->norms_whole_rows; /* one norm over all heads of a row */
-        run_rms_norm(normed_q, q, width, l->q_norm, rows, is_whole ? 1 : H, is_whole ? H * D : D, l->eps, dt, l->norm_dt, l->is_centered, threads);
-        run_rms_norm(normed_k, k, width, l->k_norm, rows, is_whole ? 1 : KV, is_whole ? KV * D : D, l->eps, dt, l->norm_dt, l->is_centered, threads);
-        q = normed_q, k = normed_k, q_stride = H * D, k_stride = KV * D;
+    const int64_t rows = p->rows, H = p->heads, KV = p->kv_heads, D = p->head_dim, row = rows * size_of((int)plain_dtype(p->dt));
+    int64_t intermediate = 0, product_bytes = 0, num_products = 0;
+    for (int64_t i = 0; i < p->num_layers; i++) {
+        intermediate = max64(intermediate, p->layers[i].intermediate);
+        for (int index = 0; index < 4; index++) {
+            const Weight w = weight_of(p, &p->layers[i], index);
+            product_bytes = max64(product_bytes, w.is_blocks ? block_linear_bytes(rows, w.K) : linear_bytes(rows, w.K, p->dt));
+            num_products = max64(num_products, rows * w.N * w.K);
+        }
     }
-    run_rope(q, q_stride, H, k, k_stride, KV, l->cos, l->sin, rows, D, dt, threads);
-    run_store_kv(l->keys, l->values, k, k_stride, v, width, l->slots, rows, KV, D, l->page, dt, threads);
-    char *attended = arena_alloc(&arena, rows * H * D * es), *delta = arena_alloc(&arena, rows * l->hidden * es);
-    run_attention(attended, q, q_stride, l->keys, l->values, l->positions, l->span_starts, l->page_table, NULL, rows, l->spans,
-                  l->max_pages, H, KV, D, l->page, l->scale, l->soft_cap, l->window, dt, threads);
-    project(l, 1, delta, attended, l->hidden, H * D);
-    AddNorm add = {.out = l->x, .residual = l->residual, .delta = delta, .delta_norm = l->attention_norm, .weight = l->post_norm,
-                   .rows = rows, .D = l->hidden, .dt = dt, .wdt = l->norm_dt, .is_centered = l->is_centered, .threads = threads,
-                   .eps = l->eps, .scale = l->residual_scale};
-    if (l->is_parallel) add.out = arena_alloc(&arena, rows * l->hidden * es); /* the MLP reads x, as attention did */
-    run_add_rms_norm(&add);
-
-    char *gate_up = arena_alloc(&arena, rows * 2 * l->intermediate * es), *activated = arena_alloc(&arena, rows * l->intermediate * es);
-    project(l, 2, gate_up, l->x, 2 * l->intermediate, l->hidden);
-    run_activation_mul(activated, gate_up, rows, l->intermediate, l->is_gelu, dt, threads);
-    project(l, 3, delta, activated, l->hidden, l->intermediate);
-    add.out = l->x, add.delta_norm = l->mlp_norm, add.weight = l->next_norm;
-    run_add_rms_norm(&add);
+    const int64_t sizes[] = {(H + 2 * KV) * D * row, H * D * row, KV * D * row, H * D * row, p->hidden * row, p->hidden * row,
+                             2 * intermediate * row, intermediate * row, product_bytes};
+    int64_t bytes = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) bytes += ceil_to(sizes[i], 64);
+    char *at = scratch(&buffer, &capacity, (size_t)bytes);
+    Buffers b;
+    void **const blocks[] = {(void **)&b.qkv, (void **)&b.q, (void **)&b.k, (void **)&b.attended, (void **)&b.delta,
+                             (void **)&b.added, (void **)&b.gate_up, (void **)&b.activated, &b.product_rows};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) *blocks[i] = take(&at, sizes[i]);
+    const Attention attention = {.positions = p->positions, .span_starts = p->span_starts, .spans = p->spans, .heads = H, .kv_heads = KV, .D = D};
+    b.tiles = attention_tiles(&attention, p->threads);
+    TEAM(p->threads, max64(num_products, b.tiles.num_products) > MIN_PARALLEL_PRODUCTS, team_layers(p, &b));
 }

@@ -230,57 +230,63 @@ static void run_row_block(const Gemm *gemm, int dt, int64_t m0, int64_t m1, int6
     else run_direct_f16(gemm, m0, m1, p0, p1);
 }
 
-INLINE void widen_row(float *out, const void *in, int64_t K, int64_t Kp, const int dt) {
-    int64_t k = 0;
-    for (; k + VL <= K; k += VL) store_v(out + k, load_v(at(in, k, dt), dt), F32);
-    if (k < K) store_tail(out + k, load_tail(at(in, k, dt), K - k, dt), K - k, F32);
-    for (k = K; k < Kp; k++) out[k] = 0.0f;
+/* Elements first .. end-1 of a row of K numbers, and zeros up to Kp. */
+INLINE void widen_part(float *out, const void *in, int64_t K, int64_t Kp, int64_t first, int64_t end, const int dt) {
+    int64_t k = first;
+    for (; k + VL <= end; k += VL) store_v(out + k, load_v(at(in, k, dt), dt), F32);
+    if (k < end) store_tail(out + k, load_tail(at(in, k, dt), end - k, dt), end - k, F32);
+    if (end == K) for (k = K; k < Kp; k++) out[k] = 0.0f;
 }
 
-static void widen_x(float *out, const void *x, int64_t stride, int64_t M, int64_t K, int64_t Kp, int dt, int threads) {
-#pragma omp parallel num_threads(threads) if (M * K > 65536)
-    {
-        DEFAULT_FP;
+static void team_widen(float *out, const void *x, int64_t stride, int64_t M, int64_t K, int64_t Kp, int dt) {
+    const int64_t parts = ceil_to(K, PART_LEN) / PART_LEN;
 #pragma omp for schedule(static) nowait
-        for (int64_t m = 0; m < M; m++) {
-            if (dt == F32) widen_row(out + m * Kp, at(x, m * stride, F32), K, Kp, F32);
-            else if (dt == BF16) widen_row(out + m * Kp, at(x, m * stride, BF16), K, Kp, BF16);
-            else widen_row(out + m * Kp, at(x, m * stride, F16), K, Kp, F16);
-        }
+    for (int64_t i = 0; i < M * parts; i++) {
+        const int64_t m = i / parts, first = i % parts * PART_LEN, end = min64(K, first + PART_LEN);
+        if (dt == F32) widen_part(out + m * Kp, at(x, m * stride, F32), K, Kp, first, end, F32);
+        else if (dt == BF16) widen_part(out + m * Kp, at(x, m * stride, BF16), K, Kp, first, end, BF16);
+        else widen_part(out + m * Kp, at(x, m * stride, F16), K, Kp, first, end, F16);
     }
 }
 
-/* x [M, K] of dtype dt, rows `stride` elements apart; y [M, N] of dtype out_dt, contiguous. */
-void run_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M, int64_t N,
-                int64_t K, int64_t dt, int64_t out_dt, int64_t threads) {
-    if (M <= 0) return;
-    if (dt == BF16_AMX) {
-        amx_linear(y, x, stride, packed, bias, M, N, K, (int)out_dt, (int)threads);
+INLINE int is_widened(int64_t K, int64_t dt) { return dt != F32 || K % 4 != 0; }
+
+int64_t linear_bytes(int64_t M, int64_t K, int64_t dt) {
+    if (dt == BF16_AMX) return amx_row_bytes(M, K);
+    return is_widened(K, dt) ? M * ceil_to(K, 4) * 4 : 0;
+}
+
+void team_linear(const Product *p) {
+    if (p->dt == BF16_AMX) {
+        team_amx_linear(p);
         return;
     }
-    static __thread void *buffer;
-    static __thread size_t capacity;
-    const int64_t Kp = ceil_to(K, 4), panels = ceil_to(N, NR) / NR;
-    Gemm gemm = {.x = x, .w = packed, .ldx = stride, .M = M, .K = Kp, .out = {y, bias, N, N, (int)out_dt}};
-    if (dt != F32 || Kp != K) {
-        float *widened = scratch(&buffer, &capacity, (size_t)(M * Kp) * 4);
-        widen_x(widened, x, stride, M, K, Kp, (int)dt, (int)threads);
-        gemm.x = widened;
+    const int64_t M = p->M, Kp = ceil_to(p->K, 4), panels = ceil_to(p->N, NR) / NR, threads = omp_get_num_threads();
+    Gemm gemm = {.x = p->x, .w = p->packed, .ldx = p->stride, .M = M, .K = Kp, .out = {p->y, p->bias, p->N, p->N, (int)p->out_dt}};
+    if (is_widened(p->K, p->dt)) {
+        team_widen(p->rows, p->x, p->stride, M, p->K, Kp, (int)p->dt);
+        gemm.x = p->rows;
         gemm.ldx = Kp;
+        BARRIER
     }
     /* Divide the panels among the threads; with too few panels also the row blocks. */
     const int64_t blocks = ceil_to(M, ROW_BLOCK) / ROW_BLOCK;
     const int64_t row_parts = max64(1, min64(blocks, threads * 2 / max64(panels, 1)));
     const int64_t panel_parts = max64(1, threads / row_parts);
-#pragma omp parallel num_threads((int)threads) if (M * N * K > MIN_PARALLEL_PRODUCTS)
-    {
-        DEFAULT_FP;
-        /* the team may be smaller than requested */
-        for (int64_t t = omp_get_thread_num(); t < row_parts * panel_parts; t += omp_get_num_threads()) {
-            const int64_t i = t % panel_parts, j = t / panel_parts;
-            const int64_t p0 = panels * i / panel_parts, p1 = panels * (i + 1) / panel_parts;
-            for (int64_t b = blocks * j / row_parts; b < blocks * (j + 1) / row_parts; b++)
-                run_row_block(&gemm, (int)dt, b * ROW_BLOCK, min64(M, (b + 1) * ROW_BLOCK), p0, p1);
-        }
+    for (int64_t t = omp_get_thread_num(); t < row_parts * panel_parts; t += threads) {
+        const int64_t i = t % panel_parts, j = t / panel_parts;
+        const int64_t p0 = panels * i / panel_parts, p1 = panels * (i + 1) / panel_parts;
+        for (int64_t b = blocks * j / row_parts; b < blocks * (j + 1) / row_parts; b++)
+            run_row_block(&gemm, (int)p->dt, b * ROW_BLOCK, min64(M, (b + 1) * ROW_BLOCK), p0, p1);
     }
+}
+
+void run_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M, int64_t N,
+                int64_t K, int64_t dt, int64_t out_dt, int64_t threads) {
+    static __thread void *buffer;
+    static __thread size_t capacity;
+    if (M <= 0) return;
+    void *rows = scratch(&buffer, &capacity, (size_t)linear_bytes(M, K, dt));
+    const Product p = {y, x, stride, packed, bias, M, N, K, dt, out_dt, rows};
+    TEAM(threads, M * N * K > MIN_PARALLEL_PRODUCTS, team_linear(&p));
 }

@@ -52,19 +52,20 @@ INLINE void norm_any_row(void *out, const void *x, const void *weight, int64_t D
 }
 
 /* x [rows, heads, D], rows `row_stride` elements apart; out contiguous. */
+void team_rms_norm(void *out, const void *x, int64_t row_stride, const void *weight, int64_t rows, int64_t heads,
+                   int64_t D, double eps, int64_t dt, int64_t wdt, int64_t is_centered) {
+#pragma omp for schedule(static) nowait
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t h = 0; h < heads; h++) {
+#define CALL(d_) norm_any_row(at_mut(out, (r * heads + h) * D, d_), at(x, r * row_stride + h * D, d_), weight, D, (float)eps, d_, wdt, is_centered)
+            BY_DTYPE(dt, CALL);
+#undef CALL
+        }
+}
+
 void run_rms_norm(void *out, const void *x, int64_t row_stride, const void *weight, int64_t rows, int64_t heads,
                   int64_t D, double eps, int64_t dt, int64_t wdt, int64_t is_centered, int64_t threads) {
-#pragma omp parallel num_threads((int)threads) if (rows * heads * D > MIN_PARALLEL)
-    {
-        DEFAULT_FP;
-#pragma omp for schedule(static) nowait
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t h = 0; h < heads; h++) {
-#define CALL(d_) norm_any_row(at_mut(out, (r * heads + h) * D, d_), at(x, r * row_stride + h * D, d_), weight, D, (float)eps, d_, wdt, is_centered)
-                BY_DTYPE(dt, CALL);
-#undef CALL
-            }
-    }
+    TEAM(threads, rows * heads * D > MIN_PARALLEL, team_rms_norm(out, x, row_stride, weight, rows, heads, D, eps, dt, wdt, is_centered));
 }
 
 INLINE void add_row(void *residual, const void *delta, int64_t D, const int dt) {
@@ -94,19 +95,17 @@ INLINE void add_norm_row(void *out, void *residual, const void *delta, const Add
     else memcpy(out, residual, (size_t)(a->D * size_of(dt)));
 }
 
-void run_add_rms_norm(const AddNorm *a) {
+void team_add_rms_norm(const AddNorm *a) {
     const int64_t D = a->D;
-#pragma omp parallel num_threads((int)a->threads) if (a->rows * D > MIN_PARALLEL)
-    {
-        DEFAULT_FP;
 #pragma omp for schedule(static) nowait
-        for (int64_t r = 0; r < a->rows; r++) {
+    for (int64_t r = 0; r < a->rows; r++) {
 #define CALL(d_) add_norm_row(at_mut(a->out, r * D, d_), at_mut(a->residual, r * D, d_), at(a->delta, r * D, d_), a, d_)
-            BY_DTYPE(a->dt, CALL);
+        BY_DTYPE(a->dt, CALL);
 #undef CALL
-        }
     }
 }
+
+void run_add_rms_norm(const AddNorm *a) { TEAM(a->threads, a->rows * a->D > MIN_PARALLEL, team_add_rms_norm(a)); }
 
 /* One head, rotate-half. */
 INLINE void rope_head(void *x, const float *cos, const float *sin, int64_t half, const int dt) {
@@ -118,23 +117,24 @@ INLINE void rope_head(void *x, const float *cos, const float *sin, int64_t half,
     })
 }
 
-void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
-              const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads) {
+void team_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads, const float *cos,
+               const float *sin, int64_t rows, int64_t D, int64_t dt) {
     const int64_t half = D / 2;
-#pragma omp parallel num_threads((int)threads) if (rows * (q_heads + k_heads) * D > MIN_PARALLEL)
-    {
-        DEFAULT_FP;
 #pragma omp for schedule(static) nowait
-        for (int64_t r = 0; r < rows; r++) {
-            const float *c = cos + r * half, *s = sin + r * half;
+    for (int64_t r = 0; r < rows; r++) {
+        const float *c = cos + r * half, *s = sin + r * half;
 #define Q(d_) rope_head(at_mut(q, r * q_stride + h * D, d_), c, s, half, d_)
 #define K(d_) rope_head(at_mut(k, r * k_stride + h * D, d_), c, s, half, d_)
-            for (int64_t h = 0; h < q_heads; h++) BY_DTYPE(dt, Q);
-            for (int64_t h = 0; h < k_heads; h++) BY_DTYPE(dt, K);
+        for (int64_t h = 0; h < q_heads; h++) BY_DTYPE(dt, Q);
+        for (int64_t h = 0; h < k_heads; h++) BY_DTYPE(dt, K);
 #undef Q
 #undef K
-        }
     }
+}
+
+void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
+              const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads) {
+    TEAM(threads, rows * (q_heads + k_heads) * D > MIN_PARALLEL, team_rope(q, q_stride, q_heads, k, k_stride, k_heads, cos, sin, rows, D, dt));
 }
 
 #define STAGE_LEN 64
@@ -142,12 +142,12 @@ void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_str
 /* rounded(gate * sigmoid(z)) * up. z is gate for SiLU. For GELU in its tanh form it is
  * 2 sqrt(2 / pi) (gate + 0.044715 gate^3), because (1 + tanh(u)) / 2 = sigmoid(2 u).
  *
- * In stages of STAGE_LEN elements: one long dependency chain per vector would stall the
- * pipelines. */
-INLINE void activate_row(void *out, const void *gate_up, int64_t width, const int is_gelu, const int dt) {
+ * Elements first .. end-1 of a row, in stages of STAGE_LEN: one long dependency chain per vector would
+ * stall the pipelines. */
+INLINE void activate_row(void *out, const void *gate_up, int64_t width, int64_t first, int64_t end, const int is_gelu, const int dt) {
     float stage[STAGE_LEN];
-    for (int64_t start = 0; start < width; start += STAGE_LEN) {
-        const int64_t count = min64(STAGE_LEN, width - start);
+    for (int64_t start = first; start < end; start += STAGE_LEN) {
+        const int64_t count = min64(STAGE_LEN, end - start);
         FOR_EACH_VECTOR(count, {
             vf gate = load_partial(at(gate_up, start + i, dt), n, dt);
             if (is_gelu) gate = gate * fma_v(gate * gate, splat(0.0713548163f), splat(1.5957691216f));
@@ -164,20 +164,22 @@ INLINE void activate_row(void *out, const void *gate_up, int64_t width, const in
     }
 }
 
-void run_activation_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t is_gelu, int64_t dt, int64_t threads) {
-#pragma omp parallel num_threads((int)threads) if (rows * width > MIN_PARALLEL / 4)
-    {
-        DEFAULT_FP;
+void team_activation_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t is_gelu, int64_t dt) {
+    const int64_t parts = ceil_to(width, PART_LEN) / PART_LEN;
 #pragma omp for schedule(static) nowait
-        for (int64_t r = 0; r < rows; r++) {
-#define SILU(d_) activate_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, 0, d_)
-#define GELU(d_) activate_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, 1, d_)
-            if (is_gelu) BY_DTYPE(dt, GELU);
-            else BY_DTYPE(dt, SILU);
+    for (int64_t i = 0; i < rows * parts; i++) {
+        const int64_t r = i / parts, first = i % parts * PART_LEN, end = min64(width, first + PART_LEN);
+#define SILU(d_) activate_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, first, end, 0, d_)
+#define GELU(d_) activate_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, first, end, 1, d_)
+        if (is_gelu) BY_DTYPE(dt, GELU);
+        else BY_DTYPE(dt, SILU);
 #undef SILU
 #undef GELU
-        }
     }
+}
+
+void run_activation_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t is_gelu, int64_t dt, int64_t threads) {
+    TEAM(threads, rows * width > MIN_PARALLEL / 4, team_activation_mul(out, gate_up, rows, width, is_gelu, dt));
 }
 
 /* A NaN is neither above nor below a limit. */
@@ -248,11 +250,10 @@ void run_exp(float *x, int64_t count, int64_t threads) {
 
 /* k, v [rows, heads, D] into keys [pages, heads, D, page] and values [pages, heads, page, D];
  * slot -1 is skipped. */
-void run_store_kv(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
-               const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt,
-               int64_t threads) {
+void team_store_kv(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
+                   const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt) {
     const int64_t es = size_of((int)dt);
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * heads * D > MIN_PARALLEL)
+#pragma omp for schedule(static) nowait
     for (int64_t r = 0; r < rows; r++) {
         if (slots[r] < 0) continue;
         const int64_t page_index = slots[r] / page, offset = slots[r] % page;
@@ -267,4 +268,9 @@ void run_store_kv(void *keys, void *values, const void *k, int64_t k_stride, con
                 for (int64_t d = 0; d < D; d++) ((uint16_t *)keys)[base + d * page + offset] = ((const uint16_t *)key)[d];
         }
     }
+}
+
+void run_store_kv(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
+                  const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt, int64_t threads) {
+    TEAM(threads, rows * heads * D > MIN_PARALLEL, team_store_kv(keys, values, k, k_stride, v, v_stride, slots, rows, heads, D, page, dt));
 }

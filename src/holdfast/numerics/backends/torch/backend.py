@@ -5,7 +5,7 @@ Here the batch does change bits: torch's GEMM chooses its order of summation by 
 so the GEMM always has the same shape. Attention has one form for fast and canonical passes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, att
 from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer, run_layers
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
@@ -198,6 +198,20 @@ class TorchBackend:
         canonical: bool,
     ) -> None:
         run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
+
+    def layers(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weights: Sequence[LayerWeights],
+        shape: LayerShape,
+        kv: Sequence[KVLayer],
+        batch: ForwardBatch,
+        ropes: Sequence[RopeCosSin],
+        *,
+        canonical: bool,
+    ) -> None:
+        run_layers(self, residual, x, weights, shape, kv, batch, ropes, canonical=canonical)
 
     def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
         return run_experts(self, x, layer, partial(activate, self, shape=shape), canonical=canonical)

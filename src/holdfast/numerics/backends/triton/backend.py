@@ -10,7 +10,7 @@ A GEMM has one of three forms. All other operations have one form.
 The kernel after a GEMM adds its partial sums, so a layer is four GEMMs and five or six kernels.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -33,7 +33,7 @@ from holdfast.numerics.backends.triton.token_history import DeviceTokenHistory
 from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, write_kv
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layers, write_kv
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
@@ -243,6 +243,20 @@ class TritonBackend:
             delta_scale=shape.residual_scale,
             centered=shape.centered_norm,
         )
+
+    def layers(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weights: Sequence[LayerWeights],
+        shape: LayerShape,
+        kv: Sequence[KVLayer],
+        batch: ForwardBatch,
+        ropes: Sequence[RopeCosSin],
+        *,
+        canonical: bool,
+    ) -> None:
+        run_layers(self, residual, x, weights, shape, kv, batch, ropes, canonical=canonical)
 
     def _mlp(
         self, x: Tensor, weights: LayerWeights, shape: LayerShape, canonical: bool
