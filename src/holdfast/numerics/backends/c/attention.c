@@ -30,10 +30,34 @@
 
 /* Addresses of a block of 64 positions. Keys are contiguous for `run` positions of a page;
  * values have one address each. */
-typedef struct {
+typedef struct Block {
     const char *keys[BLOCK], *values[BLOCK]; /* per run, per position */
     int64_t run, key_stride;                 /* in elements */
+    int64_t run_bytes;                       /* of contiguous keys or values; 0: they are not contiguous */
+    const struct Block *next;                /* the block to prefetch meanwhile, or NULL */
 } Block;
+
+/* Memory to prefetch during a loop, `step` bytes in each turn: decode reads each page once, and pages are
+ * not contiguous. All at once would block the loads of the loop. */
+typedef struct {
+    const char *at; /* or NULL */
+    int64_t step;
+} Ahead;
+
+INLINE void prefetch(Ahead *ahead) {
+    if (ahead->at == NULL) return;
+    for (int64_t line = 0; line < ahead->step; line += 64) __builtin_prefetch(ahead->at + line);
+    ahead->at += ahead->step;
+}
+/* The keys, or the values, of a run of a block, in so many turns. */
+INLINE Ahead keys_ahead(const Block *b, int64_t run_index, int64_t turns) {
+    if (b == NULL || run_index * b->run >= BLOCK || b->run_bytes == 0) return (Ahead){NULL, 0};
+    return (Ahead){b->keys[run_index], ceil_to(b->run_bytes / turns, 64)};
+}
+INLINE Ahead values_ahead(const Block *b, int64_t run_index, int64_t turns) {
+    if (b == NULL || run_index * b->run >= BLOCK || b->run_bytes == 0) return (Ahead){NULL, 0};
+    return (Ahead){b->values[run_index * b->run], ceil_to(b->run_bytes / turns, 64)};
+}
 
 typedef struct {
     float q[MAX_QUERIES][MAX_DIM], o[MAX_QUERIES][MAX_DIM], s[MAX_QUERIES][BLOCK];
@@ -55,10 +79,11 @@ typedef struct {
     }
 
 INLINE void score_vectors(const int n, const int dt, const char *keys, int64_t stride, int64_t D, const float *q, float *s,
-                       const int vectors) {
+                       const int vectors, Ahead ahead) {
     vf acc[4][4];
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int v = 0; v < vectors; v++) acc[i][v] = splat(0.0f);
     for (int64_t d = 0; d < D; d += 4) {
+        prefetch(&ahead);
 #if VL == 4
         vf qv[4];
         UNROLL for (int i = 0; i < n; i++) qv[i] = vld1q_f32(q + i * MAX_DIM + d);
@@ -76,10 +101,10 @@ INLINE void score(const int n, const int dt, const Block *b, int64_t D, int64_t 
         const int64_t run_index = j / b->run, inside = j - run_index * b->run;
         const char *keys = at(b->keys[run_index], inside, dt);
         if (b->run - inside >= 4 * VL) {
-            score_vectors(n, dt, keys, b->key_stride, D, q, s + j, 4);
+            score_vectors(n, dt, keys, b->key_stride, D, q, s + j, 4, keys_ahead(b->next, j / (4 * VL), D / 4));
             j += 4 * VL;
         } else {
-            score_vectors(n, dt, keys, b->key_stride, D, q, s + j, 1);
+            score_vectors(n, dt, keys, b->key_stride, D, q, s + j, 1, (Ahead){NULL, 0});
             j += VL;
         }
     }
@@ -100,12 +125,13 @@ INLINE void score(const int n, const int dt, const Block *b, int64_t D, int64_t 
     }
 
 INLINE void accumulate_vectors(const int n, const int dt, const Block *b, int64_t j0, int64_t j1, int64_t d, const float *p, float *o,
-                     const int vectors) {
+                     const int vectors, Ahead ahead) {
     vf acc[4][4];
     UNROLL for (int i = 0; i < n; i++)
         UNROLL for (int v = 0; v < vectors; v++) acc[i][v] = load_v(o + i * MAX_DIM + d + v * VL, F32);
     int64_t j = j0;
     for (; j + 4 <= j1; j += 4) {
+        prefetch(&ahead);
 #if VL == 4
         vf pv[4];
         UNROLL for (int i = 0; i < n; i++) pv[i] = vld1q_f32(p + i * BLOCK + j);
@@ -125,8 +151,9 @@ INLINE void accumulate_vectors(const int n, const int dt, const Block *b, int64_
 INLINE void accumulate(const int n, const int dt, const Block *b, int64_t D, int64_t j0, int64_t j1, const float *p, float *o) {
     if (j0 >= j1) return;
     int64_t d = 0;
-    for (; d + 4 * VL <= D; d += 4 * VL) accumulate_vectors(n, dt, b, j0, j1, d, p, o, 4);
-    for (; d < D; d += VL) accumulate_vectors(n, dt, b, j0, j1, d, p, o, 1);
+    for (; d + 4 * VL <= D; d += 4 * VL)
+        accumulate_vectors(n, dt, b, j0, j1, d, p, o, 4, values_ahead(b->next, d / (4 * VL), BLOCK / 4));
+    for (; d < D; d += VL) accumulate_vectors(n, dt, b, j0, j1, d, p, o, 1, (Ahead){NULL, 0});
 }
 
 /* ---- the running softmax of one query ---- */
@@ -235,6 +262,7 @@ INLINE Block copy_block(TileState *w, const Block *b, int64_t D, int64_t Dv, int
 
 static Block locate_block(const Attention *a, const Tile *t, int64_t start, int64_t end) {
     Block b = {.run = min64(a->page, BLOCK), .key_stride = a->page};
+    b.run_bytes = a->page <= BLOCK ? a->D * a->page * size_of(a->dt) : 0;
     const int32_t *pages = a->page_table + t->span * a->max_pages;
     for (int64_t j = start, run_index = 0; j < min64(end, start + BLOCK); j += b.run, run_index++) {
         const int64_t base = ((int64_t)pages[j / a->page] * a->kv_heads + t->kv_head) * a->D * a->page;
@@ -245,16 +273,21 @@ static Block locate_block(const Attention *a, const Tile *t, int64_t start, int6
     return b;
 }
 
-/* Prefetch the pages of a block: decode reads each page once, and pages are not contiguous. */
-static void prefetch_block(const Attention *a, const Tile *t, int64_t start, int64_t end) {
-    const int32_t *pages = a->page_table + t->span * a->max_pages;
-    const int64_t bytes = a->D * a->page * size_of(a->dt);
-    for (int64_t j = start; j < min64(end, start + BLOCK); j += a->page) {
-        const int64_t base = ((int64_t)pages[j / a->page] * a->kv_heads + t->kv_head) * bytes;
-        for (int64_t line = 0; line < bytes; line += 64) {
-            __builtin_prefetch(a->keys + base + line);
-            __builtin_prefetch(a->values + base + line);
-        }
+/* The first block that a query at position p sees. */
+INLINE int64_t first_block(const Attention *a, int64_t p) {
+    return a->window > 0 ? max64(0, p + 1 - a->window) / BLOCK * BLOCK : 0;
+}
+
+/* The first block of a tile of one token. */
+static Block locate_first_block(const Attention *a, const Tile *t) {
+    const int64_t p = a->positions[t->row];
+    return locate_block(a, t, first_block(a, p), p + 1);
+}
+
+INLINE void prefetch_block(const Block *b) {
+    for (int64_t i = 0; i * b->run < BLOCK; i++) {
+        Ahead keys = keys_ahead(b, i, 1), values = values_ahead(b, i, 1);
+        prefetch(&keys), prefetch(&values);
     }
 }
 
@@ -290,17 +323,19 @@ static void write_outputs(const Attention *a, const Tile *t, const TileState *w)
         }
 }
 
-static void attend_tile(const Attention *a, const Tile *t, TileState *w) {
+/* after: the tile that this thread attends next, or NULL; its first block is prefetched. */
+static void attend_tile(const Attention *a, const Tile *t, const Tile *after, TileState *w) {
     const int64_t queries = t->rows * t->group, Dv = ceil_to(a->D, VL);
     init_queries(a, t, w, Dv);
     const int64_t end = w->last[queries - 1]; /* tokens of a span are ordered by position */
     const int is_copied = queries > 4 || Dv != a->D || a->D % 4 != 0 || a->page % VL != 0;
-    const int64_t begin = w->first[0] / BLOCK * BLOCK;
-    if (!is_copied && a->page <= BLOCK) prefetch_block(a, t, begin, end);
+    const int64_t begin = first_block(a, a->positions[t->row]);
+    Block next = locate_block(a, t, begin, end);
     for (int64_t start = begin; start < end; start += BLOCK) {
-        Block b = locate_block(a, t, start, end);
-        if (!is_copied && a->page <= BLOCK) prefetch_block(a, t, start + BLOCK, end);
+        Block b = next;
         const int64_t used = min64(BLOCK, end - start);
+        if (start + BLOCK < end) next = locate_block(a, t, start + BLOCK, end), b.next = &next;
+        else if (after) next = locate_first_block(a, after), b.next = &next;
         if (is_copied && a->dt == F32) b = copy_block(w, &b, a->D, Dv, used, F32);
         else if (is_copied && a->dt == BF16) b = copy_block(w, &b, a->D, Dv, used, BF16);
         else if (is_copied) b = copy_block(w, &b, a->D, Dv, used, F16);
@@ -359,9 +394,21 @@ void team_attention(const Attention *a, const Tiles *tiles) {
     const int64_t num_real = a->span_starts[a->spans], row_bytes = a->heads * a->D * size_of(a->dt);
 #pragma omp master
     memset(a->out + num_real * row_bytes, 0, (size_t)((a->rows - num_real) * row_bytes));
+    if (num_real == a->spans) { /* single tokens: each thread knows its next tile */
+        const int64_t step = omp_get_num_threads();
+        for (int64_t i = omp_get_thread_num(); i < tiles->count; i += step)
+            attend_tile(a, &tiles->tiles[i], i + step < tiles->count ? &tiles->tiles[i + step] : NULL, state);
+        return;
+    }
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t i = 0; i < tiles->count; i++)
-        attend_tile(a, &tiles->tiles[tiles->count - 1 - i], state); /* the last tiles of a span take longest, so they start first */
+        attend_tile(a, &tiles->tiles[tiles->count - 1 - i], NULL, state); /* the last tiles of a span take longest, so they start first */
+}
+
+void team_prefetch_kv(const Attention *a, const Tiles *tiles) {
+    if (a->span_starts[a->spans] != a->spans || omp_get_thread_num() >= tiles->count) return;
+    const Block b = locate_first_block(a, &tiles->tiles[omp_get_thread_num()]);
+    prefetch_block(&b);
 }
 
 void run_attention(const Attention *a, int64_t threads) {

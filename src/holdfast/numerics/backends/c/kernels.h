@@ -95,6 +95,8 @@ void run_attention(const Attention *a, int64_t threads);
 /* All tiles of a pass. They are the same for all its layers, and last until this thread calls it again. */
 Tiles attention_tiles(const Attention *a, int64_t threads);
 void team_attention(const Attention *a, const Tiles *tiles);
+/* Prefetch what the calling thread will read in `team_attention`. */
+void team_prefetch_kv(const Attention *a, const Tiles *tiles);
 
 /* Weights in GGUF's quantised blocks: block_linear.c, blocks.c. type is GGUF's number of the format. */
 void run_block_pack(void *packed, const void *w, int64_t N, int64_t K, int64_t type, int64_t threads);

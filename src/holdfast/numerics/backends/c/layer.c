@@ -66,6 +66,11 @@ static void team_attend(const Layers *p, const Layer *l, const Buffers *b) {
 
 static void team_layer(const Layers *p, const Layer *l, const Buffers *b) {
     const int64_t dt = plain_dtype(p->dt);
+    const Attention ahead = {
+        .keys = l->keys, .values = l->values, .positions = p->positions,
+        .span_starts = p->span_starts, .page_table = p->page_table, .spans = p->spans, .max_pages = p->max_pages,
+        .heads = p->heads, .kv_heads = p->kv_heads, .D = p->head_dim, .page = p->page, .window = l->window, .dt = (int)dt};
+    team_prefetch_kv(&ahead, &b->tiles);
     team_project(p, l, 0, b->qkv, p->x, b);
     BARRIER
     team_attend(p, l, b);
