@@ -46,7 +46,7 @@ from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.locate import locate
 from holdfast.models.weight_loader import load_decoder
-from holdfast.numerics.backends.c.backend import MAX_HEAD_DIM
+from holdfast.numerics.backends.c.layers import MAX_HEAD_DIM
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.blocks import BlockSource
 from holdfast.numerics.ops import Backend

@@ -16,7 +16,7 @@ extern int64_t holdfast_block_bytes(int64_t type, int64_t n, int64_t k);
 extern int64_t holdfast_packed_bytes(int64_t n, int64_t k, int64_t dt);
 #define KERNEL(name) extern void holdfast_##name(const int64_t *arguments);
 KERNEL(pack) KERNEL(linear) KERNEL(rms_norm) KERNEL(add_rms_norm) KERNEL(rope) KERNEL(activation_mul)
-KERNEL(swiglu_mul) KERNEL(soft_cap) KERNEL(exp) KERNEL(store_kv) KERNEL(attention) KERNEL(layer) KERNEL(noise)
+KERNEL(swiglu_mul) KERNEL(soft_cap) KERNEL(exp) KERNEL(store_kv) KERNEL(attention) KERNEL(layers) KERNEL(noise)
 KERNEL(block_pack) KERNEL(block_linear) KERNEL(block_rows)
 KERNEL(sample) KERNEL(logsumexp) KERNEL(topk)
 
@@ -243,12 +243,15 @@ static void layer(int dt) {
     void *gate_up = packed(2 * inner, hidden, dt), *down = packed(hidden, inner, dt);
     void *keys = zeros(PAGE * dim, dt), *values = zeros(PAGE * dim, dt);
     float *cos = numbers(rows * dim / 2, F32), *sin = numbers(rows * dim / 2, F32);
-    begin(), p(residual), p(x), p(qkv), p(o), p(gate_up), p(down);
+    begin(), p(qkv), p(o), p(gate_up), p(down);
     for (int k = 0; k < 8; k++) p(NULL); /* biases, norms of q and k, norms of what is added */
-    p(norm), p(norm), p(keys), p(values), p(cos), p(sin), p(positions), p(slots), p(starts), p(table);
-    i(rows), i(1), i(1), i(hidden), i(heads), i(kv_heads), i(dim), i(inner), i(PAGE), i(0), i(dt), i(THREADS);
-    i(dt), i(0), i(0), i(0), i(0), d(1e-5), d(0.2), d(0.0), d(1.0);
-    holdfast_layer(words);
+    p(norm), p(norm), i(0), i(inner), i(0), i(dt), i(0), p(keys), p(values), i(0);
+    int64_t one[64];
+    memcpy(one, words, sizeof one);
+    begin(), p(residual), p(x), p(one), i(1), p(cos), p(cos), p(sin), p(sin), p(positions), p(slots), p(starts), p(table);
+    i(rows), i(1), i(1), i(PAGE), i(hidden), i(heads), i(kv_heads), i(dim), i(dt), i(THREADS), i(0), i(0), i(0);
+    d(1e-5), d(0.2), d(0.0), d(1.0);
+    holdfast_layers(words);
     add(residual, rows * hidden, dt), add(x, rows * hidden, dt), add(keys, PAGE * dim, dt), add(values, PAGE * dim, dt);
     free(residual), free(x), free(norm), free(qkv), free(o), free(gate_up), free(down), free(keys), free(values), free(cos), free(sin);
     print("layer", dt);

@@ -109,7 +109,7 @@ void run_packed_rows(void *out, const void *packed, const int64_t *ids, int64_t 
 void run_block_reference(void *y, const void *x, int64_t stride, const void *w, const float *bias, int64_t M, int64_t N,
                          int64_t K, int64_t type, int64_t dt, int64_t out_dt);
 
-/* A decoder layer; each field is one 64-bit word, in the order of layer_words.py. */
+/* A decoder layer; each field is one 64-bit word, in the order of layers.py. */
 typedef struct {
     const void *qkv, *o, *gate_up, *down;                      /* packed */
     const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias; /* or NULL */
