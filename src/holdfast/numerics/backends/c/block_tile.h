@@ -217,8 +217,10 @@ INLINE void tile_group(vf acc[8][VECTORS], const int rows, const int64_t pitch, 
                 total[r] = !form_has_halves(form) ? sum[r] : h ? total[r] + sum[r] * s.halves[1] : sum[r] * s.halves[0];
         }
         vf whole[8], scale[8];
-        UNROLL for (int r = 0; r < rows; r++)
-            whole[r] = form_has_halves(form) ? float_v(total[r]) : (vf)total[r] - splat(12582912.0f);
+        UNROLL for (int r = 0; r < rows; r++) {
+            if (form_has_halves(form)) whole[r] = float_v(total[r]);
+            else whole[r] = (vf)total[r] - splat(12582912.0f);
+        }
         in_order(whole, rows);
         vf column_scale = s.scale;
         in_order(&column_scale, 1);
