@@ -1,7 +1,7 @@
 """Train and evaluate thinking models and their baselines on a pretrained backbone, stage by stage.
 
     python scripts/train_thinking.py --out runs --babi DIR --gsm8k DIR             # all stages
-    python scripts/train_thinking.py --out runs --babi DIR --stage tasks --minutes 7
+    python scripts/train_thinking.py --out runs --babi DIR --stage babi --stage eval-babi
     python scripts/train_thinking.py --out runs --tiny                             # a test: tiny model, 2 steps
 
 DIR holds the files of the two data sets: qa1_*_train.txt, qa1_*_test.txt and so on; train.jsonl,
@@ -9,14 +9,16 @@ test.jsonl. Without one, its tasks are left out. The commands of a stage run sid
 be run again: what is complete is skipped, a run that was interrupted is resumed. Logs are in OUT/logs.
 
     samples      the backbone's own answers to general prompts, for mixed batches
-    tasks        bAbI, entities, two-hop and free wording: thinking (full), adapter, no chain, chain
+    babi         bAbI 1, 2, 7, 8: thinking, no chain, chain of thought
+    entities     entities and two-hop facts: thinking, no chain, chain of thought
+    adapter      T and C alone, on all of these and general text
     coin         the built-in model `coin`
     gsm8k        GSM8K: thinking, no chain, chain of thought, three seeds each
     gsm8k-data   GSM8K: thinking and no chain on a quarter and a half of the examples
-    eval-tasks   accuracy of these, thoughts, latency
-    eval-adapter the adapter, and 200 general prompts against the backbone's bits
-    eval-coin    the tables of `coin`
-    eval-gsm8k   accuracy of all seeds
+    eval-babi, eval-entities    accuracy, thoughts, latency
+    eval-adapter                the adapter, and 200 general prompts against the backbone's bits
+    eval-coin                   the tables of `coin`
+    eval-gsm8k                  accuracy of all seeds
 """
 
 import argparse
@@ -30,16 +32,8 @@ from pathlib import Path
 
 FORMS = ("thinking", "none", "cot")
 SEEDS = (0, 1, 2)
-TEXT_TASKS = ("entities", "two-hop", "coin-talk", "variable-talk")
-SHARES = {
-    "qa1": 1,
-    "qa2": 3,
-    "qa7": 2,
-    "qa8": 2,
-    "entities": 4,
-    "two-hop": 3,
-    "chat": 2,
-}  # of a batch; else 1
+TEXT_TASKS = ("entities", "two-hop")
+SHARES = {"qa1": 1, "qa2": 3, "qa7": 2, "qa8": 2, "entities": 3, "two-hop": 1, "chat": 3}  # of a batch
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class Command:
 def _share(task: str) -> int:
     """Of a task, or of the file of one."""
     kind, _, path = task.partition(":")
-    return SHARES.get(Path(path).name.partition("_")[0] if kind == "babi" else kind, 1)
+    return SHARES[Path(path).name.partition("_")[0] if kind == "babi" else kind]
 
 
 def _device(arguments: tuple[str, ...]) -> tuple[str, ...]:
@@ -82,11 +76,14 @@ class Plan:
     def stage(self, name: str) -> list[Command]:
         makers = {
             "samples": self._samples,
-            "tasks": self._tasks,
+            "babi": self._babi_runs,
+            "entities": self._entities,
+            "adapter": self._adapter,
             "coin": self._coin,
             "gsm8k": self._gsm8k,
             "gsm8k-data": self._gsm8k_data,
-            "eval-tasks": self._eval_tasks,
+            "eval-babi": self._eval_babi,
+            "eval-entities": self._eval_entities,
             "eval-adapter": self._eval_adapter,
             "eval-coin": self._eval_coin,
             "eval-gsm8k": self._eval_gsm8k,
@@ -120,23 +117,35 @@ class Plan:
             out,
         )
 
-    def _mixed_tasks(self) -> list[str]:
-        tasks = [f"babi:{path}" for path in self._babi("train")]
-        if self.options.babi and not tasks:
-            raise SystemExit(f"{self.options.babi} has no qa*_train.txt")
-        tasks += TEXT_TASKS
+    def _babi_runs(self) -> Iterator[Command]:
+        tasks = self._babi_tasks("train")
+        if not tasks:
+            return
+        more = () if self.options.examples is None else ("--examples", str(self.options.examples))
+        yield from self._forms("babi", tasks, *more)
+
+    def _entities(self) -> Iterator[Command]:
+        yield from self._forms("entities", list(TEXT_TASKS), "--texts", "200000")
+
+    def _forms(self, group: str, tasks: list[str], *more: str) -> Iterator[Command]:
+        """Thinking and its two baselines, which differ in nothing else."""
+        for form in FORMS:
+            arguments = (*self._on_backbone(tasks), "--form", form, *more)
+            yield self._train(f"{group}-{form}", *arguments, result="model.safetensors")
+
+    def _adapter(self) -> Iterator[Command]:
+        tasks = [*self._babi_tasks("train"), *TEXT_TASKS]
         if not self.options.tiny:
             tasks.append(f"chat:{self.out / 'general.jsonl'}")
-        shares = ",".join(str(_share(task)) for task in tasks)
-        return [text for task in tasks for text in ("--task", task)] + ["--shares", shares]
+        yield self._train("adapter", *self._on_backbone(tasks), "--adapter", "--learning-rate", "4e-4")
 
-    def _tasks(self) -> Iterator[Command]:
-        base = ("--preset", "backbone", "--backbone", self.backbone, *self._mixed_tasks(), *self._minutes())
-        if not self.options.tiny:
-            base = (*base, "--steps", str(self.options.steps), "--eval-every", "0")
-        for form in FORMS:
-            yield self._train(f"tasks-{form}", *base, "--form", form, result="model.safetensors")
-        yield self._train("tasks-adapter", *base, "--adapter", "--learning-rate", "6e-4")
+    def _on_backbone(self, tasks: list[str]) -> tuple[str, ...]:
+        shares = ",".join(str(_share(task)) for task in tasks)
+        named = [text for task in tasks for text in ("--task", task)]
+        base = ("--preset", "backbone", "--backbone", self.backbone, *named, "--shares", shares)
+        if self.options.tiny:
+            return base
+        return (*base, *self._minutes(), "--steps", str(self.options.steps), "--eval-every", "0")
 
     def _coin(self) -> Iterator[Command]:
         yield self._train("coin", "--preset", "coin", *self._minutes(), result="model.safetensors")
@@ -163,10 +172,6 @@ class Plan:
                 form,
                 "--batch",
                 "64",
-                "--chunk",
-                "4",
-                "--max-thought",
-                "16",
                 "--steps",
                 str(self.options.gsm8k_steps),
             ),
@@ -174,10 +179,14 @@ class Plan:
             result="model.safetensors",
         )
 
-    def _eval_tasks(self) -> Iterator[Command]:
-        tasks = [f"babi:{path}" for path in self._babi("test")]
-        out = self.out / "eval-tasks"
-        yield self._eval(out, "tasks", [*tasks, *TEXT_TASKS], "--latency", "--events", self._lengths())
+    def _eval_babi(self) -> Iterator[Command]:
+        tasks = self._babi_tasks("test")
+        if tasks:
+            yield self._eval(self.out / "eval-babi", "babi", tasks, "--latency")
+
+    def _eval_entities(self) -> Iterator[Command]:
+        more = ("--latency", "--events", self._lengths())
+        yield self._eval(self.out / "eval-entities", "entities", list(TEXT_TASKS), *more)
 
     def _eval(self, out: Path, group: str, tasks: list[str], *more: str) -> Command:
         """Thinking and its two baselines."""
@@ -203,8 +212,8 @@ class Plan:
         return Command(name, arguments, out / "eval-thinking.done")
 
     def _eval_adapter(self) -> Iterator[Command]:
-        tasks = [*(f"babi:{path}" for path in self._babi("test")), *TEXT_TASKS]
-        folders = [f"adapter={self.out / 'tasks-adapter'}"]
+        tasks = [*self._babi_tasks("test"), *TEXT_TASKS]
+        folders = [f"adapter={self.out / 'adapter'}"]
         more = ("--general",) if not self.options.tiny else ()
         yield self._eval_command(
             "eval-adapter", self.out / "eval-adapter", folders, tasks, "--events", self._lengths(), *more
@@ -240,11 +249,14 @@ class Plan:
         length = "1024" if self.options.tiny else "2048"
         return ("--device", self.options.device, "--kv-memory", memory, "--max-model-len", length)
 
-    def _babi(self, part: str) -> list[Path]:
+    def _babi_tasks(self, part: str) -> list[str]:
         if not self.options.babi:
             return []
         found = (sorted(Path(self.options.babi).glob(f"qa{number}_*_{part}.txt")) for number in (1, 2, 7, 8))
-        return [path for paths in found for path in paths]
+        tasks = [f"babi:{path}" for paths in found for path in paths]
+        if not tasks:
+            raise SystemExit(f"{self.options.babi} has no qa*_{part}.txt")
+        return tasks
 
     def _gsm8k_file(self, part: str) -> Path | None:
         return Path(self.options.gsm8k) / f"{part}.jsonl" if self.options.gsm8k else None
@@ -252,11 +264,14 @@ class Plan:
 
 STAGES = (
     "samples",
-    "tasks",
+    "babi",
+    "entities",
+    "adapter",
     "coin",
     "gsm8k",
     "gsm8k-data",
-    "eval-tasks",
+    "eval-babi",
+    "eval-entities",
     "eval-adapter",
     "eval-coin",
     "eval-gsm8k",
@@ -313,7 +328,8 @@ def main() -> int:
         "--together", action="store_true", help="run the commands of all these stages side by side"
     )
     parser.add_argument("--minutes", type=float, default=7.0, help="of each training run, at most")
-    parser.add_argument("--steps", type=int, default=1800, help="of the runs of the stage tasks, if they fit")
+    parser.add_argument("--steps", type=int, default=2400, help="of a run on the backbone, if they fit")
+    parser.add_argument("--examples", type=int, help="use only the first questions of each bAbI file")
     parser.add_argument("--gsm8k-steps", type=int, default=600)
     parser.add_argument("--count", type=int, default=1000, help="texts of each task in evaluations")
     parser.add_argument("--kv-memory", default="6G")

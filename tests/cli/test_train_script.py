@@ -35,6 +35,7 @@ def options(tmp_path: Path, **changes: object) -> Namespace:
         "minutes": 7.0,
         "steps": 1800,
         "gsm8k_steps": 600,
+        "examples": 1000,
         "count": 10,
         "kv_memory": "1G",
     }
@@ -51,9 +52,11 @@ def test_every_command_of_the_script_is_understood(script: ModuleType, tmp_path:
             commands = root.get_command(None, group)  # type: ignore[attr-defined]
             commands.get_command(None, name).make_context(name, list(arguments))
             names.add(command.name)
-    assert {"tasks-thinking", "tasks-adapter", "coin", "gsm8k-cot-2", "eval-gsm8k"} <= names
-    forms = [each.arguments for each in plan.stage("tasks")[:3]]
-    assert len({tuple(a for a in each if "tasks-" not in a and a not in script.FORMS) for each in forms}) == 1
+    assert {"babi-thinking", "entities-cot", "adapter", "coin", "gsm8k-cot-2", "eval-gsm8k"} <= names
+    for group in ("babi", "entities"):
+        forms = [each.arguments for each in plan.stage(group)]
+        same = {tuple(a for a in each if f"{group}-" not in a and a not in script.FORMS) for each in forms}
+        assert len(forms) == 3 and len(same) == 1
 
 
 def test_interrupted_runs_are_resumed_and_complete_ones_skipped(script: ModuleType, tmp_path: Path) -> None:
@@ -84,6 +87,6 @@ def test_tiny_model_goes_through_all_stages(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (out / "tasks-adapter" / "adapter.json").is_file()
-    for name in ("tasks", "adapter", "coin", "gsm8k"):
+    assert (out / "adapter" / "adapter.json").is_file()
+    for name in ("babi", "entities", "adapter", "coin", "gsm8k"):
         assert (out / f"eval-{name}" / "eval-thinking.json").is_file(), name
