@@ -11,7 +11,7 @@ be run again: what is complete is skipped, a run that was interrupted is resumed
     samples      the backbone's own answers to general prompts, for mixed batches
     babi         bAbI 1, 2, 7, 8: thinking, no chain, chain of thought
     entities     entities and two-hop facts: thinking, no chain, chain of thought
-    adapter      T and C alone, on all of these and general text
+    adapter      T and C alone, on bAbI and general text
     coin         the built-in model `coin`
     gsm8k        GSM8K: thinking, no chain, chain of thought, three seeds each
     gsm8k-data   GSM8K: thinking and no chain on a quarter and a half of the examples
@@ -134,7 +134,7 @@ class Plan:
             yield self._train(f"{group}-{form}", *arguments, result="model.safetensors")
 
     def _adapter(self) -> Iterator[Command]:
-        tasks = [*self._babi_tasks("train"), *TEXT_TASKS]
+        tasks = self._babi_tasks("train") or list(TEXT_TASKS)
         if not self.options.tiny:
             tasks.append(f"chat:{self.out / 'general.jsonl'}")
         yield self._train("adapter", *self._on_backbone(tasks), "--adapter", "--learning-rate", "4e-4")
@@ -212,7 +212,7 @@ class Plan:
         return Command(name, arguments, out / "eval-thinking.done")
 
     def _eval_adapter(self) -> Iterator[Command]:
-        tasks = [*self._babi_tasks("test"), *TEXT_TASKS]
+        tasks = self._babi_tasks("test") or list(TEXT_TASKS)
         folders = [f"adapter={self.out / 'adapter'}"]
         more = ("--general",) if not self.options.tiny else ()
         yield self._eval_command(

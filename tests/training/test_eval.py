@@ -23,6 +23,7 @@ from holdfast.training.eval.latency import measure_latency
 from holdfast.training.eval.model import EvalModel, open_model
 from holdfast.training.eval.plot import plot_eval
 from holdfast.training.eval.prefill import coin_texts, measure_rounds
+from holdfast.training.eval.report import AccuracyCell, compare_pairs
 from holdfast.training.eval.run import EvalSettings, ModelFolder, run_eval
 from holdfast.training.eval.table import show_eval
 from holdfast.training.export import INFO_FILE, TrainingInfo, export, read_training_info
@@ -33,6 +34,17 @@ from holdfast.training.tasks.task import AnswerForm
 SETTINGS = TrainingSettings(
     tasks=("parity", "variables"), max_events=4, size=SIZES["tiny"], chunk=4, variables_thought="all"
 )
+
+
+def cell_with(count: int, wrong: list[int]) -> AccuracyCell:
+    return AccuracyCell("m", "parity", 1, count, count - len(wrong), *(0.0,) * 6, wrong=wrong)
+
+
+def test_models_are_compared_on_the_texts_both_have() -> None:
+    assert compare_pairs(cell_with(10, [0, 1]), cell_with(10, [1])) == (0, 1, 1.0)
+    # Text 9 is one that the second model did not get. Five to none: twice one of 32 cases.
+    assert compare_pairs(cell_with(10, [9]), cell_with(8, [0, 1, 2, 3, 4])) == (5, 0, 2 / 32)
+    assert compare_pairs(cell_with(3, []), cell_with(3, [])) == (0, 0, 1.0)
 
 
 def untrained(folder: Path, form: AnswerForm) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from math import comb
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -45,6 +46,18 @@ class AccuracyCell:
     @property
     def accuracy(self) -> float:
         return self.right / self.count
+
+
+def compare_pairs(first: AccuracyCell, second: AccuracyCell) -> tuple[int, int, float]:
+    """Of the texts both have: how many only the first has right, how many only the second, and the
+    probability of a difference at least as large if both were equally good (the exact sign test).
+    """
+    count = min(first.count, second.count)
+    wrong, other = ({text for text in cell.wrong if text < count} for cell in (first, second))
+    only_first, only_second = len(other - wrong), len(wrong - other)
+    number = only_first + only_second
+    tail = sum(comb(number, each) for each in range(min(only_first, only_second) + 1))
+    return only_first, only_second, min(1.0, 2 * tail / 2**number)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.training.eval.report import AnswerLatency, EvalReport, task_label
+from holdfast.training.eval.report import AnswerLatency, EvalReport, compare_pairs, task_label
 
 _NONE = "-"
 _PAPER_FORMS = ("thinking states", "chain of thought", "no chain of thought")
@@ -43,6 +43,8 @@ def show_eval(report: EvalReport, console: Console | None = None) -> None:
     if report.accuracy:
         _show_accuracy(report, console)
         _show_details(report, console)
+    if len(report.models) > 1 and report.accuracy:
+        _show_pairs(report, console)
     if report.zeroed:
         _show_zeroed(report, console)
     if report.swapped:
@@ -98,6 +100,23 @@ def _show_details(report: EvalReport, console: Console) -> None:
             *(f"{cell.rounds:.1f}", f"{cell.guessed:.1f}", f"{cell.guessed_right:.1f}"),
             *(str(cell.cut_off), f"{cell.seconds:.1f}"),
         )
+    console.print(table)
+
+
+def _show_pairs(report: EvalReport, console: Console) -> None:
+    """The first model beside each other one, text by text."""
+    base, *others = report.models
+    table = _table(
+        f"{base} and the other models on the same texts; p: of so large a difference by chance",
+        *("model", "task", "events", f"only {base} right", "only this one right", "p"),
+    )
+    cells = {(cell.model, cell.task, cell.events): cell for cell in report.accuracy}
+    for name in others:
+        for (model, task, events), cell in cells.items():
+            if model == name and (base, task, events) in cells:
+                only_base, only_this, p = compare_pairs(cells[base, task, events], cell)
+                shown = (str(events or _NONE), str(only_base), str(only_this), f"{p:.3g}")
+                table.add_row(name, task_label(task), *shown)
     console.print(table)
 
 
