@@ -5,8 +5,8 @@
 bits: record them with `python tests/numerics/test_portable_bits.py` and raise the version of kernels/c.
 
 Forms of another CPU, and of instructions that this one does not have (i8mm), run under qemu-user; Debian's
-packages are qemu-user, gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu and clang. No emulator has AVX-512: on a
-CPU without it, its form is compiled, and runs with the intrinsics of `portable/emulated_avx512`.
+packages are qemu-user, gcc-x86-64-linux-gnu, gcc-aarch64-linux-gnu and clang. No emulator has AVX-512 or AMX: on a
+CPU without them, their forms are compiled, and run with the intrinsics of `portable/emulated_avx512`.
 """
 
 import json
@@ -68,6 +68,20 @@ FORMS = {
         "gcc",
         ("-O0", f"-I{HERE / 'emulated_avx512'}", *(f"-D__AVX512{part}__=1" for part in ("F", "BW", "VNNI"))),
     ),
+    "amx-int8-gcc": Form(
+        "x86_64",
+        "gcc",
+        ("-O3", "-march=haswell", *_AVX512.split(), "-mavx512vnni", "-mamx-tile", "-mamx-int8"),
+        "amx_int8",
+    ),
+    "amx-int8-emulated": Form(
+        platform.machine(),
+        "gcc",
+        (
+            *("-O0", f"-I{HERE / 'emulated_avx512'}", "-D__AMX_TILE__=1", "-D__AMX_INT8__=1"),
+            *(f"-D__AVX512{part}__=1" for part in ("F", "BW", "VNNI")),
+        ),
+    ),
     "plain-8": Form(platform.machine(), "gcc", ("-O1", "-DHOLDFAST_PLAIN=8", *_FMA)),
     "plain-16": Form(platform.machine(), "clang", ("-O1", "-DHOLDFAST_PLAIN=16", *_FMA)),
 }
@@ -117,7 +131,7 @@ def runner_for(form: Form) -> list[str] | None:
         flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
         if not form.needs or form.needs in flags.split():
             return []
-    if form.needs.startswith(("avx512", "avx_vnni")):
+    if form.needs.startswith(("avx512", "avx_vnni", "amx")):
         return None
     if shutil.which(f"qemu-{form.cpu}") is None:
         pytest.skip(f"no qemu-{form.cpu} (qemu-user) to run a program for {form.cpu}")

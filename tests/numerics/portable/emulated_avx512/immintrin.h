@@ -1,4 +1,4 @@
-/* The AVX-512 intrinsics of the kernels by their documented meaning, lane by lane, for a CPU without them.
+/* The AVX-512 and AMX intrinsics of the kernels by their documented meaning, for a CPU without them.
  * Emulators of x86 such as qemu-user have no AVX-512. */
 #include <stdint.h>
 #include <string.h>
@@ -169,4 +169,36 @@ EMULATED __m512i _mm512_cvtepu8_epi32(__m128i bytes) {
     memcpy(in, &bytes, sizeof in);
     EACH_LANE out[i] = in[i];
     return (__m512i)out;
+}
+
+/* ---- tiles: eight registers of up to 16 rows of 64 bytes ---- */
+
+static __thread uint8_t tiles[8][16][64], tile_config[64];
+
+EMULATED int tile_row_bytes(int t) { return tile_config[16 + 2 * t] | tile_config[17 + 2 * t] << 8; }
+EMULATED int tile_rows(int t) { return tile_config[48 + t]; }
+EMULATED void _tile_loadconfig(const void *config) {
+    memcpy(tile_config, config, sizeof tile_config);
+    memset(tiles, 0, sizeof tiles);
+}
+EMULATED void _tile_release(void) { memset(tile_config, 0, sizeof tile_config); }
+EMULATED void _tile_zero(int t) { memset(tiles[t], 0, sizeof tiles[t]); }
+EMULATED void _tile_loadd(int t, const void *base, long stride) {
+    _tile_zero(t);
+    for (int r = 0; r < tile_rows(t); r++) memcpy(tiles[t][r], (const char *)base + r * stride, (size_t)tile_row_bytes(t));
+}
+EMULATED void _tile_stored(int t, void *base, long stride) {
+    for (int r = 0; r < tile_rows(t); r++) memcpy((char *)base + r * stride, tiles[t][r], (size_t)tile_row_bytes(t));
+}
+/* Adds products of signed bytes of rows of a and unsigned bytes of columns of b, four at a time. */
+EMULATED void _tile_dpbsud(int sums, int a, int b) {
+    if (tile_row_bytes(a) != 4 * tile_rows(b) || tile_rows(sums) != tile_rows(a) || tile_row_bytes(sums) != tile_row_bytes(b))
+        __builtin_trap(); /* an invalid instruction */
+    for (int m = 0; m < tile_rows(sums); m++)
+        for (int n = 0; n < tile_row_bytes(sums) / 4; n++) {
+            int32_t sum;
+            memcpy(&sum, &tiles[sums][m][4 * n], 4);
+            for (int k = 0; k < tile_row_bytes(a); k++) sum += (int8_t)tiles[a][m][k] * tiles[b][k / 4][4 * n + k % 4];
+            memcpy(&tiles[sums][m][4 * n], &sum, 4);
+        }
 }

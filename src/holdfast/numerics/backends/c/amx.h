@@ -9,44 +9,18 @@
 #ifndef HOLDFAST_AMX_H
 #define HOLDFAST_AMX_H
 
+#include "amx_tiles.h"
 #include "kernels.h"
 #include "simd.h"
 
 #define AMX_COLUMNS 32
 #define AMX_K 32
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && !defined(HOLDFAST_PLAIN) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-
-/* The operating system enables the tile registers on request, once per process. */
-static int amx_ready(void) {
-    static int state = 0; /* 0 unknown, 1 enabled, -1 not available; every thread writes the same value */
-    int seen = __atomic_load_n(&state, __ATOMIC_ACQUIRE);
-    if (seen == 0) {
-        const long ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
-        seen = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 ? 1 : -1;
-        __atomic_store_n(&state, seen, __ATOMIC_RELEASE);
-    }
-    return seen == 1;
-}
-
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} TileConfig;
-
-static void amx_configure(void) {
-    TileConfig config __attribute__((aligned(64)));
-    memset(&config, 0, sizeof config);
-    config.palette = 1;
-    for (int t = 0; t < 8; t++) {
-        config.row_bytes[t] = 64;
-        config.rows[t] = 16;
-    }
-    __asm__ volatile("" ::"r"(&config) : "memory"); /* the intrinsic declares a read of 8 of these 64 bytes only */
-    _tile_loadconfig(&config);
+#if HAS_AMX_TILES && defined(__AMX_BF16__)
+#define HAS_AMX_BF16 1
+static void bf16_configure(void) {
+    static const uint8_t ROWS[8] = {16, 16, 16, 16, 16, 16, 16, 16}, ROW_BYTES[8] = {64, 64, 64, 64, 64, 64, 64, 64};
+    amx_configure(ROWS, ROW_BYTES);
 }
 
 static void amx_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K, int threads) {
@@ -148,7 +122,7 @@ static void team_amx_linear(const Product *product) {
         if (num_copied) memcpy(rows + m * Kp, (const uint16_t *)product->x + m * product->stride, (size_t)num_copied * 2);
         memset(rows + m * Kp + num_copied, 0, (size_t)(Kp - num_copied) * 2);
     }
-    amx_configure(); /* after the barrier of the loop above: all rows are copied */
+    bf16_configure(); /* after the barrier of the loop above: all rows are copied */
     for (int64_t t = omp_get_thread_num(); t < row_parts * panel_parts; t += threads) {
         const int64_t i = t % panel_parts, j = t / panel_parts;
         for (int64_t b = blocks * j / row_parts; b < blocks * (j + 1) / row_parts; b++)
@@ -163,8 +137,8 @@ static void team_amx_linear(const Product *product) {
 }
 
 #else
+#define HAS_AMX_BF16 0
 
-static int amx_ready(void) { return 0; }
 static void amx_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K, int threads) {
     (void)packed, (void)w, (void)stride, (void)N, (void)K, (void)threads;
 }

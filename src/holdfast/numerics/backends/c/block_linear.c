@@ -3,16 +3,17 @@
  * Blocks are repacked at load, in panels of 16 columns (block_panel.h). One and two rows read the panels as they
  * are; so do Q4, Q5 and Q8 with one tile of rows (block_tile.h). More rows read weights of one byte and scales of
  * fp32, made once for each block of rows and block of k. */
+#include "block_amx.h"
 #include "block_tile.h"
 #include "blocks.h"
 #include "kernels.h"
 #include "simd.h"
 
-#define BLOCK_TILES (128 / TILE_ROWS) /* tiles of x that stay in the L2 cache while all panels are read */
-#define BLOCK_GROUPS 32               /* groups of k, of a panel and of a tile, that stay in the L1 cache */
+#define BLOCK_ROWS 128  /* rows of x that stay in the L2 cache while all panels are read */
+#define BLOCK_GROUPS 32 /* groups of k, of a panel and of a tile, that stay in the L1 cache */
 #define DIRECT_ROWS 2
 
-API const char *holdfast_block_form(void) { return BLOCK_FORM; }
+API const char *holdfast_block_form(void) { return block_amx_ready() ? "amx-int8" : BLOCK_FORM; }
 
 API int64_t holdfast_block_bytes(int64_t type, int64_t N, int64_t K) {
     return num_panels(N) * panel_bytes((int)type, K);
@@ -77,7 +78,7 @@ static void store_tile(const Output *out, const float *sums, int64_t rows, int64
 
 /* Scratch of one thread: the sums of a block of rows, and weights and scales of a block of k. */
 typedef struct {
-    float sums[BLOCK_TILES * TILE_ROWS * COLUMNS];
+    float sums[BLOCK_ROWS * COLUMNS];
     uint8_t weights[BLOCK_GROUPS * WEIGHT_BYTES], scales[BLOCK_GROUPS * SCALE_BYTES];
 } PanelScratch;
 
@@ -93,7 +94,8 @@ static void run_panel(const Rows *x, const Output *out, int type, const uint8_t 
         store_tile(out, s->sums, M, columns, 0, column);
         return;
     }
-    const int is_packed = t1 - t0 == 1 && type < Q4_K; /* a copy pays from two tiles on; K formats have more to compute */
+    const int is_amx = x->pitch == AMX_ROWS;
+    const int is_packed = !is_amx && t1 - t0 == 1 && type < Q4_K; /* a copy pays from two tiles on; K formats have more to compute */
     for (int64_t g = 0; g < x->groups; g += BLOCK_GROUPS) {
         const uint8_t *part = panel + panel_bytes(type, g * GROUP);
         Weights blocks = {.weights = part, .groups = min64(BLOCK_GROUPS, x->groups - g)}, *w = &blocks;
@@ -106,15 +108,16 @@ static void run_panel(const Rows *x, const Output *out, int type, const uint8_t 
             w->stride = type == Q8_0 ? head_bytes(Q8_0) + group_bytes(Q8_0) : WEIGHT_BYTES;
         }
         for (int64_t t = t0; t < t1; t++) {
-            float *sums = s->sums + (t - t0) * TILE_ROWS * COLUMNS;
+            float *sums = s->sums + (t - t0) * x->pitch * COLUMNS;
             const int64_t rows = min64(x->pitch, M - t * x->pitch);
-            if (is_packed) packed_tile(rows, type, rows_group(x, t, g), w, sums);
+            if (is_amx) block_amx_tile(type, rows_group(x, t, g), w, sums);
+            else if (is_packed) packed_tile(rows, type, rows_group(x, t, g), w, sums);
             else wide_tile(rows, type, rows_group(x, t, g), w, sums);
             w->next = part, w->next_bytes = 0; /* prefetched with the first tile */
         }
     }
     for (int64_t t = t0; t < t1; t++)
-        store_tile(out, s->sums + (t - t0) * TILE_ROWS * COLUMNS, min64(x->pitch, M - t * x->pitch), columns, t * x->pitch, column);
+        store_tile(out, s->sums + (t - t0) * x->pitch * COLUMNS, min64(x->pitch, M - t * x->pitch), columns, t * x->pitch, column);
 }
 
 /* All rows by panels p0 .. p1-1 of a part whose first column is `column`. */
@@ -123,10 +126,10 @@ static void run_part(const Rows *x, const Output *out, const BlockPart *part, co
     static __thread void *buffer;
     static __thread size_t capacity;
     PanelScratch *s = scratch(&buffer, &capacity, sizeof *s);
-    const int64_t bytes = panel_bytes((int)part->type, x->K), tiles = ceil_to(M, x->pitch) / x->pitch;
-    for (int64_t t = 0; t < tiles; t += BLOCK_TILES)
+    const int64_t bytes = panel_bytes((int)part->type, x->K), tiles = ceil_to(M, x->pitch) / x->pitch, step = BLOCK_ROWS / x->pitch;
+    for (int64_t t = 0; t < tiles; t += step)
         for (int64_t p = p0; p < p1; p++)
-            run_panel(x, out, (int)part->type, weight + part->start + p * bytes, s, t, min64(t + BLOCK_TILES, tiles), M,
+            run_panel(x, out, (int)part->type, weight + part->start + p * bytes, s, t, min64(t + step, tiles), M,
                       min64(COLUMNS, part->columns - p * COLUMNS), column + p * COLUMNS);
 }
 
@@ -146,6 +149,7 @@ static void run_share(const Rows *x, const Output *out, const BlockWeight *weigh
     int64_t total = 0, first = 0, column = 0;
     for (int64_t i = 0; i < weight->num_parts; i++) total += num_panels(weight->parts[i].columns);
     const int64_t begin = total * index / count, end = total * (index + 1) / count;
+    if (x->pitch == AMX_ROWS) block_amx_begin();
     for (int64_t i = 0; i < weight->num_parts; i++) {
         const BlockPart *part = &weight->parts[i];
         const int64_t panels = num_panels(part->columns), p0 = max64(begin - first, 0), p1 = min64(end - first, panels);
@@ -153,9 +157,11 @@ static void run_share(const Rows *x, const Output *out, const BlockWeight *weigh
         first += panels;
         column += part->columns;
     }
+    if (x->pitch == AMX_ROWS) block_amx_end();
 }
 
-INLINE int64_t pitch_of(int64_t M) { return M <= DIRECT_ROWS ? M : TILE_ROWS; }
+/* AMX pays where the other forms need two tiles. */
+INLINE int64_t pitch_of(int64_t M) { return M <= DIRECT_ROWS ? M : M > TILE_ROWS && block_amx_ready() ? AMX_ROWS : TILE_ROWS; }
 int64_t block_linear_bytes(int64_t M, int64_t K) { return ceil_to(M, pitch_of(M)) * (K / GROUP) * ROW_BYTES; }
 
 void team_block_linear(const Product *p) {

@@ -8,6 +8,7 @@
 #include "block_panel.h"
 
 #define TILE_ROWS (VL == 8 ? 4 : 8)
+#define AMX_ROWS 16 /* of a tile of block_amx.h */
 
 /* ---- activations ---- */
 
@@ -16,7 +17,8 @@
  *
  *     q i8 [8][pitch][4] | steps fp32 [pitch] | sums fp32 [pitch] | halves int32 [2][pitch]
  *
- * With ROW_PAIRS, two rows alternate every eight numbers: q i8 [pitch / 2][4][2][8]. */
+ * With ROW_PAIRS, two rows alternate every eight numbers: q i8 [pitch / 2][4][2][8]. AMX reads whole rows:
+ * q i8 [16][32]. */
 typedef struct {
     uint8_t *data; /* [tiles][groups] */
     int64_t K, groups, pitch;
@@ -33,7 +35,8 @@ INLINE uint8_t *rows_group(const Rows *rows, int64_t tile, int64_t group) {
 /* Store the numbers of a quantised group of row `r` of a tile: bytes from 16 h on; step, sum and halves. */
 INLINE void store_half(uint8_t *group, int64_t pitch, int64_t r, const int h, const int32_t words[4]) {
     UNROLL for (int i = 0; i < 4; i++) {
-        if (ROW_PAIRS && pitch > 1) memcpy(group + r / 2 * 2 * GROUP + 32 * h + 16 * (i / 2) + r % 2 * 8 + 4 * (i % 2), words + i, 4);
+        if (pitch == AMX_ROWS) memcpy(group + r * GROUP + 16 * h + 4 * i, words + i, 4);
+        else if (ROW_PAIRS && pitch > 1) memcpy(group + r / 2 * 2 * GROUP + 32 * h + 16 * (i / 2) + r % 2 * 8 + 4 * (i % 2), words + i, 4);
         else memcpy(group + 4 * ((4 * h + i) * pitch + r), words + i, 4);
     }
 }
@@ -149,15 +152,6 @@ INLINE vi start_sum(const int rows) {
     }
 #endif
     return (void)rows, splat_i(SUM_START);
-}
-
-/* What comes before it is computed before what follows and depends on the values. On Neoverse cores an
- * instruction of a shorter latency waits after one of a longer latency, so that they are not mixed. */
-INLINE void in_order(vf *values, const int count) {
-#if VL == 4 && defined(__OPTIMIZE__)
-    UNROLL for (int i = 0; i < count; i++) __asm__ volatile("" : "+w"(values[i]));
-#endif
-    (void)values, (void)count;
 }
 
 /* Add the products of half `h` of a group to the sums of all rows; `at`: the first byte of the columns in a

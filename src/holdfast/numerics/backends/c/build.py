@@ -31,7 +31,7 @@ _UNITS = (
 )
 _HEADERS = (
     *("blocks.h", "block_dot.h", "block_panel.h", "block_tile.h", "simd.h", "simd_plain.h", "kernels.h"),
-    "amx.h",
+    *("block_amx.h", "amx_tiles.h", "amx.h"),
 )
 # No contraction and no reassociation: the sources fix which operations are fused, and their order.
 # Instruction scheduling before register allocation would spill the accumulators of the tiles.

@@ -23,7 +23,13 @@
 #define ROW_BLOCK (8 * MR) /* rows of x that stay in the L2 cache while all panels are read */
 
 API int holdfast_vector_width(void) { return VL; }
-API int holdfast_has_amx(void) { return amx_ready(); }
+API int holdfast_has_amx(void) {
+#if HAS_AMX_BF16
+    return amx_ready();
+#else
+    return 0;
+#endif
+}
 
 API int64_t holdfast_packed_bytes(int64_t N, int64_t K, int64_t dt) {
     if (dt == BF16_AMX) return ceil_to(N, AMX_COLUMNS) * ceil_to(K, AMX_K) * 2;
@@ -71,18 +77,18 @@ void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K,
 
 /* ---- the tile: `rows` rows by `panels` panels ---- */
 
-/* One k for all panels. If there are registers, the weights of the next k are loaded first, so
- * that the multiply-adds do not wait for them. */
-#define STEP(lane)                                                                                     \
-    UNROLL for (int p = 0; p < panels; p++) {                                                          \
-        if (!preload) load_packed(w + p * panel_bytes + (k + lane) * NR * size_of(dt), dt, &now[p][0], &now[p][1]); \
-        else load_packed(w + p * panel_bytes + (k + lane + 1) * NR * size_of(dt), dt, &next[p][0], &next[p][1]); \
-        UNROLL for (int r = 0; r < rows; r++) {                                                        \
-            FMA_LANE(acc[r][2 * p], now[p][0], xv[r], x + r * ldx + k, lane);                              \
-            FMA_LANE(acc[r][2 * p + 1], now[p][1], xv[r], x + r * ldx + k, lane);                          \
-        }                                                                                              \
-        if (preload) now[p][0] = next[p][0], now[p][1] = next[p][1];                                     \
+/* The weights of k + lane of all panels; their products with lane of x of all rows. */
+#define LOAD(lane, slot)                                                                                             \
+    UNROLL for (int p = 0; p < panels; p++) {                                                                        \
+        load_packed(w + p * panel_bytes + (k + lane) * NR * size_of(dt), dt, &now[slot][p][0], &now[slot][p][1]);   \
+        in_order(now[slot][p], 2);                                                                                   \
     }
+#define MULTIPLY(lane, slot)                                                            \
+    UNROLL for (int p = 0; p < panels; p++)                                             \
+        UNROLL for (int r = 0; r < rows; r++) {                                         \
+            FMA_LANE(acc[r][2 * p], now[slot][p][0], xv[r], x + r * ldx + k, lane);      \
+            FMA_LANE(acc[r][2 * p + 1], now[slot][p][1], xv[r], x + r * ldx + k, lane);  \
+        }
 
 typedef struct {
     void *y;           /* [M, N] */
@@ -113,10 +119,11 @@ INLINE void tile(const int rows, const int panels, const int dt, const float *x,
     vf acc[MR][8]; /* a constant size keeps it in registers */
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < 2 * panels; c++) acc[r][c] = splat(0.0f);
-    vf now[4][2], next[4][2];
-    const int preload = VL == 4 && panels == 1;
-    if (preload) UNROLL for (int p = 0; p < panels; p++) load_packed(w + p * panel_bytes, dt, &now[p][0], &now[p][1]);
-    for (int64_t k = 0; k < K; k += 4) {
+    vf now[2][4][2]; /* if there are registers, two k are loaded before they are multiplied, or one k ahead */
+    const int is_ahead = VL == 4 && panels == 1;
+    int64_t k = 0;
+    if (is_ahead) LOAD(0, 0)
+    for (; k < K; k += 4) {
 #if VL == 4
         vf xv[MR];
         UNROLL for (int r = 0; r < rows; r++) xv[r] = vld1q_f32(x + r * ldx + k);
@@ -125,7 +132,13 @@ INLINE void tile(const int rows, const int panels, const int dt, const float *x,
         if (rows <= 2) /* bound by memory: prefetch each panel as a stream */
             UNROLL for (int p = 0; p < panels; p++)
                 __builtin_prefetch(w + p * panel_bytes + k * NR * size_of(dt) + 2048, 0, 0);
-        STEP(0) STEP(1) STEP(2) STEP(3)
+        if (is_ahead) {
+            LOAD(1, 1) MULTIPLY(0, 0) LOAD(2, 0) MULTIPLY(1, 1) LOAD(3, 1) MULTIPLY(2, 0) LOAD(4, 0) MULTIPLY(3, 1)
+        } else if (rows == 1) {
+            LOAD(0, 0) LOAD(1, 1) MULTIPLY(0, 0) MULTIPLY(1, 1) LOAD(2, 0) LOAD(3, 1) MULTIPLY(2, 0) MULTIPLY(3, 1)
+        } else {
+            LOAD(0, 0) MULTIPLY(0, 0) LOAD(1, 0) MULTIPLY(1, 0) LOAD(2, 0) MULTIPLY(2, 0) LOAD(3, 0) MULTIPLY(3, 0)
+        }
     }
     float sums[MR * 8 * VL];
     UNROLL for (int r = 0; r < rows; r++)

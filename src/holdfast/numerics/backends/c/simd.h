@@ -234,6 +234,15 @@ INLINE vf first_lanes(vf v, int64_t n) {
 #define FMA_LANE(acc, w, name, p, lane) acc = fma_v(w, splat((p)[lane]), acc)
 #endif
 
+/* What comes before it is computed before what follows and depends on the values. On Neoverse cores an
+ * instruction of a shorter latency waits after one of a longer latency, so that they are not mixed. */
+INLINE void in_order(vf *values, const int count) {
+#if VL == 4 && defined(__OPTIMIZE__)
+    UNROLL for (int i = 0; i < count; i++) __asm__ volatile("" : "+w"(values[i]));
+#endif
+    (void)values, (void)count;
+}
+
 /* ---- reductions ----
  *
  * A sum over an array has SUM_LANES running sums: element i belongs to sum i % SUM_LANES. They are
