@@ -165,11 +165,12 @@ INLINE void widen_groups(uint8_t *weights, uint8_t *scales, const uint8_t *panel
         const uint8_t *block = panel + g / per_block * (head_bytes(type) + per_block * group_bytes(type));
         const uint8_t *group = block + head_bytes(type) + g % per_block * group_bytes(type);
         UNROLL for (int v = 0; v < VECTORS; v++) {
-            UNROLL for (int j = 0; j < 8 && type != Q8_0; j++) {
-                vi w = load_weights(group + group_head_bytes(type), j / 4, j % 4, 4 * VL * v, type);
-                if (wide_zero(type) != block_zero(type)) w = subtract_bytes(w, block_zero(type));
-                memcpy(weights + j * PLANE + 4 * VL * v, &w, sizeof w);
-            }
+            if (type != Q8_0)
+                UNROLL for (int j = 0; j < 8; j++) {
+                    vi w = load_weights(group + group_head_bytes(type), j / 4, j % 4, 4 * VL * v, type);
+                    if (wide_zero(type) != block_zero(type)) w = subtract_bytes(w, block_zero(type));
+                    memcpy(weights + j * PLANE + 4 * VL * v, &w, sizeof w);
+                }
             const Scales s = load_scales(block, group, VL * v, type);
             memcpy(scales + 4 * VL * v, &s.scale, sizeof s.scale);
             if (has_offsets(type)) memcpy(scales + PLANE + 4 * VL * v, &s.offset, sizeof s.offset);

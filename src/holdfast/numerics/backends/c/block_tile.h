@@ -100,11 +100,12 @@ INLINE void quantize_part(const Rows *rows, int64_t row, const void *x, int64_t 
     int64_t g = first;
 #if VL == 4
     for (; g + 4 <= end; g += 4, group += 4 * pitch * ROW_BYTES) {
-        UNROLL for (int i = 0; i < 4 * GROUP && dt != F32; i += 2 * VL) {
-            vf a, b;
-            load_2v(at(x, g * GROUP + i, dt), dt, &a, &b);
-            store_v(values + i, a, F32), store_v(values + i + VL, b, F32);
-        }
+        if (dt != F32)
+            UNROLL for (int i = 0; i < 4 * GROUP; i += 2 * VL) {
+                vf a, b;
+                load_2v(at(x, g * GROUP + i, dt), dt, &a, &b);
+                store_v(values + i, a, F32), store_v(values + i + VL, b, F32);
+            }
         quantize_four(group, pitch, r, dt == F32 ? (const float *)x + g * GROUP : values);
     }
 #endif

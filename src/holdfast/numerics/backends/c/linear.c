@@ -36,6 +36,17 @@ API int64_t holdfast_packed_bytes(int64_t N, int64_t K, int64_t dt) {
     return (ceil_to(N, NR) * ceil_to(K, 4) + NR) * size_of((int)dt); /* tiles load one k ahead */
 }
 
+/* Neoverse cores convert a vector of fp16 in two cycles, so NEON does not. It shifts sign, exponent and mantissa
+ * to their places in fp32, which is the number times 2^-112, and x is multiplied by 2^112: no product changes, as
+ * both are exact. The number after the last panel says if a weight is infinite or NaN; then F16 is converted. */
+enum { F16_SHIFTED = 4 };
+#define F16_DIRECT (VL == 4 ? F16_SHIFTED : F16)
+INLINE int product_dtype(const void *packed, int64_t N, int64_t K, int dt) {
+    uint16_t has_infinite;
+    memcpy(&has_infinite, (const char *)packed + ceil_to(N, NR) * ceil_to(K, 4) * size_of(dt), sizeof has_infinite);
+    return dt == F16 && !has_infinite ? F16_DIRECT : dt;
+}
+
 /* NEON loads eight bf16 as four words: column c in the lower half of word c, column c + 4 in the
  * upper half. One shift and one mask widen them, faster than two zips. */
 #if VL == 4
@@ -52,6 +63,13 @@ INLINE void load_packed(const void *p, const int dt, vf *a, vf *b) {
         *b = vreinterpretq_f32_u32(vandq_u32(words, vdupq_n_u32(0xffff0000u)));
         return;
     }
+    if (dt == F16_SHIFTED) {
+        const int16x8_t halves = vreinterpretq_s16_u16(vld1q_u16(p));
+        const int32x4_t mask = vdupq_n_s32((int32_t)0x8fffe000u);
+        *a = vreinterpretq_f32_s32(vandq_s32(vshll_n_s16(vget_low_s16(halves), 13), mask));
+        *b = vreinterpretq_f32_s32(vandq_s32(vshll_high_n_s16(halves, 13), mask));
+        return;
+    }
 #endif
     load_2v(p, dt, a, b);
 }
@@ -63,7 +81,8 @@ void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K,
         return;
     }
     const int64_t es = size_of((int)dt), Kp = ceil_to(K, 4), panels = ceil_to(N, NR) / NR;
-#pragma omp parallel for num_threads((int)threads) schedule(static)
+    uint16_t has_infinite = 0;
+#pragma omp parallel for num_threads((int)threads) schedule(static) reduction(| : has_infinite)
     for (int64_t p = 0; p < panels; p++) {
         char *out = (char *)packed + p * Kp * NR * es;
         memset(out, 0, (size_t)(Kp * NR * es));
@@ -71,8 +90,11 @@ void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K,
             const char *in = (const char *)w + (p * NR + c) * stride * es;
             if (es == 4) for (int64_t k = 0; k < K; k++) ((uint32_t *)out)[k * NR + c] = ((const uint32_t *)in)[k];
             else for (int64_t k = 0; k < K; k++) ((uint16_t *)out)[k * NR + packed_column((int)c, (int)dt)] = ((const uint16_t *)in)[k];
+            if (dt == F16) for (int64_t k = 0; k < K; k++) has_infinite |= (((const uint16_t *)in)[k] & 0x7c00u) == 0x7c00u;
         }
     }
+    memset((char *)packed + panels * Kp * NR * es, 0, (size_t)(NR * es));
+    memcpy((char *)packed + panels * Kp * NR * es, &has_infinite, sizeof has_infinite);
 }
 
 /* ---- the tile: `rows` rows by `panels` panels ---- */
@@ -207,7 +229,7 @@ static void run_direct_bf16(const Gemm *gemm, int64_t m0, int64_t m1, int64_t p0
     run_direct(gemm, BF16, m0, m1, p0, p1);
 }
 static void run_direct_f16(const Gemm *gemm, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
-    run_direct(gemm, F16, m0, m1, p0, p1);
+    run_direct(gemm, F16_DIRECT, m0, m1, p0, p1);
 }
 
 INLINE void widen(float *out, const void *in, int64_t n, const int dt) {
@@ -229,7 +251,8 @@ static void run_widened(const Gemm *gemm, int dt, int64_t m0, int64_t m1, int64_
     for (int64_t p = p0; p < p1; p++) {
         const void *w = gemm->w + p * count * 2;
         if (dt == BF16) widen(panel, w, count, BF16);
-        else widen(panel, w, count, F16);
+        else if (dt == F16) widen(panel, w, count, F16);
+        else widen(panel, w, count, F16_DIRECT);
         widened.w = (const char *)panel - p * count * 4;
         widened.out.prefetch = p + 1 < p1 ? (const char *)w + count * 2 : NULL; /* the next panel */
         run_direct_f32(&widened, m0, m1, p, p + 1);
@@ -238,7 +261,7 @@ static void run_widened(const Gemm *gemm, int dt, int64_t m0, int64_t m1, int64_
 
 static void run_row_block(const Gemm *gemm, int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
     if (dt == F32) run_direct_f32(gemm, m0, m1, p0, p1);
-    else if (m1 - m0 >= MR + MR / 2) run_widened(gemm, dt, m0, m1, p0, p1);
+    else if (m1 - m0 >= MR + MR / 2 || (dt == F16 && dt != F16_DIRECT)) run_widened(gemm, dt, m0, m1, p0, p1);
     else if (dt == BF16) run_direct_bf16(gemm, m0, m1, p0, p1);
     else run_direct_f16(gemm, m0, m1, p0, p1);
 }
@@ -259,6 +282,7 @@ static void team_widen(float *out, const void *x, int64_t stride, int64_t M, int
         if (dt == F32) widen_part(out + m * Kp, at(x, m * stride, F32), K, Kp, first, end, F32);
         else if (dt == BF16) widen_part(out + m * Kp, at(x, m * stride, BF16), K, Kp, first, end, BF16);
         else widen_part(out + m * Kp, at(x, m * stride, F16), K, Kp, first, end, F16);
+        if (dt == F16_SHIFTED) for (int64_t k = first; k < end; k++) out[m * Kp + k] *= 0x1p112f;
     }
 }
 
@@ -275,9 +299,10 @@ void team_linear(const Product *p) {
         return;
     }
     const int64_t M = p->M, Kp = ceil_to(p->K, 4), panels = ceil_to(p->N, NR) / NR, threads = omp_get_num_threads();
+    const int dt = product_dtype(p->packed, p->N, p->K, (int)p->dt);
     Gemm gemm = {.x = p->x, .w = p->packed, .ldx = p->stride, .M = M, .K = Kp, .out = {p->y, p->bias, p->N, p->N, (int)p->out_dt}};
     if (is_widened(p->K, p->dt)) {
-        team_widen(p->rows, p->x, p->stride, M, p->K, Kp, (int)p->dt);
+        team_widen(p->rows, p->x, p->stride, M, p->K, Kp, dt);
         gemm.x = p->rows;
         gemm.ldx = Kp;
         BARRIER
@@ -290,7 +315,7 @@ void team_linear(const Product *p) {
         const int64_t i = t % panel_parts, j = t / panel_parts;
         const int64_t p0 = panels * i / panel_parts, p1 = panels * (i + 1) / panel_parts;
         for (int64_t b = blocks * j / row_parts; b < blocks * (j + 1) / row_parts; b++)
-            run_row_block(&gemm, (int)p->dt, b * ROW_BLOCK, min64(M, (b + 1) * ROW_BLOCK), p0, p1);
+            run_row_block(&gemm, dt, b * ROW_BLOCK, min64(M, (b + 1) * ROW_BLOCK), p0, p1);
     }
 }
 
