@@ -29,12 +29,16 @@ class ThoughtStep:
     """settled_at: the character of the prompt from which on the thought can be inferred.
 
     reminder: the thought if nothing has been thought for long since then; "": none. A step with a
-    reminder only has the thought "".
+    reminder only has the thought "". is_inferred: it follows from the step before, so it is in a later
+    chunk, whose tokens have that step's state. continues: a chain of thought writes it in the sentence of
+    the step before.
     """
 
     settled_at: int
     thought: str
     reminder: str = ""
+    is_inferred: bool = False
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,11 @@ class TextExample:
     def written_answer(self, form: AnswerForm) -> str:
         if form != "cot" or not self.has_chain:
             return self.answer
-        return "".join(f"{step.thought}." for step in self.steps if step.thought) + f" So{self.answer}"
+        said = ""
+        for step in self.steps:
+            if step.thought:
+                said = (said.removesuffix(".") if step.continues else said) + f"{step.thought}."
+        return f"{said} So{self.answer}"
 
 
 @dataclass(frozen=True)
@@ -180,11 +188,11 @@ def _place(
     shift = 0 if rules.frame is None else len(rules.frame.before)
     by_chunk: dict[int, list[int]] = {}
     reminders: dict[int, list[int]] = {}  # by the chunk from which on they hold
-    chunk = 0
+    chunk, last = 0, -1
     for step in example.steps:
         thought = ids[step.thought][: rules.max_thought]
         token = _token_at(offsets, shift + step.settled_at) + rules.thought_delay
-        chunk = max(chunk, token // rules.chunk)
+        chunk = max(chunk, token // rules.chunk, last + step.is_inferred)
         if len(by_chunk.get(chunk, ())) + len(thought) > rules.max_thought:
             chunk += 1
         if (chunk + 1) * rules.chunk > num_tokens:
@@ -192,6 +200,7 @@ def _place(
         reminders[chunk] = ids[step.reminder][: rules.max_thought]
         if thought:
             by_chunk.setdefault(chunk, []).extend(thought)
+            last = chunk
     if rules.remind_after:
         _remind(by_chunk, reminders, len(offsets) // rules.chunk, rules.remind_after)
     return by_chunk
