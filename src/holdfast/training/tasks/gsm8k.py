@@ -3,11 +3,12 @@
 
 Every calculation is two thoughts: what is calculated, and in the next chunk its result. A thought is
 written from what is known before its first word; between the two, the whole backbone reads the
-calculation. It is placed at the end of the sentence with the last of its numbers, because the sentence says what to do with them ("half as many"). A number of the question is
-known where it stands, in digits or as a word; where it stands twice, its second use needs the second
-place. The result of an earlier calculation is known where that calculation is placed. A calculation
-with a number that the question does not have is placed at the end of the question. No calculation is
-placed before an earlier one. This is an estimate of the earliest place where it can be inferred.
+calculation. It is placed at the end of the sentence with the last of its numbers, because the sentence
+says what to do with them ("half as many"). A number of the question is known where it stands, in digits
+or as a word; where it stands twice, its second use needs the second place. The result of an earlier
+calculation is known where that calculation is placed. A calculation with a number that the question
+does not have is placed at the end of the question. No calculation is placed before an earlier one. This
+is an estimate of the earliest place where it can be inferred.
 
 Most calculations are placed where the question ends. An instruction follows it, and the answer starts
 with three words, so that there are chunks for them before the number.
