@@ -182,7 +182,7 @@ class Decoder:
         """Positions int64 [tokens] -> cos and sin, fp32 [tokens, head_dim / 2] each, of one of the
         decoder's tables."""
         cos, sin = self._ropes[index]
-        return RopeCosSin(cos[positions], sin[positions])
+        return RopeCosSin(cos.index_select(0, positions), sin.index_select(0, positions))
 
     def _ropes_at(self, positions: Tensor) -> list[RopeCosSin]:
         return [self.rope_at(positions, index) for index in range(len(self._ropes))]

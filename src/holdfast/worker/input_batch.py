@@ -7,7 +7,7 @@ The place of everything before the page table depends only on the numbers of tok
 CUDA graph can read it there, whatever the pass (`cuda_graphs.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.core.step_plan import SAMPLED_RING_SIZE, UNKNOWN_TOKEN, Pass
+from holdfast.core.step_plan import SAMPLED_RING_SIZE, UNKNOWN_TOKEN, Pass, Span
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.worker.page_table_cache import PageTableCache
 from holdfast.worker.transfer import aligned, send, staging_buffer
@@ -151,6 +151,8 @@ def make_input_batch(
     """tile_tokens: how many tokens an attention tile of a span of this length holds; 0: the
     backend uses no tiles."""
     spans = pass_.spans
+    if not tile_tokens(1) and all(map(_is_plain_token, spans)):
+        return _decode_batch(spans, page_size, page_tables or PageTableCache())
     token_ids = [span.token_ids for span in spans]
     index = _SpanIndex(np.fromiter(map(len, token_ids), np.int64, len(spans)))
     numbers = np.fromiter(chain.from_iterable(map(_SPAN_NUMBERS, spans)), np.int64, 4 * len(spans))
@@ -193,6 +195,46 @@ def make_input_batch(
         ring_read_slots=ring_starts[unknown] + positions[unknown] % SAMPLED_RING_SIZE,
         ring_write_indices=written,
         ring_write_slots=ring_starts[writers] + (positions[writers] + 1) % SAMPLED_RING_SIZE,
+    )
+
+
+def _is_plain_token(span: Span) -> bool:
+    """Whether it is one token to sample from, which no ring holds."""
+    return (
+        len(span.token_ids) == 1
+        and span.sample_from == 0
+        and span.request_index < 0
+        and not span.num_pooled
+        and not span.scored_ids
+    )
+
+
+def _decode_batch(spans: Sequence[Span], page_size: int, page_tables: PageTableCache) -> InputBatch:
+    """Plain tokens without tiles: most passes on a CPU."""
+    count, empty = len(spans), np.empty(0, np.int64)
+    ids = [span.token_ids[0] for span in spans]
+    assert UNKNOWN_TOKEN not in ids, "an unknown token needs a request index"
+    positions = [span.start for span in spans]
+    slots = [
+        span.pages[at // page_size] * page_size + at % page_size
+        for span, at in zip(spans, positions, strict=True)
+    ]
+    return InputBatch(
+        token_ids=np.array(ids),
+        positions=np.array(positions),
+        slots=np.array(slots),
+        tiles=np.empty((0, 3), np.int32),
+        page_table=page_tables.table([span.pages for span in spans]),
+        span_starts=np.arange(count + 1, dtype=np.int32),
+        num_short_tiles=0,
+        num_request_indices=0,
+        num_scored=0,
+        num_pooled=0,
+        logits_indices=np.arange(count),
+        ring_read_indices=empty,
+        ring_read_slots=empty,
+        ring_write_indices=empty,
+        ring_write_slots=empty,
     )
 
 
@@ -242,12 +284,35 @@ def fill_buffer(words: Ints, batch: InputBatch, layout: Layout) -> None:
 
 
 def send_batch(batch: InputBatch, num_tokens: int, device: torch.device) -> DeviceBatch:
-    """The batch padded to so many tokens, in device memory of its own."""
+    """The batch padded to so many tokens; on a GPU in device memory of its own, on a CPU the batch's."""
+    if device.type == "cpu":
+        return _host_batch(batch, num_tokens)
     layout = layout_of(batch, num_tokens)
     host = staging_buffer(layout.num_words, device)
     fill_buffer(host.numpy(), batch, layout)
     words = send(host, device)
     return layout.device_batch(words, layout.forward_batch(words))
+
+
+def _host_batch(batch: InputBatch, num_tokens: int) -> DeviceBatch:
+    forward = ForwardBatch(
+        token_ids=torch.from_numpy(_pad(batch.token_ids, num_tokens, 0)),
+        positions=torch.from_numpy(_pad(batch.positions, num_tokens, 0)),
+        slots=torch.from_numpy(_pad(batch.slots, num_tokens, -1)),
+        span_starts=torch.from_numpy(batch.span_starts),
+        page_table=torch.from_numpy(batch.page_table),
+        tiles=torch.from_numpy(batch.tiles) if len(batch.tiles) else None,
+        num_short_tiles=batch.num_short_tiles,
+    )
+    return DeviceBatch(forward, *map(torch.from_numpy, _index_arrays(batch)))
+
+
+def _pad(array: Ints, length: int, padding: int) -> Ints:
+    if len(array) == length:
+        return array
+    padded = np.full(length, padding)
+    padded[: len(array)] = array
+    return padded
 
 
 def _tiles(

@@ -209,6 +209,8 @@ class ModelRunner:
                 hidden = self._decoder.forward(
                     sent.forward, layers, canonical=canonical, layer_hook=layer_hook
                 )
+                if batch.logits_come_first:
+                    return sent, hidden[: len(batch.logits_indices)], None
                 return sent, hidden[sent.logits_indices], None
             body = self._decoder.forward_body(
                 sent.forward, layers, canonical=canonical, layer_hook=layer_hook

@@ -423,10 +423,13 @@ class CBackend:
         return out
 
     def _row_ids(self, token_ids: Tensor, num_rows: int) -> Tensor:
-        ids = token_ids.clamp(min=0)
-        assert ids.dtype is torch.int64 and ids.is_contiguous()
-        assert ids.numel() == 0 or int(ids.max()) < num_rows
-        return ids
+        """The ids, checked; negative ones are 0."""
+        assert token_ids.dtype is torch.int64 and token_ids.is_contiguous()
+        numbers = token_ids.tolist()
+        if not numbers:
+            return token_ids
+        assert max(numbers) < num_rows
+        return token_ids if min(numbers) >= 0 else token_ids.clamp(min=0)
 
     def embed_blocks(self, table: Blocks, token_ids: Tensor) -> Tensor:
         form, width = BLOCK_FORMATS[table.format], table.in_features
@@ -456,10 +459,12 @@ class CBackend:
         return out
 
     def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        rows = logits.shape[0]
-        ones, zeros = torch.ones(rows), torch.zeros(rows)
-        ids = self.sample(logits, SamplingBatch(zeros, zeros.int(), ones, zeros, zeros.long(), zeros.long()))
-        return ids, logits.gather(1, ids[:, None])[:, 0] - self.logsumexp(logits)
+        rows, vocabulary = _check_logits(logits)
+        ids, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
+        self._kernels.greedy(
+            ids.data_ptr(), logprobs.data_ptr(), logits.data_ptr(), rows, vocabulary, self._num_threads
+        )
+        return ids, logprobs
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         rows, vocabulary = _check_logits(logits)

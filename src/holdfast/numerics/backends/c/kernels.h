@@ -141,6 +141,7 @@ void run_sample(int64_t *out, const float *logits, int64_t rows, int64_t n, cons
                 const int32_t *top_k, const float *top_p, const float *min_p, const int64_t *seeds,
                 const int64_t *positions, int64_t threads);
 void run_logsumexp(float *out, const float *logits, int64_t rows, int64_t n, int64_t threads);
+void run_greedy(int64_t *ids, float *logprobs, const float *logits, int64_t rows, int64_t n, int64_t threads);
 void run_topk(float *values, int64_t *ids, const float *logits, int64_t rows, int64_t n, int64_t k, int64_t threads);
 
 #endif

@@ -38,6 +38,7 @@ _SIGNATURES = {
     "layers": "pppi" + "p" * 8 + "i" * 13 + "dddd",
     "sample": "ppiippppppi",
     "logsumexp": "ppiii",
+    "greedy": "pppiii",
     "topk": "pppiiii",
     "noise": "piii",
 }
@@ -77,6 +78,7 @@ class CKernels:
     block_reference: Callable[..., None]
     sample: Callable[..., None]
     logsumexp: Callable[..., None]
+    greedy: Callable[..., None]
     topk: Callable[..., None]
     noise: Callable[..., None]
 

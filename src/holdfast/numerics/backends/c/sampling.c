@@ -1,7 +1,7 @@
 /* From logits to a token: greedy, or Gumbel-max over the kept set. Also log-sum-exp and the
  * top-k logits.
  *
- * A row depends on itself alone; each row is computed by one thread. Nothing is sorted: the
+ * A row depends on itself alone. Nothing is sorted: the
  * top-k or top-p threshold is found by radix select over the bits of the logits. Ties go to the
  * lowest id.
  *
@@ -245,24 +245,59 @@ static float sum_of_exp(const float *x, int64_t count, float top) {
     return reduce_sum(sum);
 }
 
-/* max + log(sum exp(x - max)); blocks of 4096 are summed in fp32, then in fp64. */
-static float logsumexp_row(const float *x, int64_t n) {
-    const float top = clean(x[argmax(x, n)]);
+/* max + log(sum exp(x - max)); blocks of SUM_LEN are summed in fp32, each by one thread, then in fp64. */
+#define SUM_LEN 4096
+typedef struct {
+    const float *logits; /* [rows, n] */
+    int64_t rows, n, parts;
+    int64_t *ids; /* [rows], of the largest logits */
+    float *sums;  /* [rows, parts] */
+} LogSumExp;
+
+static float *sums_scratch(int64_t count) {
+    static __thread void *buffer;
+    static __thread size_t capacity;
+    return scratch(&buffer, &capacity, (size_t)count * sizeof(float));
+}
+
+INLINE float top_of(const LogSumExp *l, int64_t r) { return clean(l->logits[r * l->n + l->ids[r]]); }
+
+/* Write ids and sums, with a barrier at the end. */
+static void team_sums(const LogSumExp *l) {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < l->rows; r++) l->ids[r] = argmax(l->logits + r * l->n, l->n);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < l->rows * l->parts; i++) {
+        const int64_t r = i / l->parts, start = i % l->parts * SUM_LEN;
+        const float top = top_of(l, r);
+        if (is_finite(top)) l->sums[i] = sum_of_exp(l->logits + r * l->n + start, min64(l->n - start, SUM_LEN), top);
+    }
+}
+
+static float logsumexp_row(const LogSumExp *l, int64_t r) {
+    const float top = top_of(l, r);
     if (!is_finite(top)) return top;
     double sum = 0.0;
-    for (int64_t start = 0; start < n; start += 4096) {
-        sum += sum_of_exp(x + start, min64(n, start + 4096) - start, top);
-    }
+    for (int64_t i = 0; i < l->parts; i++) sum += l->sums[r * l->parts + i];
     return (float)((double)top + log_fp64(sum));
 }
 
 void run_logsumexp(float *out, const float *logits, int64_t rows, int64_t n, int64_t threads) {
-#pragma omp parallel num_threads((int)threads) if (rows > 1 && rows * n > MIN_PARALLEL)
-    {
-        DEFAULT_FP;
-#pragma omp for schedule(static) nowait
-        for (int64_t r = 0; r < rows; r++) out[r] = logsumexp_row(logits + r * n, n);
-    }
+    static __thread void *buffer;
+    static __thread size_t capacity;
+    int64_t *ids = scratch(&buffer, &capacity, (size_t)rows * sizeof(int64_t));
+    const int64_t parts = ceil_to(n, SUM_LEN) / SUM_LEN;
+    const LogSumExp l = {logits, rows, n, parts, ids, sums_scratch(rows * parts)};
+    TEAM(threads, rows * n > MIN_PARALLEL, team_sums(&l));
+    for (int64_t r = 0; r < rows; r++) out[r] = logsumexp_row(&l, r);
+}
+
+/* The largest logit of each row, and its log-softmax. */
+void run_greedy(int64_t *ids, float *logprobs, const float *logits, int64_t rows, int64_t n, int64_t threads) {
+    const int64_t parts = ceil_to(n, SUM_LEN) / SUM_LEN;
+    const LogSumExp l = {logits, rows, n, parts, ids, sums_scratch(rows * parts)};
+    TEAM(threads, rows * n > MIN_PARALLEL, team_sums(&l));
+    for (int64_t r = 0; r < rows; r++) logprobs[r] = logits[r * n + ids[r]] - logsumexp_row(&l, r);
 }
 
 /* The k largest of a row, in order of value, then of lower id. */
