@@ -150,15 +150,19 @@ class Decoder:
         ops, shape = self.backend, self._shape
         batch = self._prepare(batch)
         residual = self.embed(batch.token_ids)
-        x = residual.clone()
-        if self._first_norm is not None:
+        if self._first_norm is None:
+            x = residual.clone()
+        else:
             x = ops.rms_norm(residual, self._first_norm, shape.eps, centered=shape.centered_norm)
+        if layer_hook is None:
+            ops.layers(residual, x, layers, shape, kv, batch, ropes, canonical=canonical)
+            return residual, x
         done = 0
-        for stop in _stops(layer_hook, len(layers)):
+        for stop in sorted({*layer_hook.after, len(layers)}):
             some, layer_kv = layers[done:stop], kv[done:stop]
             ops.layers(residual, x, some, shape, layer_kv, batch, ropes, canonical=canonical)
             done = stop
-            if layer_hook is not None and done in layer_hook.after:
+            if done in layer_hook.after:
                 layer_hook.call(done, residual, x)
         return residual, x
 
@@ -182,7 +186,10 @@ class Decoder:
         """Positions int64 [tokens] -> cos and sin, fp32 [tokens, head_dim / 2] each, of one of the
         decoder's tables."""
         cos, sin = self._ropes[index]
-        return RopeCosSin(cos.index_select(0, positions), sin.index_select(0, positions))
+        if cos.device.type == "cpu":  # numpy takes a few rows in a third of torch's time
+            rows = positions.numpy()
+            return RopeCosSin(*(torch.from_numpy(table.numpy().take(rows, 0)) for table in (cos, sin)))
+        return RopeCosSin(cos[positions], sin[positions])
 
     def _ropes_at(self, positions: Tensor) -> list[RopeCosSin]:
         return [self.rope_at(positions, index) for index in range(len(self._ropes))]
@@ -224,12 +231,6 @@ class Decoder:
             if layer.experts is not None:
                 yield from _expert_linears(layer.experts, index)
         yield NamedLinear("head", self._head, None)
-
-
-def _stops(layer_hook: LayerHook | None, num_layers: int) -> list[int]:
-    """Where the layers of a pass are interrupted, and their end."""
-    after = () if layer_hook is None else layer_hook.after
-    return sorted({*(number for number in after if number < num_layers), num_layers})
 
 
 def _expert_linears(layer: Experts, index: int) -> Iterator[NamedLinear]:

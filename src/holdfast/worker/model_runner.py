@@ -35,7 +35,7 @@ from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
 from holdfast.worker.logits_slices import Masks, batch_slices, max_logits_tokens
 from holdfast.worker.logprobs import gather_logprobs
 from holdfast.worker.page_table_cache import PageTableCache
-from holdfast.worker.pooling import pool
+from holdfast.worker.pooling import PooledStates, pool
 from holdfast.worker.sampler import SampledTokens, sample
 from holdfast.worker.spot_check import SpotCheck
 from holdfast.worker.thought_runner import ThoughtRunner
@@ -148,9 +148,13 @@ class ModelRunner:
             if self._thought_runner is not None:
                 thoughts = self._thought_runner.finish_pass(pass_, canonical=canonical)
             canonical_head = canonical and not (pass_.certified and self._certified_head)
-            scores = self._score(hidden[: batch.num_scored], pass_.spans, canonical_head, copies)
             num_unsampled = batch.num_scored + batch.num_pooled
-            pooled = pool(hidden[batch.num_scored : num_unsampled], pass_.spans, copies)
+            scores: Callable[[], Scores] = tuple
+            pooled: Callable[[], tuple[PooledStates, ...]] = tuple
+            if batch.num_scored:
+                scores = self._score(hidden[: batch.num_scored], pass_.spans, canonical_head, copies)
+            if batch.num_pooled:
+                pooled = pool(hidden[batch.num_scored : num_unsampled], pass_.spans, copies)
             if size is not None and self._head_graphs.fits(
                 size, batch, pass_.spans, canonical=canonical_head
             ):
@@ -160,7 +164,7 @@ class ModelRunner:
                 )
                 samples = self._collect([tokens], pass_.spans, sent)
             else:
-                sampled = hidden[num_unsampled:]
+                sampled = hidden[num_unsampled:] if num_unsampled else hidden
                 samples = self._sample(sampled, pass_.spans, masks(), canonical_head, sent, copies)
         return lambda: PassResult(samples(), scores(), thoughts, pooled=pooled())
 
@@ -251,7 +255,8 @@ class ModelRunner:
         done = 0
         for slices in batch_slices(spans, masks, self._max_logits_tokens):
             num_tokens = sum(one.num_tokens for one in slices)
-            logits = self._decoder.logits(hidden[done : done + num_tokens], canonical=canonical)
+            some = hidden if num_tokens == hidden.shape[0] else hidden[done : done + num_tokens]
+            logits = self._decoder.logits(some, canonical=canonical)
             found.append(sample(self._decoder.backend, logits, slices, copies, self._tokens))
             done += num_tokens
         return self._collect(found, spans, sent)
@@ -274,7 +279,7 @@ class ModelRunner:
 
     def _write_ring(self, found: Sequence[SampledTokens | HeadTokens], sent: DeviceBatch) -> None:
         """For passes that are enqueued before the host knows these tokens."""
-        if not len(sent.ring_write_indices):
+        if not sent.ring_write_indices.shape[0]:
             return
         token_ids = found[0].token_ids
         if len(found) > 1:
@@ -286,9 +291,7 @@ class ModelRunner:
     def _score(
         self, hidden: Tensor, spans: Sequence[Span], canonical: bool, copies: HostCopies
     ) -> Callable[[], Scores]:
-        """The logprobs of each span's scored tokens; empty if no span has any."""
-        if not len(hidden):
-            return lambda: ()
+        """The logprobs of each span's scored tokens."""
         tokens = [token_id for span in spans for token_id in span.scored_ids]
         counts = [span.sampling.params.prompt_logprobs or 0 for span in spans for _ in span.scored_ids]
         chosen = send_array(np.array(tokens, np.int64), self._device)

@@ -30,6 +30,8 @@ class PageTableCache:
         rows = [known(id(each), -1) for each in pages]
         if -1 in rows:
             rows = [self._add(each) if row < 0 else row for row, each in zip(rows, pages, strict=True)]
+        if len(rows) == 1:
+            return self._matrix[rows[0] : rows[0] + 1, :width].copy()
         return self._matrix[rows, :width]
 
     def _add(self, pages: tuple[int, ...]) -> int:

@@ -47,10 +47,8 @@ class PooledStates:
 
 
 def pool(hidden: Tensor, spans: Sequence[Span], copies: HostCopies) -> Callable[[], tuple[PooledStates, ...]]:
-    """The hidden states of each span's pooled tokens, [tokens, hidden] of all spans; empty if no span
-    has any. Returns a function that reads them."""
-    if not len(hidden):
-        return lambda: ()
+    """The hidden states of each span's pooled tokens, [tokens, hidden] of all spans. Returns a function
+    that reads them."""
     host = copies.add(hidden)
 
     def read() -> tuple[PooledStates, ...]:

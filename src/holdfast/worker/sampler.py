@@ -82,7 +82,7 @@ def sample(
     checksums = None
     if reports.with_checksums:
         checksums = copies.add(logits_checksums(_rows(logits, reports.with_checksums)))
-    all_reported = len(reports.with_logprobs) == len(logits)
+    all_reported = len(reports.with_logprobs) == logits.shape[0]
     if not changes and _is_greedy(slices) and (logits.is_cuda or all_reported):
         token_ids, logprobs = _sample_greedy(backend, logits, reports, copies)
     else:
@@ -135,7 +135,7 @@ def _reports_of(slices: Sequence[LogitsSlice]) -> _Reports:
 
 def _rows(tensor: Tensor, rows: list[int], *, copy: bool = False) -> Tensor:
     """Some rows. If these are all rows: the tensor itself, unless a copy is needed."""
-    if len(rows) == len(tensor):
+    if len(rows) == tensor.shape[0]:
         return tensor.clone() if copy else tensor
     return tensor.index_select(0, _index(rows, tensor.device))
 
