@@ -186,7 +186,7 @@ class Decoder:
         """Positions int64 [tokens] -> cos and sin, fp32 [tokens, head_dim / 2] each, of one of the
         decoder's tables."""
         cos, sin = self._ropes[index]
-        if cos.device.type == "cpu":  # numpy takes a few rows in a third of torch's time
+        if not cos.is_cuda:  # numpy takes a few rows in a third of torch's time
             rows = positions.numpy()
             return RopeCosSin(*(torch.from_numpy(table.numpy().take(rows, 0)) for table in (cos, sin)))
         return RopeCosSin(cos[positions], sin[positions])
