@@ -121,6 +121,48 @@ def test_fused_layer_of_any_form_has_the_bits_of_its_operations(
     _assert_same_bits(c_backend, dtype, weights, True, FORMS[form])
 
 
+@pytest.mark.parametrize("only_decodes", [False, True])
+def test_consecutive_layers_have_the_bits_of_their_operations(
+    c_backend: Backend, dtype: torch.dtype, only_decodes: bool
+) -> None:
+    """Enough tokens for several threads, in layers with other windows and rotary tables."""
+    ops, count = c_backend, 40
+    plain = _weights(ops, dtype, False)
+    layers = (plain, replace(_weights(ops, dtype, True), q_norm=None, k_norm=None, rope=1), plain)
+    generator = torch.Generator().manual_seed(5)
+    first = [0, 70] if not only_decodes else [3 * index for index in range(count)]  # of each span
+    length = count // len(first)
+    pages = -(-128 // ops.page_size)  # of a request
+    table = torch.arange(len(first) * pages, dtype=torch.int32).view(len(first), pages)
+    positions = torch.tensor([start + offset for start in first for offset in range(length)])
+    span_of = torch.arange(count) // length
+    batch = ForwardBatch(
+        token_ids=torch.zeros(count, dtype=torch.int64),
+        positions=positions,
+        slots=table[span_of, positions // ops.page_size].long() * ops.page_size + positions % ops.page_size,
+        span_starts=torch.arange(0, count + 1, length, dtype=torch.int32),
+        page_table=table,
+    )
+    angles = torch.rand(2, count, 8, generator=generator) * 6
+    ropes = [RopeCosSin(each.cos(), each.sin()) for each in angles]
+    start = torch.randn(2, count, HIDDEN, generator=generator).to(dtype)
+    old = torch.randn(2, table.numel(), 2, ops.page_size, 16, generator=generator).to(dtype)
+
+    def run(*, at_once: bool) -> list[Tensor]:
+        residual, x = start[0].clone(), start[1].clone()
+        kv = [ops.new_kv_layer(table.numel(), 2, 16) for _ in layers]
+        for each in kv:
+            each.keys.copy_(old[0].transpose(2, 3))
+            each.values.copy_(old[1])
+        if at_once:
+            ops.layers(residual, x, layers, SHAPE, kv, batch, ropes, canonical=True)
+        for weights, each in zip(layers, kv, strict=True) if not at_once else ():
+            run_layer(ops, residual, x, weights, SHAPE, each, batch, ropes[weights.rope], canonical=True)
+        return [residual, x, *(each.keys for each in kv), *(each.values for each in kv)]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(at_once=True), run(at_once=False), strict=True))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_triton_layer_of_any_form_has_the_bits_of_its_operations(
     open_any: Callable[..., Backend], triton_kernels: str, form: str
