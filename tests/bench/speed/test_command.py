@@ -7,6 +7,8 @@ import pytest
 from holdfast.bench.speed import command
 from holdfast.bench.speed.launcher import launch
 from holdfast.errors import EngineStopped
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.locate import locate
 
 
 def test_first_byte_is_timed_not_the_end() -> None:
@@ -36,5 +38,13 @@ def test_real_command_is_measured(tiny_llama, monkeypatch) -> None:
     cost = command.measure(str(tiny_llama), "fp32", None, said.append)
     assert said == ["holdfast generate: warming up", "holdfast generate: 1 of 1"]
     assert cost.first_byte_seconds > 0
-    assert 20_000_000 < cost.peak_resident_bytes < cost.allowed_bytes
+    assert 20_000_000 < cost.peak_resident_bytes < 860_000_000
+    assert cost.allowed_bytes == cost.weights_bytes + command.ALLOWED_BYTES
     assert 4 * 320 * 64 < cost.weights_bytes < 2_000_000
+
+
+@pytest.mark.smollm2
+def test_quantised_weights_count_as_they_are() -> None:
+    checkpoint = open_checkpoint(locate(None).path)
+    assert command.weights_bytes(checkpoint, "auto") == checkpoint.path.stat().st_size
+    assert command.weights_bytes(checkpoint, "bf16") > 2.5 * checkpoint.path.stat().st_size

@@ -19,13 +19,14 @@ from holdfast.engine.builder import torch_dtype
 from holdfast.engine.config import EngineConfig, parse_bytes
 from holdfast.errors import EngineStopped
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
+from holdfast.models.gguf.checkpoint import GgufCheckpoint
 from holdfast.models.locate import locate
 
 KV_MEMORY = "256MiB"
 NUM_TRIES = 3
 ALLOWED_SECONDS = 1.0  # in addition to `import torch`
 ALLOWED_FIRST_SECONDS = 4.0  # the same, for the first start ever
-ALLOWED_BYTES = 600_000_000  # in addition to weights and KV budget
+ALLOWED_BYTES = 300_000_000  # in addition to weights: 400 MB for the default model as it is
 _IMPORT_TORCH = [sys.executable, "-c", "import torch"]
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -35,7 +36,8 @@ _LAUNCHER = Path(__file__).with_name("launcher.py")
 class CommandCost:
     """One command, measured from outside.
 
-    The KV budget is an upper limit: a page is resident once it is written.
+    The KV budget is not part of the limit: a page is resident once it is written, and one stream
+    writes few.
     """
 
     first_byte_seconds: float
@@ -47,7 +49,7 @@ class CommandCost:
 
     @property
     def allowed_bytes(self) -> float:
-        return self.weights_bytes + self.kv_budget_bytes + ALLOWED_BYTES
+        return self.weights_bytes + ALLOWED_BYTES
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ def _best_of_tries(name: str, command: list[str], log: Callable[[str], None]) ->
 
 
 def weights_bytes(checkpoint: Checkpoint, dtype: str) -> int:
-    """The size of all weights in the dtype of the engine. Tied embeddings count once."""
+    """The size of all weights as the engine holds them. Tied embeddings count once."""
+    if dtype == "auto" and isinstance(checkpoint, GgufCheckpoint) and checkpoint.block_formats():
+        return checkpoint.path.stat().st_size
     itemsize = torch_dtype(EngineConfig(dtype=dtype), checkpoint.config.torch_dtype).itemsize
     return itemsize * sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
 

@@ -86,8 +86,8 @@ def _command_cost(cost: CommandCost) -> str:
         f"holdfast generate: first byte after {cost.first_byte_seconds:.2f} s, best of {NUM_TRIES} "
         f"(at most {torch + ALLOWED_SECONDS:.2f} s: import torch takes {torch:.2f} s); the first start ever after "
         f"{cost.first_start_seconds:.2f} s (at most {torch + ALLOWED_FIRST_SECONDS:.2f} s)\n"
-        f"peak resident memory: {cost.peak_resident_bytes / _MB:.0f} MB; weights {cost.weights_bytes / _MB:.0f} MB, "
-        f"KV budget {cost.kv_budget_bytes / _MB:.0f} MB (at most {cost.allowed_bytes / _MB:.0f} MB)"
+        f"peak resident memory: {cost.peak_resident_bytes / _MB:.0f} MB (at most "
+        f"{cost.allowed_bytes / _MB:.0f} MB: weights {cost.weights_bytes / _MB:.0f} MB)"
     )
 
 
