@@ -14,7 +14,9 @@ from holdfast import LLM, SamplingParams
 from holdfast.errors import BadWeights, ModelError
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.gguf.checkpoint import GgufCheckpoint
-from holdfast.numerics.blocks import BLOCK_FORMATS
+from holdfast.models.gguf.dequantize import dequantize
+from holdfast.models.gguf.types import STORED
+from holdfast.numerics.blocks import BLOCK_FORMATS, find_bad_scale, random_blocks
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.select_backend import open_backend
 from support.tiny import tiny_gguf
@@ -111,6 +113,17 @@ def with_scale(path: Path, content: bytes, name: str, block: int, scale: int) ->
     tensor = opened(path, content).file.tensors[NAME]
     form = BLOCK_FORMATS[name]
     return patched(content, tensor.start + block * form.num_bytes + form.scales.stop - 2, "H", scale)
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_tensor_of_one_block_is_only_read(name: str) -> None:
+    """The pages of a file are private and can be written: what was written would be part of the weights
+    until the pages are released."""
+    data = random_blocks(name, 1, BLOCK_FORMATS[name].length, seed=1).data.view(-1)
+    before = data.clone()
+    assert find_bad_scale(name, data) is None
+    dequantize(data, next(each for each in STORED.values() if each.name == name))
+    assert data.equal(before)
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)

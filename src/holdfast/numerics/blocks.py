@@ -91,7 +91,7 @@ def find_bad_scale(format_name: str, data: Tensor) -> int | None:
     if form is None:
         return None
     for at in range(form.scales.start + 1, form.scales.stop, 2):  # the high byte of an fp16 number
-        exponents = data[at :: form.num_bytes].contiguous().bitwise_and_(0x7C)
+        exponents = data[at :: form.num_bytes] & 0x7C
         if int(exponents.max()) == 0x7C:
             return int((exponents == 0x7C).nonzero()[0])
     return None

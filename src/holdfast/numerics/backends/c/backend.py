@@ -387,6 +387,8 @@ class CBackend:
         for rope in ropes:
             assert rope.cos.shape == rope.sin.shape == (num_tokens, shape.head_dim // 2)
             assert rope.cos.is_contiguous() and rope.sin.is_contiguous()
+        if num_tokens == 0:
+            return
         first, last = ropes[0], ropes[-1]
         spans, max_pages = batch.page_table.shape
         self._kernels.layers(

@@ -35,7 +35,7 @@ class LayerTable:
         """Whether these are its layers."""
         return (
             shape is self.shape
-            and len(weights) == len(self.weights)
+            and len(weights) == len(self.weights) == len(kv)
             and all(map(is_, weights, self.weights))
             and all(map(is_, kv, self.kv))
         )
