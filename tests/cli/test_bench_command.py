@@ -132,7 +132,7 @@ def test_speed_and_ratios_are_shown(holdfast, model, report):
     assert "8 deterministic streams / 1 deterministic stream, auto: 4.08x" in result.stdout
     assert "Hugging Face ran in float32, not in bfloat16" in result.stdout
     assert "first byte after 2.50 s" in result.stdout
-    assert "700 MB; weights 270 MB, KV budget 268 MB (at most 1138 MB)" in result.stdout
+    assert "peak resident memory: 700 MB (at most 570 MB: weights 270 MB)" in result.stdout
 
 
 def test_speed_is_written_and_plotted(holdfast, model, report, tmp_path):

@@ -4,7 +4,7 @@ from holdfast.bench.determinism.planted.mutants import Mutation
 
 _GEMM, _ATTENTION = ("linear",), ("attention",)
 _NORMS = ("rms_norm", "add_rms_norm")
-_K_LOOP = "    for (int64_t k = 0; k < K; k += 4) {\n#if VL == 4\n        vf xv[MR];"
+_K_LOOP = "    for (; k < K; k += 4) {\n#if VL == 4\n        vf xv[MR];"
 _K_END = "    float sums[MR * 8 * VL];"
 _EACH_SUM = "UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < 2 * panels; c++)"
 
@@ -45,8 +45,8 @@ _LINEAR = (
         _GEMM,
         "linear.c",
         (
-            ("const int preload = VL == 4 && panels == 1;", "const int preload = 0;"),
-            (_K_LOOP, _K_LOOP.replace("k = 0; k < K; k += 4", "k = K - 4; k >= 0; k -= 4")),
+            ("const int is_ahead = VL == 4 && panels == 1;", "const int is_ahead = 0;"),
+            (_K_LOOP, _K_LOOP.replace("; k < K; k += 4", "k = K - 4; k >= 0; k -= 4")),
         ),
     ),
     Mutation(
@@ -65,8 +65,9 @@ _LINEAR = (
     ),
 )
 
-_BLOCKS = "for (int64_t start = w->first[0] / BLOCK * BLOCK; start < end; start += BLOCK) {"
-_SCORES = "    for (int64_t d = 0; d < D; d += 4) {\n#if VL == 4\n        vf qv[4];"
+_SCORES = (
+    "    for (int64_t d = 0; d < D; d += 4) {\n        prefetch(&ahead);\n#if VL == 4\n        vf qv[4];"
+)
 _SCORES_END = (
     "    UNROLL for (int i = 0; i < n; i++)\n"
     "        UNROLL for (int v = 0; v < vectors; v++) store_v(s + i * BLOCK + v * VL, acc[i][v], F32);"
@@ -83,8 +84,9 @@ _ATTENTIONS = (
         "attention.c",
         (
             (
-                _BLOCKS,
-                "for (int64_t start = (end - 1) / BLOCK * BLOCK; start >= w->first[0] / BLOCK * BLOCK; start -= BLOCK) {",
+                "for (int64_t start = begin; start < end; start += BLOCK) {\n        Block b = next;",
+                "for (int64_t start = (end - 1) / BLOCK * BLOCK; start >= begin; start -= BLOCK) {\n"
+                "        Block b = locate_block(a, t, start, end);",
             ),
         ),
     ),
@@ -92,7 +94,7 @@ _ATTENTIONS = (
         "KV blocks from the window's first page",
         _ATTENTION,
         "attention.c",
-        ((_BLOCKS, _BLOCKS.replace("/ BLOCK * BLOCK", "/ a->page * a->page")),),
+        (("begin = first_block(a, a->positions[t->row]);", "begin = w->first[0] / a->page * a->page;"),),
     ),
     Mutation(
         "QK dot in two halves",
@@ -270,16 +272,13 @@ _SAMPLING = (
         "blocks of 1024",
         ("logsumexp",),
         "sampling.c",
-        (
-            ("start < n; start += 4096", "start < n; start += 1024"),
-            ("min64(n, start + 4096)", "min64(n, start + 1024)"),
-        ),
+        (("#define SUM_LEN 4096", "#define SUM_LEN 1024"),),
     ),
     Mutation(
         "blocks added in fp32",
         ("logsumexp",),
         "sampling.c",
-        (("    double sum = 0.0;\n    for (int64_t start", "    float sum = 0.0f;\n    for (int64_t start"),),
+        (("    double sum = 0.0;\n    for (int64_t i", "    float sum = 0.0f;\n    for (int64_t i"),),
     ),
     Mutation(
         "two accumulators",
