@@ -34,6 +34,7 @@ def test_interrupt_cancels_the_answer_and_the_chat_continues(long_model):
         "0.9",
         "--min-p",
         "0",
+        "--ignore-eos",
     ]
     chat = subprocess.Popen(
         command,
@@ -48,12 +49,11 @@ def test_interrupt_cancels_the_answer_and_the_chat_continues(long_model):
     assert chat.stdin is not None
     assert chat.stdout is not None
     assert chat.stderr is not None
-    while True:  # an answer may end by itself at once
-        chat.stdin.write(b"the dog\n")
-        assert chat.stdout.read(1)
-        chat.send_signal(signal.SIGINT)
-        if b"abort" in chat.stderr.readline():
-            break
+    chat.stdin.write(b"the dog\n")
+    if not chat.stdout.read(1):
+        pytest.fail(f"the chat ended: {chat.stderr.read().decode()}")
+    chat.send_signal(signal.SIGINT)
+    assert b"abort" in chat.stderr.readline()
     _, noted = chat.communicate(b"/reset\n/exit\n", timeout=60)
     assert b"cleared" in noted
     never_hang.cancel()
