@@ -300,7 +300,7 @@ def _host_batch(batch: InputBatch, num_tokens: int) -> DeviceBatch:
         positions=torch.from_numpy(_pad(batch.positions, num_tokens, 0)),
         slots=torch.from_numpy(_pad(batch.slots, num_tokens, -1)),
         span_starts=torch.from_numpy(batch.span_starts),
-        page_table=torch.from_numpy(batch.page_table),
+        page_table=torch.from_numpy(np.ascontiguousarray(batch.page_table)),  # read by address
         tiles=torch.from_numpy(batch.tiles) if len(batch.tiles) else None,
         num_short_tiles=batch.num_short_tiles,
     )
