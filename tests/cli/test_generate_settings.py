@@ -30,6 +30,14 @@ def ask(holdfast, model):
     return call
 
 
+def test_json_is_one_line_whatever_the_answer_holds(holdfast, model):
+    """U+2028, U+2029 and U+0085 end a line for many readers, and JSON does not escape them."""
+    spoken = "a\u2028b\u2029c\x85d é"
+    result = holdfast("generate", "-m", model, "--json", "the dog", "--choice", spoken)
+    (line,) = result.stdout.splitlines()
+    assert json.loads(line)["text"] == spoken and "é" in line
+
+
 def test_first_choice_is_the_same_as_with_n_1(ask):
     asked = ("the dog", *QUICK, "-d", "--seed", "5", "--logprobs", "1")
     alone, several = ask(*asked), ask(*asked, "--n", "3")

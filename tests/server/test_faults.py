@@ -113,7 +113,8 @@ def test_killed_engine_continues_every_request(
     wait_until(lambda: server.get("/health").status_code == 503)
     health = server.get("/health")
     assert health.json()["status"] == "restarting" and int(health.headers["retry-after"]) > 0
-    assert health.json()["waiting_requests"] == 6 and "died (signal 9)" in health.json()["reason"]
+    assert health.json()["waiting_requests"] == 6
+    wait_until(lambda: "died (signal 9)" in server.get("/health").json()["reason"])
     late = Client(server, **FIXED)
     wait_until(lambda: engine_of(server) is not None)
     os.kill(server.engine_pid, signal.SIGKILL)

@@ -22,7 +22,7 @@ def read_prompts(prompt: str | None, further: list[str], file: Path | None) -> l
     prompts = [_read_stdin() if prompt == "-" else prompt] if prompt is not None else []
     prompts += further
     if file is not None:
-        prompts += [line for line in _read_text(file, "prompts file").splitlines() if line.strip()]
+        prompts += [line for line in _read_text(file, "prompts file").split("\n") if line.strip()]
     if not prompts and file is None and not sys.stdin.isatty():
         prompts = [text] if (text := _read_stdin()) else []
     if not prompts:

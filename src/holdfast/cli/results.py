@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,6 +13,14 @@ from holdfast.cli.console import stderr
 from holdfast.core.results import Choice, Result
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.errors import InvalidRequest
+
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # those that JSON leaves as they are
+
+
+def json_line(content: object) -> str:
+    """JSON that every reader takes for one line: Unicode's line ends are escaped too."""
+    text = json.dumps(content, ensure_ascii=False)
+    return _LINE_ENDS.sub(lambda end: f"\\u{ord(end[0]):04x}", text)
 
 
 def bits(value: float) -> str:
@@ -37,7 +46,7 @@ def as_json(result: Result, *, with_receipt: bool = False) -> str:
     }
     if with_receipt:
         content["receipt"] = result.receipt
-    return json.dumps(content, ensure_ascii=False)
+    return json_line(content)
 
 
 def _choice(one: Choice) -> dict[str, Any]:

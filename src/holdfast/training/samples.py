@@ -28,7 +28,7 @@ def write_samples(llm: LLM, path: Path, count: int, max_tokens: int, seed: int) 
         if result.finish_reason == "length":
             answer = _whole_sentences(answer)
         if answer:
-            lines.append(json.dumps({"prompt": prompt, "answer": answer}, ensure_ascii=False))
+            lines.append(json.dumps({"prompt": prompt, "answer": answer}))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,12 +1,12 @@
 """`holdfast models`: the models on this machine, and which of them can be served."""
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.console import note
+from holdfast.cli.results import json_line
 
 if TYPE_CHECKING:
     from holdfast.cli.inventory import ListedModel
@@ -25,7 +25,7 @@ def models(
     found = list_models()
     if json_output:
         content = {"cache": str(cache_folder()), "models": [asdict(one) for one in found]}
-        typer.echo(json.dumps(content, ensure_ascii=False))
+        typer.echo(json_line(content))
         return
     for one in found:
         typer.echo(_entry(one))

@@ -4,7 +4,6 @@ two receipts without a model.
 Exit codes: 0 the same, 1 different, 2 an error.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ from holdfast.cli.console import note
 from holdfast.cli.inputs import parse_ids
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import given_options, grouped
+from holdfast.cli.results import json_line
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, InvalidRequest
 
@@ -108,7 +108,7 @@ def replay(
             "seal": checked.seal,
             "signature": checked.signature,
         }
-        typer.echo(json.dumps(result, ensure_ascii=False))
+        typer.echo(json_line(result))
     else:
         typer.echo(f"The receipt: {checked.describe()}.")
         _show(read, differences, replayed, load)
@@ -165,7 +165,7 @@ def _compare(source: str, against: str, line: int | None, public_key: Path | Non
             "seals": [checked.seal, other_checked.seal],
             "signatures": [checked.signature, other_checked.signature],
         }
-        typer.echo(json.dumps(content, ensure_ascii=False))
+        typer.echo(json_line(content))
         return 0 if is_same else 1
     for name, each in ((source, checked), (against, other_checked)):
         typer.echo(f"{name}: {each.describe()}.")

@@ -1,6 +1,5 @@
 """`holdfast score`: the logprobs of given completions after given prompts, in one batch."""
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import typer
 from holdfast.cli.inputs import ScorePair, read_pairs
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.results import bits
+from holdfast.cli.results import bits, json_line
 from holdfast.core.sampling_params import score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import InvalidRequest, PromptTooLong
@@ -76,7 +75,7 @@ def score(
     llm = o.open_llm(config, opened=opened)
     for scored in _score(llm, pairs, chat, not ordinary, think):
         if json_output:
-            typer.echo(json.dumps(scored.as_dict(), ensure_ascii=False))
+            typer.echo(json_line(scored.as_dict()))
         else:
             scored.show(tokens)
 

@@ -45,7 +45,10 @@ class EngineClient(Protocol):
     """One engine, or several that answer as one."""
 
     num_restarts: int  # engine processes or replicas that were lost
-    restart: Restart | None  # while no engine is ready
+
+    @property
+    def restart(self) -> Restart | None:
+        """The restart in progress, while no engine is ready."""
 
     @property
     def requests(self) -> RequestTable: ...

@@ -70,7 +70,7 @@ class Supervisor(Generic[Requests]):
     ) -> None:
         self.config = config
         self.requests = requests
-        self.restart: Restart | None = None
+        self._restart: Restart | None = None
         self.num_restarts = 0
         self.load_seconds: float | None = None  # of the last start
         self._callbacks = callbacks
@@ -108,6 +108,15 @@ class Supervisor(Generic[Requests]):
     def is_ready(self) -> bool:
         link = self._link
         return link is not None and link.ready is not None and not link.closed.is_set() and not self._stopping
+
+    @property
+    def restart(self) -> Restart | None:
+        """The restart in progress. It begins when the process is gone, also before its exit status is
+        known."""
+        link = self._link
+        if self._restart is None and link is not None and link.ready is not None and link.closed.is_set():
+            return Restart("ended", time.monotonic())
+        return self._restart
 
     @property
     def is_stuck(self) -> bool:
@@ -166,7 +175,7 @@ class Supervisor(Generic[Requests]):
             raise ConfigError(link.startup_error)
         if link.ready is not None:
             self.load_seconds = time.monotonic() - self._started
-            self.restart = None
+            self._restart = None
             self._callbacks.on_ready(link)
             if self._tracing:
                 link.set_tracing(True)
@@ -228,7 +237,7 @@ class Supervisor(Generic[Requests]):
             raise EngineStopped(
                 f"the engine process {how}, the {len(recent)}th time within {WITHIN_SECONDS:.0f} seconds"
             )
-        self.restart = Restart(how, now)
+        self._restart = Restart(how, now)
         self.num_restarts += 1
         self._callbacks.on_death(how, self.requests.num_live)
         pause = FIRST_PAUSE * (2 ** (len(recent) - 1) - 1)

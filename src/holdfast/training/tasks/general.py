@@ -87,7 +87,7 @@ def eval_prompts() -> list[str]:
 def read_chat(path: Path) -> list[TextExample]:
     """JSON lines with a prompt and an answer each."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as JSON lines: {error}") from error
     examples = []
