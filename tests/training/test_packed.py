@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.training.layer import attend, attend_locally, fold_groups, visible_locally
 from holdfast.training.loop import start_run
 from holdfast.training.loss import packed_loss
-from holdfast.training.packed import IGNORED, NO_TEXT, pack, padded, send
+from holdfast.training.model import attend_whole
+from holdfast.training.packed import IGNORED, NO_TEXT, WholeTexts, list_whole, pack, padded, send
 from holdfast.training.prefetch import prefetch_steps, send_step
 from holdfast.training.settings import PRESETS, SIZES
 
@@ -42,6 +43,29 @@ def test_local_attention_equals_masked_attention(window: int) -> None:
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(mine, theirs, strict=True))
 
 
+def test_attention_over_whole_texts_equals_masked_attention() -> None:
+    """Texts of different lengths and spare rows between them; gradients too."""
+    torch.manual_seed(0)
+    lens, starts, num_rows = np.array([20, 3, 33]), np.array([0, 24, 28]), 64
+    text, position = np.nonzero(np.arange(33) < lens[:, None])
+    rows = starts[text] + position
+    texts = torch.full((num_rows,), NO_TEXT)
+    texts[rows] = torch.from_numpy(text)
+    listed = list_whole(lens, starts, text, position, rows, num_rows)
+    whole = WholeTexts(*(torch.from_numpy(each) for each in (listed.rows, listed.back, listed.lens)))
+    given = [torch.randn(num_rows, heads, 8, dtype=torch.double, requires_grad=True) for heads in (4, 2, 2)]
+    mine = attend_whole(whole, texts >= 0, *given)
+    order = torch.arange(num_rows)
+    seen = (order[:, None] >= order[None, :]) & (texts[:, None] == texts[None, :])
+    q, k, v = (each[None] for each in given)
+    masked = attend(q, k, v, fold_groups(seen, 2))[0]
+    assert torch.allclose(mine[rows], masked[rows], atol=1e-12)
+    weights = torch.randn_like(masked[rows])
+    gradients = torch.autograd.grad((mine[rows] * weights).sum(), given)
+    expected = torch.autograd.grad((masked[rows] * weights).sum(), given)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(gradients, expected, strict=True))
+
+
 def test_pack_has_every_text_and_every_target() -> None:
     run = start_run(COIN, CPU)
     batch = run.source.batch(3)
@@ -53,7 +77,7 @@ def test_pack_has_every_text_and_every_target() -> None:
         assert (texts.token_ids[own] == batch.token_ids[row, :n]).all()
         assert (texts.positions[own] == np.arange(n)).all()
     assert (texts.texts[-COIN.chunk :] == NO_TEXT).all()
-    assert texts.text is not None and texts.target_ids is not None
+    assert texts.text is not None and texts.thought is not None
     for targets, count in (
         (texts.answer, (batch.num_tokens - batch.num_prompt).sum()),
         (texts.text, (batch.num_prompt - 1).sum()),
@@ -62,7 +86,7 @@ def test_pack_has_every_text_and_every_target() -> None:
         assert is_real.sum() == count
         assert (texts.token_ids[targets.rows[is_real] + 1] == targets.ids[is_real]).all()
     is_due = batch.is_thought_about(True)
-    said = np.sort(texts.target_ids[texts.target_ids != IGNORED])
+    said = np.sort(texts.thought.ids[texts.thought.ids != IGNORED])
     gold = batch.thoughts[is_due]
     ends = np.full(is_due.sum(), run.model.pack_spec.end_id)
     assert (said == np.sort(np.concatenate((gold[gold >= 0], ends)))).all()

@@ -1,8 +1,9 @@
-"""Compile the row-wise parts of a layer: norms, rope and gates become a few kernels.
+"""Compile the row-wise parts: the norms, rope and gates of a layer become a few kernels, and the loss
+reads its logits without a copy in fp32.
 
-Two functions are compiled once, for any number of rows. All layers of the backbone, T and C call
-them. They are tried forward and backward before training starts. If compilation fails, training
-runs without it, with a warning.
+Three functions are compiled once, for any number of rows. All layers of the backbone, T and C call
+the first two. They are tried forward and backward before training starts. If compilation fails,
+training runs without it, with a warning.
 """
 
 import logging
@@ -11,7 +12,7 @@ import torch
 import torch._dynamo.config
 
 from holdfast.training.layer import DecoderLayer
-from holdfast.training.model import Rowwise, ThinkingModel
+from holdfast.training.model import Rowwise, ThinkingModel, summed_loss
 
 _log = logging.getLogger(__name__)
 _TRIED_ROWS = (192, 320)  # two different numbers, so that the graphs are compiled for any number
@@ -27,6 +28,7 @@ def compile_rowwise(model: ThinkingModel, device: torch.device) -> bool:
     model.rowwise = Rowwise(
         torch.compile(DecoderLayer.before_attention, dynamic=True, fullgraph=True),
         torch.compile(DecoderLayer.after_attention, dynamic=True, fullgraph=True),
+        torch.compile(summed_loss, dynamic=True, fullgraph=True),
     )
     try:
         for num_rows in _TRIED_ROWS:
@@ -48,7 +50,8 @@ def _try_rows(model: ThinkingModel, device: torch.device, num_rows: int) -> None
         at = model.rotation(torch.arange(num_rows, device=device) % 8)
         q, k, v = model.rowwise.before(layer, x, at)
         y = model.rowwise.after(layer, x, q)
-        loss = y.float().sum() + k.float().sum() + v.float().sum()
+        ids = torch.zeros(num_rows, dtype=torch.long, device=device)
+        loss = model.rowwise.loss(model.logits(y), ids) + k.float().sum() + v.float().sum()
     loss.backward()  # type: ignore[no-untyped-call]
 
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from holdfast.training.batch import Batch
 from holdfast.training.model import ThinkingModel
-from holdfast.training.packed import IGNORED, Packed, Targets, ThoughtList, pack, send
+from holdfast.training.packed import Packed, Targets, ThoughtList, pack, send
 
 
 @dataclass(frozen=True)
@@ -70,27 +69,21 @@ def packed_loss(
     zero = rows.new_zeros((), dtype=torch.float32)
     answer = _target_loss(model, rows, texts.answer) / max(1, counts.answer)
     text = zero if texts.text is None else _target_loss(model, rows, texts.text) / max(1, counts.text)
-    thought = (
-        zero if texts.target_ids is None else _thought_loss(model, h, texts.target_thoughts, texts.target_ids)
-    )
+    thought = zero if texts.thought is None else _thought_loss(model, h, texts.target_thoughts, texts.thought)
     thought = thought / max(1, counts.thought)
     total = weights.answer * answer + weights.text * text + weights.thought * thought
     return Losses(total, answer.detach(), text.detach(), thought.detach())
 
 
 def _target_loss(model: ThinkingModel, rows: Tensor, targets: Targets[Tensor]) -> Tensor:
-    return _summed_loss(model.logits(rows.index_select(0, targets.rows)), targets.ids)
+    return model.rowwise.loss(model.logits(rows.index_select(0, targets.rows)), targets.ids)
 
 
 def _thought_loss(
-    model: ThinkingModel, h: Tensor, thoughts: Sequence[ThoughtList[Tensor]], ids: Tensor
+    model: ThinkingModel, h: Tensor, thoughts: Sequence[ThoughtList[Tensor]], targets: Targets[Tensor]
 ) -> Tensor:
     """T over every chunk with a thought, grouped by the length of the thought."""
     assert model.thinking is not None
     chunks = h.view(-1, model.thinking.chunk, h.shape[-1])  # [R / c, c, hidden]
     rows = [model.thought_rows(chunks.index_select(0, each.chunks), each.tokens) for each in thoughts]
-    return _summed_loss(model.logits(torch.cat([each.flatten(0, 1) for each in rows])), ids)
-
-
-def _summed_loss(logits: Tensor, ids: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), ids, ignore_index=IGNORED, reduction="sum")
+    return _target_loss(model, torch.cat([each.flatten(0, 1) for each in rows]), targets)

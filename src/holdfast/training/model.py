@@ -9,7 +9,7 @@ there is no backpropagation through time. The definition of what it computes is
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from holdfast.training.layer import (
     visible,
     visible_locally,
 )
-from holdfast.training.packed import Packed, PackSpec, WholeTexts, block_of, is_local
+from holdfast.training.packed import IGNORED, Packed, PackSpec, WholeTexts, block_of, is_local
 
 BLOCKS = ("t.", "c.")  # where the names of T's and C's parameters start
 _STATE_SCALE = 0.25  # of a new model's states: about the size of the residual stream after layer 1
@@ -44,10 +44,18 @@ _FIRST_CONFIDENCE = 0.25
 
 @dataclass(frozen=True)
 class Rowwise:
-    """The two row-wise parts of every layer, plain or compiled."""
+    """The row-wise parts, plain or compiled: of every layer before and after attention, and the loss
+    of rows of logits.
+    """
 
     before: Callable[[DecoderLayer, Tensor, Rotation], Heads]
     after: Callable[[DecoderLayer, Tensor, Tensor], Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+
+def summed_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    """The sum of the cross-entropies of rows [n, vocab]; ids [n] may be IGNORED."""
+    return F.cross_entropy(logits.float(), ids, ignore_index=IGNORED, reduction="sum")
 
 
 class Backbone(nn.Module):
@@ -98,7 +106,7 @@ class ThinkingModel(nn.Module):
             self.c = CompressionBlock(config, thinking.chunk)
             max_len = max(max_len, 2 * thinking.chunk + thinking.max_thought + 1)
         cos, sin = rope_tables(*rope_frequencies(config), max_len)  # fp32 [max_len, D / 2]
-        self.rowwise = Rowwise(DecoderLayer.before_attention, DecoderLayer.after_attention)
+        self.rowwise = Rowwise(DecoderLayer.before_attention, DecoderLayer.after_attention, summed_loss)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -152,7 +160,7 @@ class ThinkingModel(nn.Module):
     ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         if window is None or not is_local(window, texts.longest):
             assert texts.whole is not None
-            return partial(_attend_whole, texts.whole)
+            return partial(attend_whole, texts.whole, texts.texts >= 0)
         block = block_of(window)
         group = self.config.num_heads // self.config.num_kv_heads
         folded_mask = fold_groups(visible_locally(texts.texts, window, block), group)
@@ -224,12 +232,41 @@ class ThinkingModel(nn.Module):
                 own[name].copy_(tensor)
 
 
-def _attend_whole(whole: WholeTexts[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention over rows [R, heads, D], each text by itself."""
+class _TakeRows(torch.autograd.Function):
+    """Rows `index` of x, where no two of them that get a gradient are the same row: so the gradient of x
+    is made of rows too. `index_select` would add them up one by one.
+
+    inverse: for every row of x, where it was taken to. is_taken: whether it was, and has a gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor, is_taken: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse, is_taken)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (grad,) = grads
+        inverse, is_taken = ctx.saved_tensors
+        mine = grad.index_select(0, inverse)
+        return torch.where(is_taken.view(-1, *(1,) * (mine.dim() - 1)), mine, 0), None, None, None
+
+
+def attend_whole(whole: WholeTexts[Tensor], is_text: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention over rows [R, heads, D], each text by itself. is_text [R]: not a spare row."""
     texts, longest = whole.rows.shape
     rows = whole.rows.view(-1)
-    q, k, v = (each.index_select(0, rows).view(texts, longest, *each.shape[1:]) for each in (q, k, v))
-    return attend_causally(q, k, v).flatten(0, 1).index_select(0, whole.back)
+    is_token = torch.arange(longest, device=rows.device) < whole.lens[:, None]  # [B, longest]
+    q, k, v = (
+        _take_rows(each, rows, whole.back, is_text).view(texts, longest, *each.shape[1:])
+        for each in (q, k, v)
+    )
+    attended = attend_causally(q, k, v).flatten(0, 1)
+    return _take_rows(attended, whole.back, rows, is_token.view(-1))
+
+
+def _take_rows(x: Tensor, index: Tensor, inverse: Tensor, is_taken: Tensor) -> Tensor:
+    return cast(Tensor, _TakeRows.apply(x, index, inverse, is_taken))  # type: ignore[no-untyped-call]
 
 
 def fresh_model(

@@ -50,12 +50,13 @@ class ThoughtList(Generic[A]):
 
 @dataclass(frozen=True)
 class WholeTexts(Generic[A]):
-    """For layers without a window: rows of each text [B, longest], and the index of each packed row
-    in it.
+    """For layers without a window: rows of each text [B, longest], the index of each packed row in it,
+    and the number of tokens of each text.
     """
 
     rows: A
     back: A
+    lens: A
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Packed(Generic[A]):
     text: Targets[A] | None
     state_thoughts: tuple[ThoughtList[A], ...]  # input of C
     target_thoughts: tuple[ThoughtList[A], ...]  # targets of T
-    target_ids: A | None  # tokens of target_thoughts with their ends, [n, m + 1] of each list, flat
+    thought: Targets[A] | None  # their tokens and ends; rows: of [n, m + 1] of each list, flat
     whole: WholeTexts[A] | None
     longest: int  # number of tokens of the longest text
 
@@ -87,8 +88,10 @@ class Packed(Generic[A]):
             None if self.text is None else Targets(change(self.text.rows), change(self.text.ids)),
             tuple(thoughts(each) for each in self.state_thoughts),
             tuple(thoughts(each) for each in self.target_thoughts),
-            None if self.target_ids is None else change(self.target_ids),
-            None if self.whole is None else WholeTexts(change(self.whole.rows), change(self.whole.back)),
+            None if self.thought is None else Targets(change(self.thought.rows), change(self.thought.ids)),
+            None
+            if self.whole is None
+            else WholeTexts(change(self.whole.rows), change(self.whole.back), change(self.whole.lens)),
             self.longest,
         )
 
@@ -147,10 +150,12 @@ def pack(batch: Batch, spec: PackSpec, with_text: bool = False) -> Packed[Ints]:
         _list_targets(batch, ~batch.is_answer(), starts, num_rows) if with_text else None,
         tuple(states),
         tuple(targets),
-        _list_target_ids(batch, targets, spec.end_id, spec.while_answering)
+        _list_thought_targets(batch, targets, spec.end_id, spec.while_answering)
         if spec.end_id is not None and targets
         else None,
-        _list_whole(starts, text, position, rows, longest, num_rows) if len(blocks) < len(windows) else None,
+        list_whole(batch.num_tokens, starts, text, position, rows, num_rows)
+        if len(blocks) < len(windows)
+        else None,
         longest,
     )
 
@@ -184,12 +189,12 @@ def _list_targets(batch: Batch, is_target: Bools, starts: Ints, num_rows: int) -
     """A target is predicted by the row before it. The first token of a text is no target."""
     positions = np.arange(batch.token_ids.shape[1])
     text, position = np.nonzero(is_target & (positions > 0) & (positions < batch.num_tokens[:, None]))
-    ids = batch.token_ids[text, position]
+    return _pad_targets(starts[text] + position - 1, batch.token_ids[text, position], num_rows)
+
+
+def _pad_targets(rows: Ints, ids: Ints, num_rows: int) -> Targets[Ints]:
     missing = padded(len(ids)) - len(ids)
-    return Targets(
-        _pad_indices(starts[text] + position - 1, missing, num_rows),
-        np.pad(ids, (0, missing), constant_values=IGNORED),
-    )
+    return Targets(_pad_indices(rows, missing, num_rows), np.pad(ids, (0, missing), constant_values=IGNORED))
 
 
 def _list_target_thoughts(
@@ -205,19 +210,20 @@ def _list_target_thoughts(
     return lists
 
 
-def _list_target_ids(
-    batch: Batch, targets: Sequence[ThoughtList[Ints]], end_id: int, while_answering: bool
-) -> Ints:
-    """The tokens of each thought and its end; IGNORED for padding."""
+def _list_thought_targets(
+    batch: Batch, lists: Sequence[ThoughtList[Ints]], end_id: int, while_answering: bool
+) -> Targets[Ints]:
+    """The tokens of each thought and its end."""
     lens = (batch.thoughts >= 0).sum(axis=2)[batch.is_thought_about(while_answering)]
     parts = []
-    for each, (among, _) in zip(targets, _by_length(lens, batch.thoughts.shape[2]), strict=True):
+    for each, (among, _) in zip(lists, _by_length(lens, batch.thoughts.shape[2]), strict=True):
         ids = np.pad(each.tokens, ((0, 0), (0, 1)), constant_values=-1)
-        ids[ids < 0] = IGNORED
         own = lens[among]
         ids[np.arange(len(own)), own] = end_id
         parts.append(ids.reshape(-1))
-    return np.concatenate(parts)
+    flat = np.concatenate(parts)
+    rows = np.nonzero(flat >= 0)[0]
+    return _pad_targets(rows, flat[rows], len(flat))
 
 
 def _list_state_thoughts(batch: Batch, first: Ints, num_chunks: int, size: int) -> list[ThoughtList[Ints]]:
@@ -233,13 +239,13 @@ def _list_state_thoughts(batch: Batch, first: Ints, num_chunks: int, size: int) 
     return lists
 
 
-def _list_whole(
-    starts: Ints, text: Ints, position: Ints, rows: Ints, longest: int, num_rows: int
+def list_whole(
+    lens: Ints, starts: Ints, text: Ints, position: Ints, rows: Ints, num_rows: int
 ) -> WholeTexts[Ints]:
-    width = padded(longest)
+    width = padded(int(lens.max()))
     back = np.arange(num_rows) % (len(starts) * width)
     back[rows] = text * width + position
-    return WholeTexts((starts[:, None] + np.arange(width)) % num_rows, back)
+    return WholeTexts((starts[:, None] + np.arange(width)) % num_rows, back, lens)
 
 
 def _by_length(lens: Ints, longest: int) -> list[tuple[Ints, int]]:
