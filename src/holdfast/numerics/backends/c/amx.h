@@ -68,6 +68,7 @@ static void amx_tile(const uint16_t *x, int64_t Kp, const uint16_t *w, int is_pa
                      int64_t row, int64_t column) {
     float c[4][256] __attribute__((aligned(64)));
     const int64_t x_bytes = Kp * 2;
+    amx_before_loads();
     _tile_zero(0);
     _tile_zero(1);
     if (is_pair) {

@@ -38,6 +38,10 @@ static void amx_configure(const uint8_t rows[8], const uint8_t row_bytes[8]) {
     __asm__ volatile("" ::"r"(&config) : "memory"); /* the intrinsic declares a read of 8 of these 64 bytes only */
     _tile_loadconfig(&config);
 }
+
+/* What was written before is in memory. To be called before tiles are loaded: gcc's intrinsic does not declare
+ * that it reads memory, so a store before it may be moved after it. */
+INLINE void amx_before_loads(void) { __asm__ volatile("" ::: "memory"); }
 #else
 #define HAS_AMX_TILES 0
 #endif

@@ -44,6 +44,7 @@ INLINE void amx_tile(const int form, const int zero, const uint8_t *q, const Wei
     int32_t totals[CHUNK][2][AMX_ROWS][COLUMNS] __attribute__((aligned(64)));
     const uint8_t *weights = w->weights, *scales = w->scales;
     vf acc[AMX_ROWS];
+    amx_before_loads();
     UNROLL for (int r = 0; r < AMX_ROWS; r++) acc[r] = load_v(sums + r * COLUMNS, F32);
     for (int64_t first = 0; first < w->groups; first += CHUNK) {
         const int64_t count = min64(CHUNK, w->groups - first);
