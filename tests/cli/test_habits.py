@@ -1,5 +1,8 @@
 """Commands and options of other engines are answered in one line with ours."""
 
+import re
+from pathlib import Path
+
 import pytest
 from typer.main import get_command
 
@@ -57,3 +60,17 @@ def test_hints_name_what_exists():
         for name in (*param.opts, *param.secondary_opts)
     }
     assert {ours.split(",")[0] for ours in habits._OPTIONS.values()} <= options
+
+
+def test_vllm_flags_of_the_documentation_exist_or_have_a_hint():
+    text = Path(__file__, "../../../docs/from-vllm.md").resolve().read_text(encoding="utf-8")
+    table = text.split("## `vllm serve` and `holdfast serve`")[1].split("\n## ")[0]
+    flags = {
+        flag
+        for row in re.findall(r"^\| (.*?) \|", table, re.M)
+        for flag in re.findall(r"--[a-z][a-z-]+", row)
+    }
+    serve = get_command(app).get_command(None, "serve")
+    options = {name for param in serve.params for name in (*param.opts, *param.secondary_opts)}
+    assert len(flags) > 40
+    assert {one for one in flags - options if habits.option_hint("serve", one, options) is None} == set()

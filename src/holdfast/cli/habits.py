@@ -50,6 +50,15 @@ _OPTIONS = {
     **dict.fromkeys(("--enable-prefix-caching", "--enable-radix-cache"), "--prefix-cache, which is the default"),
     **dict.fromkeys(("--no-enable-prefix-caching", "--disable-radix-cache"), "--no-prefix-cache"),
     **dict.fromkeys(("--alias", "-a"), "--served-model-name"),
+    **dict.fromkeys(("--seed", "--random-seed"), "--default-seed"),
+    **dict.fromkeys(("--speculative-config", "--speculative-algorithm"), "--speculation"),
+    **dict.fromkeys(("--allowed-origins",), "--allowed-origin, once for each"),
+    **dict.fromkeys(("--uvicorn-log-level", "--log-requests-level"), "--log-level"),
+    **dict.fromkeys(
+        ("--disable-log-requests", "--no-enable-log-requests", "--log-disable"),
+        "--log-level, with warning",
+    ),
+    **dict.fromkeys(("--otlp-traces-endpoint",), "--otlp-endpoint"),
     **dict.fromkeys(("--enable-deterministic-inference", "--deterministic-inference"), "--deterministic"),
     **dict.fromkeys(("--n-predict", "--num-predict", "--max-new-tokens"), "--max-tokens"),
     **dict.fromkeys(("--temp",), "--temperature"),
@@ -60,18 +69,33 @@ _OPTIONS = {
 
 _UNSUPPORTED = {
     **dict.fromkeys(
-        ("--tensor-parallel-size", "--tp", "--tp-size", "--pipeline-parallel-size", "--data-parallel-size"),
+        ("--tensor-parallel-size", "--tp", "--tp-size", "--pipeline-parallel-size", "--data-parallel-size",
+         "--enable-expert-parallel"),
         "Holdfast uses one GPU; start one server for each GPU",
     ),
     **dict.fromkeys(
-        ("--quantization", "-q", "--load-in-4bit"),
+        ("--quantization", "-q", "--load-in-4bit", "--kv-cache-dtype"),
         "a model is served as it is stored: give a .gguf file for quantised weights",
     ),
     **dict.fromkeys(("--trust-remote-code",), "Holdfast never runs code from a model; leave it out"),
     **dict.fromkeys(
         ("--n-gpu-layers", "--gpu-layers"), "a model is on the GPU or on the CPU as a whole: --device"
     ),
-    **dict.fromkeys(("--enforce-eager",), "there is nothing to switch off; leave it out"),
+    **dict.fromkeys(
+        ("--enforce-eager", "--compilation-config", "--block-size", "--api-server-count"),
+        "there is nothing to choose; leave it out",
+    ),
+    **dict.fromkeys(
+        ("--enable-chunked-prefill", "--enable-auto-tool-choice", "--async-scheduling"),
+        "it is always on; leave it out",
+    ),
+    **dict.fromkeys(("--revision",), "a revision is part of the model's name: ORG/NAME@REVISION"),
+    **dict.fromkeys(("--tokenizer", "--tokenizer-mode"), "a model is served with its own tokenizer; leave it out"),
+    **dict.fromkeys(("--enable-lora", "--lora-modules", "--lora"), "merge the adapter into the weights first"),
+    **dict.fromkeys(
+        ("--structured-outputs-config", "--guided-decoding-backend"),
+        "grammars are always compiled by llguidance; leave it out",
+    ),
 }  # fmt: skip
 
 
