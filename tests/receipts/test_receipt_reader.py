@@ -278,6 +278,15 @@ def test_too_large_receipt_is_refused() -> None:
     assert "larger than 32 MiB" in refused(" " * (MAX_BYTES + 1))
 
 
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="the system has no /dev/fd")
+def test_receipt_is_read_from_a_pipe_of_the_shell() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as file:
+        file.write(json.dumps(VALID))
+    assert read_receipt(Path(f"/dev/fd/{reading}")).as_dict() == VALID
+    os.close(reading)
+
+
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere", Path("/dev/zero"), Path("a\0b"), Path("x" * 5000)):
         assert "receipt" in refused(path)

@@ -237,13 +237,19 @@ def _sealed(receipt: Receipt, given: _ReceiptJson, content: dict[str, Any]) -> R
 
 def _read_file(path: Path) -> bytes:
     try:
-        if not path.is_file():
+        if not path.is_file() and not _is_open_pipe(path):
             raise InvalidRequest(f"there is no receipt {show(str(path))}")
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise InvalidRequest(f"the receipt {show(str(path))} cannot be read: {why}") from error
+
+
+def _is_open_pipe(path: Path) -> bool:
+    """Whether it is a pipe that the shell opened for this process, as `<(command)` does. A named pipe may
+    never have a writer."""
+    return path.parent == Path("/dev/fd") and path.is_fifo()
 
 
 def _refuse(why: str) -> NoReturn:
