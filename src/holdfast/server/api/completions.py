@@ -178,10 +178,15 @@ class CompletionResponse:
             "system_fingerprint": self.fingerprint,
         }
 
-    def logprobs_writer(self) -> TextLogprobs:
-        """The writer of one choice's logprobs."""
-        as_ids = bool(self.body.return_tokens_as_token_ids)
-        return TextLogprobs(self.frontend.prompts, self.body.logprobs or 0, as_ids=as_ids)
+    def logprobs_writer(self, at: int) -> TextLogprobs:
+        """The writer of the logprobs of one choice, of the prompt with this index."""
+        return TextLogprobs(
+            self.frontend.prompts,
+            self.body.logprobs or 0,
+            () if self.params.echo else self.call.prompts[at],
+            as_ids=bool(self.body.return_tokens_as_token_ids),
+            skip_special_tokens=self.params.skip_special_tokens,
+        )
 
     def index(self, at: int, delta: Delta) -> int:
         """The index of a choice: choices of the first prompt first."""
@@ -214,7 +219,7 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
             "finish_reason": delta.finish_reason,
         }
         if delta.logprobs:
-            writer = writers.setdefault(index, response.logprobs_writer())
+            writer = writers.get(index) or writers.setdefault(index, response.logprobs_writer(at))
             choice["logprobs"] = writer.write(delta.logprobs)
         if delta.token_ids:
             last_ids[index] = delta.token_ids
@@ -246,7 +251,9 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
 async def _collect(response: CompletionResponse) -> dict[str, Any]:
     """The whole response, without streaming."""
     call, params, body = response.call, response.params, response.body
-    choices = [_Choice(response.logprobs_writer()) for _ in range(len(call.streams) * params.n)]
+    choices = [
+        _Choice(response.logprobs_writer(index // params.n)) for index in range(len(call.streams) * params.n)
+    ]
     async for at, delta in call.deltas():
         if delta is not None:
             choice = choices[response.index(at, delta)]

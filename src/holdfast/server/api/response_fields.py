@@ -10,6 +10,7 @@ from holdfast.core.step_plan import TokenLogprob
 from holdfast.server.api.schema.requests import StreamOptions
 from holdfast.server.call import Call
 from holdfast.server.prompts import Prompts
+from holdfast.text.detokenizer import Detokenizer
 
 _MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token
 
@@ -115,14 +116,23 @@ def chat_logprobs(
 class TextLogprobs:
     """Logprobs in the format of completions, with the offset of every token in the text.
 
-    The top logprobs of a token always have the token itself, first. as_ids: tokens are written as
-    token_id:123.
+    A token that continues a character has the offset of that character. The top logprobs of a token
+    always have the token itself, first; of other tokens with the same text only the most likely one. as_ids:
+    tokens are written as token_id:123.
     """
 
-    def __init__(self, prompts: Prompts, num_top: int, *, as_ids: bool = False) -> None:
-        self._prompts = prompts
+    def __init__(
+        self,
+        prompts: Prompts,
+        num_top: int,
+        prompt_ids: Sequence[int] = (),
+        *,
+        as_ids: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
         self._num_top = num_top
         self._name = _id_name if as_ids else prompts.token_text
+        self._text = Detokenizer(prompts.tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens)
         self._offset = 0
 
     def write(self, logprobs: Sequence[TokenLogprob | None], first_id: int = 0) -> dict[str, Any]:
@@ -131,7 +141,7 @@ class TextLogprobs:
         offsets = []
         for token_id in ids:
             offsets.append(self._offset)
-            self._offset += len(self._prompts.token_text(token_id))
+            self._offset += len(self._text.push(token_id))
         return {
             "tokens": [self._name(token_id) for token_id in ids],
             "token_logprobs": [None if one is None else finite(one.logprob) for one in logprobs],
@@ -140,8 +150,10 @@ class TextLogprobs:
         }
 
     def _top(self, one: TokenLogprob) -> dict[str, float]:
-        entries = {one.token_id: one.logprob, **dict(one.top[: self._num_top])}
-        return {self._name(id_): finite(value) for id_, value in entries.items()}
+        entries = {self._name(one.token_id): finite(one.logprob)}
+        for token_id, logprob in one.top[: self._num_top]:
+            entries.setdefault(self._name(token_id), finite(logprob))
+        return entries
 
 
 def _id_name(token_id: int) -> str:
