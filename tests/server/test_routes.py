@@ -222,6 +222,8 @@ def test_unsupported_fields_are_refused(tiny_server: Server, body: dict[str, Any
 def test_unsupported_route_error_names_an_alternative(tiny_server: Server) -> None:
     answer = tiny_server.post("/v1/assistants", {"input": "hi"})
     assert answer.status_code == 404 and "/v1/chat/completions" in answer.json()["error"]["message"]
+    for path, ours in (("/generate", "/v1/completions"), ("/rerank", "/v1/score"), ("/slots", "/metrics")):
+        assert ours in tiny_server.post(path, {"text": "hi"}).json()["error"]["message"]
     assert tiny_server.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
 
 

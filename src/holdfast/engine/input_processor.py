@@ -214,23 +214,24 @@ class InputProcessor:
             return prompt
         return self._tokenizer.decode([one for one in prompt_ids if one < self._tokenizer.vocab_size])
 
+    def _check_ids(self, ids: Sequence[int], where: str = "") -> None:
+        vocab_size = self.limits.vocab_size
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            token_id = next(one for one in ids if not 0 <= one < vocab_size)
+            raise InvalidRequest(
+                f"{where}token id {show(token_id)} is not in the vocabulary of {vocab_size} tokens"
+            )
+
     def _check(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
         limits = self.limits
         if not prompt_ids:
             raise InvalidRequest("the prompt is empty; give at least one token")
-        ids_in_params = (
-            *params.stop_ids,
-            *params.bad_ids,
-            *(params.allowed_ids or ()),
-            *(id_ for id_, _ in params.biases),
-            *(id_ for _, thought in params.forced for id_ in thought),
-        )
-        for ids in (prompt_ids, ids_in_params):
-            if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):
-                token_id = next(one for one in ids if not 0 <= one < limits.vocab_size)
-                raise InvalidRequest(
-                    f"token id {show(token_id)} is not in the vocabulary of {limits.vocab_size} tokens"
-                )
+        self._check_ids(prompt_ids)
+        self._check_ids(params.stop_ids, "stop_token_ids: ")
+        self._check_ids(params.bad_ids, "bad_token_ids: ")
+        self._check_ids(params.allowed_ids or (), "allowed_token_ids: ")
+        self._check_ids([id_ for id_, _ in params.biases], "logit_bias: ")
+        self._check_ids([id_ for _, thought in params.forced for id_ in thought], "forced_thoughts: ")
         if params.forced and not limits.max_thought:
             raise InvalidRequest("forced_thoughts are for models that think; this one does not")
         for _, thought in params.forced:
