@@ -67,10 +67,12 @@ clean:  ## remove the virtual environment and what tools left behind
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 
+# The pip of Python 3.11 takes twice as long to resolve and install all of it.
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Holdfast needs Python 3.11 or newer; name one: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	-$(PIP) install --quiet 'pip>=26'
 	touch $@
 
 $(VENV)/.run: pyproject.toml | $(VENV)/.made
