@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 _MANY_OBJECTS = 20_000  # fewer than an import of torch makes
 _THRESHOLD = 20_000  # new objects between two collections; the interpreter's own is about 700
+_process_froze = False  # its objects itself: counted once, as many take 20 ms
 _frozen_here = False  # also after an interrupt that skipped the end: the next caller repairs it
 _usual_threshold = gc.get_threshold()
 
@@ -22,8 +23,10 @@ _usual_threshold = gc.get_threshold()
 @contextmanager
 def frozen_heap() -> Iterator[None]:
     """Freeze the objects that exist now. Several threads may enter; the first that leaves unfreezes."""
-    global _frozen_here, _usual_threshold
-    if not gc.isenabled() or not (_frozen_here or gc.get_freeze_count() < _MANY_OBJECTS):
+    global _frozen_here, _process_froze, _usual_threshold
+    if not (_frozen_here or _process_froze):
+        _process_froze = gc.get_freeze_count() >= _MANY_OBJECTS and not _frozen_here
+    if not gc.isenabled() or _process_froze:
         yield
         return
     if not _frozen_here:
