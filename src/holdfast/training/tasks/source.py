@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.training.batch import Batch, join_batches
@@ -117,6 +118,7 @@ class BatchSource:
             name: topic.phrases.encoded(encode) for name, topic in topics.items() if isinstance(topic, Task)
         }
         self._prepared: dict[str, PreparedTexts] = {}
+        self._orders: dict[str, tuple[int, NDArray[np.int64]]] = {}  # of an epoch, for each task
         if not only_eval:
             shards = {
                 name: self._shards(name, topic)
@@ -196,9 +198,16 @@ class BatchSource:
         epochs, places = first // len(prepared), first % len(prepared)
         chosen = np.empty(count, dtype=np.int64)
         for epoch in np.unique(epochs):  # every text once in an epoch
-            order = self._rng(_TRAIN, index, int(epoch)).permutation(len(prepared))
+            order = self._order(name, index, int(epoch))
             chosen[epochs == epoch] = order[places[epochs == epoch]]
         return prepared.batch(chosen)
+
+    def _order(self, name: str, index: int, epoch: int) -> NDArray[np.int64]:
+        """The texts of a task in the order of an epoch; that of the last one asked for is kept."""
+        if name not in self._orders or self._orders[name][0] != epoch:
+            order = self._rng(_TRAIN, index, epoch).permutation(len(self._prepared[name]))
+            self._orders[name] = (epoch, order)
+        return self._orders[name][1]
 
     def _rng(self, *key: int) -> np.random.Generator:
         return np.random.Generator(
