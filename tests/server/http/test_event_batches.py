@@ -1,12 +1,14 @@
-"""Events that are made without waiting are written together, and none is held back while a call waits."""
+"""Events that are made without waiting are written together, and none is held back while a call waits.
+An event is one line of data to every client."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 from holdfast.server.errors import ApiError
-from holdfast.server.http.responses import EventStreamResponse
+from holdfast.server.http.responses import EventStreamResponse, sse_event
 
 
 class Source:
@@ -84,3 +86,11 @@ def test_events_before_an_error_are_sent_before_it() -> None:
     first, last = bodies(failing)
     assert first.startswith(b"adata: {") and b"broken" in first and first.endswith(b"data: [DONE]\n\n")
     assert last == b""
+
+
+def test_data_is_one_line_whatever_it_holds() -> None:
+    """U+0085, U+2028 and U+2029 end a line for many clients, httpx among them; JSON does not escape them."""
+    said = {"text": "a\u2028b\u2029c\x85d\n\r\x0b\x0c\x1c\x1d\x1e é …"}
+    name, data, end = sse_event(said, "step").decode().splitlines()
+    assert (name, end) == ("event: step", "")
+    assert json.loads(data.removeprefix("data: ")) == said and data.endswith('é …"}')

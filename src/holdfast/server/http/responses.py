@@ -4,6 +4,7 @@ JSON is encoded by msgspec: several times as fast as the standard library, and i
 """
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from holdfast.server.http.disconnect import race_disconnect
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients ignore
 _encoder = msgspec.json.Encoder()
+_LINE_ENDS = re.compile(b"\xc2\x85|\xe2\x80[\xa8\xa9]")  # U+0085, U+2028, U+2029 in UTF-8
 
 
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -41,9 +43,19 @@ class JSONResponse(Response):
 
 
 def sse_event(data: Any, name: str | None = None) -> bytes:
-    """One server-sent event with JSON data."""
+    """One server-sent event with JSON data.
+
+    Unicode's line ends are escaped. JSON allows them in a text, but many clients split a stream at them.
+    """
     head = b"data: " if name is None else b"event: %b\ndata: " % name.encode()
-    return head + _encoder.encode(data) + b"\n\n"
+    encoded = _encoder.encode(data)
+    if not encoded.isascii():
+        encoded = _LINE_ENDS.sub(_escape, encoded)
+    return head + encoded + b"\n\n"
+
+
+def _escape(character: "re.Match[bytes]") -> bytes:
+    return b"\\u%04x" % ord(character[0].decode())
 
 
 def end_with_error(error: ApiError) -> tuple[bytes, ...]:
