@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,15 @@ def outcome(handle: Any) -> BaseException | None:
     return seen[0]
 
 
+def wait_closed(running: AsyncEngine) -> None:
+    """Wait until `close` has told the engine's thread to stop."""
+    while True:
+        with running._submit_lock:
+            if running._closed:
+                return
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_request_not_started_yet_gets_engine_stopped(tiny_llama: Path, dies: bool) -> None:
@@ -203,6 +213,7 @@ def test_request_not_started_yet_gets_engine_stopped(tiny_llama: Path, dies: boo
     closing = threading.Thread(target=running.close)
     if not dies:
         closing.start()
+        wait_closed(running)  # the pass ends after that
     held.go_on.set()
     running._thread.join(30)
     assert isinstance(outcome(first), EngineStopped)

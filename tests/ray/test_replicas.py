@@ -82,6 +82,10 @@ def test_health_and_metrics_show_every_replica(pool_server: Server) -> None:
         assert f'holdfast_replica_kv_pages{{replica="{one["id"]}"}}' in text
 
 
+def num_ready(server: Server) -> int:
+    return sum(one["state"] == "ready" for one in server.get("/health").json().get("replicas", ()))
+
+
 @pytest.mark.parametrize("victim", ["engine", "replica"])
 def test_killed_replica_loses_no_stream(pool_server: Server, lone_server: Server, victim: str) -> None:
     def kill() -> None:
@@ -92,6 +96,7 @@ def test_killed_replica_loses_no_stream(pool_server: Server, lone_server: Server
             pid = parent.pid
         os.kill(pid, signal.SIGKILL)
 
+    wait_until(lambda: num_ready(pool_server) == 2)  # also after the one killed before
     restarts = pool_server.metric("holdfast_engine_restarts_total")
     found = stream_answers(pool_server, 8, kill)
     assert found == stream_answers(lone_server, 8)

@@ -81,9 +81,10 @@ def test_thousands_of_connections_opened_and_dropped(server: Server, hundreds: i
 def test_client_that_does_not_read_is_disconnected(server: Server) -> None:
     """Its request is aborted; a client that reads goes on."""
     streaming = stream(server)
+    aborted = server.metric("holdfast_request_success_total{.*abort.*}")
     body = {"prompt": [Prompt.FLOOD], "stream": True}
     with open_request(server, body, receive_bytes=4096) as connection:
-        wait_until(lambda: server.metric("holdfast_kv_pages_used") == 2)
+        wait_until(lambda: server.metric("holdfast_request_success_total{.*abort.*}") == aborted + 1)
         wait_until(lambda: server.metric("holdfast_kv_pages_used") == 1)
         with contextlib.suppress(ConnectionResetError):
             while connection.recv(1 << 20):  # buffered bytes, then the end
@@ -147,6 +148,8 @@ def test_engine_that_sends_garbage_is_replaced(server: Server) -> None:
     before = server.engine_pid
     garbled = server.post("/v1/completions", {"prompt": [Prompt.GARBAGE]})
     assert garbled.status_code == 500 and garbled.json()["error"]["code"] == "engine_crashed"
+    wait_until(lambda: server.get("/health").status_code == 200)
+    wait_until(lambda: server.metric("holdfast_kv_pages_used") == 1)  # the next engine has the stream
     num_events = len(streaming.events)
     wait_until(lambda: len(streaming.events) > num_events)
     end_streams(server)

@@ -84,6 +84,7 @@ def inject(faulty: FaultyServer, fault: str) -> None:
     """Make the engine fail and wait until it serves again."""
     server = faulty.server
     restarts = server.metric("holdfast_engine_restarts_total")
+    resumed = server.metric("holdfast_requests_resumed_total")
     if fault == "kill -9":
         os.kill(server.engine_pid, signal.SIGKILL)
     elif fault == "SIGSTOP":
@@ -91,7 +92,6 @@ def inject(faulty: FaultyServer, fault: str) -> None:
     else:
         faulty.fail_once(fault)
     if fault == "raise":
-        resumed = server.metric("holdfast_requests_resumed_total")
         wait_until(lambda: server.metric("holdfast_requests_resumed_total") > resumed)
     elif fault == "memory":
         time.sleep(1.0)  # an exception, and perhaps a death

@@ -1,6 +1,7 @@
 """The cost of one command: time to the first byte and peak memory of the child process."""
 
 import sys
+import time
 
 import pytest
 
@@ -13,9 +14,11 @@ from holdfast.models.locate import locate
 
 def test_first_byte_is_timed_not_the_end() -> None:
     program = "import sys, time; sys.stdout.write('a'); sys.stdout.flush(); time.sleep(1.5); print('b')"
+    began = time.perf_counter()
     found = launch([sys.executable, "-S", "-c", program])
+    whole = time.perf_counter() - began
     assert found["returncode"] == 0
-    assert 0 < float(found["first_byte_seconds"]) < 1.4
+    assert 0 < float(found["first_byte_seconds"]) < whole - 1.0  # however long its start takes
 
 
 def test_memory_is_that_of_the_child() -> None:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.server.config import ServerConfig
 from holdfast.server.http.disconnect import wait_for_disconnect
 from holdfast.server.http.request_head import MAX_HEADER_BYTES, MAX_HEADERS
-from support.raw_http import Connection, ServerThread, served, wait_until
+from support.raw_http import PATIENCE, Connection, ServerThread, served, wait_until
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LONG = 600.0
@@ -330,6 +330,7 @@ def test_slow_bytes_do_not_extend_the_header_timeout(toy: ToyApp) -> None:
                 break
             except TimeoutError:
                 continue
+        connection.socket.settimeout(PATIENCE)
         assert connection.read().status == 408
 
 

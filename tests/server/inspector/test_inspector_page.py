@@ -516,6 +516,7 @@ def test_reduced_motion_is_respected(browser: "Browser", server: Server) -> None
     )
     calm.ask(max_tokens="24")
     calm.wait_answered()
+    calm.page.wait_for_function("() => window.animations.length")  # the steps are drawn on their own
     assert set(calm.page.evaluate("() => window.animations")) == {"none"}
     calm.page.wait_for_selector(".strip .token.rolled-back", state="detached")
     context.close()

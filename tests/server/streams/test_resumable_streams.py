@@ -124,9 +124,10 @@ def test_client_gets_exactly_the_rest_while_the_answer_goes_on() -> None:
         await first.wait_for(b"data: 1\n\n")
         first.leave()
         answer.say(2)
-        await asyncio.sleep(0.01)
+        while not metrics.detached._value.get():
+            await asyncio.sleep(0.001)
+            store.measure()
         assert answer.ended is None and not first.task.done()
-        store.measure()
         assert metrics.detached._value.get() == 1
         second = resume(store, event_ids(first.body)[0], body=b"")
         answer.say(3, None)
