@@ -1,6 +1,7 @@
 """Look at and load a server with replicas."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
@@ -26,9 +27,10 @@ def engine_pids() -> list[int]:
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if "holdfast.server.ipc.engine_process" in words:
-            parent = process.parent()
-            if parent is not None and any("ray::" in word for word in parent.cmdline()):
-                found.append(process.pid)
+            with suppress(psutil.NoSuchProcess):  # it or its parent has just ended
+                parent = process.parent()
+                if parent is not None and any("ray::" in word for word in parent.cmdline()):
+                    found.append(process.pid)
     return found
 
 
