@@ -100,6 +100,31 @@ def test_disconnect_after_deltas_closes_the_connection(server):
     assert server.disconnected.acquire(timeout=20)
 
 
+def test_disconnect_comes_after_its_delta_if_the_whole_answer_arrives_at_once():
+    """As on a machine that is too busy to read them one by one."""
+    deltas = b"".join(b'data: {"choices": [{"text": "%d"}]}\n\n' % number for number in range(5))
+
+    async def run():
+        closed = asyncio.Event()
+
+        async def send_at_once(reader, writer):
+            writer.write(HEAD + chunked(deltas + b"data: [DONE]\n\n", 1000))
+            with suppress(ConnectionError):
+                await reader.read()
+            writer.transport.abort()
+            closed.set()
+
+        async with await asyncio.start_server(send_at_once, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            async with Client(Address("127.0.0.1", port)) as client:
+                result = await client.stream(PATH, BODY, Disconnect(2))
+            await closed.wait()
+            return result
+
+    result = asyncio.run(run())
+    assert result.disconnected and result.error is None and result.text == "01"
+
+
 def test_disconnect_before_the_first_text_closes_the_connection():
     async def run():
         closed = asyncio.Event()

@@ -198,22 +198,19 @@ class Client:
 
 
 async def _read_events(connection: Connection, result: StreamResult, disconnect: Disconnect | None) -> bool:
-    """Read events until the stream ends or the client disconnects. True if [DONE] was among them."""
+    """Read events until the stream ends or the client disconnects, also if more of them came with the
+    last one. True if [DONE] was among them."""
     events, complete = EventParser(), False
     while data := await connection.read():
         now = time.perf_counter()
         for event in events.feed(data):
             if event == b"[DONE]":
                 complete = True
-            else:
-                add_event(result, event, now)
-        if (
-            disconnect is not None
-            and not complete
-            and len(result.arrivals) >= max(1, disconnect.after_deltas)
-        ):
-            result.disconnected = True
-            break
+                continue
+            add_event(result, event, now)
+            if disconnect is not None and len(result.arrivals) >= max(1, disconnect.after_deltas):
+                result.disconnected = True
+                return False
     return complete
 
 
