@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from holdfast.core.sampling_params import RequestDefaults, SamplingParams
 from holdfast.engine.config import EngineConfig, parse_bytes
@@ -46,6 +47,11 @@ def test_only_the_model_is_positional() -> None:
         EngineConfig("model", "cpu")  # type: ignore[misc]
 
 
+def test_paths_and_torch_objects_are_read() -> None:
+    given = EngineConfig(Path("a/model"), device=torch.device("cuda", 1), dtype=torch.bfloat16)  # type: ignore[arg-type]
+    assert given == EngineConfig("a/model", device="cuda:1", dtype="bfloat16")
+
+
 def test_config_round_trips_through_msgpack() -> None:
     config = EngineConfig(
         "model", kv_memory="1MiB", spot_check_rate=0.5, prefix_cache=False, chat_template="x"
@@ -56,7 +62,9 @@ def test_config_round_trips_through_msgpack() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        ({"model": 5}, "model must be a path or a name, not int"),
         ({"device": "tpu"}, "device"),
+        ({"device": None}, "device"),
         ({"dtype": "int3"}, "dtype"),
         ({"determinism": "maybe"}, "determinism"),
         ({"deterministic": "yes"}, "deterministic must be true or false"),

@@ -168,6 +168,12 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, os.PathLike):
+            object.__setattr__(self, "model", os.fspath(self.model))
+        if not isinstance(self.model, str | None):
+            raise ConfigError(f"model must be a path or a name, not {type(self.model).__name__}")
+        for name in ("device", "dtype"):  # torch.device and torch.dtype, too
+            object.__setattr__(self, name, str(getattr(self, name)).removeprefix("torch."))
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         if self.dtype != "auto" and self.dtype not in DTYPES:
