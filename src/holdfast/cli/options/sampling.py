@@ -41,7 +41,10 @@ class SamplingOptions:
         float, _option(help="Drop tokens that are less likely than this times the most likely one.")
     ] = 0.0
     seed: Annotated[
-        int | None, _option(help="Seed of the sampling noise. Default: a random one, which is reported.")
+        int | None,
+        _option(
+            help="Seed of the sampling noise. Default: 0 with --deterministic, else a random one, which is reported."
+        ),
     ] = None
     n: Annotated[
         int, _option("--n", help="Number of answers to each prompt; the first is the same as with --n 1.")
@@ -131,6 +134,8 @@ class SamplingOptions:
     def params(self, structured: StructuredOutput | None = None) -> SamplingParams:
         """The settings of a request; raises `InvalidRequest` for wrong ones."""
         given = {name: value for name, value in vars(self).items() if value is not None}
+        if self.deterministic:  # the same command gives the same answer
+            given.setdefault("seed", 0)
         biases = [_parse_bias(text) for text in self.logit_bias or ()]
         return SamplingParams(**{**given, "logit_bias": biases, "structured": structured})
 
