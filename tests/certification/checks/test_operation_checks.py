@@ -1,5 +1,7 @@
-"""Checks that only a GPU's certificate contains, run on the C backend: they accept it and detect a fault."""
+"""Checks that only a GPU's certificate contains, run on the C backend: they accept it and detect a fault.
+And the check of attention with contexts shorter than its probes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.certification.certificate import run_check
-from holdfast.certification.checks.attention import check_long_attention
+from holdfast.certification.checks.attention import check_attention, check_long_attention
 from holdfast.certification.checks.operations import GemmCase, ModelShape, check_fast_head
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.select_backend import open_backend
@@ -45,6 +47,15 @@ class FaultyBackend:
         return out if len(q) != self._size else out * (1 + 2**-20)
 
 
+class StrictBackend(FaultyBackend):
+    """Attention refuses spans that do not lie in the context."""
+
+    def attention(self, q: Tensor, layer: Any, batch: Any, **settings: Any) -> Tensor:
+        assert batch.positions.min() >= 0 and batch.positions.max() < self._size
+        assert (batch.span_starts.diff() > 0).all()
+        return self._backend.attention(q, layer, batch, **settings)
+
+
 @pytest.fixture(scope="module")
 def backend() -> Backend:
     return open_backend(torch.float32, kernels="c", num_threads=apply_numeric_settings().threads)
@@ -65,6 +76,14 @@ def test_one_differing_head_size_leaves_no_pass_size_certified(backend: Backend,
     faulty: Any = FaultyBackend(backend, 3)
     check = run_check(check_fast_head(faulty, head, HEAD_SIZES, PASS_SIZES))
     assert check.sizes_differing == PASS_SIZES
+
+
+@pytest.mark.parametrize("context", [1, 2, 3, 4, 5, 8, 14, 15])
+def test_attention_over_a_short_context_agrees(backend: Backend, context: int) -> None:
+    strict: Any = StrictBackend(backend, context)
+    model, sizes = replace(MODEL, max_context=context), (1, 2, 3, 16)
+    assert run_check(check_attention(strict, model, sizes, name="attention", is_quick=True)).agrees
+    assert run_check(check_long_attention(strict, model, name="attention")).agrees
 
 
 def test_attention_over_the_longest_context_agrees(backend: Backend) -> None:

@@ -50,7 +50,7 @@ def check_long_attention(backend: Backend, model: ModelShape, *, name: str) -> C
             bench.context // 2 + 33,
             min(bench.context, 3 * reference_tokens + 1),
         }
-        for end in sorted(end for end in ends if end > 0):
+        for end in sorted(end for end in ends if 0 < end <= bench.context):
             yield from bench.check_stretch(end, differences)
     return _result(name, model, (reference_tokens,), differences)
 
@@ -150,7 +150,15 @@ class _AttentionBench:
     def check_mixture(self, reference: Tensor, label: int, differences: Differences) -> None:
         """Decode tokens, a window and a chunk in one pass, followed by padding."""
         end = self.context
-        spans = [(end - 1, end), (end - 5, end), (0, end // 2), (3, 4), (end // 2, end - 7)]
+        early = min(3, end - 1)
+        wanted = [
+            (end - 1, end),
+            (max(0, end - 5), end),
+            (0, end // 2),
+            (early, early + 1),
+            (end // 2, end - 7),
+        ]
+        spans = [(start, stop) for start, stop in wanted if start < stop]  # a short context has fewer
         out = self._pass(spans, self._shuffled, padding=3)
         positions = torch.tensor(
             [position for start, stop in spans for position in range(start, stop)], device=self._device
