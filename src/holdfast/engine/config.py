@@ -75,8 +75,8 @@ class EngineConfig:
     )
     dtype: str = _option(
         "auto",
-        "bf16, fp16, fp32, or auto: the checkpoint's. On a CPU, auto computes with the quantised blocks of a GGUF file "
-        "as they are; the others dequantise them.",
+        "bf16, fp16, fp32, or auto: the checkpoint's, bf16 for a GGUF file. On a CPU, auto computes with the quantised "
+        "blocks of a GGUF file as they are; the others dequantise them.",
     )
     determinism: DeterminismMode = _option(
         "auto",
