@@ -1,5 +1,6 @@
 """`EngineConfig` and `LLM`: bad settings, other names of a setting, and the types a server sends."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,20 @@ def test_two_names_of_max_pass_tokens_are_refused() -> None:
 def test_only_the_model_is_positional() -> None:
     with pytest.raises(TypeError):
         EngineConfig("model", "cpu")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gpu_memory_utilization", ": use kv_memory"),
+        ("tensor_parallel_size", ": an engine uses one GPU"),
+        ("max_model_length", ": did you mean max_model_len?"),
+        ("xyz", ""),
+    ],
+)
+def test_unknown_option_is_answered_with_ours(name: str, hint: str) -> None:
+    with pytest.raises(TypeError, match=f"^LLM has no option '{name}'{re.escape(hint)}"):
+        LLM("nowhere", **{name: 1})  # type: ignore[arg-type]
 
 
 def test_paths_and_torch_objects_are_read() -> None:
