@@ -32,6 +32,13 @@ def test_offsets_are_places_in_the_text(prompts: Prompts, skip_special_tokens: b
     assert [one["text_offset"][0] for one in written] == [0, 0, 0, 0, 1, 1, 2, end]
 
 
+def test_echoed_text_has_the_special_tokens_that_were_typed(prompts: Prompts) -> None:
+    (b,) = prompts.tokenizer.encode("b")
+    ids = [EOS, b, EOS, b]  # the tokenizer added the first
+    written = TextLogprobs(prompts, 0).write([TokenLogprob(one, -1.0, ()) for one in ids], echoed="b<|end|>b")
+    assert written["text_offset"] == [0, 0, 1, 8]
+
+
 def test_token_keeps_its_own_logprob_beside_others_with_the_same_text(prompts: Prompts) -> None:
     first, second, third, _ = prompts.tokenizer.encode("🦊")
     (b,) = prompts.tokenizer.encode("b")

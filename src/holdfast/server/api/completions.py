@@ -281,14 +281,17 @@ async def _collect(response: CompletionResponse) -> dict[str, Any]:
 def _choice_entry(
     response: CompletionResponse, index: int, choice: _Choice, result: Result
 ) -> dict[str, Any]:
-    logprobs = None
+    text, logprobs = "".join(choice.text), None
     if response.body.logprobs is not None:
-        before = (result.prompt_logprobs or ()) if response.params.echo else ()
+        is_echoed = response.params.echo
+        before = (result.prompt_logprobs or ()) if is_echoed else ()
         first = response.call.prompts[index // response.params.n][0]
-        logprobs = choice.logprobs_writer.write((*before, *choice.logprobs), first)
+        logprobs = choice.logprobs_writer.write(
+            (*before, *choice.logprobs), first, text if is_echoed else None
+        )
     entry: dict[str, Any] = {
         "index": index,
-        "text": "".join(choice.text),
+        "text": text,
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,

@@ -130,18 +130,26 @@ class TextLogprobs:
         as_ids: bool = False,
         skip_special_tokens: bool = True,
     ) -> None:
+        self._prompts = prompts
         self._num_top = num_top
         self._name = _id_name if as_ids else prompts.token_text
         self._text = Detokenizer(prompts.tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens)
         self._offset = 0
 
-    def write(self, logprobs: Sequence[TokenLogprob | None], first_id: int = 0) -> dict[str, Any]:
-        """Format logprobs. None is the prompt's first token, first_id, which has no logprob."""
+    def write(
+        self, logprobs: Sequence[TokenLogprob | None], first_id: int = 0, echoed: str | None = None
+    ) -> dict[str, Any]:
+        """Format logprobs. None is the prompt's first token, first_id, which has no logprob. echoed: the
+        whole text with its prompt, which has the special tokens that the client typed and no others."""
         ids = [first_id if one is None else one.token_id for one in logprobs]
         offsets = []
         for token_id in ids:
             offsets.append(self._offset)
-            self._offset += len(self._text.push(token_id))
+            if echoed is not None and token_id in self._prompts.tokenizer.special_ids:
+                name = self._prompts.token_text(token_id)
+                self._offset += len(name) if echoed.startswith(name, self._offset) else 0
+            else:
+                self._offset += len(self._text.push(token_id))
         return {
             "tokens": [self._name(token_id) for token_id in ids],
             "token_logprobs": [None if one is None else finite(one.logprob) for one in logprobs],
