@@ -101,6 +101,7 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
     (["the fox", 5], r"prompts\[1\]: a prompt is text, .*, not int"),
     (["the fox", None], r"prompts\[1\]: .* not NoneType"),
     (["the fox", np.array([5])], r"prompts\[1\]: .* not ndarray; call tolist"),
+    (np.array([5, 6]), r"not ndarray; call tolist"),
     (["the fox", [5.0]], "5.0 is not a token id"),
     (["the fox", []], "the prompt is empty"),
     (["the fox", {}], r"prompts\[1\]: a prompt needs the key prompt or prompt_token_ids"),

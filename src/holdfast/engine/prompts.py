@@ -61,7 +61,8 @@ def read_prompts(prompts: object) -> list[ReadPrompt]:
         return [read_prompt(prompts)]
     if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence):
         raise InvalidRequest(
-            f"prompts must be a prompt or a list of prompts, not {type(prompts).__name__}; {_EXPECTED}"
+            f"prompts must be a prompt or a list of prompts, not {type(prompts).__name__}{_array_hint(prompts)}; "
+            f"{_EXPECTED}"
         )
     return [read_prompt(each, f"prompts[{number}]: ") for number, each in enumerate(prompts)]
 
@@ -77,8 +78,11 @@ def read_prompt(prompt: object, where: str = "") -> ReadPrompt:
         return _read_mapping(prompt, where)
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
         return ReadPrompt(prompt, None)
-    hint = "; call tolist() on an array" if hasattr(prompt, "tolist") else ""
-    raise InvalidRequest(f"{where}{_EXPECTED}, not {type(prompt).__name__}{hint}")
+    raise InvalidRequest(f"{where}{_EXPECTED}, not {type(prompt).__name__}{_array_hint(prompt)}")
+
+
+def _array_hint(value: object) -> str:
+    return "; call tolist() on an array" if hasattr(value, "tolist") else ""
 
 
 def _read_mapping(prompt: Mapping[Any, Any], where: str) -> ReadPrompt:
