@@ -24,6 +24,7 @@ from holdfast.cli.main import app
         (["serve", "--model", "x"], "give its model without an option: holdfast serve MODEL"),
         (["serve", "--ctx-size", "4"], "serve has no option --ctx-size; give --max-model-len"),
         (["serve", "--tensor-parallel-size", "2"], "Holdfast uses one GPU"),
+        (["serve", "--data-parallel-size", "2"], "give --replicas"),
         (["generate", "--temp", "1", "x"], "generate has no option --temp; give --temperature"),
         (["bench", "cpu", "--threads", "1"], "cpu has no option --threads; give --num-threads"),
     ],

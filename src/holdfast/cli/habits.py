@@ -50,6 +50,7 @@ _OPTIONS = {
     **dict.fromkeys(("--enable-prefix-caching", "--enable-radix-cache"), "--prefix-cache, which is the default"),
     **dict.fromkeys(("--no-enable-prefix-caching", "--disable-radix-cache"), "--no-prefix-cache"),
     **dict.fromkeys(("--alias", "-a"), "--served-model-name"),
+    **dict.fromkeys(("--data-parallel-size", "--dp", "--dp-size"), "--replicas"),
     **dict.fromkeys(("--seed", "--random-seed"), "--default-seed"),
     **dict.fromkeys(("--speculative-config", "--speculative-algorithm"), "--speculation"),
     **dict.fromkeys(("--allowed-origins",), "--allowed-origin, once for each"),
@@ -69,9 +70,8 @@ _OPTIONS = {
 
 _UNSUPPORTED = {
     **dict.fromkeys(
-        ("--tensor-parallel-size", "--tp", "--tp-size", "--pipeline-parallel-size", "--data-parallel-size",
-         "--enable-expert-parallel"),
-        "Holdfast uses one GPU; start one server for each GPU",
+        ("--tensor-parallel-size", "--tp", "--tp-size", "--pipeline-parallel-size", "--enable-expert-parallel"),
+        "Holdfast uses one GPU for a model; --replicas serves it on several",
     ),
     **dict.fromkeys(
         ("--quantization", "-q", "--load-in-4bit", "--kv-cache-dtype"),
