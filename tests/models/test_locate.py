@@ -40,7 +40,7 @@ def test_default_model_package_is_not_imported() -> None:
 @pytest.mark.parametrize(
     "name",
     ["", " ", "nowhere", "../x/y", "a/b/c", "/no/such", "org/..", "org/na me", "-org/name", "org/name@",
-     "org/name@a b", "org/na--me", "a\0b", "x" * 5000, "https://a/b", "org/name@../x"],
+     "org/name@a b", "org/na--me", "org/name:", "org/name:a/b", "a\0b", "x" * 5000, "https://a/b", "org/name@../x"],
 )  # fmt: skip
 def test_invalid_model_names_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
@@ -63,6 +63,7 @@ def test_only_safe_files_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_pat
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", unreachable)
     with pytest.raises(ModelNotFound, match="neither safetensors nor GGUF"):
         locate("org/name@v1.0")
     assert [call[:2] for call in calls] == [("org/name", "v1.0")] * 2
@@ -73,11 +74,48 @@ def test_only_safe_files_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert locate("org/name") == Located(tmp_path, "org/name", "hub")
 
 
-def test_unreachable_hub_is_model_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def unreachable(*args: object, **kwargs: object) -> str:
+    raise ConnectionError("no route")
+
+
+def test_one_gguf_file_of_many_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub
 
-    def unreachable(*args: object, **kwargs: object) -> str:
-        raise ConnectionError("no route")
+    files = [
+        "m-Q4_K_M.gguf",
+        "m-IQ4_K_M.gguf",
+        "m-Q8_0.gguf",
+        "parts/m-Q4_K_M.gguf",
+        "README.md",
+        "model.bin",
+    ]
+    fetched = []
+
+    def snapshot(repo: str, *, allow_patterns: list[str], **_: object) -> str:
+        fetched.append(allow_patterns[-1])
+        if allow_patterns[-1] in files:
+            (tmp_path / allow_patterns[-1]).write_bytes(b"")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo, revision: files)
+    with pytest.raises(ModelNotFound, match=r"several GGUF files .* such as org/name:Q4_K_M"):
+        locate("org/name")
+    with pytest.raises(
+        ModelNotFound, match=r"no GGUF files Q5_0 \(m-IQ4_K_M.gguf, m-Q4_K_M.gguf, m-Q8_0.gguf\)"
+    ):
+        locate("org/name:Q5_0")
+    assert fetched == ["*.safetensors"]  # and no GGUF file
+    found = locate("org/name:q4_k_m@v1")
+    assert found == Located(tmp_path / "m-Q4_K_M.gguf", "org/name:q4_k_m", "hub")
+    assert locate("org/name:Q8_0").path == tmp_path / "m-Q8_0.gguf"
+    assert fetched[1:] == ["m-Q4_K_M.gguf", "m-Q8_0.gguf"]
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", unreachable)
+    assert locate("org/name:Q4_K_M").path == tmp_path / "m-Q4_K_M.gguf"  # from the cache
+
+
+def test_unreachable_hub_is_model_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     with pytest.raises(ModelNotFound, match="give a local folder") as caught:

