@@ -1,6 +1,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_only_safe_files_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_pat
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", unreachable)
+    monkeypatch.setattr(huggingface_hub, "model_info", unreachable)
     with pytest.raises(ModelNotFound, match="neither safetensors nor GGUF"):
         locate("org/name@v1.0")
     assert [call[:2] for call in calls] == [("org/name", "v1.0")] * 2
@@ -98,7 +99,8 @@ def test_one_gguf_file_of_many_is_downloaded(monkeypatch: pytest.MonkeyPatch, tm
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo, revision: files)
+    listed = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in files])
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda repo, **_: listed)
     with pytest.raises(ModelNotFound, match=r"several GGUF files .* such as org/name:Q4_K_M"):
         locate("org/name")
     with pytest.raises(
@@ -110,7 +112,7 @@ def test_one_gguf_file_of_many_is_downloaded(monkeypatch: pytest.MonkeyPatch, tm
     assert found == Located(tmp_path / "m-Q4_K_M.gguf", "org/name:q4_k_m", "hub")
     assert locate("org/name:Q8_0").path == tmp_path / "m-Q8_0.gguf"
     assert fetched[1:] == ["m-Q4_K_M.gguf", "m-Q8_0.gguf"]
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", unreachable)
+    monkeypatch.setattr(huggingface_hub, "model_info", unreachable)
     assert locate("org/name:Q4_K_M").path == tmp_path / "m-Q4_K_M.gguf"  # from the cache
 
 

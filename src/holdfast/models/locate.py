@@ -34,6 +34,7 @@ _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _QUANT = r"[A-Za-z0-9_]{1,32}"
 _HUB_ID = re.compile(rf"({_NAME}/{_NAME})(?::({_QUANT}))?(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
 _NO_WEIGHTS = "{} contains neither safetensors nor GGUF weights; Holdfast loads nothing else"
+_LIST_TIMEOUT = 10.0  # seconds
 _TEXT_FILES = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
 
 
@@ -158,13 +159,14 @@ def _fetch(repo: str, quant: str | None, revision: str | None) -> Path:
 def _list_gguf(repo: str, revision: str | None) -> list[str] | None:
     """The GGUF files of a hub repository. None if the hub does not say: then nothing can be downloaded, and
     what is in the cache counts."""
-    from huggingface_hub import list_repo_files
+    from huggingface_hub import model_info  # list_repo_files would repeat a failed request for half a minute
 
     try:
-        files = list_repo_files(repo, revision=revision)
+        files = model_info(repo, revision=revision, timeout=_LIST_TIMEOUT).siblings or ()
     except Exception:  # the library and the network raise many types
         return None
-    return [name for name in files if name.endswith(".gguf") and "/" not in name]
+    names = [file.rfilename for file in files]
+    return [name for name in names if name.endswith(".gguf") and "/" not in name]
 
 
 def _choose_gguf(repo: str, names: Sequence[str], quant: str | None) -> str:
