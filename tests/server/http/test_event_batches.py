@@ -94,3 +94,31 @@ def test_data_is_one_line_whatever_it_holds() -> None:
     name, data, end = sse_event(said, "step").decode().splitlines()
     assert (name, end) == ("event: step", "")
     assert json.loads(data.removeprefix("data: ")) == said and data.endswith('é …"}')
+
+
+def test_resources_are_closed_before_the_client_sees_the_end() -> None:
+    """A client that sends its next request then must find its place free."""
+    order: list[str] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            order.append("more" if message["more_body"] else "end")
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def answer(fails: bool) -> AsyncIterator[bytes]:
+        yield b"a"
+        if fails:
+            raise ApiError(500, "broken")
+
+    async def run(fails: bool) -> None:
+        resources = AsyncExitStack()
+        resources.callback(order.append, "closed")
+        await EventStreamResponse(answer(fails), resources)({"type": "http"}, receive, send)
+
+    asyncio.run(run(False))
+    assert order == ["more", "closed", "end"]
+    order.clear()
+    asyncio.run(run(True))
+    assert order[-2:] == ["closed", "end"]

@@ -3,7 +3,6 @@
 JSON is encoded by msgspec: several times as fast as the standard library, and it refuses NaN.
 """
 
-import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -33,6 +32,11 @@ def set_body_send(scope: Scope, send: Send) -> None:
     """Where the bodies of a stream are sent once its headers are. Called by the outermost middleware:
     all others look at the headers only, and to pass through them takes a tenth of a token's time."""
     scope.setdefault("state", {})[_BODY_SEND] = send
+
+
+def _body_send(scope: Scope, send: Send) -> Send:
+    found: Send = scope.get("state", {}).get(_BODY_SEND, send)
+    return found
 
 
 class JSONResponse(Response):
@@ -73,7 +77,7 @@ class EventSource(Protocol):
 
 
 class EventStreamResponse(Response):
-    """Sends events, then closes `resources`, however the stream ends.
+    """Sends events, closes `resources`, however the stream ends, and then ends the response.
 
     end_stream makes the events that end a stream with an error. With a source, events that are made
     without waiting are written together: a write costs as much as the rest of an event. Otherwise each is
@@ -100,14 +104,22 @@ class EventStreamResponse(Response):
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # An ApiError was already sent as an event.
-        with contextlib.suppress(ApiError, ClientDisconnect):
+        """The end is sent after `resources` are closed: a client that sees it finds its place free."""
+        try:
             async with self._resources:
                 await race_disconnect(receive, self._send(scope, send))
+        except ClientDisconnect:
+            return
+        except ApiError:  # it was sent as an event
+            pass
+        except Exception:
+            await _body_send(scope, send)(LAST_BODY)
+            raise
+        await _body_send(scope, send)(LAST_BODY)
 
     async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        send = scope.get("state", {}).get(_BODY_SEND, send)
+        send = _body_send(scope, send)
         made: list[bytes] = []  # and not sent yet
 
         async def flush() -> None:
@@ -125,10 +137,8 @@ class EventStreamResponse(Response):
                     await flush()
         except Exception:  # the last events said so
             await flush()
-            await send(LAST_BODY)
             raise
         await flush()
-        await send(LAST_BODY)
 
 
 async def end_with_errors(events: AsyncIterator[bytes], end_stream: EndStream) -> AsyncIterator[bytes]:
