@@ -181,12 +181,15 @@ static void update_softmax(TileState *w, int64_t i, int64_t start, int64_t D) {
     const float old_max = w->m[i], top = reduce_max(block_max), new_max = old_max > top ? old_max : top;
     const vf shift = splat(new_max == -INFINITY ? 0.0f : new_max);
     Sum sum = zero_sum();
-    for (int64_t j = from; j < to; j += SUM_LANES)
+    for (int64_t j = from; j < to; j += SUM_LANES) {
+        vf p[SUM_PARTS];
+        UNROLL for (int k = 0; k < SUM_PARTS; k++) p[k] = load_v(s + j + k * VL, F32) - shift;
+        exp_all(p, SUM_PARTS);
         UNROLL for (int k = 0; k < SUM_PARTS; k++) {
-            const vf p = exp_v(load_v(s + j + k * VL, F32) - shift);
-            store_v(s + j + k * VL, p, F32);
-            sum.part[k] = sum.part[k] + p;
+            store_v(s + j + k * VL, p[k], F32);
+            sum.part[k] = sum.part[k] + p[k];
         }
+    }
     float rescale[VL];
     store_v(rescale, exp_v(splat(old_max) - shift), F32);
     w->m[i] = new_max;

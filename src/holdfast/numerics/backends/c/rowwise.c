@@ -139,20 +139,31 @@ void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_str
 
 #define STAGE_LEN 64
 
+/* stage = 1 + e^stage; elements up to the next multiple of SUM_LANES may change. */
+INLINE void add_exp(float stage[STAGE_LEN], int64_t count) {
+    for (int64_t base = 0; base < count; base += SUM_LANES) {
+        vf e[SUM_PARTS];
+        UNROLL for (int k = 0; k < SUM_PARTS; k++) e[k] = load_v(stage + base + k * VL, F32);
+        exp_all(e, SUM_PARTS);
+        UNROLL for (int k = 0; k < SUM_PARTS; k++) store_v(stage + base + k * VL, splat(1.0f) + e[k], F32);
+    }
+}
+
 /* rounded(gate * sigmoid(z)) * up. z is gate for SiLU. For GELU in its tanh form it is
  * 2 sqrt(2 / pi) (gate + 0.044715 gate^3), because (1 + tanh(u)) / 2 = sigmoid(2 u).
  *
  * Elements first .. end-1 of a row, in stages of STAGE_LEN: one long dependency chain per vector would
  * stall the pipelines. */
 INLINE void activate_row(void *out, const void *gate_up, int64_t width, int64_t first, int64_t end, const int is_gelu, const int dt) {
-    float stage[STAGE_LEN];
+    float stage[STAGE_LEN] = {0.0f};
     for (int64_t start = first; start < end; start += STAGE_LEN) {
         const int64_t count = min64(STAGE_LEN, end - start);
         FOR_EACH_VECTOR(count, {
             vf gate = load_partial(at(gate_up, start + i, dt), n, dt);
             if (is_gelu) gate = gate * fma_v(gate * gate, splat(0.0713548163f), splat(1.5957691216f));
-            store_v(stage + i, splat(1.0f) + exp_v(splat(0.0f) - gate), F32);
+            store_v(stage + i, splat(0.0f) - gate, F32);
         })
+        add_exp(stage, count);
         FOR_EACH_VECTOR(count, {
             const vf gate = load_partial(at(gate_up, start + i, dt), n, dt);
             store_v(stage + i, round_v(gate / load_v(stage + i, F32), dt), F32);
@@ -190,13 +201,14 @@ INLINE vf limit_v(vf x, float low, float high) {
 
 /* gate * sigmoid(alpha * gate) * (up + 1) of limited gate and up, rounded once. */
 INLINE void swiglu_row(void *out, const void *gate_up, int64_t width, float alpha, float limit, const int dt) {
-    float stage[STAGE_LEN];
+    float stage[STAGE_LEN] = {0.0f};
     for (int64_t start = 0; start < width; start += STAGE_LEN) {
         const int64_t count = min64(STAGE_LEN, width - start);
         FOR_EACH_VECTOR(count, {
             const vf gate = limit_v(load_partial(at(gate_up, start + i, dt), n, dt), -INFINITY, limit);
-            store_v(stage + i, splat(1.0f) + exp_v(gate * splat(-alpha)), F32);
+            store_v(stage + i, gate * splat(-alpha), F32);
         })
+        add_exp(stage, count);
         FOR_EACH_VECTOR(count, {
             const vf gate = limit_v(load_partial(at(gate_up, start + i, dt), n, dt), -INFINITY, limit);
             const vf up = limit_v(load_partial(at(gate_up, width + start + i, dt), n, dt), -limit, limit);

@@ -237,11 +237,17 @@ void run_sample(int64_t *out, const float *logits, int64_t rows, int64_t n, cons
 /* The sum of e^(x - top), in the order of `Sum` (simd.h). */
 static float sum_of_exp(const float *x, int64_t count, float top) {
     Sum sum = zero_sum();
-    FOR_EACH_PART(count, {
-        vf e = exp_v(load_partial(x + i, n, F32) - splat(top));
-        if (n < VL) e = first_lanes(e, n);
-        sum.part[k] = sum.part[k] + e;
-    })
+    int64_t base = 0;
+    for (; base + SUM_LANES <= count; base += SUM_LANES) {
+        vf e[SUM_PARTS];
+        UNROLL for (int k = 0; k < SUM_PARTS; k++) e[k] = load_v(x + base + k * VL, F32) - splat(top);
+        exp_all(e, SUM_PARTS);
+        UNROLL for (int k = 0; k < SUM_PARTS; k++) sum.part[k] = sum.part[k] + e[k];
+    }
+    UNROLL for (int k = 0; k < SUM_PARTS; k++) {
+        const int64_t i = base + k * VL, n = count - i;
+        if (n > 0) sum.part[k] = sum.part[k] + first_lanes(exp_v(load_partial(x + i, n, F32) - splat(top)), min64(n, VL));
+    }
     return reduce_sum(sum);
 }
 

@@ -323,23 +323,59 @@ INLINE float reduce_max(vf v) {
 #endif
 }
 
-/* e^x, about 1 ulp; 0 below -87.3 (and for -inf), e^88.3 above 88.3; NaN for NaN. */
+/* Four times a constant that a product is added to. The sum takes the constant's register: NEON loads it anew,
+ * because a copy of a register takes the place of a product. */
+typedef struct {
+    float lanes[4] __attribute__((aligned(16)));
+} Addend;
+#define ADDEND(c) {{c, c, c, c}}
+INLINE vf load_addend(const Addend *constant) {
+#if VL == 4 && defined(__OPTIMIZE__)
+    vf v;
+    __asm__ volatile("ldr %q0, %1" : "=w"(v) : "m"(*constant));
+    return v;
+#else
+    return splat(constant->lanes[0]);
+#endif
+}
+
+/* e^x of at most SUM_PARTS vectors, about 1 ulp; 0 below -87.3 (and for -inf), e^88.3 above 88.3; NaN for NaN.
+ * A step is done for all vectors before the next one: the steps of one vector wait for each other. */
+#define EACH UNROLL for (int i = 0; i < count; i++)
+INLINE void exp_all(vf *x, const int count) {
+    static const Addend SHIFT = ADDEND(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    static const Addend C[] = {ADDEND(1.3981999507e-3f), ADDEND(8.3334519073e-3f), ADDEND(4.1665795894e-2f), ADDEND(1.6666665459e-1f),
+                               ADDEND(5.0000001201e-1f)};
+    vf shifted[SUM_PARTS], n[SUM_PARTS], r[SUM_PARTS], p[SUM_PARTS];
+    EACH r[i] = min_v(splat(88.3f), max_v(splat(-87.3f), x[i]));
+    in_order(r, count);
+    EACH shifted[i] = fma_v(r[i], splat(1.44269504f), load_addend(&SHIFT));
+    in_order(shifted, count);
+    EACH n[i] = shifted[i] - splat(12582912.0f);
+    in_order(n, count);
+    EACH r[i] = fma_v(n[i], splat(-0.693359375f), r[i]);
+    in_order(r, count);
+    EACH r[i] = fma_v(n[i], splat(2.12194440e-4f), r[i]);
+    in_order(r, count);
+    EACH p[i] = splat(1.9875691500e-4f);
+    UNROLL for (int c = 0; c < 5; c++) {
+        EACH p[i] = fma_v(p[i], r[i], load_addend(C + c));
+        in_order(p, count);
+    }
+    EACH p[i] = fma_v(p[i], r[i] * r[i], r[i]);
+    in_order(p, count);
+    EACH p[i] = p[i] + splat(1.0f);
+    in_order(p, count);
+    EACH {
+        const vf e = p[i] * (vf)(((vi)shifted[i] << 23) + 0x3f800000); /* 2^n: the low bits of `shifted` are n */
+        x[i] = (vf)(~(vi)(x[i] < splat(-87.3f)) & (vi)e);
+    }
+}
+#undef EACH
+
 INLINE vf exp_v(vf x) {
-    const vf limited = min_v(splat(88.3f), max_v(splat(-87.3f), x));
-    const vf shift = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    const vf shifted = fma_v(limited, splat(1.44269504f), shift);
-    const vf n = shifted - shift;
-    vf r = fma_v(n, splat(-0.693359375f), limited);
-    r = fma_v(n, splat(2.12194440e-4f), r);
-    vf p = splat(1.9875691500e-4f);
-    p = fma_v(p, r, splat(1.3981999507e-3f));
-    p = fma_v(p, r, splat(8.3334519073e-3f));
-    p = fma_v(p, r, splat(4.1665795894e-2f));
-    p = fma_v(p, r, splat(1.6666665459e-1f));
-    p = fma_v(p, r, splat(5.0000001201e-1f));
-    p = fma_v(p, r * r, r) + splat(1.0f);
-    const vf e = p * (vf)(((vi)shifted << 23) + 0x3f800000); /* 2^n: the low bits of `shifted` are n */
-    return (vf)(~(vi)(x < splat(-87.3f)) & (vi)e);
+    exp_all(&x, 1);
+    return x;
 }
 
 /* tanh(x), about 2 ulp: a polynomial below 0.625, above it 1 - 2 / (e^2x + 1); NaN for NaN. */
