@@ -140,8 +140,8 @@ _ATTENTIONS = (
         "attention.c",
         (
             (
-                "for (int64_t j = from; j < to; j += SUM_LANES)\n        UNROLL",
-                "for (int64_t j = to - SUM_LANES; j >= from; j -= SUM_LANES)\n        UNROLL",
+                "for (int64_t j = from; j < to; j += SUM_LANES) {\n        vf p",
+                "for (int64_t j = to - SUM_LANES; j >= from; j -= SUM_LANES) {\n        vf p",
             ),
         ),
     ),
@@ -286,14 +286,14 @@ _SAMPLING = (
         "sampling.c",
         (
             (
-                "        sum.part[k] = sum.part[k] + e;\n    })\n",
-                "        Sum *at_i = i / SUM_LANES % 2 ? &odd : &sum;\n"
-                "        at_i->part[k] = at_i->part[k] + e;\n    })\n"
+                f"        {_EACH_PART} sum.part[k] = sum.part[k] + e[k];\n    }}\n",
+                "        Sum *half = base / SUM_LANES % 2 ? &odd : &sum;\n"
+                f"        {_EACH_PART} half->part[k] = half->part[k] + e[k];\n    }}\n"
                 f"    {_EACH_PART} sum.part[k] = sum.part[k] + odd.part[k];\n",
             ),
             (
-                "    FOR_EACH_PART(count, {\n        vf e",
-                "    Sum odd = zero_sum();\n    FOR_EACH_PART(count, {\n        vf e",
+                "    Sum sum = zero_sum();\n    int64_t base",
+                "    Sum sum = zero_sum(), odd = zero_sum();\n    int64_t base",
             ),
         ),
     ),
@@ -334,7 +334,7 @@ _HEADER = (
         "exp with another last step",
         ("silu_mul", "attention", "logsumexp"),
         "simd.h",
-        (("p = fma_v(p, r * r, r) + splat(1.0f);", "p = p * (r * r) + r + splat(1.0f);"),),
+        (("p[i] = fma_v(p[i], r[i] * r[i], r[i]);", "p[i] = p[i] * (r[i] * r[i]) + r[i];"),),
     ),
     Mutation(
         "lanes added from the first to the last",
