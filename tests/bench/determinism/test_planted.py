@@ -31,7 +31,8 @@ from holdfast.certification.certificate import OperationCheck
 from holdfast.certification.checks.operations import ModelShape
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.select_backend import open_backend
-from holdfast.numerics.settings import apply_numeric_settings
+from holdfast.numerics.settings import numeric_settings
+from holdfast.numerics.settings_guard import SettingsGuard
 
 SIZES = (1, 3, 20)
 GEMM = GemmTarget(130, 96)
@@ -61,7 +62,14 @@ ORDER_OF = {order.name: order for order in (*ORDERS, *ELEMENTWISE)}
 
 @pytest.fixture(scope="module")
 def num_threads() -> int:
-    return apply_numeric_settings().threads
+    return numeric_settings().threads
+
+
+@pytest.fixture(autouse=True)
+def guard(num_threads: int) -> Iterator[None]:
+    """The settings of a pass, whatever earlier tests left in torch and its threads."""
+    with SettingsGuard(torch.device("cpu"), own_workers=True):
+        yield
 
 
 @pytest.fixture(scope="module", params=["c", "torch"])
