@@ -56,6 +56,7 @@ def _hostile() -> Iterator[None]:
             yield
     finally:
         torch.set_flush_denormal(False)
+        fp_environment.reset_workers(threads + 1)  # a guard that ends gives them the caller's environment
         torch.set_num_threads(threads)
         torch.set_default_dtype(torch.float32)
         torch.set_float32_matmul_precision("highest")
