@@ -67,7 +67,7 @@ def test_one_result_and_the_same_thoughts_in_any_load(
 ) -> None:
     if not while_answering:
         folder = shutil.copytree(folder, tmp_path / "model")
-        change_thinking(folder, while_answering=False)
+        change_thinking(folder, while_answering=False, carry=True)
     engine = _open(folder, kernels, dtype)
     summaries = []
     for number, params in enumerate((SAMPLED, replace(SAMPLED, temperature=0, n=2, prompt_logprobs=1))):

@@ -34,7 +34,10 @@ def thinker_of(engine: Engine) -> ThoughtRunner:
 def change_thinking(folder: Path, **changes: object) -> None:
     """Change settings in thinking.json and keep the weights."""
     path = folder / CONFIG_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}), encoding="utf-8")
+    fields = {**json.loads(path.read_text()), **changes}
+    if "carry" in fields:
+        fields["format"] = 2
+    path.write_text(json.dumps(fields), encoding="utf-8")
 
 
 def draw_prompt(rng: random.Random, length: int, vocab_size: int) -> Ids:

@@ -20,19 +20,20 @@ from support.thinking_engines import (
 )
 from support.thinking_models import thinker_folder
 
-# family, chunk, and the layers behind which the state is added and the rows are read, of three
+# family, chunk, the layers behind which the state is added and the rows are read, of three, and whether
+# states are carried
 MODELS = [
-    ("llama", 4, 1, 2), ("llama", 16, 1, 1), ("mistral", 2, 2, 3), ("mistral", 8, 3, 3), ("qwen2", 8, 1, 3),
-    ("qwen3", 16, 2, 2),
+    ("llama", 4, 1, 2, False), ("llama", 16, 1, 1, False), ("mistral", 2, 2, 3, False), ("mistral", 8, 3, 3, True),
+    ("qwen2", 8, 1, 3, False), ("qwen3", 16, 2, 2, False), ("llama", 4, 1, 2, True), ("qwen3", 2, 1, 3, True),
 ]  # fmt: skip
 MAX_TOKENS = 10
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: "-".join(map(str, model)))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    family, chunk, l_in, l_out = request.param
+    family, chunk, l_in, l_out, carry = request.param
     folder = tmp_path_factory.mktemp(family) / "model"
-    return thinker_folder(folder, family, chunk=chunk, l_in=l_in, l_out=l_out), chunk
+    return thinker_folder(folder, family, chunk=chunk, l_in=l_in, l_out=l_out, carry=carry), chunk
 
 
 def _prompts(chunk: int) -> list[Ids]:

@@ -53,6 +53,23 @@ def test_thoughts_are_bounded_and_repeatable() -> None:
     assert all(len(each) <= 3 and END not in each for each in once.thoughts)
 
 
+def test_carried_state_stays_up_to_the_next_thought() -> None:
+    model = tiny_thinker()
+    weights = dict(model.named_parameters())
+    ids = [3, 4, 5, 6] * 5
+    reads = {}
+    with torch.no_grad():
+        for carry in (False, True):
+            reference = Reference(model.config, thinking_config(carry=carry), weights)
+            for gold in ([(), (7,), (), (), (8,)], [(), (7,), (7,), (7,), (8,)]):
+                reads[carry, len(gold[2])] = reference.read(reference.start(), ids, gold).logits
+    # A carried state is that of the same thought, thought again.
+    assert all(map(torch.equal, reads[True, 0], reads[False, 1]))
+    assert all(map(torch.equal, reads[True, 1], reads[False, 1]))
+    same = [torch.equal(*pair) for pair in zip(reads[True, 0], reads[False, 0], strict=True)]
+    assert same == [True] * 12 + [False] * 8
+
+
 def test_answer_chunks_are_thought_about_only_while_answering() -> None:
     for while_answering in (True, False):
         model = tiny_thinker(thinking=thinking_config(while_answering=while_answering))

@@ -46,7 +46,16 @@ def _always(folder: Path) -> None:
     change_thinking(folder, end_id=4)
 
 
-KINDS: dict[str, Callable[[Path], None]] = {"some": lambda folder: None, "none": _never, "all": _always}
+def _carried(folder: Path) -> None:
+    change_thinking(folder, carry=True)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "some": lambda folder: None,
+    "none": _never,
+    "all": _always,
+    "carried": _carried,
+}
 
 
 @pytest.fixture(scope="module")

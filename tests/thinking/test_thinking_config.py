@@ -65,8 +65,10 @@ def test_block_tensors_are_named_like_backbone_layers() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("format", 2),
+        ("format", 3),
+        ("format", True),
         ("format", None),
+        ("carry", True),
         ("chunk", 0),
         ("chunk", True),
         ("chunk", "8"),
@@ -85,6 +87,17 @@ def test_block_tensors_are_named_like_backbone_layers() -> None:
 def test_bad_thinking_config_value_is_named(key: str, value: object) -> None:
     with pytest.raises(UnsupportedModel, match=key if key != "l_in" or value != 3 else "l_out"):
         parse_thinking({**FIELDS, key: value}, DECODER)
+
+
+def test_carried_states_are_format_2(tmp_path: Path) -> None:
+    fields = {**FIELDS, "format": 2, "carry": True}
+    write_thinking(tmp_path, thinking_config(carry=True))
+    assert json.loads((tmp_path / CONFIG_FILE).read_text()) == fields
+    assert parse_thinking(fields, DECODER) == thinking_config(carry=True)
+    assert parse_thinking({**fields, "carry": False}, DECODER) == thinking_config()
+    for bad in ({**fields, "carry": 1}, {**FIELDS, "format": 2}):
+        with pytest.raises(UnsupportedModel, match="carry"):
+            parse_thinking(bad, DECODER)
 
 
 @pytest.mark.parametrize("key", FIELDS)

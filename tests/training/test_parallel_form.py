@@ -43,9 +43,10 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize(("family", "fields"), CASES)
-def test_parallel_forward_equals_the_reference(family: str, fields: dict[str, object]) -> None:
-    model = tiny_thinker(family, **fields)
+def test_parallel_forward_equals_the_reference(family: str, fields: dict[str, object], carry: bool) -> None:
+    model = tiny_thinker(family, thinking_config(carry=carry), **fields)
     reference = Reference(model.config, model.thinking, dict(model.named_parameters()))
     batch = _batch()
     with torch.no_grad():
@@ -87,11 +88,12 @@ def _reference_loss(reference: Reference, batch: Batch, weights: LossWeights) ->
 
 
 @pytest.mark.parametrize(("family", "fields"), CASES)
-@pytest.mark.parametrize("while_answering", [True, False])
+@pytest.mark.parametrize(("while_answering", "carry"), [(True, False), (False, False), (True, True)])
 def test_gradients_equal_those_of_the_reference(
-    family: str, fields: dict[str, object], while_answering: bool
+    family: str, fields: dict[str, object], while_answering: bool, carry: bool
 ) -> None:
-    model = tiny_thinker(family, thinking_config(while_answering=while_answering), **fields)
+    thinking = thinking_config(while_answering=while_answering, carry=carry)
+    model = tiny_thinker(family, thinking, **fields)
     model.double()
     weights = LossWeights(answer=1.0, text=0.3, thought=0.7)
     batch = _batch(seed=4)
@@ -130,9 +132,9 @@ def test_micro_batches_have_the_gradients_of_one_batch() -> None:
         torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-6, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_validation_has_the_thoughts_of_the_reference(family: str) -> None:
-    model: ThinkingModel = tiny_thinker(family)
+@pytest.mark.parametrize(("family", "carry"), [("llama", False), ("mistral", False), ("llama", True)])
+def test_validation_has_the_thoughts_of_the_reference(family: str, carry: bool) -> None:
+    model: ThinkingModel = tiny_thinker(family, thinking_config(carry=carry))
     reference = Reference(model.config, model.thinking, dict(model.named_parameters()))
     batch = _batch(seed=6, num_texts=8)
     outcome = validate(model, batch, CPU)

@@ -17,9 +17,10 @@ from holdfast.models.fields import Fields, read_int, read_json, refuse
 from holdfast.models.locate import adapter_folder
 
 CONFIG_FILE, WEIGHTS_FILE = "thinking.json", "thinking.safetensors"
-FORMAT = 1
+FORMAT = 2
+FORMAT_WITHOUT_CARRY = 1  # which older versions read too
 MAX_CHUNK, MAX_THOUGHT = 1 << 10, 1 << 10
-_KEYS = ("format", "chunk", "l_in", "l_out", "max_thought", "start_id", "end_id", "while_answering")
+_KEYS = ("format", "chunk", "l_in", "l_out", "max_thought", "start_id", "end_id", "while_answering", "carry")
 _FIRST_LAYER = "model.layers.0."
 
 
@@ -35,6 +36,8 @@ class ThinkingConfig:
     end_id           token with which T ends a thought; alone it is the trivial thought
     while_answering  whether chunks with answer tokens are thought about; if not, only chunks that lie
                      completely in the prompt are
+    carry            whether a state is added to all chunks up to the next thought that is not trivial; if
+                     not, only to the next chunk
     """
 
     chunk: int
@@ -44,6 +47,7 @@ class ThinkingConfig:
     start_id: int
     end_id: int
     while_answering: bool
+    carry: bool = False
 
     @property
     def longest(self) -> int:
@@ -92,14 +96,15 @@ def read_thinking(folder: Path, decoder: DecoderConfig) -> ThinkingConfig | None
 
 def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
     """Parse thinking.json. Every key is required and unknown keys are refused: a default could change answers."""
-    if fields.get("format") != FORMAT or isinstance(fields["format"], bool):
-        raise refuse("format", fields.get("format"), f"{FORMAT}, the only supported version of {CONFIG_FILE}")
-    unknown = sorted(set(fields) - set(_KEYS))
+    number = fields.get("format")
+    if number not in (FORMAT_WITHOUT_CARRY, FORMAT) or isinstance(number, bool):
+        raise refuse("format", number, f"{FORMAT_WITHOUT_CARRY} or {FORMAT}, the versions of {CONFIG_FILE}")
+    keys = [key for key in _KEYS if key != "carry" or number == FORMAT]
+    unknown = sorted(set(fields) - set(keys))
     if unknown:
         raise refuse(unknown[0], fields[unknown[0]], f"no such key in {CONFIG_FILE}")
-    while_answering = fields.get("while_answering")
-    if not isinstance(while_answering, bool):
-        raise refuse("while_answering", while_answering, "true or false")
+    while_answering = _read_bool(fields, "while_answering")
+    carry = number == FORMAT and _read_bool(fields, "carry")
     if not decoder.is_llama_like:
         raise UnsupportedModel(
             f"the decoder of a thinking model is a Llama, Mistral, Qwen2 or Qwen3 model; this one is {decoder.family}"
@@ -113,11 +118,23 @@ def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
         start_id=read_int(fields, "start_id", 0, decoder.vocab_size - 1),
         end_id=read_int(fields, "end_id", 0, decoder.vocab_size - 1),
         while_answering=while_answering,
+        carry=carry,
     )
 
 
+def _read_bool(fields: Fields, key: str) -> bool:
+    value = fields.get(key)
+    if not isinstance(value, bool):
+        raise refuse(key, value, "true or false")
+    return value
+
+
 def write_thinking(folder: Path, config: ThinkingConfig) -> None:
-    text = json.dumps({"format": FORMAT, **asdict(config)}, indent=2) + "\n"
+    fields = asdict(config)
+    if not config.carry:
+        del fields["carry"]
+    number = FORMAT if config.carry else FORMAT_WITHOUT_CARRY
+    text = json.dumps({"format": number, **fields}, indent=2) + "\n"
     folder.joinpath(CONFIG_FILE).write_text(text, encoding="utf-8")
 
 

@@ -7,8 +7,8 @@
 
 Training and serving are tested against this file. What it fixes:
 
-- S_0 is zero. S is zero too after a trivial thought (n = 0: C does not run) and after a chunk that
-  is not thought about.
+- S_0 is zero. After a trivial thought (n = 0: C does not run) and after a chunk that is not thought
+  about, S is zero too; with `carry` it stays as it was.
 - A thought is written when its chunk is complete. Its state is for the next chunk: row j is added
   at position (k+1) c + j.
 - T's and C's layers have the backbone's shape, rope and scale. They attend causally over their own
@@ -124,7 +124,10 @@ class Reference:
         thought, logits = self.think(hidden, thinking, gold) if thinks else ((), None)
         reading.thoughts.append(thought)
         reading.thought_logits.append(logits)
-        reading.state = self.compress(thought) if thought else None
+        if thought:
+            reading.state = self.compress(thought)
+        elif not thinking.carry:
+            reading.state = None
 
     def think(
         self, hidden: Tensor, thinking: ThinkingConfig, gold: tuple[int, ...] | None = None

@@ -195,4 +195,5 @@ def _thinking(
         start_id=start_id,
         end_id=end_id,
         while_answering=settings.while_answering,
+        carry=settings.carry,
     ).fits(config)

@@ -103,6 +103,7 @@ class PackSpec:
     windows: tuple[int | None, ...]  # of each layer
     end_id: int | None  # end of a thought; None: the model does not think
     while_answering: bool = False
+    carry: bool = False  # a state is added up to the next thought that is not trivial
 
 
 def is_local(window: int | None, longest: int) -> bool:
@@ -141,7 +142,7 @@ def pack(batch: Batch, spec: PackSpec, with_text: bool = False) -> Packed[Ints]:
     states: list[ThoughtList[Ints]] = []
     if spec.end_id is not None:
         targets = _list_target_thoughts(batch, starts // chunk, num_rows // chunk, spec.while_answering)
-        states = _list_state_thoughts(batch, starts // chunk, num_rows // chunk, chunk)
+        states = _list_state_thoughts(batch, starts // chunk, num_rows // chunk, chunk, spec.carry)
     return Packed(
         token_ids,
         positions,
@@ -226,13 +227,20 @@ def _list_thought_targets(
     return _pad_targets(rows, flat[rows], len(flat))
 
 
-def _list_state_thoughts(batch: Batch, first: Ints, num_chunks: int, size: int) -> list[ThoughtList[Ints]]:
-    """Thoughts that are not trivial and whose chunk has a next one."""
-    has_next = (np.arange(batch.thoughts.shape[1]) + 1) * size < batch.num_tokens[:, None]
-    text, chunk = np.nonzero((batch.thoughts[:, :, 0] >= 0) & has_next)
+def _list_state_thoughts(
+    batch: Batch, first: Ints, num_chunks: int, size: int, carry: bool
+) -> list[ThoughtList[Ints]]:
+    """The thought of each chunk that has a next one, if it is not trivial; with `carry` the last such."""
+    numbers = np.arange(batch.thoughts.shape[1])
+    said_in = np.where(batch.thoughts[:, :, 0] >= 0, numbers, -1)  # [B, K]
+    if carry:
+        said_in = np.maximum.accumulate(said_in, axis=1)
+    has_next = (numbers + 1) * size < batch.num_tokens[:, None]
+    text, chunk = np.nonzero((said_in >= 0) & has_next)
+    said = batch.thoughts[text, said_in[text, chunk]]
     lists = []
-    for among, width in _by_length((batch.thoughts[text, chunk] >= 0).sum(axis=1), batch.thoughts.shape[2]):
-        tokens = _set_width(batch.thoughts[text[among], chunk[among]], width)
+    for among, width in _by_length((said >= 0).sum(axis=1), batch.thoughts.shape[2]):
+        tokens = _set_width(said[among], width)
         missing = padded(len(tokens)) - len(tokens)
         chunks = np.pad(first[text[among]] + chunk[among] + 1, (0, missing), constant_values=num_chunks - 1)
         lists.append(ThoughtList(chunks, np.pad(tokens, ((0, missing), (0, 0)), constant_values=-1)))

@@ -74,7 +74,9 @@ def _read(model: ThinkingModel, batch: Batch, device: torch.device) -> tuple[Int
         rows, h = _read_chunk(model, ids[:n, at], chunk * c, None if state is None else state[:n], caches)
         best[:n, at] = model.logits(rows).argmax(dim=-1)
         thought = _think(model, h, due[:n, chunk])  # [n, max_thought]
-        state = model.states(thought) * (thought[:, :1, None] >= 0)
+        made, is_thought = model.states(thought), thought[:, :1, None] >= 0
+        kept = torch.zeros_like(made) if state is None or not model.thinking.carry else state[:n]
+        state = torch.where(is_thought, made, kept)
         thoughts[:n, chunk] = thought
     return best.cpu().numpy(), thoughts.cpu().numpy()
 

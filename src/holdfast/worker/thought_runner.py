@@ -9,6 +9,8 @@ Every slot of the KV store has three more entries:
 The token at position p adds the state at the slot of p - c, if it has one. So a state is in the
 page of the chunk it was made from, and is cached, truncated and recomputed with it. Before a pass
 the states of its guessed thoughts are written; after it, the states of the thoughts that T wrote.
+In a model that carries its states, a chunk with the trivial thought has a copy of the entries of the
+chunk before it.
 """
 
 from collections.abc import Sequence
@@ -37,6 +39,7 @@ class _Chunk:
     span: int  # index in the pass
     number: int  # in the request
     first_slot: int
+    slot_before: int  # first slot of the chunk before it; -1: it is the first
 
 
 class ThoughtRunner:
@@ -155,8 +158,12 @@ class ThoughtRunner:
     def _finished_chunks(self, pass_: Pass) -> list[_Chunk]:
         """The chunks that end in the pass, of spans with thinking."""
         c, size = self._config.chunk, self._page_size
+
+        def first_slot(span: Span, chunk: int) -> int:
+            return -1 if chunk < 0 else span.pages[chunk * c // size] * size + chunk * c % size
+
         return [
-            _Chunk(index, chunk, span.pages[chunk * c // size] * size + chunk * c % size)
+            _Chunk(index, chunk, first_slot(span, chunk), first_slot(span, chunk - 1))
             for index, span in enumerate(pass_.spans)
             if span.rule is not None
             for chunk in range(span.start // c, span.stop // c)
@@ -164,6 +171,8 @@ class ThoughtRunner:
 
     def _write_states(self, chunks: Sequence[_Chunk], thoughts: Sequence[ThoughtIds]) -> None:
         """Run C on the thoughts after these chunks, and write the states."""
+        if self._config.carry:
+            chunks, thoughts = self._carry_states(chunks, thoughts)
         if not chunks:
             return
         slots = self._chunk_slots(chunks)
@@ -172,6 +181,31 @@ class ThoughtRunner:
         if has_state.any():
             where = send_array(np.flatnonzero(has_state), slots.device)
             self.states[slots[where]] = self._blocks.compress([thought for thought in thoughts if thought])
+
+    def _carry_states(
+        self, chunks: Sequence[_Chunk], thoughts: Sequence[ThoughtIds]
+    ) -> tuple[list[_Chunk], list[ThoughtIds]]:
+        """For chunks in the order of their spans: the last thought that is not trivial replaces each
+        trivial one. Where none of these chunks has one, the entries before the first are copied."""
+        kept: list[tuple[_Chunk, ThoughtIds]] = []
+        copied: list[tuple[int, int]] = []  # slots: from, to
+        held: ThoughtIds = ()
+        source = -1
+        for index, (chunk, thought) in enumerate(zip(chunks, thoughts, strict=True)):
+            if index == 0 or chunk.span != chunks[index - 1].span:
+                held, source = (), chunk.slot_before
+            held = thought or held
+            if held or source < 0:
+                kept.append((chunk, held))
+            else:
+                copied.append((source, chunk.first_slot))
+        if copied:
+            each = np.arange(self._config.chunk)
+            pairs = np.array(copied, np.int64)[:, :, None] + each  # [n, 2, c]
+            sources, targets = send_array(pairs.transpose(1, 0, 2).reshape(2, -1), self.residuals.device)
+            for tensor in (self.states, self.has_state):
+                tensor[targets] = tensor[sources]
+        return [chunk for chunk, _ in kept], [thought for _, thought in kept]
 
     def _chunk_slots(self, chunks: Sequence[_Chunk]) -> Tensor:
         """int64 [n, c]."""

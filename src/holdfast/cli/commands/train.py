@@ -106,6 +106,13 @@ def thinking(
             help="Think while answering as well, or only while reading.",
         ),
     ] = None,
+    carry: Annotated[
+        bool | None,
+        typer.Option(
+            "--carry/--no-carry",
+            help="Add a state to all chunks up to the next thought, or to the next chunk only.",
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Number of steps.")] = None,
     minutes: Annotated[
         float | None,
@@ -172,6 +179,7 @@ def thinking(
         "max_thought": max_thought,
         "thought_delay": thought_delay,
         "while_answering": while_answering,
+        "carry": carry,
         "steps": steps,
         "minutes": minutes,
         "batch": batch,

@@ -81,6 +81,7 @@ class EvalSet:
             max_thought=1 if thinking is None else thinking.max_thought,
             remind_after=info.remind_after,
             thought_delay=info.thought_delay,
+            carry=thinking is not None and thinking.carry,
         )
         self._chunk = 0 if thinking is None else thinking.chunk
         frame = chat_frame(open_tokenizer(path), str(folder)) if info.chat else None

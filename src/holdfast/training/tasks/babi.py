@@ -12,6 +12,9 @@ inferred at the fact's last word: who is where, with what (`StoryWorld`).
     Mary moved to the bathroom. Mary got the milk there. Where is the milk? A: bathroom.
                      Mary bathroom             Mary bathroom one milk
 
+A model that carries its states thinks of everybody who was named, and of what lies where; at the
+question, of what is asked for: " milk bathroom".
+
 Stories with facts of other kinds have the question before and after the story, and the supporting
 facts as thoughts.
 """
@@ -39,20 +42,23 @@ class StoryWorld:
 
     places: dict[str, str] = field(default_factory=dict)
     carried: dict[str, dict[str, bool]] = field(default_factory=dict)  # thing -> whether still carried
+    lying: dict[str, str] = field(default_factory=dict)  # thing -> where it was left
 
     def tell(self, fact: str) -> str | None:
         """Take in a fact. Returns what it changes, or None if it is of another kind."""
         if found := _GIVE.fullmatch(fact):
             giver, thing, receiver = found.groups()
             self._drop(giver, thing)
-            self.carried.setdefault(receiver, {})[thing] = True
+            self._take(receiver, thing)
             return f"{self._person(giver)},{self._person(receiver)}"
         if found := _TAKE.fullmatch(fact):
-            self.carried.setdefault(found[1], {})[found[2]] = True
+            self._take(found[1], found[2])
             return self._person(found[1])
         if found := _DROP.fullmatch(fact):
             self._drop(found[1], found[2])
             where = self.places.get(found[1])
+            if where is not None:
+                self.lying[found[2]] = where
             return self._person(found[1]) + (f", {found[2]} {where}" if where else "")
         if found := _MOVE.fullmatch(fact):
             self.places[found[1]] = found[2]
@@ -61,6 +67,10 @@ class StoryWorld:
 
     def _drop(self, person: str, thing: str) -> None:
         self.carried.setdefault(person, {})[thing] = False
+
+    def _take(self, person: str, thing: str) -> None:
+        self.carried.setdefault(person, {})[thing] = True
+        self.lying.pop(thing, None)
 
     def _person(self, person: str) -> str:
         """ " Mary bathroom two milk apple": place if known; number and things once anything was held."""
@@ -71,6 +81,12 @@ class StoryWorld:
             return text
         held = [thing for thing, is_held in had.items() if is_held]
         return " ".join((f"{text} {_NUMBERS[min(len(held), len(_NUMBERS) - 1)]}", *held))
+
+    def everything(self) -> str:
+        """All people, in the order in which they were named, and all things that lie somewhere."""
+        people = dict.fromkeys((*self.places, *self.carried))
+        lying = (f" {thing} {place}" for thing, place in self.lying.items())
+        return ",".join((*(self._person(each) for each in people), *lying))
 
 
 def read_babi(path: Path) -> list[TextExample]:
@@ -113,8 +129,17 @@ def _tracked(question: str, answer: str, facts: dict[int, str]) -> TextExample |
         if changed is None:
             return None
         prompt += f" {fact}" if prompt else fact
-        steps.append(ThoughtStep(_last_word(prompt), changed))
-    return TextExample(f"{prompt} {question}{QUESTION_END}", f" {answer}.", tuple(steps))
+        steps.append(ThoughtStep(_last_word(prompt), changed, state=world.everything()))
+    prompt = f"{prompt} {question}"
+    asked = f" {_asked(question)} {answer.replace(',', ' ')}"
+    steps.append(ThoughtStep(_last_word(prompt), "", state=asked, is_question=True))
+    return TextExample(f"{prompt}{QUESTION_END}", f" {answer}.", tuple(steps))
+
+
+def _asked(question: str) -> str:
+    """The person of a question, or the thing that is its last word."""
+    words = question.rstrip(" ?").split()
+    return next((word for word in words[1:] if word[0].isupper()), words[-1])
 
 
 def _supported(question: str, answer: str, facts: dict[int, str], support: list[int]) -> TextExample:
@@ -129,4 +154,4 @@ def _supported(question: str, answer: str, facts: dict[int, str], support: list[
 
 def _last_word(text: str) -> int:
     """The last character that is no mark."""
-    return len(text.rstrip(".!")) - 1
+    return len(text.rstrip(".!?")) - 1

@@ -4,7 +4,8 @@ everybody is.
     The key is in the red box. The blue box is empty. Ada puts the key in the blue box. Where is the key?
                      red key       red key, blue nothing         red nothing, blue key
 
-So the next thought depends on the last one and the event alone, however long the text is. Sentences
+So the next thought depends on the last one and the event alone, however long the text is. A model that
+carries its states thinks both at once, boxes and people; at the question, what is asked for. Sentences
 that change nothing stand between the events: people look at boxes, talk about things, or the weather is
 described. Answers: " blue box.", " kitchen.", " key and ball.", " nothing."
 """
@@ -77,6 +78,9 @@ class _World:
     def rooms_thought(self) -> str:
         return ",".join(f" {who} {room}" for who, room in self.rooms.items())
 
+    def everything(self) -> str:
+        return ",".join(filter(None, (self.boxes_thought(), self.rooms_thought())))
+
 
 class Entities:
     name = "entities"
@@ -97,7 +101,7 @@ class Entities:
             nonlocal prompt
             prompt += f" {sentence}" if prompt else sentence
             if thought:
-                steps.append(ThoughtStep(len(prompt.rstrip(".")) - 1, thought))
+                steps.append(ThoughtStep(len(prompt.rstrip(".")) - 1, thought, state=world.everything()))
 
         for box, things in filled.items():
             world.boxes[box] = things
@@ -108,8 +112,12 @@ class Entities:
             if rng.random() < _DISTRACTION:
                 tell(self._distract(rng, world), "")
             tell(*self._event(rng, world))
-        question, answer = self._ask(rng, world)
-        return TextExample(f"{prompt} {question}{QUESTION_END}", f" {answer}.", tuple(steps))
+        question, asked, answer = self._ask(rng, world)
+        prompt = f"{prompt} {question}"
+        found = f" {asked} {answer.removesuffix(' box').replace(' and ', ' ')}"
+        settled_at = prompt.rfind(asked) + len(asked) - 1
+        steps.append(ThoughtStep(settled_at, "", state=found, is_question=True))
+        return TextExample(f"{prompt}{QUESTION_END}", f" {answer}.", tuple(steps))
 
     def _fill(self, rng: random.Random, boxes: list[str]) -> dict[str, list[str]]:
         filled: dict[str, list[str]] = {box: [] for box in boxes}
@@ -160,13 +168,14 @@ class Entities:
             room=rng.choice(_ROOMS),
         )
 
-    def _ask(self, rng: random.Random, world: _World) -> tuple[str, str]:
+    def _ask(self, rng: random.Random, world: _World) -> tuple[str, str, str]:
+        """The question, the name in it, and the answer."""
         kind = rng.random()
         if kind < 0.25 and world.rooms:
             who = rng.choice(list(world.rooms))
-            return f"Where is {who}?", world.rooms[who]
+            return f"Where is {who}?", who, world.rooms[who]
         if kind < 0.5:
             box = rng.choice(list(world.boxes))
-            return f"What is in the {box} box?", " and ".join(world.boxes[box]) or "nothing"
+            return f"What is in the {box} box?", box, " and ".join(world.boxes[box]) or "nothing"
         thing = rng.choice(world.things)
-        return f"Where is the {thing}?", f"{world.box_of(thing)} box"
+        return f"Where is the {thing}?", thing, f"{world.box_of(thing)} box"

@@ -31,7 +31,9 @@ class ThoughtStep:
     reminder: the thought if nothing has been thought for long since then; "": none. A step with a
     reminder only has the thought "". is_inferred: it follows from the step before, so it is in a later
     chunk, whose tokens have that step's state. continues: a chain of thought writes it in the sentence of
-    the step before.
+    the step before. state: all that holds after the step; a model that carries its states thinks it instead
+    of the thought. A chain of thought does not write it: there, what was said before stays in sight.
+    is_question: the state says what is asked for. It is written without delay, to be there for the answer.
     """
 
     settled_at: int
@@ -39,6 +41,8 @@ class ThoughtStep:
     reminder: str = ""
     is_inferred: bool = False
     continues: bool = False
+    state: str = ""
+    is_question: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class TextRules:
     """How examples become tokens. frame: None for plain texts. remind_after: number of chunks without
     a thought before a reminder; 0: there are no reminders. thought_delay: number of tokens read after
     the one that settles a thought before it is written. The thought's chunk then has several tokens that
-    can know it; T writes it from what these hold.
+    can know it; T writes it from what these hold. carry: the model carries its states.
     """
 
     form: AnswerForm
@@ -83,6 +87,7 @@ class TextRules:
     frame: ChatFrame | None = None
     remind_after: int = 0
     thought_delay: int = 0
+    carry: bool = False
 
     def prompt(self, example: TextExample) -> str:
         if self.frame is None:
@@ -133,7 +138,12 @@ def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules
     rows = [[*p.ids, *a.ids, rules.eos_id] for p, a in zip(prompts, answers, strict=True)]
     placed: list[dict[int, list[int]]] = [{} for _ in examples]
     if rules.form == "thinking":
-        said = {text for each in examples for step in each.steps for text in (step.thought, step.reminder)}
+        said = {
+            text
+            for each in examples
+            for step in each.steps
+            for text in (step.thought, step.reminder, step.state)
+        }
         known = sorted(said)
         encoded = tokenizer.encode_batch(known, add_special_tokens=False)
         ids = {text: each.ids for text, each in zip(known, encoded, strict=True)}
@@ -183,16 +193,20 @@ def _place(
     rules: TextRules,
 ) -> dict[int, list[int]]:
     """The thoughts by chunk: a step is in the chunk of its token or, where max_thought is reached, in
-    a later one. A step after the last chunk is dropped, and a longer step is truncated.
+    a later one. A step after the last chunk is dropped, and a longer step is truncated. A step's state
+    replaces what its chunk has.
     """
     shift = 0 if rules.frame is None else len(rules.frame.before)
     by_chunk: dict[int, list[int]] = {}
     reminders: dict[int, list[int]] = {}  # by the chunk from which on they hold
     chunk, last = 0, -1
     for step in example.steps:
-        thought = ids[step.thought][: rules.max_thought]
-        token = _token_at(offsets, shift + step.settled_at) + rules.thought_delay
+        is_state = rules.carry and bool(step.state)
+        thought = ids[step.state if is_state else step.thought][: rules.max_thought]
+        token = _token_at(offsets, shift + step.settled_at) + (0 if step.is_question else rules.thought_delay)
         chunk = max(chunk, token // rules.chunk, last + step.is_inferred)
+        if is_state:
+            by_chunk.pop(chunk, None)
         if len(by_chunk.get(chunk, ())) + len(thought) > rules.max_thought:
             chunk += 1
         if (chunk + 1) * rules.chunk > num_tokens:
