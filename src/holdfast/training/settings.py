@@ -51,7 +51,9 @@ class TrainingSettings:
     l_in: int = 1
     l_out: int | None = None  # None: all layers but the last
     while_answering: bool = True
-    carry: bool = False  # a state stays up to the next thought; tasks may think all that holds, not what changed
+    carry: bool = (
+        False  # a state stays up to the next thought; tasks may think all that holds, not what changed
+    )
     variables_thought: ThoughtContent = "changed"
     long_texts: bool = True  # filler sentences between the events of half of the texts
     thought_delay: int = 0  # tokens after the one that settles a thought before it is written

@@ -49,10 +49,17 @@ def test_babi_thoughts_are_what_a_fact_changes(tmp_path: Path) -> None:
     first, second, third, fourth = read_babi(path)
     assert first.prompt == "Nora walked to the cellar. Piet took the lamp. Where is Nora? A:"
     assert first.answer == " cellar."
-    assert [each.thought for each in first.steps] == [" Nora cellar", " Piet one lamp"]
+    assert [each.thought for each in first.steps] == [" Nora cellar", " Piet one lamp", ""]
+    assert [each.state for each in first.steps] == [
+        " Nora cellar",
+        " Nora cellar, Piet one lamp",
+        " Nora cellar",
+    ]
+    assert first.written_answer("cot") == " Nora cellar. Piet one lamp. So cellar."
+    assert first.prompt[: first.steps[2].settled_at + 1].endswith("Where is Nora")
     assert first.prompt[: first.steps[0].settled_at + 1].endswith("cellar")
-    assert [each.thought for each in second.steps][-1] == " Nora attic"
-    assert [each.thought for each in third.steps][-3:] == [
+    assert [each.thought for each in second.steps][-2:] == [" Nora attic", ""]
+    assert [each.thought for each in third.steps][-4:-1] == [
         " Nora attic one cup",
         " Nora attic none, Piet two lamp cup",
         " Piet one cup",

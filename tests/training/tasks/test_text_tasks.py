@@ -32,24 +32,31 @@ def test_steps_are_in_order_and_inside_the_prompt(task: TextTask) -> None:
 
 
 def test_entity_thoughts_answer_every_question() -> None:
-    """The last thought about boxes or about rooms has the answer."""
+    """The last thought about boxes or about rooms has the answer, and so has the last state."""
     for each in examples(Entities()):
-        clauses = [clause.split() for step in each.steps for clause in step.thought.split(",")]
+        *told, asked = each.steps
+        assert asked.is_question and not asked.thought
+        clauses = [clause.split() for step in told for clause in step.thought.split(",")]
+        held = {tuple(clause.split()) for clause in told[-1].state.split(",")}
+        assert {tuple(clause) for clause in clauses[-1:]} <= held, each
         question = each.prompt[each.prompt.rindex(". ") + 2 :].removesuffix("? A:")
         answer = each.answer.strip(" .")
         if found := re.fullmatch(r"What is in the (\w+) box", question):
             last = [clause for clause in clauses if clause[0] == found[1]][-1]
             assert " and ".join(last[1:]) == answer, each
+            assert asked.state.split() == last, each
         else:
             name = question.removeprefix("Where is ").removeprefix("the ")
             last = [clause for clause in clauses if name in clause][-1]
             assert answer == (last[1] if last[0] == name else f"{last[0]} box"), each
+            assert asked.state.split() == [name, answer.removesuffix(" box")], each
+        assert tuple(last) in held, each
 
 
 def test_entity_texts_repeat_no_thought_without_a_cause() -> None:
     """Distractors have no thought: fewer thoughts than sentences."""
     told = examples(Entities())
-    assert sum(len(each.steps) for each in told) < sum(each.prompt.count(".") for each in told)
+    assert sum(len(each.steps) - 1 for each in told) < sum(each.prompt.count(".") for each in told)
 
 
 def test_variable_talk_thoughts_are_right() -> None:

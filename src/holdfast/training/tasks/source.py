@@ -108,7 +108,14 @@ class BatchSource:
         s = settings
         self._settings, self._topics, self._tokenizer, self._eos_id = s, topics, tokenizer, eos_id
         self._rules = TextRules(
-            s.form, s.chunk, s.max_thought, eos_id, frame, s.remind_after, s.thought_delay, s.carry
+            s.form,
+            s.chunk,
+            s.max_thought,
+            eos_id,
+            frame,
+            0 if s.carry else s.remind_after,  # a state that is carried needs no reminder
+            s.thought_delay,
+            s.carry,
         )
 
         def encode(text: str) -> list[int]:
