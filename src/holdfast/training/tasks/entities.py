@@ -1,11 +1,12 @@
-"""Things in boxes and people in rooms: a thought after each event says what is in all boxes, or where
-everybody is.
+"""Things in boxes and people in rooms: a thought after each event says what is in the boxes it changed, or
+where somebody is.
 
     The key is in the red box. The blue box is empty. Ada puts the key in the blue box. Where is the key?
-                     red key       red key, blue nothing         red nothing, blue key
+                     red key            blue nothing             red nothing, blue key
 
-So the next thought depends on the last one and the event alone, however long the text is. A model that
-carries its states thinks both at once, boxes and people; at the question, what is asked for. Sentences
+So what is asked for stands in the last thought with its name, however long the text is. A model that
+carries its states thinks of all boxes and people, so that the next thought depends on the last one and
+the event alone; at the question, of what is asked for. Sentences
 that change nothing stand between the events: people look at boxes, talk about things, or the weather is
 described. Answers: " blue box.", " kitchen.", " key and ball.", " nothing."
 """
@@ -71,15 +72,14 @@ class _World:
     def things(self) -> list[str]:
         return [thing for things in self.boxes.values() for thing in things]
 
-    def boxes_thought(self) -> str:
-        """Every box that has been named, in the order in which they were."""
-        return ",".join(f" {box} {' '.join(things) or 'nothing'}" for box, things in self.boxes.items())
-
-    def rooms_thought(self) -> str:
-        return ",".join(f" {who} {room}" for who, room in self.rooms.items())
+    def contents(self, *boxes: str) -> str:
+        """What is in these boxes."""
+        return ",".join(f" {box} {' '.join(self.boxes[box]) or 'nothing'}" for box in boxes)
 
     def everything(self) -> str:
-        return ",".join(filter(None, (self.boxes_thought(), self.rooms_thought())))
+        """Boxes and people in the order in which they were named."""
+        rooms = (f" {who} {room}" for who, room in self.rooms.items())
+        return ",".join((self.contents(*self.boxes), *rooms))
 
 
 class Entities:
@@ -107,7 +107,7 @@ class Entities:
             world.boxes[box] = things
             shown = " and the ".join(things)
             sentence = f"The {shown} {'are' if len(things) > 1 else 'is'} in the {box} box."
-            tell(sentence if things else f"The {box} box is empty.", world.boxes_thought())
+            tell(sentence if things else f"The {box} box is empty.", world.contents(box))
         for _ in range(events):
             if rng.random() < _DISTRACTION:
                 tell(self._distract(rng, world), "")
@@ -132,7 +132,7 @@ class Entities:
         if kind < 0.3:
             room = rng.choice(_ROOMS)
             world.rooms[who] = room
-            return rng.choice(_WALKS).format(who=who, room=room), world.rooms_thought()
+            return rng.choice(_WALKS).format(who=who, room=room), f" {who} {room}"
         thing = rng.choice(world.things)
         box = world.box_of(thing)
         others = [each for each in world.things if world.box_of(each) != box]
@@ -141,7 +141,7 @@ class Entities:
             other = world.box_of(second)
             mine, theirs = world.boxes[box], world.boxes[other]
             mine[mine.index(thing)], theirs[theirs.index(second)] = second, thing
-            return rng.choice(_SWAPS).format(who=who, thing=thing, second=second), world.boxes_thought()
+            return rng.choice(_SWAPS).format(who=who, thing=thing, second=second), world.contents(box, other)
         free = [
             each
             for each in world.boxes
@@ -151,12 +151,13 @@ class Entities:
             other = rng.choice(free)
             world.boxes[other] += world.boxes[box]
             world.boxes[box] = []
-            return rng.choice(_EMPTIES).format(who=who, box=box, other=other), world.boxes_thought()
+            return rng.choice(_EMPTIES).format(who=who, box=box, other=other), world.contents(box, other)
         room_left = [each for each, held in world.boxes.items() if each != box and len(held) < _MOST_IN_A_BOX]
         target = rng.choice(room_left or [box])
         world.boxes[box].remove(thing)
         world.boxes[target].append(thing)
-        return rng.choice(_PUTS).format(who=who, thing=thing, box=target), world.boxes_thought()
+        changed = world.contents(*dict.fromkeys((box, target)))
+        return rng.choice(_PUTS).format(who=who, thing=thing, box=target), changed
 
     def _distract(self, rng: random.Random, world: _World) -> str:
         if rng.random() < 0.3:
