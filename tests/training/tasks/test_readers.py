@@ -49,20 +49,20 @@ def test_babi_thoughts_are_what_a_fact_changes(tmp_path: Path) -> None:
     first, second, third, fourth = read_babi(path)
     assert first.prompt == "Nora walked to the cellar. Piet took the lamp. Where is Nora? A:"
     assert first.answer == " cellar."
-    assert [each.thought for each in first.steps] == [" Nora cellar", " Piet one lamp", ""]
+    assert [each.thought for each in first.steps] == [" Nora cellar", " Piet lamp one", ""]
     assert [each.state for each in first.steps] == [
         " Nora cellar",
-        " Nora cellar, Piet one lamp",
+        " Nora cellar, Piet lamp one",
         " Nora cellar",
     ]
-    assert first.written_answer("cot") == " Nora cellar. Piet one lamp. So cellar."
+    assert first.written_answer("cot") == " Nora cellar. Piet lamp one. So cellar."
     assert first.prompt[: first.steps[2].settled_at + 1].endswith("Where is Nora")
     assert first.prompt[: first.steps[0].settled_at + 1].endswith("cellar")
     assert [each.thought for each in second.steps][-2:] == [" Nora attic", ""]
     assert [each.thought for each in third.steps][-4:-1] == [
-        " Nora attic one cup",
-        " Nora attic none, Piet two lamp cup",
-        " Piet one cup",
+        " Nora attic cup one",
+        " Nora attic none, Piet lamp cup two",
+        " Piet cup one",
     ]
     assert "Nora" not in fourth.prompt
 
@@ -118,7 +118,7 @@ def test_thought_is_in_the_chunk_of_its_last_token(tmp_path: Path) -> None:
     path.write_text(BABI)
     batch, tokenizer = _prepared(read_babi(path))
     # Nora walked to the | cellar . Piet took | the lamp . Where | is Nora ? A
-    assert chunk_texts(batch, tokenizer, 0) == {1: " Nora cellar", 2: " Piet one lamp"}
+    assert chunk_texts(batch, tokenizer, 0) == {1: " Nora cellar", 2: " Piet lamp one"}
     assert batch.token_ids[0, batch.num_tokens[0] - 1] == tokenizer.token_to_id(EOS)
 
 
@@ -126,7 +126,7 @@ def test_delayed_thought_is_in_the_chunk_of_a_later_token(tmp_path: Path) -> Non
     path = tmp_path / "qa.txt"
     path.write_text(BABI)
     batch, tokenizer = _prepared(read_babi(path), thought_delay=3)
-    assert chunk_texts(batch, tokenizer, 0) == {1: " Nora cellar", 3: " Piet one lamp"}
+    assert chunk_texts(batch, tokenizer, 0) == {1: " Nora cellar", 3: " Piet lamp one"}
 
 
 def test_inferred_thought_is_in_a_later_chunk() -> None:

@@ -10,8 +10,9 @@ may change it. So a thought is what a fact changes, for whatever question follow
 inferred at the fact's last word: who is where, with what (`StoryWorld`).
 
     Mary moved to the bathroom. Mary got the milk there. Where is the milk? A: bathroom.
-                     Mary bathroom             Mary bathroom one milk
+                     Mary bathroom             Mary bathroom milk one
 
+The number stands after the things, so that whoever writes the thought can count them.
 A model that carries its states thinks of everybody who was named, and of what lies where; at the
 question, of what is asked for: " milk bathroom".
 
@@ -73,14 +74,14 @@ class StoryWorld:
         self.lying.pop(thing, None)
 
     def _person(self, person: str) -> str:
-        """ " Mary bathroom two milk apple": place if known; number and things once anything was held."""
+        """ " Mary bathroom milk apple two": place if known; things and their number once anything was held."""
         place = self.places.get(person)
         text = f" {person}" + (f" {place}" if place else "")
         had = self.carried.get(person)
         if had is None:
             return text
         held = [thing for thing, is_held in had.items() if is_held]
-        return " ".join((f"{text} {_NUMBERS[min(len(held), len(_NUMBERS) - 1)]}", *held))
+        return " ".join((text, *held, _NUMBERS[min(len(held), len(_NUMBERS) - 1)]))
 
     def everything(self) -> str:
         """All people, in the order in which they were named, and all things that lie somewhere."""

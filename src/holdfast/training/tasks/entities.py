@@ -8,7 +8,7 @@ So what is asked for stands in the last thought with its name, however long the 
 carries its states thinks of all boxes and people, so that the next thought depends on the last one and
 the event alone; at the question, of what is asked for. Sentences
 that change nothing stand between the events: people look at boxes, talk about things, or the weather is
-described. Answers: " blue box.", " kitchen.", " key and ball.", " nothing."
+described. Answers: " blue box.", " kitchen.", " ball and key.", " nothing.": things in alphabetical order.
 """
 
 import random
@@ -74,7 +74,7 @@ class _World:
 
     def contents(self, *boxes: str) -> str:
         """What is in these boxes."""
-        return ",".join(f" {box} {' '.join(self.boxes[box]) or 'nothing'}" for box in boxes)
+        return ",".join(f" {box} {' '.join(sorted(self.boxes[box])) or 'nothing'}" for box in boxes)
 
     def everything(self) -> str:
         """Boxes and people in the order in which they were named."""
@@ -177,6 +177,6 @@ class Entities:
             return f"Where is {who}?", who, world.rooms[who]
         if kind < 0.5:
             box = rng.choice(list(world.boxes))
-            return f"What is in the {box} box?", box, " and ".join(world.boxes[box]) or "nothing"
+            return f"What is in the {box} box?", box, " and ".join(sorted(world.boxes[box])) or "nothing"
         thing = rng.choice(world.things)
         return f"Where is the {thing}?", thing, f"{world.box_of(thing)} box"
