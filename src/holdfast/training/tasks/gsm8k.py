@@ -1,14 +1,12 @@
 """GSM8K: questions as JSON lines; answers have calculations such as <<48/2=24>> and end with ####
 72.
 
-Every calculation is two thoughts: what is calculated, and in the next chunk its result. A thought is
-written from what is known before its first word; between the two, the whole backbone reads the
-calculation. It is placed at the end of the sentence with the last of its numbers, because the sentence
-says what to do with them ("half as many"). A number of the question is known where it stands, in digits
-or as a word; where it stands twice, its second use needs the second place. The result of an earlier
-calculation is known where that calculation is placed. A calculation with a number that the question
-does not have is placed at the end of the question. No calculation is placed before an earlier one. This
-is an estimate of the earliest place where it can be inferred.
+Every calculation is a thought. It is placed at the end of the sentence with the last of its
+numbers, because the sentence says what to do with them ("half as many"). A number of the question is
+known where it stands, in digits or as a word; where it stands twice, its second use needs the second
+place. The result of an earlier calculation is known where that calculation is placed. A calculation
+with a number that the question does not have is placed at the end of the question. No calculation is
+placed before an earlier one. This is an estimate of the earliest place where it can be inferred.
 
 Most calculations are placed where the question ends. An instruction follows it, and the answer starts
 with three words, so that there are chunks for them before the number.
@@ -25,10 +23,7 @@ _CALCULATION = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _SENTENCE_END = re.compile(r"[.?!](?=\s|$)")
 _FINAL = re.compile(r"####\s*(\S.*?)\s*$")
-_INSTRUCTION = (
-    " Work it out while you read: find the numbers, calculate one step after the other, check every result,"
-    " and then give only the final number as the answer."
-)
+_INSTRUCTION = " Work it out while you read, and give only the final number as the answer."
 _MEANINGS = (  # words, and the number they stand for in a calculation
     (1, "one"), (2, "two"), (3, "three"), (4, "four"), (5, "five"), (6, "six"), (7, "seven"), (8, "eight"),
     (9, "nine"), (10, "ten"), (11, "eleven"), (12, "twelve"),
@@ -81,8 +76,7 @@ def _steps(question: str, answer: str) -> tuple[ThoughtStep, ...]:
         )
         end = _SENTENCE_END.search(question, last)
         earliest = max(earliest, end_of_question if end is None else end.start())
-        steps.append(ThoughtStep(earliest, f" {calculation}=", is_inferred=True))
-        steps.append(ThoughtStep(earliest, result, is_inferred=True, continues=True))
+        steps.append(ThoughtStep(earliest, f" {calculation}={result}"))
         if _NUMBER.fullmatch(result):
             places[_value(result)] = [earliest]
     return tuple(steps)

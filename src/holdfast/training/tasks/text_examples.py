@@ -29,18 +29,15 @@ class ThoughtStep:
     """settled_at: the character of the prompt from which on the thought can be inferred.
 
     reminder: the thought if nothing has been thought for long since then; "": none. A step with a
-    reminder only has the thought "". is_inferred: it follows from the step before, so it is in a later
-    chunk, whose tokens have that step's state. continues: a chain of thought writes it in the sentence of
-    the step before. state: all that holds after the step; a model that carries its states thinks it instead
-    of the thought. A chain of thought does not write it: there, what was said before stays in sight.
-    is_question: the state says what is asked for. It is written without delay, to be there for the answer.
+    reminder only has the thought "". state: all that holds after the step; a model that carries its states
+    thinks it instead of the thought. A chain of thought does not write it: there, what was said before stays
+    in sight. is_question: the state says what is asked for. It is written without delay, to be there for the
+    answer.
     """
 
     settled_at: int
     thought: str
     reminder: str = ""
-    is_inferred: bool = False
-    continues: bool = False
     state: str = ""
     is_question: bool = False
 
@@ -57,11 +54,7 @@ class TextExample:
     def written_answer(self, form: AnswerForm) -> str:
         if form != "cot" or not self.has_chain:
             return self.answer
-        said = ""
-        for step in self.steps:
-            if step.thought:
-                said = (said.removesuffix(".") if step.continues else said) + f"{step.thought}."
-        return f"{said} So{self.answer}"
+        return "".join(f"{step.thought}." for step in self.steps if step.thought) + f" So{self.answer}"
 
 
 @dataclass(frozen=True)
@@ -199,13 +192,13 @@ def _place(
     shift = 0 if rules.frame is None else len(rules.frame.before)
     by_chunk: dict[int, list[int]] = {}
     reminders: dict[int, list[int]] = {}  # by the chunk from which on they hold
-    chunk, last = 0, -1
+    chunk = 0
     for step in example.steps:
-        is_state = rules.carry and bool(step.state)
-        thought = ids[step.state if is_state else step.thought][: rules.max_thought]
+        said = (step.state or step.thought or step.reminder) if rules.carry else step.thought
+        thought = ids[said][: rules.max_thought]
         token = _token_at(offsets, shift + step.settled_at) + (0 if step.is_question else rules.thought_delay)
-        chunk = max(chunk, token // rules.chunk, last + step.is_inferred)
-        if is_state:
+        chunk = max(chunk, token // rules.chunk)
+        if rules.carry and step.state:
             by_chunk.pop(chunk, None)
         if len(by_chunk.get(chunk, ())) + len(thought) > rules.max_thought:
             chunk += 1
@@ -214,7 +207,6 @@ def _place(
         reminders[chunk] = ids[step.reminder][: rules.max_thought]
         if thought:
             by_chunk.setdefault(chunk, []).extend(thought)
-            last = chunk
     if rules.remind_after:
         _remind(by_chunk, reminders, len(offsets) // rules.chunk, rules.remind_after)
     return by_chunk
