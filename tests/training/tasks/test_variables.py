@@ -34,7 +34,7 @@ def test_answers_and_thoughts_are_right(thought: ThoughtContent) -> None:
         for each in CHANGE.finditer(prompt, start.end()):
             target, left, sign, right = each.groups()
             result, operand = _value(left, values), _value(right or "0", values)
-            work = f" {result} {sign or '+'} {operand}"
+            work = f" {target} {result} {sign or '+'} {operand}"
             result += operand * (-1 if sign == "-" else 1)
             values[target] = result
             assert 0 <= result <= LARGEST
@@ -44,8 +44,7 @@ def test_answers_and_thoughts_are_right(thought: ThoughtContent) -> None:
             if thought == "all":
                 before, said = "", "".join(f" {name} {value}" for name, value in values.items())
             elif thought == "worked":
-                names = [target, *sorted(set(values) - {target})]
-                before, said = "", work + "".join(f" {name} {values[name]}" for name in names)
+                before, said = "", work + "".join(f" {name} {value}" for name, value in values.items())
             expected[token // 8] = before + said
         asked = prompt[prompt.rindex("value of") :].split()[2].rstrip("?")
         assert answer == f" {values[asked]}."
@@ -63,11 +62,11 @@ def test_thought_does_not_depend_on_later_chunks() -> None:
             assert len(re.findall("[a-z]", told)) == num_changes, read
 
 
-def test_worked_thought_has_nine_tokens_and_one_change_in_a_chunk() -> None:
-    batch, tokenizer = draw_batch(Variables("worked"), 300, 9, 9, chunk=4, max_thought=9)
+def test_worked_thought_has_ten_tokens_and_one_change_in_a_chunk() -> None:
+    batch, tokenizer = draw_batch(Variables("worked"), 300, 9, 9, chunk=4, max_thought=10)
     for row in range(len(batch)):
         told = list(chunk_texts(batch, tokenizer, row).values())
-        assert [len(each.split()) for each in told] == [6, *[9] * 9]
+        assert [len(each.split()) for each in told] == [6, *[10] * 9]
 
 
 @pytest.mark.parametrize("form", ["thinking", "none", "cot", "words"])
@@ -83,7 +82,7 @@ def test_texts_do_not_depend_on_the_thought_content(form: AnswerForm) -> None:
 @pytest.mark.parametrize("thought", ["all", "worked"])
 def test_chain_of_thought_has_the_thoughts(thought: ThoughtContent) -> None:
     task = Variables(thought)
-    thinking, tokenizer = draw_batch(task, 100, 1, 9, chunk=4, max_thought=9)  # a chunk holds one change
+    thinking, tokenizer = draw_batch(task, 100, 1, 9, chunk=4, max_thought=10)  # a chunk holds one change
     plain = decode_texts(thinking, tokenizer)
     chains = decode_texts(*draw_batch(task, 100, 1, 9, form="cot"))
     for row, (prompt, chain) in enumerate(chains):

@@ -2,13 +2,13 @@
 "Let".
 
     y is 4. x = 7. Add 2 to y. Is y 6?    Yes, 6.
-       y 4   7 + 0 x 7 y 4
-                  4 + 2 y 6 x 7
+       y 4   x 7 + 0 y 4 x 7
+                  y 4 + 2 y 6 x 7
 
-The thought is that of `Variables` with "worked": the calculation, the changed variable, then the
-others in the order in which they were named. In the first statement every variable has a thought: all
-so far. A half is written as a difference. Two values that are swapped are one thought: "+ 0" for the first of them.
-Values are 0 to 9; a change that would leave them is another one.
+The thought is that of `Variables` with "worked": the calculation, then all variables in the order in
+which they were named. In the first statement every variable has a thought: all so far. A half is
+written as a difference. Two values that are swapped are one thought: "+ 0" for the first of them. Values
+are 0 to 9; a change that would leave them is another one.
 """
 
 import random
@@ -201,8 +201,7 @@ class _Told:
     def _compute(self, name: str, shape: str, left: int, sign: str, right: int, said: str = "") -> None:
         self.values[name] = left + right if sign == "+" else left - right
         self._state(shape, name, said)
-        others = "".join(f" {each} {value}" for each, value in self.values.items() if each != name)
-        self._think(f" {left} {sign} {right} {name} {self.values[name]}{others}")
+        self._think(f" {name} {left} {sign} {right}{self._list()}")
 
     def _state(self, shape: str, name: str, said: str = "") -> None:
         """Say a statement. A variable at its start keeps its small letter."""

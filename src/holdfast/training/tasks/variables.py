@@ -4,8 +4,8 @@
     changed                           a 8        c 1
     all                               a 8 b 5 c 2
                                                  a 8 b 5 c 1
-    worked       a 3 b 5 c 2          3 + 5 a 8 b 5 c 2
-                                                 2 - 1 c 1 a 8 b 5
+    worked       a 3 b 5 c 2          a 3 + 5 a 8 b 5 c 2
+                                                 c 2 - 1 a 8 b 5 c 1
 
 A change is a = 4, a = b, or a plus or minus a small number or another variable; values are 0 to 9.
 Variables are in alphabetical order, in texts and in thoughts. With any order, C and T (one layer
@@ -13,15 +13,15 @@ each) learn slowly which value belongs to which variable; likely positions of a 
 
 A change is decided by the mark after it: "a = a" may continue with "+ b". "all" has the values of
 all variables, so that no value is further back than the last thought. "worked" has them too, after
-the calculation: T is one layer, so a token of a thought is one attention and one step. Operands
-have tokens of their own, the result depends on fixed positions of the thought, and the changed
-variable comes first, before the others in their order. An assignment of a number or a variable is
+the calculation: T is one layer, so a token of a thought is one attention and one step. The name of the
+changed variable comes first, so that its value can be looked up by name, operands have tokens of their
+own, and a variable has the same place in all thoughts. An assignment of a number or a variable is
 written as + 0, and the initial values are a thought as well. With "all" and "worked", a chunk with
 several changes has only the thought of the last.
 
 As a chain of thought: " a = 8. c = 1. So 1."; with "all" and "worked" the thoughts, one sentence
-each: " a 3 b 5 c 2. 3 + 5 a 8 b 5 c 2. 2 - 1 c 1 a 8 b 5. So 1."; with one number for each event: "
-8 1. So 1."
+each: " a 3 b 5 c 2. a 3 + 5 a 8 b 5 c 2. c 2 - 1 a 8 b 5 c 1. So 1."; with one number for each event:
+" 8 1. So 1."
 """
 
 from typing import Literal
@@ -147,10 +147,9 @@ class Variables:
         left = np.where(kind == _CONST, constant, np.where(kind == _COPY, its, own))
         right = np.where(kind >= _ADD_OTHER, its, np.where(kind >= _ADD, constant, 0))
         signs = self._signs[np.where(kind >= _ADD, sign, 0)]
-        work = np.stack((self._numbers[left], signs, self._numbers[right]), axis=2)
-        is_other = np.arange(NUM_VARIABLES) != target[:, :, None]  # [B, n, variables]
-        order = np.argsort(is_other, axis=2, kind="stable")
-        return np.concatenate((work, np.take_along_axis(every, order, axis=2)), axis=2)
+        name = self._names[np.take_along_axis(letters, target, axis=1)]
+        work = np.stack((name, self._numbers[left], signs, self._numbers[right]), axis=2)
+        return np.concatenate((work, every), axis=2)
 
     def _chain(self, is_event: Bools, at_first: Ints, said: Ints, changed: Ints, after: Ints) -> Ints:
         """A chain of thought that restates every event: [B, phrases]."""
