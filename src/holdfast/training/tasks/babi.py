@@ -87,7 +87,7 @@ class StoryWorld:
         """All people, in the order in which they were named, and all things that lie somewhere."""
         people = dict.fromkeys((*self.places, *self.carried))
         lying = (f" {thing} {place}" for thing, place in self.lying.items())
-        return ",".join((*(self._person(each) for each in people), *lying))
+        return "".join((*(self._person(each) for each in people), *lying))
 
 
 def read_babi(path: Path) -> list[TextExample]:

@@ -5,10 +5,11 @@ where somebody is.
                      red key            blue nothing             red nothing, blue key
 
 So what is asked for stands in the last thought with its name, however long the text is. A model that
-carries its states thinks of all boxes and people, so that the next thought depends on the last one and
-the event alone; at the question, of what is asked for. Sentences
-that change nothing stand between the events: people look at boxes, talk about things, or the weather is
-described. Answers: " blue box.", " kitchen.", " ball and key.", " nothing.": things in alphabetical order.
+carries its states thinks of the places of all things and people ("key blue Ada attic"), so that the next
+thought depends on the last one and the event alone; at the question, of what is asked for. Sentences that
+change nothing stand between the events: people look at boxes, talk about things, or the weather is
+described, in some texts for long. Answers: " blue box.", " kitchen.", " ball and key.", " nothing.": things
+in alphabetical order.
 """
 
 import random
@@ -27,6 +28,7 @@ _ROOMS = ("kitchen", "garden", "attic", "cellar", "hall", "office", "library", "
 # fmt: on
 _MOST_IN_A_BOX = 3
 _DISTRACTION = 0.3  # share of events with a distractor before them
+_STRETCHES, _STRETCH = 0.3, (6, 24)  # share of texts with many distractors in a row, and how many
 _PUTS = (
     "{who} puts the {thing} in the {box} box.",
     "{who} moves the {thing} to the {box} box.",
@@ -77,9 +79,9 @@ class _World:
         return ",".join(f" {box} {' '.join(sorted(self.boxes[box])) or 'nothing'}" for box in boxes)
 
     def everything(self) -> str:
-        """Boxes and people in the order in which they were named."""
-        rooms = (f" {who} {room}" for who, room in self.rooms.items())
-        return ",".join((self.contents(*self.boxes), *rooms))
+        """The box of every thing, the room of everybody: each name has the same place in all thoughts."""
+        places = {thing: self.box_of(thing) for thing in sorted(self.things)} | self.rooms
+        return "".join(f" {name} {place}" for name, place in places.items())
 
 
 class Entities:
@@ -93,6 +95,14 @@ class Entities:
         ]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
+        """Some texts have many distractors in a row: few events are far apart too, as many events are."""
+        return self._tell(rng, events, rng.randrange(events) if rng.random() < _STRETCHES else None)
+
+    def eval_example(self, rng: random.Random, events: int) -> TextExample:
+        return self._tell(rng, events, None)
+
+    def _tell(self, rng: random.Random, events: int, stretch: int | None) -> TextExample:
+        """stretch: the event before which there are many distractors."""
         filled = self._fill(rng, rng.sample(_COLOURS, rng.randint(2, 4)))
         world = _World(tuple(rng.sample(NAMES, rng.randint(2, 4))))
         prompt, steps = "", list[ThoughtStep]()
@@ -108,8 +118,8 @@ class Entities:
             shown = " and the ".join(things)
             sentence = f"The {shown} {'are' if len(things) > 1 else 'is'} in the {box} box."
             tell(sentence if things else f"The {box} box is empty.", world.contents(box))
-        for _ in range(events):
-            if rng.random() < _DISTRACTION:
+        for number in range(events):
+            for _ in range(rng.randint(*_STRETCH) if number == stretch else int(rng.random() < _DISTRACTION)):
                 tell(self._distract(rng, world), "")
             tell(*self._event(rng, world))
         question, asked, answer = self._ask(rng, world)
