@@ -119,19 +119,19 @@ class TrainingSettings:
 
 PRESETS = {
     # The built-in model: coins and variables, in fixed and in free wording, a few million parameters, a
-    # sliding window for unseen lengths. A reminder comes before the last thought leaves the window.
+    # sliding window for unseen lengths. What it knows is in the state it carries, not in the window.
     "coin": TrainingSettings(
         tasks=("parity", "variables", "coin-talk", "variable-talk", "outside"),
-        shares=(2, 4, 8, 4, 2),
+        shares=(2, 4, 8, 6, 2),
         max_events=40,
         size=SIZES["coin"],
         chunk=4,
         max_thought=12,
-        remind_after=12,
+        carry=True,
         texts=70_000,
         variables_thought="worked",
         steps=6000,
-        batch=192,
+        batch=220,
         learning_rate=1e-3,
         warmup=200,
         # Most thoughts are trivial, so the mean loss of thoughts is small against that of answers.
