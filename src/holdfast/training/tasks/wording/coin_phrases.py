@@ -109,7 +109,7 @@ class VerbPhrases:
         kind = self.rng.random()
         if kind < 0.5:
             return self.flip()
-        return self.set() if kind < 0.55 else self.no_flip()
+        return self.set() if kind < 0.58 else self.no_flip()
 
     def flip(self) -> Forms:
         rng, kind = self.rng, self.rng.random()

@@ -170,7 +170,28 @@ MODALS = split_list(
     ",",
 )
 # The side after the event is {s}, whatever it was.
+_LAYING = split_list("put,lay,place,set,leave,position,arrange,slap,drop,park,balance", ",")
+_LAID = split_list(
+    "with {s} up|with {s} on top|with {s} showing|with the {s} side up|so that {s} shows|so {s} faces up|such that"
+    " {s} can be seen|{s} side up|with {s} facing up|in such a way that {s} is up",
+    "|",
+)
+_TURNING = split_list(
+    "turn,roll,nudge,spin,tilt,twist,adjust,move,shift,push,work on,play with,keep turning,keep flipping,keep tossing",
+    ",",
+)
+_TURNED = split_list(
+    "until {s} is up|until it shows {s}|until {s} is on top|till {s} shows|until it is {s}|until {s} can be seen|so long"
+    " that {s} is up|until it lies {s} up|until it says {s}|until {s} comes up",
+    "|",
+)
 SETS = (
+    *(f"{verb} {{o}} {end}" for verb in _LAYING for end in _LAID),
+    *(f"{verb} {{o}} {end}" for verb in _TURNING for end in _TURNED),
+    "like {s} better and *turn {o} to it", "want {s} on top and *arrange {o} accordingly",
+    "prefer {s} and *make {o} show it", "choose {s} and *put {o} like that", "ask for {s} and *get it",
+    "need {s} up and *do just that", "pick {s} for {o}", "choose {s} for {o}", "insist on {s} and *have it so",
+    "want to see {s} and *place {o} so", "think that {s} is prettier and *lay {o} down that way",
     "set {o} to {s}", "turn {o} to {s}", "turn {o} so that {s} is up", "turn {o} until {s} is up",
     "put {o} {s} up", "put {o} down {s} up", "put {o} on {s}", "place {o} {s} up",
     "place {o} with {s} on top", "lay {o} down with {s} up", "lay {o} down {s} up", "make {o} show {s}",
