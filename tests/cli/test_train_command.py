@@ -89,6 +89,8 @@ def test_wrong_train_options_are_refused(holdfast, tmp_path: Path):
         (["--device", "abacus"], "abacus"),
         (["--task", f"babi:{tmp_path}/none.txt"], "none.txt"),
         (["--chunk", "7"], "divide a KV page"),
+        (["--l-in", "9"], "l_in"),
+        (["--l-in", "3", "--l-out", "2"], "l_out"),
         (["--out", str(Path(__file__))], "cannot be written to"),
         (["--out", "/proc/nowhere"], "cannot be written to"),
     ):

@@ -93,6 +93,13 @@ def thinking(
     max_thought: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of tokens of a thought.")
     ] = None,
+    l_in: Annotated[
+        int | None, typer.Option(min=1, help="Number of layers after which a state is added.")
+    ] = None,
+    l_out: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of layers after which T reads. Default: all but the last."),
+    ] = None,
     thought_delay: Annotated[
         int | None,
         typer.Option(
@@ -177,6 +184,8 @@ def thinking(
         "examples": examples,
         "chunk": chunk,
         "max_thought": max_thought,
+        "l_in": l_in,
+        "l_out": l_out,
         "thought_delay": thought_delay,
         "while_answering": while_answering,
         "carry": carry,
