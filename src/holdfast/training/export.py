@@ -111,7 +111,6 @@ class TrainingInfo:
     long_texts: bool = True
     variables_thought: ThoughtContent = "changed"
     chat: bool = False
-    remind_after: int = 0
     thought_delay: int = 0
 
 

@@ -57,7 +57,6 @@ class TrainingSettings:
     variables_thought: ThoughtContent = "changed"
     long_texts: bool = True  # filler sentences between the events of half of the texts
     thought_delay: int = 0  # tokens after the one that settles a thought before it is written
-    remind_after: int = 0  # chunks without a thought before the last one is thought again; 0: never
     texts: int = 20000  # number of texts made for each task that is written as text
     examples: int | None = None  # use only the first examples of these tasks and of files
     context: int = 4096

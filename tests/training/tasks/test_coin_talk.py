@@ -51,7 +51,8 @@ def sides_of(told: ToldCoin) -> list[tuple[int, str]]:
 def test_thoughts_are_the_sides_after_the_marks() -> None:
     for told in stories(600):
         expected = sides_of(told)
-        assert [(s.settled_at + 1, s.reminder.strip()) for s in told.example.steps] == expected, told
+        said = [(s.settled_at + 1, (s.thought or s.state).strip()) for s in told.example.steps]
+        assert said == expected, told
         thoughts = [step.thought.strip() for step in told.example.steps]
         first = ["" if told.start is not None else expected[0][1]] if expected else []
         assert thoughts == first + [side for _, side in expected[1:]], told
@@ -86,7 +87,7 @@ def test_flips_are_those_of_plain_words() -> None:
         steps = told.example.steps
         for before, step in pairwise(steps):
             said = told.example.prompt[before.settled_at + 1 : step.settled_at + 1].rpartition(". ")[2]
-            changes = before.reminder != step.thought
+            changes = (before.thought or before.state) != step.thought
             if re.fullmatch(r"\w+ (flips|tosses|inverts|reverses|flipped|tossed) (it|the coin)", said):
                 flips += 1
                 assert changes or said.split()[0].lower() in ("nobody", "nor"), (said, told)

@@ -137,12 +137,25 @@ def test_thoughts_that_do_not_fit_move_to_the_next_chunk() -> None:
     assert chunk_texts(batch, tokenizer, 0) == {0: " 1 + 1 2 + 1", 1: " 3 + 1"}
 
 
-def test_reminder_follows_a_long_stretch_without_thoughts() -> None:
-    text = "up" + " idle" * 30
-    example = TextExample(f"{text} A:", " up.", (ThoughtStep(1, "", " up"),))
-    batch, tokenizer = _prepared([example], remind_after=3)
-    assert chunk_texts(batch, tokenizer, 0) == {3: " up", 6: " up"}
-    assert (_prepared([example])[0].thoughts == -1).all()
+def test_carried_state_is_thought_instead_and_replaces_what_its_chunk_has() -> None:
+    steps = (
+        ThoughtStep(1, "", state=" up"),
+        ThoughtStep(6, " down"),  # has no state: added
+        ThoughtStep(30, " left", state=" up left"),
+        ThoughtStep(32, " right", state=" up right"),
+    )
+    example = TextExample("up" + " idle" * 12 + " A:", " up.", steps)
+    batch, tokenizer = _prepared([example], carry=True)
+    assert chunk_texts(batch, tokenizer, 0) == {0: " up down", 1: " up right"}
+    batch, tokenizer = _prepared([example])
+    assert chunk_texts(batch, tokenizer, 0) == {0: " down", 1: " left right"}
+
+
+def test_state_of_a_question_is_thought_without_delay() -> None:
+    steps = (ThoughtStep(0, " a"), ThoughtStep(8, "", state=" e f", is_question=True))
+    example = TextExample("a b c d e f g h i j k l A:", " d.", steps)
+    batch, tokenizer = _prepared([example], carry=True, thought_delay=3)
+    assert chunk_texts(batch, tokenizer, 0) == {0: " a", 1: " e f"}
 
 
 def test_chat_frame_shifts_thoughts() -> None:

@@ -117,8 +117,8 @@ def test_variable_talk_values_are_those_of_its_words() -> None:
             said = each.prompt[before.settled_at + 1 : step.settled_at].strip(" \n-.>=/")
             for shape, compute in _SAID.items():
                 if found := re.fullmatch(shape, said):
-                    old = re.search(rf" {found['v']} (\d)", before.reminder)
-                    value = compute(int(old[1]) if old else 0, int(found["n"] or 0))
+                    old = re.findall(rf" {found['v']} (\d)", before.thought)  # the last one
+                    value = compute(int(old[-1]) if old else 0, int(found["n"] or 0))
                     assert f" {found['v']} {value}" in step.thought, each
                     read += 1
     assert read > 20

@@ -79,7 +79,6 @@ class EvalSet:
             seed=seed,
             chunk=1 if thinking is None else thinking.chunk,
             max_thought=1 if thinking is None else thinking.max_thought,
-            remind_after=info.remind_after,
             thought_delay=info.thought_delay,
             carry=thinking is not None and thinking.carry,
         )

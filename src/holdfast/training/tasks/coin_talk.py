@@ -4,8 +4,8 @@
                                                            tails                tails
     No, tails.
 
-The thought after an event is the side that is up; the side at the start is only remembered. A
-sentence without the coin has no thought. A yes/no question is answered with yes or no and the side.
+The thought after an event is the side that is up; the side at the start is one only where states are
+carried. A sentence without the coin has no thought. A yes/no question is answered with yes or no and the side.
 Without a first side the answer is " I do not know."
 """
 
@@ -192,4 +192,7 @@ class _Story:
             self._side = 1 - self._side
         if self._known:
             side = f" {SIDES[self._side]}"
-            self._steps.append(ThoughtStep(self._length - 1, "" if mark == START else side, side))
+            is_start = mark == START
+            self._steps.append(
+                ThoughtStep(self._length - 1, "" if is_start else side, state=side if is_start else "")
+            )

@@ -113,7 +113,6 @@ class BatchSource:
             s.max_thought,
             eos_id,
             frame,
-            0 if s.carry else s.remind_after,  # a state that is carried needs no reminder
             s.thought_delay,
             s.carry,
         )

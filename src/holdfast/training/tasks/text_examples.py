@@ -28,16 +28,14 @@ QUESTION_END = " A:"  # of a prompt that is no chat message
 class ThoughtStep:
     """settled_at: the character of the prompt from which on the thought can be inferred.
 
-    reminder: the thought if nothing has been thought for long since then; "": none. A step with a
-    reminder only has the thought "". state: all that holds after the step; a model that carries its states
-    thinks it instead of the thought. A chain of thought does not write it: there, what was said before stays
-    in sight. is_question: the state says what is asked for. It is written without delay, to be there for the
-    answer.
+    thought: what is thought then; "": nothing. state: all that holds after the step; a model that carries its
+    states thinks it instead of the thought. A chain of thought does not write it: there, what was said before
+    stays in sight. is_question: the state says what is asked for. It is written without delay, to be there for
+    the answer.
     """
 
     settled_at: int
     thought: str
-    reminder: str = ""
     state: str = ""
     is_question: bool = False
 
@@ -67,8 +65,7 @@ class ChatFrame:
 
 @dataclass(frozen=True)
 class TextRules:
-    """How examples become tokens. frame: None for plain texts. remind_after: number of chunks without
-    a thought before a reminder; 0: there are no reminders. thought_delay: number of tokens read after
+    """How examples become tokens. frame: None for plain texts. thought_delay: number of tokens read after
     the one that settles a thought before it is written. The thought's chunk then has several tokens that
     can know it; T writes it from what these hold. carry: the model carries its states.
     """
@@ -78,7 +75,6 @@ class TextRules:
     max_thought: int
     eos_id: int
     frame: ChatFrame | None = None
-    remind_after: int = 0
     thought_delay: int = 0
     carry: bool = False
 
@@ -131,12 +127,7 @@ def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules
     rows = [[*p.ids, *a.ids, rules.eos_id] for p, a in zip(prompts, answers, strict=True)]
     placed: list[dict[int, list[int]]] = [{} for _ in examples]
     if rules.form == "thinking":
-        said = {
-            text
-            for each in examples
-            for step in each.steps
-            for text in (step.thought, step.reminder, step.state)
-        }
+        said = {text for each in examples for step in each.steps for text in (step.thought, step.state)}
         known = sorted(said)
         encoded = tokenizer.encode_batch(known, add_special_tokens=False)
         ids = {text: each.ids for text, each in zip(known, encoded, strict=True)}
@@ -191,10 +182,9 @@ def _place(
     """
     shift = 0 if rules.frame is None else len(rules.frame.before)
     by_chunk: dict[int, list[int]] = {}
-    reminders: dict[int, list[int]] = {}  # by the chunk from which on they hold
     chunk = 0
     for step in example.steps:
-        said = (step.state or step.thought or step.reminder) if rules.carry else step.thought
+        said = (step.state or step.thought) if rules.carry else step.thought
         thought = ids[said][: rules.max_thought]
         token = _token_at(offsets, shift + step.settled_at) + (0 if step.is_question else rules.thought_delay)
         chunk = max(chunk, token // rules.chunk)
@@ -204,26 +194,9 @@ def _place(
             chunk += 1
         if (chunk + 1) * rules.chunk > num_tokens:
             break
-        reminders[chunk] = ids[step.reminder][: rules.max_thought]
         if thought:
             by_chunk.setdefault(chunk, []).extend(thought)
-    if rules.remind_after:
-        _remind(by_chunk, reminders, len(offsets) // rules.chunk, rules.remind_after)
     return by_chunk
-
-
-def _remind(
-    by_chunk: dict[int, list[int]], reminders: dict[int, list[int]], num_chunks: int, after: int
-) -> None:
-    """Add a reminder wherever `after` chunks of the prompt in a row have no thought."""
-    last, current = 0, list[int]()
-    for chunk in range(num_chunks):
-        if chunk in reminders:
-            last, current = chunk, reminders[chunk]
-        elif current and chunk - last >= after:
-            by_chunk[chunk] = current
-        if chunk in by_chunk:
-            last = chunk
 
 
 def _token_at(offsets: Sequence[tuple[int, int]], character: int) -> int:

@@ -108,7 +108,7 @@ class _Told:
             self.values[name] = value
             self.text += f"{name}{sign}{self._number(value)}"
             if number < count:
-                self.steps.append(ThoughtStep(len(self.text) - 1, self._list(), self._list()))
+                self.steps.append(ThoughtStep(len(self.text) - 1, self._list()))
                 self.text += last if number == count - 1 and between == ", " else between
         self.text += (rng.choice(shapes.LIST_TAILS) if sign == " = " else "") + self._mark
         self._think(self._list())
@@ -228,7 +228,7 @@ class _Told:
     def _think(self, thought: str) -> None:
         """The thought is settled by the mark after the statement, or by the end of the line."""
         at = len(self.text) - 1 if self._mark else len(self.text)
-        self.steps.append(ThoughtStep(at, thought, self._list()))
+        self.steps.append(ThoughtStep(at, thought))
 
     def ask(self) -> TextExample:
         rng, name = self.rng, self.rng.choice(list(self.values))
