@@ -138,7 +138,9 @@ class Plan:
         if not self.options.tiny:
             tasks.append(f"chat:{self.out / 'general.jsonl'}")
         states = ("--carry", "--chunk", "4", "--thought-delay", "1", "--max-thought", "32")
-        yield self._train("adapter", *self._on_backbone(tasks), "--adapter", *states, "--learning-rate", "6e-4")
+        yield self._train(
+            "adapter", *self._on_backbone(tasks), "--adapter", *states, "--learning-rate", "6e-4"
+        )
 
     def _on_backbone(self, tasks: list[str]) -> tuple[str, ...]:
         shares = ",".join(str(_share(task)) for task in tasks)
