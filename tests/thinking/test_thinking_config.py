@@ -17,7 +17,7 @@ from holdfast.thinking.config import (
     thinking_tensors,
     write_thinking,
 )
-from holdfast.thinking.weights import read_thinking_weights
+from holdfast.thinking.weights import read_thinking_weights, thinking_parts
 from support.thinking_models import thinking_config, tiny_thinker
 
 DECODER: DecoderConfig = tiny_thinker().config
@@ -98,6 +98,16 @@ def test_carried_states_are_format_2(tmp_path: Path) -> None:
     for bad in ({**fields, "carry": 1}, {**FIELDS, "format": 2}):
         with pytest.raises(UnsupportedModel, match="carry"):
             parse_thinking(bad, DECODER)
+
+
+def test_fingerprint_names_carry_only_where_states_are_carried(tmp_path: Path) -> None:
+    """So a receipt of a model of format 1 stays valid."""
+    _save_blocks(tmp_path)
+    plain, carried = (
+        thinking_parts(tmp_path, thinking_config(carry=carry), DECODER) for carry in (False, True)
+    )
+    assert plain.keys() == (FIELDS.keys() - {"format"}) | {"weights"}
+    assert carried == {**plain, "carry": True}
 
 
 @pytest.mark.parametrize("key", FIELDS)

@@ -54,6 +54,11 @@ class ThinkingConfig:
         """Maximum length of T's and C's own sequences."""
         return self.chunk + 1 + self.max_thought
 
+    def to_json(self) -> dict[str, int | bool]:
+        """The keys of thinking.json but its format; `carry` only if it is set, as in format 1. Fingerprints of
+        models that do not carry stay as they were."""
+        return {key: value for key, value in asdict(self).items() if key != "carry" or value}
+
     def fits(self, decoder: DecoderConfig) -> "ThinkingConfig":
         """Return self, or raise an error that names the field that does not fit the decoder."""
         for key, value, low, high in (
@@ -130,11 +135,8 @@ def _read_bool(fields: Fields, key: str) -> bool:
 
 
 def write_thinking(folder: Path, config: ThinkingConfig) -> None:
-    fields = asdict(config)
-    if not config.carry:
-        del fields["carry"]
     number = FORMAT if config.carry else FORMAT_WITHOUT_CARRY
-    text = json.dumps({"format": number, **fields}, indent=2) + "\n"
+    text = json.dumps({"format": number, **config.to_json()}, indent=2) + "\n"
     folder.joinpath(CONFIG_FILE).write_text(text, encoding="utf-8")
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -54,4 +53,4 @@ def thinking_parts(
     for name, tensor in sorted(read_thinking_weights(folder, config, decoder).items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-    return {**asdict(config), "weights": digest.hexdigest()}
+    return {**config.to_json(), "weights": digest.hexdigest()}
