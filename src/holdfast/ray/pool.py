@@ -337,7 +337,7 @@ class ReplicaPool:
     def _on_closed(self, member: _Member, link: ReplicaLink) -> None:
         if self._stopped.is_set():
             return
-        if member.is_running:
+        if not link.is_stopping:  # Ray may have noticed first that it died
             how = (
                 "lost its connection"
                 if link.died is None

@@ -36,7 +36,8 @@ class ReplicaInfo:
 class ReplicaLink(EngineConnection):
     """Open until the replica, its engine process or the network between fails.
 
-    died is what the replica said of its engine's death; None: the connection just broke.
+    died is what the replica said of its engine's death, is_stopping that it ends as it was told to; neither:
+    the connection just broke.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ReplicaLink(EngineConnection):
         self.info = info
         self.connection = secrets.token_hex(8)
         self.died: m.EngineDied | None = None
+        self.is_stopping = False
 
     _read_task: asyncio.Task[None]
 
@@ -79,5 +81,7 @@ class ReplicaLink(EngineConnection):
     def _handle(self, message: m.FromEngine) -> None:
         if isinstance(message, m.EngineDied):
             self.died = message
+        elif isinstance(message, m.ReplicaStopping):
+            self.is_stopping = True
         else:
             super()._handle(message)

@@ -236,6 +236,7 @@ class ReplicaServer:
         if self._server is not None:
             self._server.close()
         for frontend in tuple(self._requests.frontends.values()):
+            frontend.send(m.ReplicaStopping())
             frontend.close()
         await self._supervisor.stop()
         if self._running is not None:

@@ -3,7 +3,7 @@
     to the engine     Start, Submit, Abort, SetTracing, GetStatus, Stop
     from the engine   Progress, Ready, StartupFailed, FingerprintReady,
                       Accepted, Refused, StepOutput, StatusReport, CertificateChanged, Revoked, StepTraced,
-                      EngineDied (a replica's)
+                      EngineDied, ReplicaStopping (a replica's)
 
 The frontend gives each request its id, and the engine uses the same. After `Accepted` the request's
 outputs follow, the last with its result, inside `StepOutput`s; after `Refused` nothing follows.
@@ -195,6 +195,10 @@ class EngineDied(Message, frozen=True):
     running: tuple[int, ...]
 
 
+class ReplicaStopping(Message, frozen=True):
+    """A replica ends because it was told to. The last message of a connection."""
+
+
 ToEngine = Start | Submit | Abort | SetTracing | GetStatus | Stop
 FromEngine = (
     Progress
@@ -209,6 +213,7 @@ FromEngine = (
     | Revoked
     | StepTraced
     | EngineDied
+    | ReplicaStopping
 )
 
 _encoder = msgspec.msgpack.Encoder()
