@@ -147,3 +147,32 @@ def test_adapter_needs_a_backbone_and_thoughts() -> None:
     for wrong in ({"backbone": None}, {"backbone": "smollm2", "form": "none"}):
         with pytest.raises(ConfigError, match="an adapter"):
             replace(PLAIN, adapter=True, **{"form": "thinking"} | wrong)
+
+
+def test_thinking_model_is_trained_further(adapter: Path, base: Path, tmp_path: Path) -> None:
+    """From an adapter and from a whole thinking model: T and C are those that were trained."""
+    settings = replace(
+        PLAIN, form="thinking", backbone=str(adapter), adapter=True, tasks=("parity",), chunk=4
+    )
+    run = start_run(settings, CPU)
+    trained = load_file(adapter / WEIGHTS_FILE)
+    named = dict(run.model.named_parameters())
+    assert all(torch.equal(named[name].detach(), tensor) for name, tensor in trained.items())
+    train(run, tmp_path / "further")
+    export(run.built, settings, tmp_path / "further")
+    assert json.loads((tmp_path / "further" / ADAPTER_FILE).read_text())["base"] == str(base)
+    (answer,) = engine(tmp_path / "further").generate(PROMPTS[:1], SamplingParams(max_tokens=2))
+    assert len(answer.token_ids) == 2
+
+    whole = replace(settings, adapter=False, max_thought=settings.max_thought + 2)
+    export(start_run(whole, CPU).built, whole, tmp_path / "whole")
+    again = start_run(replace(whole, backbone=str(tmp_path / "whole")), CPU).model
+    named = dict(again.named_parameters())
+    assert all(torch.equal(named[name].detach(), tensor) for name, tensor in trained.items())
+
+
+@pytest.mark.parametrize(("key", "value"), [("chunk", 8), ("carry", True), ("l_in", 2)])
+def test_training_further_keeps_how_the_model_thinks(adapter: Path, key: str, value: int) -> None:
+    settings = replace(PLAIN, form="thinking", backbone=str(adapter), chunk=4)
+    with pytest.raises(ConfigError, match=f"{key} is {value}.*train it further"):
+        start_run(replace(settings, **{key: value}), CPU)

@@ -1,12 +1,12 @@
-"""Build the model and its tokenizer: from scratch, or from a plain checkpoint."""
+"""Build the model and its tokenizer: from scratch, or from a checkpoint, plain or thinking."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
-from holdfast.models.adapter import norms_digest
+from holdfast.models.adapter import norms_digest, read_adapter
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.families import FAMILIES
@@ -16,7 +16,8 @@ from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.gguf_tokenizer import read_gguf_tokenizer
 from holdfast.text.tokenizer import Tokenizer as TextTokenizer
 from holdfast.text.tokenizer import open_tokenizer
-from holdfast.thinking.config import ThinkingConfig
+from holdfast.thinking.config import ThinkingConfig, read_thinking, thinking_folder
+from holdfast.thinking.weights import read_thinking_weights
 from holdfast.training.model import ThinkingModel, fresh_model, start_blocks_from_backbone
 from holdfast.training.settings import TrainingSettings
 from holdfast.training.tasks.text_examples import ChatFrame
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
 class BuiltModel:
     """A model before training. fields: the config.json of the exported folder.
 
-    base_norms: the digest of the backbone's norms. chat_template: the backbone's, if it has one.
+    base: the backbone's name, for adapters. base_norms: the digest of its norms. chat_template: the backbone's,
+    if it has one.
     """
 
     model: ThinkingModel
     tokenizer: "Tokenizer"
     fields: dict[str, Any]
     eos_id: int
+    base: str | None = None
     base_norms: str | None = None
     chat_template: str | None = None
     frame: ChatFrame | None = None
@@ -90,7 +93,7 @@ def _from_scratch(settings: TrainingSettings, texts: list[str]) -> BuiltModel:
 
 def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
     """A thought starts with the backbone's begin-of-text token (or its end), and ends with its
-    end-of-text token.
+    end-of-text token. T and C of a thinking model or an adapter are trained further.
     """
     located = locate(name)
     checkpoint = open_checkpoint(located.path)
@@ -104,11 +107,17 @@ def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
     end_id = config.eos_token_ids[0]
     start_id = end_id if config.bos_token_id is None else config.bos_token_id
     thinking = _thinking(settings, config, start_id, end_id)
+    folder = thinking_folder(name, checkpoint)
+    trained = None if thinking is None or folder is None else read_thinking(folder, config)
+    if thinking is not None and trained is not None:
+        thinking = _like(thinking, trained, name)
     model = fresh_model(
         config, thinking, min(settings.context, config.max_position_embeddings), settings.seed
     )
     model.load_tensors({name: checkpoint.tensor(name) for name in checkpoint.names()})
-    if thinking is not None:
+    if folder is not None and trained is not None:
+        model.load_tensors(read_thinking_weights(folder, trained, config))
+    elif thinking is not None:
         start_blocks_from_backbone(model)
     if settings.adapter:
         model.freeze_backbone()
@@ -118,6 +127,7 @@ def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
         open_backend(checkpoint.path),
         _backbone_fields(checkpoint, settings.dtype),
         end_id,
+        name if located.adapter is None else read_adapter(located.adapter).base,
         norms_digest(checkpoint),
         opened.chat_template,
         chat_frame(opened, name) if settings.chat else None,
@@ -197,3 +207,15 @@ def _thinking(
         while_answering=settings.while_answering,
         carry=settings.carry,
     ).fits(config)
+
+
+def _like(wanted: ThinkingConfig, trained: ThinkingConfig, name: str) -> ThinkingConfig:
+    """The configuration of the model `name`, whose T and C are trained further, with as long thoughts as wanted.
+    Raises `ConfigError` where they would have to learn something else."""
+    wanted = replace(wanted, start_id=trained.start_id, end_id=trained.end_id)
+    for key, value in asdict(trained).items():
+        if key != "max_thought" and getattr(wanted, key) != value:
+            raise ConfigError(
+                f"{key} is {getattr(wanted, key)}, and {name} thinks with {value}; train it further with the same"
+            )
+    return wanted

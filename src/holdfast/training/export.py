@@ -52,8 +52,8 @@ def export(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
         save_file(blocks, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         write_thinking(folder, thinking)
     if settings.adapter:
-        assert settings.backbone is not None and built.base_norms is not None
-        write_adapter(folder, AdapterInfo(_absolute(settings.backbone), built.base_norms))
+        assert built.base is not None and built.base_norms is not None
+        write_adapter(folder, AdapterInfo(_absolute(built.base), built.base_norms))
         return
     config = json.dumps(built.fields, indent=2) + "\n"
     folder.joinpath("config.json").write_text(config, encoding="utf-8")

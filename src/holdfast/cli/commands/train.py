@@ -73,7 +73,8 @@ def thinking(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="A model to start from, instead of a size: a folder, a .gguf file, a built-in name."
+            help="A model to start from, instead of a size: a folder, a .gguf file, a built-in name. T and C of a "
+            "thinking model or an adapter are trained further."
         ),
     ] = None,
     adapter: Annotated[
