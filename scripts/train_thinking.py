@@ -97,7 +97,7 @@ class Plan:
     def _train(self, name: str, *arguments: str, result: str = "thinking.safetensors") -> Command:
         folder = self.out / name
         small = (
-            *("--steps", "2", "--batch", "4", "--texts", "8", "-n", "1", "--eval-every", "0"),
+            *("--steps", "2", "--batch", "4", "--examples", "8", "-n", "1", "--eval-every", "0"),
             *("--eval-texts", "1", "--accumulate", "1"),
         )
         common = ("--device", self.options.device, *(small if self.options.tiny else ()))
@@ -125,7 +125,7 @@ class Plan:
         yield from self._forms("babi", tasks, *more)
 
     def _entities(self) -> Iterator[Command]:
-        yield from self._forms("entities", list(TEXT_TASKS), "--texts", "200000")
+        yield from self._forms("entities", list(TEXT_TASKS))
 
     def _forms(self, group: str, tasks: list[str], *more: str) -> Iterator[Command]:
         """Thinking and its two baselines, which differ in nothing else."""

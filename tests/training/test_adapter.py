@@ -54,7 +54,6 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         adapter=True,
         steps=2,
         tasks=("two-hop",),
-        texts=8,
         chunk=4,
     )
     first = start_run(settings, CPU)

@@ -15,7 +15,7 @@ from holdfast.training.prefetch import send_step
 from holdfast.training.settings import PRESETS, SIZES
 
 CPU = torch.device("cpu")
-COIN = replace(PRESETS["coin"], size=SIZES["tiny"], max_events=6, batch=12, texts=20)
+COIN = replace(PRESETS["coin"], size=SIZES["tiny"], max_events=6, batch=12)
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from holdfast.training.prefetch import prefetch_steps, send_step
 from holdfast.training.settings import PRESETS, SIZES
 
 CPU = torch.device("cpu")
-COIN = replace(PRESETS["coin"], size=SIZES["tiny"], max_events=6, batch=12, texts=20)
+COIN = replace(PRESETS["coin"], size=SIZES["tiny"], max_events=6, batch=12)
 
 
 @pytest.mark.parametrize("window", [1, 7, 8, 13])

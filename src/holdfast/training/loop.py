@@ -155,7 +155,7 @@ def train(
     budget = StepBudget(run)
     workers = run.settings.workers
     if workers is None:
-        workers = 2 if run.device.type == "cuda" else 0
+        workers = 4 if run.device.type == "cuda" else 0
     steps = prefetch_steps(run.step_builder, run.device, run.step, workers)
     while run.step < (run.settings.steps if until is None else min(until, run.settings.steps)):
         if stops():

@@ -4,6 +4,7 @@ making its batch.
 A batch depends only on (seed, step), so it is the same in a thread and in a process.
 """
 
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Generator
@@ -98,6 +99,7 @@ _worker_builder: list[StepBuilder] = []  # of a worker process
 def _begin(builder: StepBuilder) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles the interrupt
     torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker_builder.append(builder)
 
 

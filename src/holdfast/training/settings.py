@@ -57,8 +57,7 @@ class TrainingSettings:
     variables_thought: ThoughtContent = "changed"
     long_texts: bool = True  # filler sentences between the events of half of the texts
     thought_delay: int = 0  # tokens after the one that settles a thought before it is written
-    texts: int = 20000  # number of texts made for each task that is written as text
-    examples: int | None = None  # use only the first examples of these tasks and of files
+    examples: int | None = None  # use only so many texts of each file and each task that is written as text
     context: int = 4096
     steps: int = 1500
     minutes: float | None = None  # if set, the run sets steps to fit, and then this to None
@@ -73,7 +72,7 @@ class TrainingSettings:
     weights: LossWeights = field(default_factory=LossWeights)
     seed: int = 0
     compile: bool | None = None  # None: on a GPU
-    workers: int | None = None  # processes that make batches; None: two with a GPU, else a thread
+    workers: int | None = None  # processes that make batches; None: four with a GPU, else a thread
     eval_every: int = 250
     eval_texts: int = 128
     eval_events: tuple[int, ...] = ()  # empty: max_events and twice that
@@ -90,7 +89,6 @@ class TrainingSettings:
             "batch",
             "accumulate",
             "eval_texts",
-            "texts",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
@@ -127,7 +125,6 @@ PRESETS = {
         chunk=4,
         max_thought=12,
         carry=True,
-        texts=70_000,
         variables_thought="worked",
         steps=6000,
         batch=220,
@@ -149,7 +146,6 @@ PRESETS = {
         max_thought=24,
         thought_delay=3,
         context=2048,
-        texts=10_000,
         steps=3000,
         batch=96,
         accumulate=2,

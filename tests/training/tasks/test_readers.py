@@ -1,6 +1,7 @@
 """Texts of files and how they become tokens, with small excerpts written here."""
 
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from holdfast.training.tasks import preparation
 from holdfast.training.tasks.babi import read_babi
 from holdfast.training.tasks.general import read_chat
 from holdfast.training.tasks.gsm8k import read_gsm8k
-from holdfast.training.tasks.preparation import prepare_all, shards_made_by
+from holdfast.training.tasks.preparation import prepare_all
 from holdfast.training.tasks.text_examples import (
     ChatFrame,
     TextExample,
@@ -176,12 +177,15 @@ def test_general_text_has_no_thoughts_and_no_chain(tmp_path: Path) -> None:
         read_chat(path)
 
 
-def test_texts_do_not_depend_on_the_processes_that_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_do_not_depend_on_the_processes_that_tokenise_them(monkeypatch: pytest.MonkeyPatch) -> None:
     task, rules = TwoHop(), TextRules("thinking", 4, 24, 0)
     tokenizer = build_tokenizer(task.words())
     monkeypatch.setattr(preparation, "_SHARD", 3)
-    shards = {"one": shards_made_by(task, "seed", 7, 2), "two": shards_made_by(task, "other", 2, 2)}
-    alone = prepare_all(shards, tokenizer, rules)
+    rng = random.Random(0)
+    examples = {
+        name: [task.example(rng, 2) for _ in range(count)] for name, count in (("one", 7), ("two", 2))
+    }
+    alone = prepare_all(examples, tokenizer, rules)
     assert [len(each) for each in alone.values()] == [7, 2]
     monkeypatch.setattr(
         preparation, "ProcessPoolExecutor", lambda *_, initializer, initargs: _Here(initializer, initargs)
@@ -190,7 +194,7 @@ def test_texts_do_not_depend_on_the_processes_that_make_them(monkeypatch: pytest
     monkeypatch.setattr(preparation, "_FEW", 0)
     monkeypatch.setattr(preparation.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(preparation.signal, "signal", lambda *_: None)
-    pooled = prepare_all(shards, tokenizer, rules)
+    pooled = prepare_all(examples, tokenizer, rules)
     for name, one in alone.items():
         batch, other = one.batch(range(len(one))), pooled[name].batch(range(len(one)))
         assert (batch.token_ids == other.token_ids).all() and (batch.thoughts == other.thoughts).all()

@@ -137,11 +137,12 @@ def thinking(
     variables_thought: Annotated[
         str | None, typer.Option(help="Contents of a thought in the variables task: changed, all or worked.")
     ] = None,
-    texts: Annotated[
-        int | None, typer.Option(min=1, help="Number of texts made for each task that is written as text.")
-    ] = None,
     examples: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first examples of texts and files.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Use only so many texts of each file and task. Default: a task makes new ones for every step.",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and texts.")] = None,
     eval_every: Annotated[
@@ -156,7 +157,7 @@ def thinking(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Processes that generate texts; 0: a thread. Default: 2 on a GPU."),
+        typer.Option(min=0, help="Processes that generate texts; 0: a thread. Default: 4 on a GPU."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     overwrite: Annotated[
@@ -181,7 +182,6 @@ def thinking(
         "backbone": backbone,
         "adapter": adapter,
         "chat": chat,
-        "texts": texts,
         "examples": examples,
         "chunk": chunk,
         "max_thought": max_thought,

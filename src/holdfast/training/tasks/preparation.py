@@ -1,19 +1,12 @@
-"""Make and tokenise the texts of a run, in processes if there are many.
-
-Texts are made in shards of a fixed size, each from its own random numbers, so that they do not depend
-on the number of processes.
-"""
+"""Tokenise the texts of files, in processes if there are many."""
 
 import os
-import random
 import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
-from holdfast.training.tasks.task import TextTask
 from holdfast.training.tasks.text_examples import (
     PreparedTexts,
     TextExample,
@@ -30,48 +23,25 @@ _FEW = 5000  # texts that are not worth processes
 _MOST_PROCESSES = 14
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Examples, or the task that makes `count` of them."""
-
-    examples: tuple[TextExample, ...] = ()
-    task: TextTask | None = None
-    seed: str = ""
-    count: int = 0
-    most: int = 1  # events
-
-    def texts(self) -> list[TextExample]:
-        if self.task is None:
-            return list(self.examples)
-        rng = random.Random(self.seed)
-        return [self.task.example(rng, rng.randint(1, self.most)) for _ in range(self.count)]
-
-
-def shards_of(examples: Sequence[TextExample]) -> list[Shard]:
-    return [Shard(tuple(examples[first : first + _SHARD])) for first in range(0, len(examples), _SHARD)]
-
-
-def shards_made_by(task: TextTask, seed: str, count: int, most: int) -> list[Shard]:
-    return [
-        Shard((), task, f"{seed} {first}", min(_SHARD, count - first), most)
-        for first in range(0, count, _SHARD)
-    ]
-
-
 def prepare_all(
-    by_name: dict[str, list[Shard]], tokenizer: "Tokenizer", rules: TextRules
+    by_name: dict[str, list[TextExample]], tokenizer: "Tokenizer", rules: TextRules
 ) -> dict[str, PreparedTexts]:
-    flat = [shard for shards in by_name.values() for shard in shards]
+    """The examples of each task, ready for batches."""
+    shards = {
+        name: [examples[first : first + _SHARD] for first in range(0, len(examples), _SHARD)]
+        for name, examples in by_name.items()
+    }
+    flat = [shard for each in shards.values() for shard in each]
     processes = min(_MOST_PROCESSES, os.cpu_count() or 1)
-    if sum(len(each.examples) + each.count for each in flat) <= _FEW or processes < 2:
-        done = [prepare_texts(each.texts(), tokenizer, rules) for each in flat]
+    if sum(map(len, flat)) <= _FEW or processes < 2:
+        done = [prepare_texts(each, tokenizer, rules) for each in flat]
     else:
         with ProcessPoolExecutor(
             processes, get_context("spawn"), initializer=_begin, initargs=(tokenizer, rules)
         ) as pool:
             done = list(pool.map(_prepare_in_worker, flat))
     parts = iter(done)
-    return {name: join_prepared([next(parts) for _ in shards]) for name, shards in by_name.items()}
+    return {name: join_prepared([next(parts) for _ in each]) for name, each in shards.items()}
 
 
 _worker: "list[tuple[Tokenizer, TextRules]]" = []  # of a worker process
@@ -83,6 +53,6 @@ def _begin(tokenizer: "Tokenizer", rules: TextRules) -> None:
     _worker.append((tokenizer, rules))
 
 
-def _prepare_in_worker(shard: Shard) -> PreparedTexts:
+def _prepare_in_worker(examples: Sequence[TextExample]) -> PreparedTexts:
     tokenizer, rules = _worker[0]
-    return prepare_texts(shard.texts(), tokenizer, rules)
+    return prepare_texts(examples, tokenizer, rules)

@@ -1,7 +1,8 @@
 """Training and validation batches of the tasks.
 
-A batch depends only on (seed, step), so that a run can be resumed exactly. Phrases (`Task`) are drawn
-for every batch. Texts are made and tokenised once, when the source is opened.
+A batch depends only on (seed, step), so that a run can be resumed exactly. What a task makes is drawn for
+every batch, so a long run sees no text twice. Files, and a limited number of examples, are tokenised once,
+when the source is opened.
 """
 
 import random
@@ -24,7 +25,7 @@ from holdfast.training.tasks.idle_talk import Outside
 from holdfast.training.tasks.names import FILE_TASKS, known_tasks
 from holdfast.training.tasks.parity import Parity
 from holdfast.training.tasks.phrases import assemble
-from holdfast.training.tasks.preparation import Shard, prepare_all, shards_made_by, shards_of
+from holdfast.training.tasks.preparation import prepare_all
 from holdfast.training.tasks.task import Task, TextTask
 from holdfast.training.tasks.text_examples import (
     ChatFrame,
@@ -93,7 +94,7 @@ def topic_texts(topics: dict[str, Topic]) -> list[str]:
 class BatchSource:
     """Draws training batches by step, and validation batches by task and number of events.
 
-    only_eval: make no training texts.
+    only_eval: read no training texts.
     """
 
     def __init__(
@@ -126,12 +127,12 @@ class BatchSource:
         self._prepared: dict[str, PreparedTexts] = {}
         self._orders: dict[str, tuple[int, NDArray[np.int64]]] = {}  # of an epoch, for each task
         if not only_eval:
-            shards = {
-                name: self._shards(name, topic)
+            limited = {
+                name: self._examples(name, topic)
                 for name, topic in topics.items()
-                if not isinstance(topic, Task)
+                if isinstance(topic, list) or (s.examples is not None and not isinstance(topic, Task))
             }
-            self._prepared = prepare_all(shards, tokenizer, self._rules)
+            self._prepared = prepare_all(limited, tokenizer, self._rules)
 
     def batch(self, step: int) -> Batch:
         """The texts of a step: of each task its share, sorted by length."""
@@ -180,16 +181,19 @@ class BatchSource:
         make = getattr(topic, "eval_example", topic.example)
         return [make(rng, events) for _ in range(count)]
 
-    def _shards(self, name: str, topic: TextTask | list[TextExample]) -> list[Shard]:
-        """The training texts of a task."""
+    def _examples(self, name: str, topic: TextTask | list[TextExample]) -> list[TextExample]:
+        """All training texts of a file, or of a task with a limited number of them."""
         s = self._settings
         if not isinstance(topic, list):
-            count = s.texts if s.examples is None else min(s.texts, s.examples)
-            return shards_made_by(topic, f"train {s.seed} {name}", count, s.max_events)
+            assert s.examples is not None
+            return self._make(topic, random.Random(f"train {s.seed} {name}"), s.examples)
         examples = _split(topic, held_out=False)[: s.examples]
         if not examples:
             raise ConfigError(f"{name} has no examples to train on")
-        return shards_of(examples)
+        return examples
+
+    def _make(self, task: TextTask, rng: random.Random, count: int) -> list[TextExample]:
+        return [task.example(rng, rng.randint(1, self._settings.max_events)) for _ in range(count)]
 
     def _prepare(self, examples: list[TextExample]) -> PreparedTexts:
         return prepare_texts(examples, self._tokenizer, self._rules)
@@ -197,8 +201,12 @@ class BatchSource:
     def _training_batch(self, name: str, index: int, step: int, count: int) -> Batch:
         topic = self._topics[name]
         if isinstance(topic, Task):
-            rng = self._rng(_TRAIN, index, step)
-            return self._draw(name, topic, rng, count, 1, self._settings.max_events)
+            drawn = self._rng(_TRAIN, index, step)
+            return self._draw(name, topic, drawn, count, 1, self._settings.max_events)
+        if name not in self._prepared:
+            assert not isinstance(topic, list)
+            rng = random.Random(f"train {self._settings.seed} {name} {step}")
+            return self._prepare(self._make(topic, rng, count)).batch(range(count))
         prepared = self._prepared[name]
         first = np.arange(step * count, (step + 1) * count)
         epochs, places = first // len(prepared), first % len(prepared)
