@@ -33,7 +33,17 @@ from pathlib import Path
 FORMS = ("thinking", "none", "cot")
 SEEDS = (0, 1, 2)
 TEXT_TASKS = ("entities", "two-hop")
-SHARES = {"qa1": 1, "qa2": 3, "qa7": 2, "qa8": 2, "entities": 3, "two-hop": 1, "chat": 3}  # of a batch
+GSM8K_PARTS = ((1868, 4), (3736, 2))  # a quarter and a half of the examples
+SHARES = {
+    "qa1": 1,
+    "qa2": 3,
+    "qa7": 2,
+    "qa8": 2,
+    "entities": 3,
+    "two-hop": 1,
+    "rooms": 9,
+    "chat": 3,
+}  # of a batch
 
 
 @dataclass(frozen=True)
@@ -134,10 +144,12 @@ class Plan:
             yield self._train(f"{group}-{form}", *arguments, result="model.safetensors")
 
     def _adapter(self) -> Iterator[Command]:
-        tasks = self._babi_tasks("train") or list(TEXT_TASKS)
+        tasks = ["rooms"]
+        states: tuple[str, ...] = ("--carry", "--chunk", "4", "--thought-delay", "1", "--max-thought", "32")
         if not self.options.tiny:
             tasks.append(f"chat:{self.out / 'general.jsonl'}")
-        states = ("--carry", "--chunk", "4", "--thought-delay", "1", "--max-thought", "32")
+            # Where hidden states are still small, T reads its last thought in them.
+            states = (*states, "--l-in", "16", "--l-out", "16")
         yield self._train(
             "adapter", *self._on_backbone(tasks), "--adapter", *states, "--learning-rate", "6e-4"
         )
@@ -159,9 +171,12 @@ class Plan:
                 yield from self._gsm8k_run(f"gsm8k-{form}-{seed}", form, "--seed", str(seed))
 
     def _gsm8k_data(self) -> Iterator[Command]:
-        for examples in ("1680", "3360"):
-            for form in FORMS[:2]:
-                yield from self._gsm8k_run(f"gsm8k-{form}-of-{examples}", form, "--examples", examples)
+        """As many epochs of fewer examples."""
+        for examples, share in GSM8K_PARTS:
+            steps = ("--steps", str(self.options.gsm8k_steps // share))
+            for form in FORMS:
+                name = f"gsm8k-{form}-of-{examples}"
+                yield from self._gsm8k_run(name, form, "--examples", str(examples), *steps)
 
     def _gsm8k_run(self, name: str, form: str, *more: str) -> Iterator[Command]:
         path = self._gsm8k_file("train")
@@ -215,7 +230,7 @@ class Plan:
         return Command(name, arguments, out / "eval-thinking.done")
 
     def _eval_adapter(self) -> Iterator[Command]:
-        tasks = self._babi_tasks("test") or list(TEXT_TASKS)
+        tasks = ["rooms", *self._babi_tasks("test")[:1]]
         folders = [f"adapter={self.out / 'adapter'}"]
         more = ("--general",) if not self.options.tiny else ()
         yield self._eval_command(
@@ -233,7 +248,7 @@ class Plan:
         if path is None:
             return
         names = [f"{form}-{seed}" for seed in SEEDS for form in FORMS]
-        names += [f"{form}-of-{examples}" for examples in ("1680", "3360") for form in FORMS[:2]]
+        names += [f"{form}-of-{examples}" for examples, _ in GSM8K_PARTS for form in FORMS]
         # Those of gsm8k-data are there only after that stage.
         names = [name for name in names if (self.out / f"gsm8k-{name}" / "config.json").is_file()] or names[
             :9

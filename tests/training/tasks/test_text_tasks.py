@@ -9,6 +9,7 @@ from holdfast.training.tasks.coin_talk import CoinTalk
 from holdfast.training.tasks.entities import Entities
 from holdfast.training.tasks.general import eval_prompts, training_prompts
 from holdfast.training.tasks.idle_talk import OUTSIDE, Outside
+from holdfast.training.tasks.rooms import PLACES, Rooms
 from holdfast.training.tasks.task import TextTask
 from holdfast.training.tasks.text_examples import TextExample
 from holdfast.training.tasks.two_hop import TwoHop
@@ -21,7 +22,7 @@ def examples(task: TextTask, count: int = 300, most: int = 9) -> list[TextExampl
 
 
 @pytest.mark.parametrize(
-    "task", [Entities(), TwoHop(), CoinTalk(), VariableTalk(), Outside()], ids=lambda t: t.name
+    "task", [Entities(), TwoHop(), CoinTalk(), VariableTalk(), Outside(), Rooms()], ids=lambda t: t.name
 )
 def test_steps_are_in_order_and_inside_the_prompt(task: TextTask) -> None:
     for each in examples(task, 100):
@@ -53,6 +54,24 @@ def test_entity_thoughts_answer_every_question() -> None:
             assert answer == (last[1] if last[0] == name else f"{last[0]} box"), each
             assert asked.state.split() == [name, answer.removesuffix(" box")], each
             assert places[name] == answer.removesuffix(" box"), each
+
+
+def test_room_thoughts_follow_the_text_and_answer_every_question() -> None:
+    """The text read again, with a pattern."""
+    goes = r"(?:went|moved|journeyed|travelled|went back|walks|ran|goes|came|has gone) to|is in|enters"
+    walk = re.compile(rf"(\w+) (?:{goes}) the (\w+)(?: now)?\.")
+    for each in examples(Rooms()):
+        *told, asked = each.steps
+        seen: dict[str, str] = {}
+        for step, found in zip(told, walk.finditer(each.prompt), strict=True):
+            who, place = found.groups()
+            seen[who] = place
+            assert step.thought == f" {who} {place}" and place in PLACES, each
+            assert step.state == "".join(f" {name} {room}" for name, room in seen.items()), each
+            assert each.prompt[: step.settled_at + 1].endswith(f" {place}"), each
+        name, room = asked.state.split()
+        assert asked.is_question and seen[name] == room and each.answer == f" {room}.", each
+        assert each.prompt[: asked.settled_at + 1].endswith(f" {name}"), each
 
 
 def test_entity_texts_repeat_no_thought_without_a_cause() -> None:
