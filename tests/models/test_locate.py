@@ -57,9 +57,14 @@ def test_only_safe_files_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_pat
     calls = []
 
     def snapshot(
-        repo: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
+        repo: str,
+        *,
+        revision: str | None,
+        allow_patterns: list[str],
+        ignore_patterns: list[str],
+        local_files_only: bool,
     ) -> str:
-        calls.append((repo, revision, tuple(allow_patterns)))
+        calls.append((repo, revision, tuple(allow_patterns), local_files_only))
         assert ignore_patterns == ["*/*"]
         return str(tmp_path)
 
@@ -70,6 +75,7 @@ def test_only_safe_files_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert [call[:2] for call in calls] == [("org/name", "v1.0")] * 2
     assert "*.gguf" not in calls[0][2]
     assert "*.safetensors" not in calls[1][2]
+    assert [call[3] for call in calls] == [False, True]  # not all GGUF files, whose names the hub did not list
     assert not any(pattern.endswith((".bin", ".py", "*")) for call in calls for pattern in call[2])
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert locate("org/name") == Located(tmp_path, "org/name", "hub")

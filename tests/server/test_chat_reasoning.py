@@ -83,6 +83,9 @@ def streamed(
     for chunk in whole(client, script, stream=True, **fields):
         for choice in chunk.choices:
             reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+            assert getattr(choice.delta, "reasoning", None) == getattr(
+                choice.delta, "reasoning_content", None
+            )
             content += choice.delta.content or ""
             for call in choice.delta.tool_calls or ():
                 if call.id is not None:
@@ -95,7 +98,7 @@ def streamed(
 def test_thinking_is_separated(client: openai.OpenAI, family: str) -> None:
     response = whole(client, ANSWERS[family], logprobs=True)
     (choice,) = response.choices
-    assert choice.message.reasoning_content == "Hm. It is\nclear."
+    assert choice.message.reasoning == choice.message.reasoning_content == "Hm. It is\nclear."
     assert (choice.message.content, choice.finish_reason) == ("Hello é", "stop")
     assert streamed(client, ANSWERS[family]) == ("Hm. It is\nclear.", "Hello é", [], "stop")
     counts = response.usage
@@ -105,7 +108,11 @@ def test_thinking_is_separated(client: openai.OpenAI, family: str) -> None:
 
 def test_thinking_can_be_left_out(client: openai.OpenAI, family: str) -> None:
     message = whole(client, ANSWERS[family], include_reasoning=False).choices[0].message
-    assert message.content == "Hello é" and not hasattr(message, "reasoning_content")
+    assert (
+        message.content == "Hello é"
+        and not hasattr(message, "reasoning_content")
+        and not hasattr(message, "reasoning")
+    )
     assert streamed(client, ANSWERS[family], include_reasoning=False)[:2] == ("", "Hello é")
 
 

@@ -129,10 +129,16 @@ def _fetch(repo: str, quant: str | None, revision: str | None) -> Path:
             f"{repo} is not a local folder, and downloading it needs huggingface_hub"
         ) from error
 
-    def download(weights: str) -> Path:
+    def download(weights: str, only_cached: bool = False) -> Path:
         patterns = [*_TEXT_FILES, weights]
         return Path(
-            snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
+            snapshot_download(
+                repo,
+                revision=revision,
+                allow_patterns=patterns,
+                ignore_patterns=["*/*"],
+                local_files_only=only_cached,
+            )
         )
 
     try:
@@ -140,7 +146,11 @@ def _fetch(repo: str, quant: str | None, revision: str | None) -> Path:
             return folder
         # A repository has a model in many quantisations: the file is chosen before it is downloaded.
         names = _list_gguf(repo, revision)
-        folder = download("*.gguf" if names is None else _choose_gguf(repo, names, quant))
+        folder = (
+            download("*.gguf", only_cached=True)
+            if names is None
+            else download(_choose_gguf(repo, names, quant))
+        )
         if quant is not None:
             return folder / _choose_gguf(repo, [path.name for path in folder.glob("*.gguf")], quant)
         if any(folder.glob("*.gguf")):
@@ -157,8 +167,8 @@ def _fetch(repo: str, quant: str | None, revision: str | None) -> Path:
 
 
 def _list_gguf(repo: str, revision: str | None) -> list[str] | None:
-    """The GGUF files of a hub repository. None if the hub does not say: then nothing can be downloaded, and
-    what is in the cache counts."""
+    """The GGUF files of a hub repository. None if the hub does not say: then nothing is downloaded, because it
+    could be all of them, and what is in the cache counts."""
     from huggingface_hub import model_info  # list_repo_files would repeat a failed request for half a minute
 
     try:

@@ -31,7 +31,7 @@ class ReasoningDelta:
 
     def body(self) -> dict[str, Any]:
         """The `delta` of a chunk."""
-        return {"reasoning_content": self.text}
+        return _reasoning(self.text)
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,15 @@ class ParsedMessage:
         """The `message` of a choice."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content, "refusal": None}
         if self.reasoning is not None:
-            message["reasoning_content"] = self.reasoning
+            message |= _reasoning(self.reasoning)
         if self.calls:
             message["tool_calls"] = [call.body() for call in self.calls]
         return message
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """The thinking under both names that clients of vLLM read: the newer one, and the one before."""
+    return {"reasoning": text, "reasoning_content": text}
 
 
 def merge_texts(deltas: Sequence[ChoiceDelta]) -> list[ChoiceDelta]:

@@ -161,8 +161,9 @@ class ChatCompletionMessage(ResponseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning: str | None = Field(None, description="The thinking before the answer, if there is any.")
     reasoning_content: str | None = Field(
-        None, description="The thinking before the answer, if there is any."
+        None, description="The same as reasoning, which vLLM named so before."
     )
     tool_calls: list[MessageToolCall] | None = None
 
