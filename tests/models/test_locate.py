@@ -75,7 +75,10 @@ def test_only_safe_files_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert [call[:2] for call in calls] == [("org/name", "v1.0")] * 2
     assert "*.gguf" not in calls[0][2]
     assert "*.safetensors" not in calls[1][2]
-    assert [call[3] for call in calls] == [False, True]  # not all GGUF files, whose names the hub did not list
+    assert [call[3] for call in calls] == [
+        False,
+        True,
+    ]  # not all GGUF files, whose names the hub did not list
     assert not any(pattern.endswith((".bin", ".py", "*")) for call in calls for pattern in call[2])
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert locate("org/name") == Located(tmp_path, "org/name", "hub")

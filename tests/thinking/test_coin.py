@@ -90,7 +90,7 @@ def test_coin_thinks_a_variable_change(coin: LLM) -> None:
     result = coin.generate([text], PARAMS)[0]
     assert result.text.strip() == "8."
     spoken = [thought.text for thought in result.thoughts if thought.text]
-    assert spoken == ["a 3 b 5 c 2", "3 + 5 a 8 b 5 c 2", "2 - 1 c 1 a 8 b 5"]
+    assert spoken == ["a 3 b 5 c 2", "a 3 + 5 a 8 b 5 c 2", "c 2 - 1 a 8 b 5 c 1"]
 
 
 def test_coin_fails_without_thoughts(coin: LLM) -> None:
