@@ -32,12 +32,17 @@ _BOOLEANS = ("ignore_eos", "echo", "think", "skip_special_tokens", "include_stop
 ForcedThoughts = Mapping[int, Iterable[int]] | Iterable[tuple[int, Iterable[int]]]  # by chunk
 
 
+class RestOfContext(int):
+    """max_tokens, if None was given: a number once the length of the prompt is known."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How an answer is sampled, when it ends, and what is reported.
 
-    temperature 0 is greedy. top_k 0 (or -1) is off. A sampled request without a seed gets one, and
-    the result reports it. logprobs asks for the logprob of each sampled token and of that many most
+    max_tokens None is as many as the context holds. temperature 0 is greedy. top_k 0 (or -1) is off. A
+    sampled request without a seed gets one, and the result reports it. logprobs asks for the logprob of
+    each sampled token and of that many most
     likely ones, prompt_logprobs for those of the prompt's tokens. n answers are sampled from one
     prompt; the first is the same as with n = 1. `deterministic` asks for the guarantee: the same
     tokens and logprob bits, whatever else runs; None is the engine's default, see
@@ -84,7 +89,10 @@ class SamplingParams:
         for name in ("stop", "stop_token_ids", "bad_words", "logit_bias"):
             if getattr(self, name) is None:  # vLLM's default
                 put(self, name, ())
-        put(self, "max_tokens", _integer("max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT))
+        if self.max_tokens is None:
+            put(self, "max_tokens", RestOfContext(MAX_TOKENS_LIMIT))
+        elif not isinstance(self.max_tokens, RestOfContext):
+            put(self, "max_tokens", _integer("max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT))
         put(self, "min_tokens", _integer("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT))
         put(self, "temperature", _number("temperature", self.temperature, 0.0, 100.0))
         put(self, "top_k", max(0, _integer("top_k", self.top_k, -1, (1 << 31) - 1)))

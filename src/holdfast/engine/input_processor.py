@@ -8,14 +8,14 @@ request.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import Request
-from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults, SamplingParams, show
+from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults, RestOfContext, SamplingParams, show
 from holdfast.core.sent_answer import SentAnswer
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
@@ -109,6 +109,8 @@ class InputProcessor:
         if pooling is not None:
             self._check_pooling(pooling, params)
             score_from = None
+        if isinstance(params.max_tokens, RestOfContext):
+            params = replace(params, max_tokens=max(1, self.limits.max_model_len - len(prompt_ids)))
         self._check(prompt_ids, params)
         if params.echo and completion is None:
             echo = echo_text or self._decode(prompt, prompt_ids)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sampling_params import RestOfContext, SamplingParams
 from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.input_processor import InputProcessor, Prompt, RequestLimits
@@ -93,7 +93,7 @@ class OpenedModel:
     def check_params(self, params: SamplingParams) -> None:
         """The same, for a prompt that is not known yet."""
         room = self.limits.max_model_len
-        if params.max_tokens >= room:
+        if params.max_tokens >= room and not isinstance(params.max_tokens, RestOfContext):
             raise PromptTooLong(
                 f"max_tokens is {params.max_tokens}, and the context has {room} tokens for prompt and answer together; "
                 "lower max_tokens"
