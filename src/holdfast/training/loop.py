@@ -31,7 +31,7 @@ from holdfast.training.validation import validate
 
 _EVAL_BATCH, _EVAL_BATCH_THINKING = 128, 512  # texts; chunk by chunk means many small passes
 _LOG_EVERY = 10
-_MEASURED_AT = (50, 400)  # steps after which the number of steps is set from the time of a step
+_MEASURED_AT = (50, 400, 1500, 4000)  # steps after which the number of steps is set from the time of a step
 _NUM_TIMED = 20  # steps of a measurement
 _MARGIN = 0.03  # share of the time kept for saving and for variation
 _LAST_SHARE = 0.02  # of the learning rate, at the end of the cosine
@@ -79,8 +79,8 @@ class TrainingRun:
 
 
 class StepBudget:
-    """Measures the time of a step, twice: once the run is warm, and again when other users of the
-    machine are.
+    """Measures the time of a step: once the run is warm, and again later, because other users of the
+    machine come and go; that of an evaluation only once.
 
     The time of a run starts before its texts are made. A run that is resumed before the last
     measurement has all its minutes again. Where steps become slower later, the run ends before its last
@@ -90,6 +90,7 @@ class StepBudget:
     def __init__(self, run: TrainingRun) -> None:
         self._device, self._start, self._minutes = run.device, run.started, run.settings.minutes
         self._ends: list[float] = []
+        self.eval_seconds: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -236,11 +237,12 @@ def _fit_minutes(run: TrainingRun, budget: StepBudget, minutes: float) -> Traini
     After the last measurement the number of steps is final.
     """
     s = run.settings
-    start = time.monotonic()
-    measure_accuracy(run, s.eval_lengths, s.eval_texts)
-    eval_seconds = time.monotonic() - start
-    left = budget.seconds_left(minutes) - eval_seconds
-    a_step = budget.step_seconds() + (eval_seconds / s.eval_every if s.eval_every > 0 else 0.0)
+    if budget.eval_seconds is None:
+        start = time.monotonic()
+        measure_accuracy(run, s.eval_lengths, s.eval_texts)
+        budget.eval_seconds = time.monotonic() - start
+    left = budget.seconds_left(minutes) - budget.eval_seconds
+    a_step = budget.step_seconds() + (budget.eval_seconds / s.eval_every if s.eval_every > 0 else 0.0)
     steps = max(run.step + 1, run.step + int(left / a_step))
     if s.most_steps is not None:
         steps = max(run.step, min(steps, s.most_steps))
