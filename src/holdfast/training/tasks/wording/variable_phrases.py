@@ -17,7 +17,9 @@ RAISE = phrases(
         " more in {v}|give {v} {n} more|make {v} grow by {n}|move {v} up by {n}|push {v} up by {n}|count {v} up by"
         " {n}|extend {v} by {n}|enlarge {v} by {n}|bring {v} up by {n}|drop {n} more into {v}|pour {n} into"
         " {v}|hand {n}"
-        " to {v}|top {v} up by {n}|load {n} onto {v}",
+        " to {v}|top {v} up by {n}|load {n} onto {v}|stick {n} more on {v}|tack {n} onto {v}|heap {n} onto {v}|toss {n} more"
+        " into {v}|chuck {n} into {v}|push {v} {n} higher|send {v} up {n}|make {v} {n} bigger|make {v} {n}"
+        " larger|pump {v} up by {n}|nudge {v} up by {n}",
         "|",
     )
 )
@@ -28,7 +30,9 @@ LOWER = phrases(
         " {n}|push {v} down"
         " by {n}|count {v} down by {n}|deduct {n} from {v}|bring {v} down by {n}|drop {v} by {n}|steal {n} from"
         " {v}|pull"
-        " {n} out of {v}|diminish {v} by {n}|shave {n} off {v}|take {n} out of {v}",
+        " {n} out of {v}|diminish {v} by {n}|shave {n} off {v}|take {n} out of {v}|chop {n} off {v}|strip {n} from"
+        " {v}|snip {n} off {v}|scrape {n} off {v}|bump {v} down by {n}|send {v} down {n}|make {v} {n} smaller|make {v} {n}"
+        " lower|trim {v} by {n}|nudge {v} down by {n}|push {v} {n} lower|carve {n} out of {v}",
         "|",
     )
 )
@@ -36,7 +40,7 @@ RISE = phrases(
     split_list(
         "rise by {n}|grow by {n}|climb by {n}|increase by {n}|jump by {n}|go up by {n}|gain {n}|get {n} more|swell by"
         " {n}|move up by {n}|rise {n}|climb {n}|receive {n}|win {n}|collect {n} more|pick up {n}|earn"
-        " {n}|improve by {n}",
+        " {n}|improve by {n}|tick up by {n}|go up {n}|move up {n}|jump up {n}|step up {n}|shoot up by {n}|expand by {n}",
         "|",
     )
 )
@@ -44,10 +48,14 @@ FALL = phrases(
     split_list(
         "fall by {n}|shrink by {n}|drop by {n}|decrease by {n}|go down by {n}|lose {n}|sink by {n}|decline by"
         " {n}|move down"
-        " by {n}|drop {n}|fall {n}|give up {n}|give away {n}|pay {n}|spend {n}|slip by {n}|dip by {n}|get {n} less",
+        " by {n}|drop {n}|fall {n}|give up {n}|give away {n}|pay {n}|spend {n}|slip by {n}|dip by {n}|get {n} less|tick"
+        " down by {n}|go down {n}|move down {n}|step down {n}|shed {n}|tumble by {n}|come down by {n}|contract by {n}",
         "|",
     )
 )
+BECOME_SO = phrases(("become", "get", "turn", "grow"))
+LARGER = ("bigger", "larger", "higher", "greater")
+SMALLER = ("smaller", "lower", "lighter", "shorter")
 PUT = phrases(
     split_list(
         "set {v} to {n}|put {n} into {v}|make {v} {n}|change {v} to {n}|assign {n} to {v}|store {n} in {v}|write"
@@ -71,14 +79,17 @@ MORE = split_list(
     "{v} is {n} higher|{v} is now {n} larger|{v} is {n} greater than before|{v} becomes {n} larger|{v} is {n}"
     " more than it"
     " was|there is {n} more in {v}|{v} turns {n} higher|plus {n} for {v}|{n} more for {v}|+{n} for {v}|{v} + {n} ->"
-    " {v}|{v}: +{n}|{v} +{n}|{n} is put on top of {v}|the new {v} is the old {v} plus {n}",
+    " {v}|{v}: +{n}|{v} +{n}|{n} is put on top of {v}|the new {v} is the old {v} plus {n}|{v} plus {n} becomes {v}|{v} and"
+    " {n} more make the new {v}|{v} with {n} added is {v} from now on|{v} up {n}|{v} up by {n}|{v} is up {n}|another {n} for"
+    " {v}|an extra {n} goes to {v}|{n} extra in {v}",
     "|",
 )
 LESS = split_list(
     "{v} is {n} lower|{v} is now {n} less|{v} is {n} smaller than before|{v} becomes {n} lower|{v} is {n} less than it"
     " was|there is {n} less in {v}|{v} turns {n} lower|minus {n} for {v}|{n} less for {v}|-{n} for {v}|{v} - {n}"
     " -> {v}|{v}:"
-    " -{n}|{v} -{n}|{n} is gone from {v}|the new {v} is the old {v} minus {n}",
+    " -{n}|{v} -{n}|{n} is gone from {v}|the new {v} is the old {v} minus {n}|{v} minus {n} becomes {v}|{v} without {n} is"
+    " {v} from now on|{v} down {n}|{v} down by {n}|{v} is down {n}|{n} fewer in {v}|{v} is {n} short now|{n} of {v} is lost",
     "|",
 )
 # Of another variable: {a} plus or minus a number.
@@ -193,8 +204,10 @@ def draw_change(rng: random.Random, adds: bool) -> str:
         return rng.choice(shapes.ADDS if adds else shapes.TAKES)
     if kind < 0.7:
         return _done(rng.choice(RAISE if adds else LOWER), rng)
-    if kind < 0.88:
+    if kind < 0.85:
         return f"{{v}} {_tense(rng.choice(RISE if adds else FALL), rng)}"
+    if kind < 0.9:
+        return f"{{v}} {_tense(rng.choice(BECOME_SO), rng)} {{n}} {rng.choice(LARGER if adds else SMALLER)}"
     return rng.choice(MORE if adds else LESS)
 
 
@@ -265,4 +278,4 @@ def vocabulary() -> list[str]:
     first = [forms.base.capitalize() for forms in (*RAISE, *LOWER, *PUT)] + [
         text[:1].upper() + text[1:] for text in shown
     ]
-    return [*shown, *done, *first, *(text for forms in (*RISE, *FALL) for text in forms)]
+    return [*shown, *done, *first, *(text for forms in (*RISE, *FALL, *BECOME_SO) for text in forms)]

@@ -15,7 +15,7 @@ _IRREGULAR = {
     words.split()[0]: words.split()
     for words in split_list(
         # Base form, past, participle.
-        "be was been,begin began begun,bend bent bent,bet bet bet,blow blew blown,break broke broken,"
+        "be was been,become became become,begin began begun,bend bent bent,bet bet bet,blow blew blown,break broke broken,"
         "bring brought brought,build built built,buy bought bought,catch caught caught,choose chose chosen,"
         "come came come,cut cut cut,do did done,draw drew drawn,drink drank drunk,drive drove driven,"
         "eat ate eaten,fall fell fallen,feed fed fed,feel felt felt,find found found,forbid forbade forbidden,"
@@ -25,10 +25,10 @@ _IRREGULAR = {
         "lose lost lost,make made made,meet met met,pay paid paid,put put put,read read read,"
         "ride rode ridden,rise rose risen,run ran run,say said said,see saw seen,sell sold sold,"
         "send sent sent,set set set,reset reset reset,overwrite overwrote overwritten,shrink shrank shrunk,"
-        "shake shook shaken,shine shone shone,show showed shown,shut shut shut,"
+        "shake shook shaken,shed shed shed,shine shone shone,shoot shot shot,show showed shown,shut shut shut,"
         "sing sang sung,sink sank sunk,sit sat sat,sleep slept slept,slide slid slid,speak spoke spoken,"
         "spend spent spent,spin spun spun,"
-        "stand stood stood,steal stole stolen,swear swore sworn,swell swelled swollen,swing swung swung,"
+        "stand stood stood,steal stole stolen,stick stuck stuck,swear swore sworn,swell swelled swollen,swing swung swung,"
         "take took taken,"
         "tear tore torn,tell told told,think thought thought,throw threw thrown,undo undid undone,"
         "wake woke woken,wear wore worn,win won won,write wrote written",
@@ -36,8 +36,8 @@ _IRREGULAR = {
     )
 }
 _DOUBLED = split_list(
-    "beg begin bet chat clap cut dip drop flip forbid forget get grab hit hum let nod pat plan prefer put regret rub run"
-    " set shrug shut sit skip slip spin step stop swap tap tip top win wrap"
+    "beg begin bet chat chop clap cut dip drop flip forbid forget get grab hit hum let nod pat plan prefer put"
+    " regret rub run set shed shrug shut sit skip slip snip spin step stop strip swap tap tip top trim win wrap"
 )
 _NO_VERBS = split_list("only just simply merely actually would finally but ,")
 _IRREGULAR_THIRD = {"be": "is", "have": "has", "do": "does", "go": "goes", "undo": "undoes"}
