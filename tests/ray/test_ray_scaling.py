@@ -73,6 +73,8 @@ def test_one_two_one_replicas_lose_no_stream(cluster: Any, tiny_llama: Path, lon
         light.close()
         assert all(answers == expected for answers in load.answers)
         assert all(answers == expected[:1] for answers in light.answers)
+        wait_until(lambda: len(server.get("/health").json()["replicas"]) == 1)
+        assert server.metric("holdfast_engine_restarts_total") == 0  # it was told to stop
 
 
 def test_replica_with_another_dtype_gets_no_deterministic_request(

@@ -116,6 +116,14 @@ def test_settings_round_trip_through_json() -> None:
         assert settings_from_json(settings_to_json(settings)) == settings
 
 
+def test_run_of_another_version_is_refused() -> None:
+    saved = {**settings_to_json(TINY), "texts": 20_000}
+    with pytest.raises(
+        ConfigError, match="another version of Holdfast saved this run: there is no setting texts"
+    ):
+        settings_from_json(saved)
+
+
 @pytest.mark.parametrize(
     "changes", [{"steps": 0}, {"tasks": ()}, {"accumulate": 9}, {"shares": (1,)}, {"chat": True}]
 )

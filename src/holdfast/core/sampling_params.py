@@ -42,14 +42,13 @@ class SamplingParams:
 
     max_tokens None is as many as the context holds. temperature 0 is greedy. top_k 0 (or -1) is off. A
     sampled request without a seed gets one, and the result reports it. logprobs asks for the logprob of
-    each sampled token and of that many most
-    likely ones, prompt_logprobs for those of the prompt's tokens. n answers are sampled from one
-    prompt; the first is the same as with n = 1. `deterministic` asks for the guarantee: the same
-    tokens and logprob bits, whatever else runs; None is the engine's default, see
-    `RequestDefaults`. think=False turns thinking off in a model that
-    thinks. forced_thoughts replaces the thoughts after chunks, by chunk number, with these token
-    ids; chunks that are never reached are ignored. skip_special_tokens leaves special tokens out of
-    the text. include_stop_str_in_output keeps the stop string or stop token at the end of the text.
+    each sampled token and of that many most likely ones, prompt_logprobs for those of the prompt's
+    tokens. n answers are sampled from one prompt; the first is the same as with n = 1. `deterministic`
+    asks for the guarantee: the same tokens and logprob bits, whatever else runs; None is the engine's
+    default, see `RequestDefaults`. think=False turns thinking off in a model that thinks.
+    forced_thoughts replaces the thoughts after chunks, by chunk number, with these token ids; chunks
+    that are never reached are ignored. skip_special_tokens leaves special tokens out of the text.
+    include_stop_str_in_output keeps the stop string or stop token at the end of the text.
 
     From logits to a token: repetition, frequency and presence penalty, logit bias, then masks
     (allowed and bad tokens, bad words, min_tokens, structured output), temperature, top-k, top-p,

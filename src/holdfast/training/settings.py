@@ -1,6 +1,7 @@
 """The settings of a training run: the same settings on the same machine give the same weights."""
 
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from typing import Any, Literal
 
 from holdfast.errors import ConfigError
@@ -182,7 +183,12 @@ def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
 
 
 def settings_from_json(fields: dict[str, Any]) -> TrainingSettings:
-    """The inverse of `settings_to_json`."""
+    """The inverse of `settings_to_json`. Raises `ConfigError` for the settings of another version."""
+    unknown = sorted(fields.keys() - {each.name for each in dataclass_fields(TrainingSettings)})
+    if unknown:
+        raise ConfigError(
+            f"another version of Holdfast saved this run: there is no setting {unknown[0]} any more"
+        )
     plain: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }

@@ -1,7 +1,7 @@
 """Training and validation batches of the tasks.
 
 A batch depends only on (seed, step), so that a run can be resumed exactly. What a task makes is drawn for
-every batch, so a long run sees no text twice. Files, and a limited number of examples, are tokenised once,
+every batch, so a run has no texts to make before it starts. Files, and a limited number of examples, are tokenised once,
 when the source is opened.
 """
 
