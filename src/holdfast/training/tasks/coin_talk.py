@@ -84,7 +84,7 @@ class _Story:
         self._side, self._known = rng.randrange(2), False
         self._last = ""  # the mark of the last sentence, if it is about the coin
         self._first: int | None = None  # the side at the start, if it is told
-        self._held = ""  # a mark that the line break after its sentence decides
+        self._held = ""  # a mark that what follows its sentence decides
         self.marked = ""
         self.question = ""
 
@@ -108,7 +108,7 @@ class _Story:
 
     def event(self) -> None:
         sentence = self._grammar.sentence(self._side, self._last, self._first)
-        while self._is_bare(sentence) and not self._style.end and self._style.gap[0] != "\n":
+        while self._is_bare(sentence) and not self._style.end and self._style.gap == " ":
             sentence = self._grammar.sentence(self._side, self._last, self._first)
         if not self._is_bare(sentence):
             self._append(sentence, self._style.end)
@@ -124,7 +124,7 @@ class _Story:
         rng = self._rng
         gap = "" if not self.marked else " " if rng.random() < 0.9 else "\n"
         if self._held:
-            gap = "\n"
+            gap = rng.choice(("\n", "\n", ". ", ". ", ", ", "... ", "? ", " - "))
         elif not self._style.end and self.marked:
             gap = rng.choice((" ", "\n", ". ", ". ", ", "))
         self._write(gap)
@@ -175,7 +175,8 @@ class _Story:
 
     def _write(self, marked: str) -> None:
         if self._held:
-            marked, self._held = marked[0] + self._held + marked[1:], ""
+            place = len(marked) - len(marked.lstrip(" ")) + 1
+            marked, self._held = marked[:place] + self._held + marked[place:], ""
         for character in marked:
             if character in MARKS:
                 self._happens(character)

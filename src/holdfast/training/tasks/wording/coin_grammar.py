@@ -11,6 +11,7 @@ from holdfast.training.tasks.wording import coin_phrases, words
 from holdfast.training.tasks.wording import coin_shapes as shapes
 from holdfast.training.tasks.wording.coin_phrases import (
     ALONE,
+    BARE_FLIP,
     COMMON_FLIPS,
     FLIP,
     FLIP_IF,
@@ -51,7 +52,7 @@ class CoinGrammar:
         self._verbs = VerbPhrases(rng)
         self.coin = "coin" if rng.random() < 0.75 else rng.choice(shapes.COINS)
         self._tense = "past" if rng.random() < 0.3 else "third"
-        self._is_record = rng.random() < 0.06
+        self._is_record = rng.random() < 0.12
         self._is_terse = rng.random() < 0.3
         self.is_simple = rng.random() < 0.3
 
@@ -101,21 +102,35 @@ class CoinGrammar:
         if rng.random() < 0.3:
             done = self._verbs.event()
             return f"{self.name()}{link}{done.third}"
-        what, mark = (shapes.RECORD_FLIPS, FLIP) if rng.random() < 0.5 else (shapes.RECORD_KEEPS, KEEP)
-        return f"{self.name()}{link}{rng.choice(what)}{mark}"
+        flips = rng.random() < 0.5
+        what = rng.choice(shapes.RECORD_FLIPS if flips else shapes.RECORD_KEEPS)
+        bare = "." if what.endswith(shapes.WITHOUT_OBJECT) else ""
+        return f"{self.name()}{link}{what}{bare}{FLIP if flips else KEEP}"
+
+    def _bare(self) -> str:
+        """A verb alone: what comes next decides, as there may be an object."""
+        rng = self.rng
+        who, plural = self._subject()
+        lead = f"{rng.choice(shapes.SHORT_LEADS)} " if rng.random() < 0.25 else ""
+        verb, mark = (
+            (BARE_FLIP, FLIP) if rng.random() < 0.6 else (negated(BARE_FLIP, rng.random() < 0.7), KEEP)
+        )
+        return f"{lead}{who} {self._finite(verb, who, plural)}.{mark}"
 
     def _simple(self) -> str:
         """The words that come first to mind: somebody, and what they do."""
         rng, kind = self.rng, self.rng.random()
         if kind < 0.15:
             return self._terse()
+        if kind < 0.25:
+            return self._bare()
         lead = f"{rng.choice(shapes.SHORT_LEADS)} " if rng.random() < 0.25 else ""
         tail = f" {rng.choice(shapes.SHORT_TAILS)}" if rng.random() < 0.15 else ""
         who, plural = self._subject()
-        if kind < 0.25:
+        if kind < 0.33:
             return f"{lead}{who} {self._finite(rng.choice(ALONE), who, plural)}"  # nothing about the coin
         flip = rng.choice(COMMON_FLIPS) if rng.random() < 0.7 else any_flip(rng)
-        if kind < 0.62:
+        if kind < 0.65:
             forms = flip
         elif kind < 0.8:
             forms = negated(flip, rng.random() < 0.6)
@@ -338,6 +353,9 @@ class CoinGrammar:
         """ "Now turn it over": the reader or somebody else is told to, and it is done."""
         rng, event = self.rng, self._verbs.event()
         base = event.base
+        times, count = self._times()
+        if rng.random() < 0.2 and not times.startswith("and"):
+            base = f"{rng.choice(COMMON_FLIPS).base} {times}{KEEP if count % 2 else FLIP}"
         if base.startswith("not "):
             base = f"{rng.choice(_DO_NOT)} {base.removeprefix('not ')}"
         if base.startswith(("be ", "only be ")):

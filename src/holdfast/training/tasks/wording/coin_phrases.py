@@ -10,7 +10,7 @@ from holdfast.training.tasks.filler import split_list
 from holdfast.training.tasks.wording import coin_frames as frames
 from holdfast.training.tasks.wording import coin_shapes as shapes
 from holdfast.training.tasks.wording import idle_shapes, words
-from holdfast.training.tasks.wording.verbs import Forms, phrase, phrases
+from holdfast.training.tasks.wording.verbs import Forms, inflect, phrase, phrases
 
 FLIP, KEEP = "\x01", "\x02"
 TO = ("\x03", "\x04")  # heads, tails is up from here on
@@ -45,6 +45,7 @@ def _passive(forms: Forms) -> str | None:
 
 FLIPS, FLIPS_ONLY = _marked(shapes.FLIPS, FLIP), _marked(shapes.FLIPS_ONLY, FLIP)
 COMMON_FLIPS = FLIPS[: shapes.NUM_COMMON]
+BARE_FLIP = inflect("flip")
 KEEPS, NOT_DONE = _marked(shapes.KEEPS, KEEP), _marked(shapes.NOT_DONE, KEEP)
 ALONE = phrases(idle_shapes.ALONE)
 DONE, FIRST = phrases(frames.DONE), phrases(frames.FIRST)

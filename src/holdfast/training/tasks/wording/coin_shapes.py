@@ -400,6 +400,17 @@ RECORD_KEEPS = (
     "no flip", "pass", "passes", "nothing", "no", "skip", "skips", "stays", "leaves it", "no change", "waits",
     "does not flip", "not flipped", "keeps it", "zero flips", "looks", "no turn",
 )  # fmt: skip
+WITHOUT_OBJECT = (
+    "flip",
+    "flips",
+    "flipped",
+    "turn",
+    "toss",
+    "looks",
+    "skip",
+    "skips",
+    "passes",
+)  # one may follow
 # Events without a person.
 TERSE_FLIPS = split_list(
     "flip it|flips it|flipped it|turn it over|turned over|flipped over|gets flipped|got flipped|other side up|now the"
