@@ -153,7 +153,7 @@ def test_carried_state_is_thought_instead_and_replaces_what_its_chunk_has() -> N
 
 
 def test_state_of_a_question_is_thought_without_delay() -> None:
-    steps = (ThoughtStep(0, " a"), ThoughtStep(8, "", state=" e f", is_question=True))
+    steps = (ThoughtStep(0, " a"), ThoughtStep(8, "", state=" e f", at_once=True))
     example = TextExample("a b c d e f g h i j k l A:", " d.", steps)
     batch, tokenizer = _prepared([example], carry=True, thought_delay=3)
     assert chunk_texts(batch, tokenizer, 0) == {0: " a", 1: " e f"}

@@ -36,7 +36,7 @@ def test_entity_thoughts_answer_every_question() -> None:
     """The last thought about boxes or about rooms has the answer, and so has the last state."""
     for each in examples(Entities()):
         *told, asked = each.steps
-        assert asked.is_question and not asked.thought
+        assert asked.at_once and not asked.thought
         clauses = [clause.split() for step in told for clause in step.thought.split(",")]
         words = told[-1].state.split()
         places = dict(zip(words[::2], words[1::2], strict=True))
@@ -63,14 +63,17 @@ def test_room_thoughts_follow_the_text_and_answer_every_question() -> None:
     for each in examples(Rooms()):
         *told, asked = each.steps
         seen: dict[str, str] = {}
-        for step, found in zip(told, walk.finditer(each.prompt), strict=True):
+        for going, step, found in zip(told[::2], told[1::2], walk.finditer(each.prompt), strict=True):
             who, place = found.groups()
+            assert going.at_once and not going.thought, each
+            assert going.state == "".join(f" {name} {room}" for name, room in seen.items()) + f" {who}", each
+            assert found.start() + len(who) < going.settled_at < found.end() - len(place), each
             seen[who] = place
             assert step.thought == f" {who} {place}" and place in PLACES, each
             assert step.state == "".join(f" {name} {room}" for name, room in seen.items()), each
             assert each.prompt[: step.settled_at + 1].endswith(f" {place}"), each
         name, room = asked.state.split()
-        assert asked.is_question and seen[name] == room and each.answer == f" {room}.", each
+        assert asked.at_once and seen[name] == room and each.answer == f" {room}.", each
         assert each.prompt[: asked.settled_at + 1].endswith(f" {name}"), each
 
 

@@ -133,7 +133,7 @@ def _tracked(question: str, answer: str, facts: dict[int, str]) -> TextExample |
         steps.append(ThoughtStep(_last_word(prompt), changed, state=world.everything()))
     prompt = f"{prompt} {question}"
     asked = f" {_asked(question)} {answer.replace(',', ' ')}"
-    steps.append(ThoughtStep(_last_word(prompt), "", state=asked, is_question=True))
+    steps.append(ThoughtStep(_last_word(prompt), "", state=asked, at_once=True))
     return TextExample(f"{prompt}{QUESTION_END}", f" {answer}.", tuple(steps))
 
 

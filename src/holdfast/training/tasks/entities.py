@@ -126,7 +126,7 @@ class Entities:
         prompt = f"{prompt} {question}"
         found = f" {asked} {answer.removesuffix(' box').replace(' and ', ' ')}"
         settled_at = prompt.rfind(asked) + len(asked) - 1
-        steps.append(ThoughtStep(settled_at, "", state=found, is_question=True))
+        steps.append(ThoughtStep(settled_at, "", state=found, at_once=True))
         return TextExample(f"{prompt}{QUESTION_END}", f" {answer}.", tuple(steps))
 
     def _fill(self, rng: random.Random, boxes: list[str]) -> dict[str, list[str]]:

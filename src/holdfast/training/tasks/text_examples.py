@@ -30,14 +30,14 @@ class ThoughtStep:
 
     thought: what is thought then; "": nothing. state: all that holds after the step; a model that carries its
     states thinks it instead of the thought. A chain of thought does not write it: there, what was said before
-    stays in sight. is_question: the state says what is asked for. It is written without delay, to be there for
-    the answer.
+    stays in sight. at_once: it is written without a delay: what is asked for has to be there for the answer,
+    and a name may be in sight in its own chunk only.
     """
 
     settled_at: int
     thought: str
     state: str = ""
-    is_question: bool = False
+    at_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _place(
     for step in example.steps:
         said = (step.state or step.thought) if rules.carry else step.thought
         thought = ids[said][: rules.max_thought]
-        token = _token_at(offsets, shift + step.settled_at) + (0 if step.is_question else rules.thought_delay)
+        token = _token_at(offsets, shift + step.settled_at) + (0 if step.at_once else rules.thought_delay)
         chunk = max(chunk, token // rules.chunk)
         if rules.carry and step.state:
             by_chunk.pop(chunk, None)

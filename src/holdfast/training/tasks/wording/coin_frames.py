@@ -94,6 +94,24 @@ THOUGH = split_list(
     " ago",
     "|",
 )
+WHILE = (
+    "although",
+    "though",
+    "while",
+    "even though",
+    "just when",
+    "as",
+    "when",
+    "whereas",
+    "even if",
+    "just as",
+)
+SO_NOT = split_list(
+    "and that was that| and it came to nothing|, so nobody does it|, so it is forgotten|, and the moment is gone|, and"
+    " everything stays the same|, so it has to wait|, which ends it| and so no flip is seen|, so the plan is dropped|, and"
+    " there it ends|, and so it stays",
+    "|",
+)
 # Groups, how many flips, and whether the verb is that of one.
 GROUPS = (
     ("they both", 2, False), ("the twins each", 2, False), ("both of them", 2, False), ("all three of them", 3, False),

@@ -18,6 +18,7 @@ from holdfast.training.tasks.wording.coin_phrases import (
     FLIPS,
     KEEP,
     KEEPS,
+    MEANT,
     PASSIVES,
     TO,
     VerbPhrases,
@@ -293,7 +294,12 @@ class CoinGrammar:
     def _seemed(self) -> str:
         """A flip that was only expected."""
         rng, flip = self.rng, any_flip(self.rng)
-        if rng.random() < 0.5:
+        kind = rng.random()
+        if kind < 0.3:
+            wish = self._around(self._finite_plain(rng.choice(MEANT)), flip)
+            end = after(rng.choice(frames.SO_NOT)) if rng.random() < 0.6 else ""
+            return f"{rng.choice(frames.WHILE)} {{N}} {wish}, {self._clause()}{end}{KEEP}"
+        if kind < 0.6:
             return f"{self._around(rng.choice(frames.THOUGH), flip)}{KEEP}"
         return f"{self._lead(0.2)}{self._around(rng.choice(frames.SEEMED), flip)}{rng.choice(frames.NOT_SO)}{KEEP}"
 

@@ -185,7 +185,18 @@ _TURNED = split_list(
     " that {s} is up|until it lies {s} up|until it says {s}|until {s} comes up",
     "|",
 )
+_LIKING = split_list(
+    "find {s} nicer|think that {s} is prettier|say that {s} suits us|vote for {s}|call for {s}|be fond of {s}|like {s}|want"
+    " {s}|believe in {s}|settle on {s}|think of {s}|dream of {s}|argue for {s}|be all for {s}",
+    "|",
+)
+_LIKED = split_list(
+    "and *turn {o} accordingly|and *put {o} so|and *lay {o} like that|and *arrange {o} in that manner|and *make {o} so|and"
+    " *set {o} to that|and *have {o} that way|and so *place {o}|and so it is|and *bring it up",
+    "|",
+)
 SETS = (
+    *(f"{like} {done}" for like in _LIKING for done in _LIKED),
     *(f"{verb} {{o}} {end}" for verb in _LAYING for end in _LAID),
     *(f"{verb} {{o}} {end}" for verb in _TURNING for end in _TURNED),
     "like {s} better and *turn {o} to it", "want {s} on top and *arrange {o} accordingly",

@@ -7,6 +7,7 @@ the other one; {N}: people.
 import random
 
 from holdfast.training.tasks.filler import split_list
+from holdfast.training.tasks.wording import words
 from holdfast.training.tasks.wording.coin_shapes import STARTS
 from holdfast.training.tasks.wording.verbs import phrases
 
@@ -72,20 +73,57 @@ TERSE = split_list(
     " {s}|{c} {s} up|{c}, {s}|{c} - {s}|position: {s}|face: {s}|initial: {s}|init {s}|state = {s}",
     "|",
 )
+# The side in a clause of its own: after a condition, after what somebody took care of, at the start of a story.
+LOOKS = split_list(
+    "if you look at it,if you bend over it,if somebody checks,if we check,if you come closer,when you look from above,when"
+    " {N} glances at it,if {N} peeks,for anyone who looks,to whoever cares,when the light is on,if you care to know",
+    ",",
+)
+SEEN = split_list(
+    "you see {s}|you find {s}|there is {s}|it is {s}|what you get is {s}|{s} is there|{s} looks back at you|you will notice"
+    " {s}|the word is {s}|it says {s}|{s} meets the eye|the answer is {s}|you only see {s}|it would be {s}|it must be {s}",
+    "|",
+)
+CARE = split_list(
+    "making sure that,taking care that,seeing to it that,such that,in such a way that,with the result that,knowing that,so"
+    " it happens that,and {N} sees to it that,and we agree that,and by chance,and as luck has it,after which,which means"
+    " that,careful that",
+    ",",
+)
+CLAUSES = split_list(
+    "{s} is up|{s} shows|{s} looks at us|{s} was visible|{s} points to the sky|{s} was the upper side|{x} touches the"
+    " ground|we see {s}|{s} came out on top|{s} faces us|{s} is what everybody sees|{s} greets the visitor|{s} could be"
+    " read|{s} lay on top|{s} is turned to the lamp|the {s} side looks up|the {s} side was ours to see|{x} cannot be"
+    " seen|nobody sees {x}|{s} catches the light|it showed {s}|it is {s}",
+    "|",
+)
+OPENS = split_list(
+    "begins,starts,opens,enters,joins,comes into,is introduced to,appears in,takes part in,is part of", ","
+)
+STORIES = split_list(
+    "the story,the game,this riddle,our tale,the day,the experiment,this exercise,the scene,our test,the {a} {n},this"
+    " problem,the round,the show,the match",
+    ",",
+)
 
 
 def draw_start(rng: random.Random) -> str:
     kind = rng.random()
-    if kind < 0.4:
+    if kind < 0.3:
         return rng.choice(STARTS)
-    if kind < 0.55:
+    if kind < 0.42:
         return f"{_intro(rng, 0.2)}{rng.choice(TERSE)}"
+    if kind < 0.46:
+        return _among_words(rng)
     spot = f" {rng.choice(SPOTS)}" if rng.random() < 0.7 else ""
     if kind < 0.85:
         intro = _intro(rng, 0.4)
         coin = "{c}" if intro else "{C}"
         aside = after(rng.choice(ASIDES)) if rng.random() < 0.25 else ""
-        told = f"{intro}{coin}{aside} {rng.choice(STATES)}{spot}{_side(rng)}"
+        does = (
+            f"{rng.choice(OPENS)} {rng.choice(STORIES)}" if rng.random() < 0.15 else rng.choice(STATES) + spot
+        )
+        told = f"{intro}{coin}{aside} {does}{_side(rng)}"
     else:
         who, put = (
             ("{N}", "third") if rng.random() < 0.7 else (rng.choice(("I", "we", "you", "they")), "plural")
@@ -105,14 +143,30 @@ def _intro(rng: random.Random, share: float) -> str:
     return f"{rng.choice(INTROS)} " if rng.random() < share else ""
 
 
+def _among_words(rng: random.Random) -> str:
+    """A coin and a side, and any words around them: whatever else is said, the side is told."""
+
+    def some() -> str:
+        return " ".join(words.noun_phrase(rng) for _ in range(rng.randint(1, 4)))
+
+    tail = f" {some()}" if rng.random() < 0.5 else ""
+    return f"{_intro(rng, 0.3)}{some()} {{c}} {some()} {rng.choice(('{s}', 'the {s} side', '{s} up'))}{tail}"
+
+
 def _side(rng: random.Random) -> str:
     kind = rng.random()
-    if kind < 0.6:
+    if kind < 0.45:
         return f"{rng.choice((', ', ' with ', ', with ', ' '))}{rng.choice(SHOWN)}"
+    if kind < 0.6:
+        link = rng.choice((", and ", " and ", ", so ", "; ", " - "))
+        return f"{link}{rng.choice(LOOKS)}{rng.choice((' ', ', '))}{rng.choice(SEEN)}"
+    if kind < 0.75:
+        return f"{rng.choice((', ', ' '))}{rng.choice(CARE)} {rng.choice(CLAUSES)}"
     return f"{rng.choice((', ', ' '))}{rng.choice(BESIDE)}"
 
 
 def vocabulary() -> list[str]:
     put = [each for forms in PUTS for each in forms[1:4]]
     first = [text[0].upper() + text[1:] for text in (*INTROS, *TERSE)]
-    return [*INTROS, *ASIDES, *STATES, *put, *SPOTS, *SHOWN, *BESIDE, *TERSE, *first]
+    clauses = (*LOOKS, *SEEN, *CARE, *CLAUSES, *OPENS, *STORIES)
+    return [*INTROS, *ASIDES, *STATES, *put, *SPOTS, *SHOWN, *BESIDE, *TERSE, *clauses, *first]
