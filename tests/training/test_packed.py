@@ -152,23 +152,3 @@ def test_processes_build_the_same_steps_as_a_thread() -> None:
         assert all(torch.equal(a, b) for a, b in zip(*arrays, strict=True))
     by_processes.close()
     by_thread.close()
-
-
-def test_stale_states_are_earlier_thoughts_and_targets_stay() -> None:
-    settings = replace(COIN, tasks=("entities",), shares=(), carry=False, max_thought=24, stale_states=0.5)
-    builder = start_run(settings, CPU).step_builder
-    batch = builder.source.batch(3)
-    stale = batch.with_stale_thoughts(0.5, np.random.default_rng((settings.seed, 3, 0)))
-    changed = (stale.thoughts != batch.thoughts).any(axis=2)
-    said = batch.thoughts[:, :, 0] >= 0
-    assert 0.2 < changed[said].mean() < 0.6 and not changed[~said].any()
-    for text, chunk in zip(*np.nonzero(changed), strict=True):
-        earlier = batch.thoughts[text, :chunk][said[text, :chunk]]
-        assert (earlier == stale.thoughts[text, chunk]).all(axis=1).any()
-    (packed,) = builder.build(3).passes
-    (plain,) = replace(builder, settings=replace(settings, stale_states=0.0)).build(3).passes
-    for mine, theirs in zip(packed.target_thoughts, plain.target_thoughts, strict=True):
-        assert (mine.tokens == theirs.tokens).all()
-    expected = pack(batch, builder.pack_spec, read=stale).state_thoughts
-    for mine, theirs in zip(packed.state_thoughts, expected, strict=True):
-        assert (mine.tokens == theirs.tokens).all() and (mine.chunks == theirs.chunks).all()

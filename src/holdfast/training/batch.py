@@ -1,6 +1,6 @@
 """The data of a training step: token ids, start of the answer, a gold thought for every chunk."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,16 +43,6 @@ class Batch:
         return Batch(
             self.token_ids[order], self.num_prompt[order], self.num_tokens[order], self.thoughts[order]
         )
-
-    def with_stale_thoughts(self, share: float, rng: np.random.Generator) -> "Batch":
-        """This share of the thoughts replaced by an earlier one of the same text."""
-        thoughts = self.thoughts.copy()
-        for said, stale in zip(self.thoughts, thoughts, strict=True):  # [K, M] both
-            chunks = np.nonzero(said[:, 0] >= 0)[0]
-            for number in np.nonzero(rng.random(len(chunks)) < share)[0]:
-                if number:
-                    stale[chunks[number]] = said[chunks[rng.integers(number)]]
-        return replace(self, thoughts=thoughts)
 
     def is_answer(self) -> Bools:
         """[B, L]: the tokens of the answer."""

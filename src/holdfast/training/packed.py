@@ -125,8 +125,7 @@ def padded(count: int, unit: int = 1) -> int:
     return round_up(max(count, 1), lcm(unit, max(_LEAST, 1 << max(0, count.bit_length() - 5))))
 
 
-def pack(batch: Batch, spec: PackSpec, with_text: bool = False, read: Batch | None = None) -> Packed[Ints]:
-    """read: the batch with the thoughts that states are made of, if they are others than T's targets."""
+def pack(batch: Batch, spec: PackSpec, with_text: bool = False) -> Packed[Ints]:
     chunk = batch.token_ids.shape[1] // batch.thoughts.shape[1]
     longest = int(batch.num_tokens.max())
     ends = np.cumsum(round_up_all(batch.num_tokens, chunk))
@@ -143,7 +142,7 @@ def pack(batch: Batch, spec: PackSpec, with_text: bool = False, read: Batch | No
     states: list[ThoughtList[Ints]] = []
     if spec.end_id is not None:
         targets = _list_target_thoughts(batch, starts // chunk, num_rows // chunk, spec.while_answering)
-        states = _list_state_thoughts(read or batch, starts // chunk, num_rows // chunk, chunk, spec.carry)
+        states = _list_state_thoughts(batch, starts // chunk, num_rows // chunk, chunk, spec.carry)
     return Packed(
         token_ids,
         positions,

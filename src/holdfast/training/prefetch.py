@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import get_context
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.training.batch import Batch, Ints
+from holdfast.training.batch import Ints
 from holdfast.training.loss import TokenCounts, count_tokens
 from holdfast.training.packed import Packed, PackSpec, pack, send
 from holdfast.training.settings import TrainingSettings
@@ -54,18 +53,8 @@ class StepBuilder:
         batch = self.source.batch(step)
         bounds = [index * s.batch // s.accumulate for index in range(s.accumulate + 1)]
         micro_batches = [batch.take_range(first, last) for first, last in pairwise(bounds)]
-        packs = tuple(
-            pack(each, self.pack_spec, s.weights.text != 0, self._read(each, step, number))
-            for number, each in enumerate(micro_batches)
-        )
+        packs = tuple(pack(each, self.pack_spec, s.weights.text != 0) for each in micro_batches)
         return HostStep(packs, count_tokens(batch, self.pack_spec.while_answering))
-
-    def _read(self, batch: Batch, step: int, number: int) -> Batch | None:
-        """The batch with the thoughts that states are made of."""
-        s = self.settings
-        if not s.stale_states:
-            return None
-        return batch.with_stale_thoughts(s.stale_states, np.random.default_rng((s.seed, step, number)))
 
 
 def send_step(step: HostStep, device: torch.device) -> DeviceStep:

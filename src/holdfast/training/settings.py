@@ -57,7 +57,6 @@ class TrainingSettings:
     )
     variables_thought: ThoughtContent = "changed"
     long_texts: bool = True  # filler sentences between the events of half of the texts
-    stale_states: float = 0.0  # share of states made of an earlier thought, as if the model had thought wrong
     thought_delay: int = 0  # tokens after the one that settles a thought before it is written
     examples: int | None = None  # use only so many texts of each file and each task that is written as text
     context: int = 4096
@@ -98,8 +97,6 @@ class TrainingSettings:
             raise ConfigError(
                 f"chunk is {self.chunk}; it must divide a KV page to be served: 1, 2, 4, 8 or 16, on a GPU also 32 or 64"
             )
-        if not 0 <= self.stale_states < 1:
-            raise ConfigError(f"stale_states is {self.stale_states}; it must be at least 0 and less than 1")
         if self.minutes is not None and self.minutes <= 0:
             raise ConfigError(f"minutes is {self.minutes}; it must be more than 0")
         if not self.tasks:

@@ -101,15 +101,6 @@ def thinking(
         int | None,
         typer.Option(min=1, help="Number of layers after which T reads. Default: all but the last."),
     ] = None,
-    stale_states: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=0.9,
-            help="Share of states that training makes of an earlier thought of the text, as if the model had thought "
-            "wrong.",
-        ),
-    ] = None,
     thought_delay: Annotated[
         int | None,
         typer.Option(
@@ -196,7 +187,6 @@ def thinking(
         "max_thought": max_thought,
         "l_in": l_in,
         "l_out": l_out,
-        "stale_states": stale_states,
         "thought_delay": thought_delay,
         "while_answering": while_answering,
         "carry": carry,
