@@ -158,7 +158,10 @@ class _Told:
                 self._compute(target, shape, amount, "+", 0, other)
             return
         adds = own + amount <= LARGEST and (own < amount or rng.random() < 0.5)
-        shape = drawn.draw_change(rng, adds)
+        if len(self.values) == 1 and rng.random() < 0.3:
+            shape = rng.choice(shapes.BARE_ADDS if adds else shapes.BARE_TAKES)
+        else:
+            shape = drawn.draw_change(rng, adds)
         self._compute(target, shape, own, "+" if adds else "-", amount, other or self._number(amount))
 
     def _by_one(self, target: str) -> None:

@@ -25,14 +25,17 @@ DONE = split_list(
 FIRST = split_list(
     "go ahead|give in|come along|step up|stand up|lean over|reach out|walk up|wake up|obey|agree|say yes|jump up|change"
     " plans|get bored|take a deep breath|finish the {n}|put down the {n}|stretch out an arm|have a go|take a turn|take the"
-    " next turn|count to three|look left and right|lift a finger|roll up one sleeve|put the {n} away",
+    " next turn|count to three|look left and right|lift a finger|roll up one sleeve|put the {n} away|take the bet|accept the"
+    " dare|take heart",
     "|",
 )
 # The flip is not done: the first with a {b} or {g}, the second after it.
 MEANT = split_list(
     "want to {b}|plan to {b}|be about to {b}|get ready to {b}|reach out to {b}|be on the point of {g}|offer to {b}|mean to"
     " {b}|be eager to {b}|think of {g}|come here to {b}|hope to {b}|be dying to {b}|try to {b}|be asked to {b}|be supposed"
-    " to {b}|promise to {b}|threaten to {b}|have every right to {b}|come close to {g}|feel like {g}|talk of {g}",
+    " to {b}|promise to {b}|threaten to {b}|have every right to {b}|come close to {g}|feel like {g}|talk of {g}|swear to"
+    " {b}|claim to {b}|be going to {b}|be gonna {b}|be dared to {b}|be begged to {b}|announce plans to {b}|say that it is"
+    " time to {b}|say: I will {b}",
     "|",
 )
 LET_DOWN = split_list(
@@ -57,14 +60,17 @@ ASKED = split_list(
 OBEYED = split_list(
     ", and {N} does|, and {N} does so|, which {N} does|, {N} obeys| and it is done|, and so it happens|, and {N} does"
     " it|. {N} does so| and {N} agrees and does it|, so that is what {N} does|, and that is what happens|, and {N} does"
-    " it at once|. {N} does it| and {N} really does|. Done|, and it is done",
+    " it at once|. {N} does it| and {N} really does|. Done|, and it is done|, so {N}"
+    " does|, and {N} is happy to|. {N} agrees and does it",
     "|",
 )
 REFUSED = split_list(
     ", but {N} does not|, but {N} doesn't|, but {N} refuses|, {N} refuses|, but {N} says no|, but {N} won't|, but {N} does"
     " nothing|. {N} says no| but {N} would rather not|, but it does not happen|. {N} does not|, but {N} only smiles|, and"
     " {N} says no|, but {N} forgets|, and {N} ignores that|, yet {N} does nothing of the kind|. It never happens|, but"
-    " {N} leaves it as it is|, but {N} walks away| in vain|. {N} doesn't do it",
+    " {N} leaves it as it is|, but {N} walks away| in vain|. {N} doesn't do it|, but {N} shakes a"
+    " head|, but {N} will not|, and {N} laughs and leaves it|, but {N} has no wish to|, but nothing moves {N}|, but {N} stays"
+    " seated|, but {N} runs away",
     "|",
 )
 # It only seems so: {b} after "might" or "will".

@@ -284,12 +284,15 @@ class CoinGrammar:
         """Somebody wants somebody else to flip the coin."""
         rng, flip = self.rng, any_flip(self.rng)
         rest, mark = (frames.OBEYED, FLIP) if rng.random() < 0.5 else (frames.REFUSED, KEEP)
-        then = rng.choice(rest)
-        if rng.random() < 0.4:
-            then = then.replace("{N}", rng.choice(("he", "she")), 1)
+        then, asked = rng.choice(rest), rng.choice(frames.ASKED)
+        he, him = rng.choice((("he", "him"), ("she", "her")))
+        if rng.random() < 0.3 and asked.startswith("{M} ") and " {N} to " in asked:
+            asked, then = asked.replace("{N}", him, 1), then.replace("{N}", he)
+        elif rng.random() < 0.4:
+            then = then.replace("{N}", he, 1)
         if ". he" in then or ". she" in then:
             then = then.replace(". he", ". He").replace(". she", ". She")
-        return f"{self._lead(0.2)}{self._around(rng.choice(frames.ASKED), flip)}{after(then)}{mark}"
+        return f"{self._lead(0.2)}{self._around(asked, flip)}{after(then)}{mark}"
 
     def _seemed(self) -> str:
         """A flip that was only expected."""
@@ -329,6 +332,8 @@ class CoinGrammar:
             return f"{rng.choice(('', 'then ', 'next ', 'again '))}{event.past}"
         if kind < 0.7:
             return f"{event.ing} by {self.name()}" if len(event.ing) < 12 else event.ing
+        if kind < 0.76:
+            return f"{rng.choice(('flip', 'flip', 'flip', 'turn', 'again a flip', 'flips'))}.{FLIP}"
         flips = rng.random() < 0.5
         return rng.choice(shapes.TERSE_FLIPS if flips else shapes.TERSE_KEEPS) + (FLIP if flips else KEEP)
 

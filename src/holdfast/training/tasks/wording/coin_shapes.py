@@ -96,7 +96,11 @@ FLIPS = (
 FLIPS_ONLY = (
     "do flip {o}|", "actually *flip {o}|", "start to flip {o} and *do it",
     "decide to flip {o} and *do so", "finally *do it and *flip {o}|", "be the next to flip {o}|",
-    "be the one to turn {o} over", "be quick to flip {o}|",
+    "be the one to turn {o} over", "be quick to flip {o}|", "turn {o} over| and *leave it that way",
+    "pick {o} up, *turn it over| and *lay it down like that", "turn {o} over| and *put it back so",
+    "give {o} a turn| so that the other side shows", "turn {o} over| so that the other side is up",
+    "flip {o}| and *keep it like this", "take {o}, *turn it over| and *put it down that way",
+    "flip {o}| and *let it lie", "turn {o} over| and *walk away", "flip {o}| and *hand it to {N}",
 )  # fmt: skip
 # What can be done to a coin that leaves its side as it is.
 KEEPS = (

@@ -16,7 +16,8 @@ LISTS = (
     "The start values are", "ok so", "so", "we've got", "my numbers are", "with", "start:", "init:", "vars:",
     "the numbers:", "here's what we have:", "assume that", "numbers:", "I start with", "begin with", "{N} has",
     "{N} says", "okay,", "hi,", "we have the values", "two things first:", "there are", "state:", "memory:", "I"
-    " know", "We know that", "Right now", "Originally", "Imagine",
+    " know", "We know that", "Right now", "Originally", "Imagine", "my", "the value of", "the counter", "variable",
+    "the variable", "the number", "a counter called", "a number", "let me tell you that",
 )  # fmt: skip
 LIST_TAILS = (
     "", "", "", "", "", "", " to begin with", " initially", " for now", " at this point", " to start",
@@ -25,6 +26,7 @@ IS = (
     " = ", " = ", " = ", " = ", " is ", " is ", " equals ", "=", "=", " := ", ": ", " has the value ", " starts"
     " at ", " starts as ",
     " holds ", " contains ", " is equal to ", " was ", " begins at ", " has ", " -> ", " stands at ", " starts out as ",
+    " reads ", " shows ",
 )  # fmt: skip
 LEADS = (
     "", "", "", "", "", "", "", "", "Then ", "Now ", "After that, ", "Later ", "Also, ", "And then ",
@@ -74,6 +76,18 @@ TAKES = split_list(
     " {n}|from {v}, take {n}|we decrease {v} by {n}|we reduce {v} by {n}|subtracting {n} from {v}|{v}"
     " := {v} - {n}|let {v} shrink by {n}|let {v} = {v} - {n}|{v} gives away {n}|{v} sinks by {n}|count"
     " {v} down by {n}|deduct {n} from {v}",
+    "|",
+)
+# Where there is one variable only.
+BARE_ADDS = split_list(
+    "add {n}|{N} adds {n}|someone adds {n}|plus {n}|+{n}|{n} more|I add {n}|another {n} is added|it goes up by {n}|it ticks"
+    " up by {n}|raise it by {n}|{n} is added|we add {n}|one adds {n}|increase it by {n}|and {n} on top",
+    "|",
+)
+BARE_TAKES = split_list(
+    "subtract {n}|{N} subtracts {n}|someone takes away {n}|minus {n}|-{n}|{n} less|I take away {n}|another {n} is taken away"
+    "|it goes down by {n}|it ticks down by {n}|lower it by {n}|{n} is subtracted|we take off {n}|{N} removes {n}|decrease it"
+    " by {n}|take {n} away",
     "|",
 )
 INCREMENTS = (
