@@ -21,10 +21,12 @@ from holdfast.training.tasks.wording import (
 )
 from support import coin_dev_questions as development
 from support import coin_questions as held_out
+from support.coin_handwritten import coin_handwritten
 from support.coin_questions import CoinQuestion
 
 EXPECTED = 0.95  # the share of the 500 questions that the packaged model answers
 EXPECTED_DEVELOPMENT = 0.74
+EXPECTED_HANDWRITTEN = {1: 0.8, 2: 0.8}
 
 
 def test_no_template_is_in_the_training_texts() -> None:
@@ -86,11 +88,24 @@ def test_development_questions_are_300_and_balanced() -> None:
     assert min(right["heads"], right["tails"]) > 50 and min(right["yes"], right["no"]) > 20
 
 
+@pytest.mark.parametrize("part", [1, 2])
+def test_handwritten_questions_are_160_and_balanced(part: int) -> None:
+    asked = coin_handwritten(part)
+    assert len({each.prompt for each in asked}) == 160 and all(each.prompt.endswith(" A:") for each in asked)
+    assert Counter(each.kind for each in asked) == {"coin": 60, "yes/no": 40, "variables": 40, "outside": 20}
+    right = Counter(each.accepted for each in asked)
+    assert min(right["heads"], right["tails"]) > 25 and min(right["yes"], right["no"]) > 15
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("asked", "expected"),
-    [(held_out.coin_questions(), EXPECTED), (development.coin_dev_questions(), EXPECTED_DEVELOPMENT)],
-    ids=["held-out", "development"],
+    [
+        (held_out.coin_questions(), EXPECTED),
+        (development.coin_dev_questions(), EXPECTED_DEVELOPMENT),
+        *((coin_handwritten(part), share) for part, share in EXPECTED_HANDWRITTEN.items()),
+    ],
+    ids=["held-out", "development", "handwritten-1", "handwritten-2"],
 )
 def test_coin_answers_questions_in_new_wordings(asked: list[CoinQuestion], expected: float) -> None:
     llm = LLM(COIN, max_num_seqs=32)
