@@ -21,12 +21,12 @@ from holdfast.training.tasks.wording import (
 )
 from support import coin_dev_questions as development
 from support import coin_questions as held_out
-from support.coin_handwritten import coin_handwritten
+from support.coin_free_questions import coin_free_questions
 from support.coin_questions import CoinQuestion
 
 EXPECTED = 0.95  # the share of the 500 questions that the packaged model answers
 EXPECTED_DEVELOPMENT = 0.86
-EXPECTED_HANDWRITTEN = {1: 0.92, 2: 0.88}
+EXPECTED_FREE = {1: 0.92, 2: 0.88}
 
 
 def test_no_template_is_in_the_training_texts() -> None:
@@ -89,8 +89,8 @@ def test_development_questions_are_300_and_balanced() -> None:
 
 
 @pytest.mark.parametrize("part", [1, 2])
-def test_handwritten_questions_are_160_and_balanced(part: int) -> None:
-    asked = coin_handwritten(part)
+def test_free_questions_are_160_and_balanced(part: int) -> None:
+    asked = coin_free_questions(part)
     assert len({each.prompt for each in asked}) == 160 and all(each.prompt.endswith(" A:") for each in asked)
     assert Counter(each.kind for each in asked) == {"coin": 60, "yes/no": 40, "variables": 40, "outside": 20}
     right = Counter(each.accepted for each in asked)
@@ -103,9 +103,9 @@ def test_handwritten_questions_are_160_and_balanced(part: int) -> None:
     [
         (held_out.coin_questions(), EXPECTED),
         (development.coin_dev_questions(), EXPECTED_DEVELOPMENT),
-        *((coin_handwritten(part), share) for part, share in EXPECTED_HANDWRITTEN.items()),
+        *((coin_free_questions(part), share) for part, share in EXPECTED_FREE.items()),
     ],
-    ids=["held-out", "development", "handwritten-1", "handwritten-2"],
+    ids=["held-out", "development", "free-1", "free-2"],
 )
 def test_coin_answers_questions_in_new_wordings(asked: list[CoinQuestion], expected: float) -> None:
     llm = LLM(COIN, max_num_seqs=32)

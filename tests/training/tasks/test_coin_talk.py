@@ -5,7 +5,7 @@ import re
 from itertools import pairwise
 
 from holdfast.training.tasks.coin_talk import UNKNOWN, ToldCoin, tell
-from holdfast.training.tasks.wording import coin_shapes
+from holdfast.training.tasks.wording import coin_shapes, words
 from holdfast.training.tasks.wording.coin_grammar import CoinGrammar
 from holdfast.training.tasks.wording.coin_phrases import FLIPS, KEEPS, MARKS, unmarked
 from holdfast.training.tasks.wording.verbs import phrase
@@ -155,6 +155,15 @@ def test_counts_groups_and_requests_are_those_of_plain_words() -> None:
             assert sentence.count("\x01") % 2 == flips % 2, sentence
             told.add((flips, unmarked(sentence)))
     assert len(told) > 90 and {flips for flips, _ in told} >= {0, 1, 2, 3, 4, 5}
+
+
+def test_a_verb_without_an_object_is_decided_by_what_follows() -> None:
+    """ "Bob flips" may go on with "it": the mark is at the punctuation or the word after it."""
+    marks, told = "".join(MARKS), " ".join(each.marked for each in stories(4000))
+    person = rf"\b(?:{'|'.join(words.NAMES)})"
+    assert not re.search(rf"{person}(: | -> | )(flip|flips|flipped)[{marks}]", told)
+    for follows in (r"\.", ",", r"\n", ";"):
+        assert re.search(rf"{person}(: | -> | )(flips|flipped|flip){follows}[{marks}]", told), follows
 
 
 def test_texts_are_clean() -> None:

@@ -1,4 +1,4 @@
-"""320 questions for `coin` that were written by hand, one by one, without a look at the templates of training.
+"""320 questions for `coin` that were written one by one, not from templates, without a look at those of training.
 
 The wrong answers to the first 160 were read when wordings were added to training; those to the others were
 only counted.
@@ -13,7 +13,7 @@ _FILE = Path(__file__).with_suffix(".jsonl")
 _OTHER = {"heads": "tails", "tails": "heads", "yes": "no", "no": "yes"}
 
 
-def coin_handwritten(part: int) -> list[CoinQuestion]:
+def coin_free_questions(part: int) -> list[CoinQuestion]:
     """part: 1 or 2."""
     asked = [json.loads(line) for line in _FILE.read_text(encoding="utf-8").splitlines()]
     return [
