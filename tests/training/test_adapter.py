@@ -143,7 +143,11 @@ def test_adapter_of_other_weights_is_refused(adapter: Path, tmp_path: Path) -> N
 
 
 def test_adapter_needs_a_backbone_and_thoughts() -> None:
-    for wrong in ({"backbone": None}, {"backbone": "smollm2", "form": "none"}):
+    for wrong in (
+        {"backbone": None},
+        {"backbone": "smollm2", "form": "none"},
+        {"backbone": "smollm2", "window": 9},
+    ):
         with pytest.raises(ConfigError, match="an adapter"):
             replace(PLAIN, adapter=True, **{"form": "thinking"} | wrong)
 

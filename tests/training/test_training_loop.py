@@ -32,6 +32,7 @@ from holdfast.training.settings import (
 )
 from holdfast.training.train_state import STATE_FILE
 from holdfast.training.validation import validate
+from support.thinking_models import thinker_folder
 
 CPU = torch.device("cpu")
 TINY = TrainingSettings(
@@ -183,6 +184,41 @@ def test_thinking_model_from_a_trained_backbone(tmp_path: Path) -> None:
     export(run.built, upon, tmp_path / "thinking")
     assert (tmp_path / "thinking" / WEIGHTS_FILE).is_file()
     assert (tmp_path / "thinking" / "tokenizer.json").is_file()
+
+
+def test_backbone_is_given_a_window(tmp_path: Path) -> None:
+    """A Llama becomes a Mistral with the same weights, trained and served with the window."""
+    plain = replace(TINY, form="none", window=None, steps=2)
+    export(start_run(plain, CPU).built, plain, tmp_path / "plain")
+    assert open_checkpoint(tmp_path / "plain").config.family == "llama"
+    upon = replace(TINY, backbone=str(tmp_path / "plain"), window=9, chunk=4)
+    run = start_run(upon, CPU)
+    export(run.built, upon, tmp_path / "thinking")
+    checkpoint = open_checkpoint(tmp_path / "thinking")
+    config = checkpoint.config
+    assert config.family == "mistral" and set(config.layer_windows) == {9} and config == run.model.config
+    plain_weights = load_file(tmp_path / "plain" / "model.safetensors")
+    windowed = load_file(tmp_path / "thinking" / "model.safetensors")
+    assert all(torch.equal(windowed[name], tensor) for name, tensor in plain_weights.items())
+    batch = run.source.eval_batch("parity", 3, 4)
+    validated = validate(run.model, batch, CPU)
+    reference = open_reference(tmp_path / "thinking")
+    with torch.no_grad():
+        for row in range(4):
+            ids = batch.token_ids[row, : batch.num_tokens[row]].tolist()
+            own = [tuple(each[each >= 0].tolist()) for each in validated.thoughts[row]]
+            thoughts = reference.read(reference.start(), ids).thoughts
+            assert own[: len(thoughts)] == thoughts
+
+    again = replace(upon, window=None, backbone=str(tmp_path / "thinking"))
+    assert set(start_run(again, CPU).model.config.layer_windows) == {9}
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_window_is_refused_for_other_families(family: str, tmp_path: Path) -> None:
+    folder = thinker_folder(tmp_path, family)
+    with pytest.raises(ConfigError, match="a window can be given to Llama"):
+        start_run(replace(TINY, backbone=str(folder), form="none", window=9), CPU)
 
 
 def test_curves_are_drawn(tmp_path: Path) -> None:

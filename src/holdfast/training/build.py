@@ -57,10 +57,8 @@ def build(settings: TrainingSettings, texts: list[str]) -> BuiltModel:
 def config_fields(settings: TrainingSettings, vocab_size: int, eos_id: int) -> dict[str, Any]:
     """config.json: a Mistral with a sliding window, or a Llama without one."""
     size = settings.size
-    family = "llama" if settings.window is None else "mistral"
     return {
-        "architectures": [FAMILIES["llama" if settings.window is None else "mistral"].architecture],
-        "model_type": family,
+        **_family_fields(settings.window),
         "vocab_size": vocab_size,
         "hidden_size": size.hidden,
         "intermediate_size": size.inner,
@@ -72,11 +70,20 @@ def config_fields(settings: TrainingSettings, vocab_size: int, eos_id: int) -> d
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "max_position_embeddings": settings.context,
-        **({} if settings.window is None else {"sliding_window": settings.window}),
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": eos_id,
         "torch_dtype": settings.dtype,
+    }
+
+
+def _family_fields(window: int | None) -> dict[str, Any]:
+    if window is None:
+        return {"architectures": [FAMILIES["llama"].architecture], "model_type": "llama"}
+    return {
+        "architectures": [FAMILIES["mistral"].architecture],
+        "model_type": "mistral",
+        "sliding_window": window,
     }
 
 
@@ -102,6 +109,9 @@ def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
         raise ConfigError(
             f"{name} is a {config.family} model; training starts from Llama, Mistral, Qwen2 or Qwen3 models"
         )
+    fields = _backbone_fields(checkpoint, settings.dtype)
+    if settings.window is not None:
+        fields, config = _with_window(fields, config, settings.window, name)
     if not config.eos_token_ids:
         raise ConfigError(f"{name} names no eos_token_id; an answer and a thought must be able to end")
     end_id = config.eos_token_ids[0]
@@ -125,7 +135,7 @@ def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
     return BuiltModel(
         model,
         open_backend(checkpoint.path),
-        _backbone_fields(checkpoint, settings.dtype),
+        fields,
         end_id,
         name if located.adapter is None else read_adapter(located.adapter).base,
         norms_digest(checkpoint),
@@ -179,6 +189,24 @@ def _backbone_fields(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
         "eos_token_id": list(config.eos_token_ids),
         "torch_dtype": dtype,
     }
+
+
+def _with_window(
+    fields: dict[str, Any], config: DecoderConfig, window: int, name: str
+) -> tuple[dict[str, Any], DecoderConfig]:
+    """The backbone with a sliding window in every layer: a Llama becomes a Mistral with the same weights."""
+    if config.family not in ("llama", "mistral") or config.qkv_bias or config.o_bias or config.mlp_bias:
+        raise ConfigError(
+            f"{name} is a {config.family} model{' with biases' * config.qkv_bias}; a window can be given to Llama "
+            "and Mistral models without biases"
+        )
+    same = {
+        key: value
+        for key, value in fields.items()
+        if key not in ("attention_bias", "mlp_bias", "layer_types")
+    }
+    windows = (window,) * config.num_layers
+    return {**same, **_family_fields(window)}, replace(config, family="mistral", layer_windows=windows)
 
 
 def chat_frame(tokenizer: TextTokenizer, name: str) -> ChatFrame:

@@ -46,7 +46,7 @@ class TrainingSettings:
     backbone: str | None = None
     adapter: bool = False  # train T and C only, and export them without the backbone
     chat: bool = False  # texts are messages in the backbone's chat template
-    window: int | None = 64
+    window: int | None = 64  # of attention; None: none, or the backbone's own
     chunk: int = 8
     max_thought: int = 8
     l_in: int = 1
@@ -103,6 +103,8 @@ class TrainingSettings:
             raise ConfigError(f"no task to train; name one: {known_tasks()}")
         if self.adapter and (self.backbone is None or self.form != "thinking"):
             raise ConfigError("an adapter has the form thinking and needs a backbone, which stays as it is")
+        if self.adapter and self.window is not None:
+            raise ConfigError("an adapter leaves its backbone as it is; window must be None")
         if self.chat and self.backbone is None:
             raise ConfigError("chat needs a backbone with a chat template")
         if self.shares and (len(self.shares) != len(self.tasks) or min(self.shares) < 1):
@@ -142,6 +144,7 @@ PRESETS = {
         tasks=("entities", "two-hop", "coin-talk", "variable-talk"),
         backbone="smollm2",
         chat=True,
+        window=None,
         max_events=12,
         chunk=8,
         max_thought=24,

@@ -88,7 +88,8 @@ def thinking(
         typer.Option("--chat/--no-chat", help="Texts are messages in the backbone's chat template."),
     ] = None,
     window: Annotated[
-        int | None, typer.Option(min=0, help="Attention window of a new backbone; 0: no limit.")
+        int | None,
+        typer.Option(min=0, help="Attention window; 0: no limit, or the one --backbone has (its default)."),
     ] = None,
     chunk: Annotated[int | None, typer.Option(min=1, help="Number of tokens of a chunk, C.")] = None,
     max_thought: Annotated[
@@ -208,7 +209,7 @@ def thinking(
         changes["shares"] = () if shares is None else _numbers("--shares", shares)
     if steps is not None and minutes is not None:
         changes["most_steps"] = steps
-    if window is not None:
+    if window is not None or backbone is not None:
         changes["window"] = window or None
     if resume and (changes or preset):
         raise ConfigError(
