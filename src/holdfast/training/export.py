@@ -112,6 +112,7 @@ class TrainingInfo:
     variables_thought: ThoughtContent = "changed"
     chat: bool = False
     thought_delay: int = 0
+    thinks_answer: bool = False
 
 
 def write_training_info(folder: Path, settings: TrainingSettings) -> None:

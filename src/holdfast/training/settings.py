@@ -58,6 +58,7 @@ class TrainingSettings:
     variables_thought: ThoughtContent = "changed"
     long_texts: bool = True  # filler sentences between the events of half of the texts
     thought_delay: int = 0  # tokens after the one that settles a thought before it is written
+    thinks_answer: bool = False  # the last thought about a chat message is the answer
     examples: int | None = None  # use only so many texts of each file and each task that is written as text
     context: int = 4096
     steps: int = 1500

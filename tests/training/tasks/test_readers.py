@@ -167,6 +167,18 @@ def test_chat_frame_shifts_thoughts() -> None:
     assert chunk_texts(batch, tokenizer, 0) == {1: " a"}
 
 
+@pytest.mark.parametrize("carry", [False, True])
+def test_answer_is_the_last_thought_about_a_chat_message(carry: bool) -> None:
+    told = TextExample("a b c d e f g A:", " d.", (ThoughtStep(0, " a"), ThoughtStep(12, " g", state=" a g")))
+    general = TextExample("a b c A:", " d.", (), has_chain=False)
+    rules = {"carry": carry, "thought_delay": 1, "thinks_answer": True}
+    batch, tokenizer = _prepared([told, general], frame=ChatFrame("a b c d ", " e e"), **rules)
+    assert chunk_texts(batch, tokenizer, 0) == {1: " a", 2: "d." if carry else " gd."}
+    assert chunk_texts(batch, tokenizer, 1) == {}
+    batch, tokenizer = _prepared([told], **rules)  # no chat message
+    assert chunk_texts(batch, tokenizer, 0) == {0: " a", 1: " a g" if carry else " g"}
+
+
 def test_general_text_has_no_thoughts_and_no_chain(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     path.write_text('{"prompt": "Hello!", "answer": "Hello, how are you?"}\n')

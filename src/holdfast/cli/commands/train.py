@@ -108,6 +108,14 @@ def thinking(
             min=0, help="Number of tokens after the one that settles a thought before it is written."
         ),
     ] = None,
+    thinks_answer: Annotated[
+        bool | None,
+        typer.Option(
+            "--think-answer/--no-think-answer",
+            help="Think the answer at the end of a chat message. Default: with --adapter.",
+            show_default=False,
+        ),
+    ] = None,
     while_answering: Annotated[
         bool | None,
         typer.Option(
@@ -189,6 +197,7 @@ def thinking(
         "l_in": l_in,
         "l_out": l_out,
         "thought_delay": thought_delay,
+        "thinks_answer": adapter if thinks_answer is None else thinks_answer,
         "while_answering": while_answering,
         "carry": carry,
         "steps": steps,

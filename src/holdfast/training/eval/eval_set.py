@@ -80,6 +80,7 @@ class EvalSet:
             chunk=1 if thinking is None else thinking.chunk,
             max_thought=1 if thinking is None else thinking.max_thought,
             thought_delay=info.thought_delay,
+            thinks_answer=info.thinks_answer,
             carry=thinking is not None and thinking.carry,
         )
         self._chunk = 0 if thinking is None else thinking.chunk

@@ -118,6 +118,7 @@ class BatchSource:
             frame,
             s.thought_delay,
             s.carry,
+            s.thinks_answer,
         )
 
         def encode(text: str) -> list[int]:

@@ -67,7 +67,8 @@ class ChatFrame:
 class TextRules:
     """How examples become tokens. frame: None for plain texts. thought_delay: number of tokens read after
     the one that settles a thought before it is written. The thought's chunk then has several tokens that
-    can know it; T writes it from what these hold. carry: the model carries its states.
+    can know it; T writes it from what these hold. carry: the model carries its states. thinks_answer: the
+    last thought about a chat message is the answer, so that a frozen backbone only has to say it.
     """
 
     form: AnswerForm
@@ -77,6 +78,7 @@ class TextRules:
     frame: ChatFrame | None = None
     thought_delay: int = 0
     carry: bool = False
+    thinks_answer: bool = False
 
     def prompt(self, example: TextExample) -> str:
         if self.frame is None:
@@ -86,6 +88,14 @@ class TextRules:
     def answer(self, example: TextExample) -> str:
         text = example.written_answer(self.form)
         return text if self.frame is None else text.lstrip()
+
+    def steps(self, example: TextExample) -> tuple[ThoughtStep, ...]:
+        """The thoughts about the prompt. General text has none."""
+        if not (self.thinks_answer and self.frame is not None and example.has_chain):
+            return example.steps
+        end = len(example.prompt.removesuffix(QUESTION_END)) - 1
+        answer = self.answer(example)
+        return (*example.steps, ThoughtStep(end, answer, state=answer, at_once=True))
 
 
 @dataclass(frozen=True)
@@ -127,13 +137,14 @@ def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules
     rows = [[*p.ids, *a.ids, rules.eos_id] for p, a in zip(prompts, answers, strict=True)]
     placed: list[dict[int, list[int]]] = [{} for _ in examples]
     if rules.form == "thinking":
-        said = {text for each in examples for step in each.steps for text in (step.thought, step.state)}
+        steps = [rules.steps(each) for each in examples]
+        said = {text for each in steps for step in each for text in (step.thought, step.state)}
         known = sorted(said)
         encoded = tokenizer.encode_batch(known, add_special_tokens=False)
         ids = {text: each.ids for text, each in zip(known, encoded, strict=True)}
         placed = [
-            _place(example, prompt.offsets, len(row), ids, rules)
-            for example, prompt, row in zip(examples, prompts, rows, strict=True)
+            _place(each, prompt.offsets, len(row), ids, rules)
+            for each, prompt, row in zip(steps, prompts, rows, strict=True)
         ]
     flat = [(chunk, thought) for each in placed for chunk, thought in sorted(each.items())]
     width = max((len(thought) for _, thought in flat), default=1)
@@ -170,7 +181,7 @@ def join_prepared(parts: Sequence[PreparedTexts]) -> PreparedTexts:
 
 
 def _place(
-    example: TextExample,
+    steps: Sequence[ThoughtStep],
     offsets: Sequence[tuple[int, int]],
     num_tokens: int,
     ids: dict[str, list[int]],
@@ -183,7 +194,7 @@ def _place(
     shift = 0 if rules.frame is None else len(rules.frame.before)
     by_chunk: dict[int, list[int]] = {}
     chunk = 0
-    for step in example.steps:
+    for step in steps:
         said = (step.state or step.thought) if rules.carry else step.thought
         thought = ids[said][: rules.max_thought]
         token = _token_at(offsets, shift + step.settled_at) + (0 if step.at_once else rules.thought_delay)
