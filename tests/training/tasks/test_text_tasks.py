@@ -9,6 +9,7 @@ from holdfast.training.tasks.coin_talk import CoinTalk
 from holdfast.training.tasks.entities import Entities
 from holdfast.training.tasks.general import eval_prompts, training_prompts
 from holdfast.training.tasks.idle_talk import OUTSIDE, Outside
+from holdfast.training.tasks.room_talk import RoomTalk
 from holdfast.training.tasks.rooms import PLACES, Rooms
 from holdfast.training.tasks.task import TextTask
 from holdfast.training.tasks.text_examples import TextExample
@@ -22,7 +23,9 @@ def examples(task: TextTask, count: int = 300, most: int = 9) -> list[TextExampl
 
 
 @pytest.mark.parametrize(
-    "task", [Entities(), TwoHop(), CoinTalk(), VariableTalk(), Outside(), Rooms()], ids=lambda t: t.name
+    "task",
+    [Entities(), TwoHop(), CoinTalk(), VariableTalk(), Outside(), Rooms(), RoomTalk()],
+    ids=lambda t: t.name,
 )
 def test_steps_are_in_order_and_inside_the_prompt(task: TextTask) -> None:
     for each in examples(task, 100):
@@ -75,6 +78,39 @@ def test_room_thoughts_follow_the_text_and_answer_every_question() -> None:
         name, room = asked.state.split()
         assert asked.at_once and seen[name] == room and each.answer == f" {room}.", each
         assert each.prompt[: asked.settled_at + 1].endswith(f" {name}"), each
+
+
+def test_room_talk_thoughts_are_settled_by_what_was_read() -> None:
+    """A place is known at its last letter, of those the sentence names, and stays until the next one of theirs."""
+    pronouns, together, twice, lower = 0, 0, 0, 0
+    for each in examples(RoomTalk()):
+        *told, asked = each.steps
+        lower += each.prompt.removesuffix(" A:").islower()
+        seen: dict[str, str] = {}
+        goers: list[str] = []
+        for step in told:
+            read = each.prompt[: step.settled_at + 1]
+            sentence = read[max(read.rfind(mark) for mark in (". ", "? ")) + 1 :]
+            everybody = "".join(f" {name} {room}" for name, room in seen.items())
+            if step.at_once:
+                goers = step.state.removeprefix(everybody).split()
+                assert goers and step.state.startswith(everybody) and not step.thought, each
+                named = [who for who in goers if re.search(rf"\b{who}\b", sentence, re.IGNORECASE)]
+                if named != goers:
+                    assert len(goers) == 1 and re.search(r"\b(He|She)\b", sentence, re.IGNORECASE), each
+                    pronouns += 1
+                together += len(goers) == 2
+                continue
+            pairs = step.thought.split()
+            assert pairs[::2] == goers and len(set(pairs[1::2])) == 1, each
+            assert read.endswith(f" {pairs[1]}"), each
+            twice += seen.get(pairs[0]) is not None and f" {seen[pairs[0]]}, then to" in sentence
+            seen.update(zip(pairs[::2], pairs[1::2], strict=True))
+            assert step.state == "".join(f" {name} {room}" for name, room in seen.items()), each
+        name, room = asked.state.split()
+        assert asked.at_once and seen[name] == room and each.answer == f" {room}.", each
+        assert each.prompt[: asked.settled_at + 1].endswith(f" {name}"), each
+    assert min(pronouns, together, twice, lower) > 0
 
 
 def test_entity_texts_repeat_no_thought_without_a_cause() -> None:

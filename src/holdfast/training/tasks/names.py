@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from holdfast.errors import ConfigError
 
 PHRASE_TASKS = ("parity", "variables")
-TEXT_TASKS = ("coin-talk", "variable-talk", "outside", "entities", "two-hop", "rooms")
+TEXT_TASKS = ("coin-talk", "variable-talk", "outside", "entities", "two-hop", "rooms", "room-talk")
 FILE_TASKS = ("babi", "gsm8k", "chat")
 
 
@@ -16,7 +16,7 @@ def known_tasks() -> str:
 
 def has_events(task: str) -> bool:
     """Whether the texts of a task have a number of events."""
-    return task in ("parity", "variables", "coin-talk", "variable-talk", "entities", "rooms")
+    return task in ("parity", "variables", "coin-talk", "variable-talk", "entities", "rooms", "room-talk")
 
 
 def require_eval_tasks(tasks: Iterable[str]) -> None:

@@ -26,6 +26,7 @@ from holdfast.training.tasks.names import FILE_TASKS, known_tasks
 from holdfast.training.tasks.parity import Parity
 from holdfast.training.tasks.phrases import assemble
 from holdfast.training.tasks.preparation import prepare_all
+from holdfast.training.tasks.room_talk import RoomTalk
 from holdfast.training.tasks.rooms import Rooms
 from holdfast.training.tasks.task import Task, TextTask
 from holdfast.training.tasks.text_examples import (
@@ -56,6 +57,7 @@ _TEXT_TASKS: dict[str, Callable[[], TextTask]] = {
     "entities": Entities,
     "two-hop": TwoHop,
     "rooms": Rooms,
+    "room-talk": RoomTalk,
 }
 Topic = Task | TextTask | list[TextExample]
 

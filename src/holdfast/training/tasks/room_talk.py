@@ -1,0 +1,170 @@
+"""Who is where in the words people use: any names, jobs, places and cities, many verbs, pronouns, two at once.
+
+    Priya ran to the lab. My cat sleeps in Rome. She returned to the dorm. Where's Priya?
+             Priya lab          Priya lab cat Rome    Priya dorm cat Rome
+
+The thoughts are those of `rooms`, with the names and places as they are written. A model that carries its states
+thinks of everybody, and of those who go before it knows where to.
+"""
+
+import random
+
+from holdfast.training.tasks.filler import SENTENCES
+from holdfast.training.tasks.text_examples import QUESTION_END, TextExample, ThoughtStep
+from holdfast.training.tasks.wording import room_shapes as shapes
+
+_MOST_PEOPLE = 4
+_NUM_PLACES = 6  # of a text
+_LOWER = 0.05  # share of texts in lower case
+_FEW = 6  # sentences of a short text
+
+
+class RoomTalk:
+    name = "room-talk"
+
+    def words(self) -> list[str]:
+        lists = [value for value in vars(shapes).values() if isinstance(value, tuple)]
+        return [f" {word}" for each in lists for text in each for word in text.replace("|", "").split()]
+
+    def example(self, rng: random.Random, events: int) -> TextExample:
+        """Up to this number of sentences that say where somebody is: half of the texts are short."""
+        return self.eval_example(rng, min(events, rng.randint(1, _FEW)) if rng.random() < 0.5 else events)
+
+    def eval_example(self, rng: random.Random, events: int) -> TextExample:
+        story = _Story(rng)
+        idleness = rng.choice((0.0, 0.0, 0.1, 0.4))
+        for _ in range(events):
+            if rng.random() < idleness:
+                story.idle()
+            story.go()
+        return story.ask()
+
+
+class _Story:
+    """A text as it is told, and where everybody is."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        drawn = [shapes.draw_person(rng) for _ in range(rng.randint(1, _MOST_PEOPLE))]
+        self._people = {word: said for said, word in drawn}  # by the word in a thought
+        self._places: dict[str, str] = {}
+        while len(self._places) < _NUM_PLACES:
+            said, word = shapes.draw_place(rng)
+            if word not in self._people:
+                self._places[word] = said
+        self._pronouns = {who: rng.choice(("He", "She")) for who in self._people}
+        self._rooms: dict[str, str] = {}
+        self._last = ""  # who the last sentence is about, if it is about one
+        self._prompt = ""
+        self._steps: list[ThoughtStep] = []
+
+    def idle(self) -> None:
+        rng = self._rng
+        self._last = ""
+        if rng.random() < 0.4:
+            self._prompt += f"{rng.choice(SENTENCES)} "
+            return
+        shape = rng.choice(shapes.IDLE)
+        self._write(f"{self._subject(rng.choice(list(self._people)))} {shape}.", {"": self._draw_place()})
+
+    def go(self) -> None:
+        rng = self._rng
+        who = rng.choice(list(self._people))
+        goers = [who]
+        kind = rng.random()
+        place = self._draw_place(who)
+        if kind < 0.72 or self._people.keys() == {who}:
+            shape = rng.choice(shapes.WALKS)
+        elif kind < 0.82:
+            shape = rng.choice(shapes.STAYS)
+        elif kind < 0.90:
+            shape = rng.choice(shapes.LEAVES)
+        elif kind < 0.95:
+            shape = rng.choice(shapes.TWICE)
+        else:
+            shape = rng.choice(
+                [each for each in shapes.WALKS if each.split("|")[0].endswith(("ed", "went", "ran"))]
+            )
+            goers.append(rng.choice([each for each in self._people if each != who]))
+        if len(goers) == 2:
+            subject = " and ".join(self._people[each] for each in goers)
+            subject = subject[0].upper() + subject[1:]
+        elif self._last == who and rng.random() < 0.3:
+            subject = self._pronouns[who]
+        else:
+            subject = self._subject(who)
+        lead = rng.choice(shapes.BEFORE) if rng.random() < 0.15 else ""
+        if lead:
+            subject = subject if subject in self._people else subject[0].lower() + subject[1:]
+            subject = f"{lead} {subject}"
+        end = f" {rng.choice(shapes.AFTER)}." if rng.random() < 0.08 and not shape.endswith("now") else "."
+        old = self._rooms.get(who) or self._draw_place()
+        left = {"old": old, "": place, "next": self._draw_place(who, place)}
+        self._write(f"{subject} {shape}{end}", left, goers)
+        self._last = who if len(goers) == 1 else ""
+
+    def ask(self) -> TextExample:
+        rng = self._rng
+        asked = rng.choice(list(self._rooms))
+        said, place = self._people[asked], self._rooms[asked]
+        before, after = rng.choice(shapes.ASKS).split("{who}")
+        self._prompt += before + said
+        self._steps.append(ThoughtStep(len(self._prompt) - 1, "", state=f" {asked} {place}", at_once=True))
+        example = TextExample(f"{self._prompt}{after}{QUESTION_END}", f" {place}.", tuple(self._steps))
+        return _lower(example) if rng.random() < _LOWER else example
+
+    def _subject(self, who: str) -> str:
+        said = self._people[who]
+        return said[0].upper() + said[1:]
+
+    def _draw_place(self, *others: str) -> str:
+        """Another one than where these people are, and than these."""
+        taken = {self._rooms.get(each, each) for each in others}
+        return self._rng.choice([each for each in self._places if each not in taken])
+
+    def _write(self, shape: str, places: dict[str, str], goers: list[str] | None = None) -> None:
+        """Add a sentence, part by part; places: of {to}, {in} and {the} (""), {next} and {old}."""
+        known = {key: self._places[place] for key, place in places.items()}
+        fields = {
+            "to": f"to {known['']}",
+            "in": f"in {known['']}",
+            "the": known[""],
+            "old": known.get("old", ""),
+        }
+        fields["next"] = f"to {known.get('next', '')}"
+        before, is_going, after = shape.partition("|")
+        self._prompt += before.format(**fields)
+        if not is_going or goers is None:
+            self._prompt += " "
+            return
+        going = "".join(f" {each}" for each in goers)
+        self._steps.append(
+            ThoughtStep(len(self._prompt) - 1, "", f"{self._everybody()}{going}", at_once=True)
+        )
+        first, has_next, rest = after.partition("{next}")
+        self._arrive(first.format(**fields), places[""], goers)
+        if has_next:
+            self._arrive(fields["next"], places["next"], goers)
+            self._prompt += rest
+        self._prompt += " "
+
+    def _arrive(self, text: str, place: str, goers: list[str]) -> None:
+        start = len(self._prompt)
+        self._prompt += text
+        at = self._prompt.rindex(self._places[place], start) + len(self._places[place]) - 1
+        for who in goers:
+            self._rooms[who] = place
+        said = "".join(f" {who} {place}" for who in goers)
+        self._steps.append(ThoughtStep(at, said, self._everybody()))
+
+    def _everybody(self) -> str:
+        return "".join(f" {who} {place}" for who, place in self._rooms.items())
+
+
+def _lower(example: TextExample) -> TextExample:
+    steps = (
+        ThoughtStep(each.settled_at, each.thought.lower(), each.state.lower(), each.at_once)
+        for each in example.steps
+    )
+    text = example.prompt.removesuffix(QUESTION_END).lower() + QUESTION_END
+    return TextExample(text, example.answer.lower(), tuple(steps))
