@@ -29,6 +29,7 @@ _ROOMS = ("kitchen", "garden", "attic", "cellar", "hall", "office", "library", "
 _MOST_IN_A_BOX = 3
 _DISTRACTION = 0.3  # share of events with a distractor before them
 _STRETCHES, _STRETCH = 0.3, (6, 24)  # share of texts with many distractors in a row, and how many
+_MET = 0.4  # share of texts that begin with where people are
 _PUTS = (
     "{who} puts the {thing} in the {box} box.",
     "{who} moves the {thing} to the {box} box.",
@@ -95,14 +96,17 @@ class Entities:
         ]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
-        """Some texts have many distractors in a row: few events are far apart too, as many events are."""
-        return self._tell(rng, events, rng.randrange(events) if rng.random() < _STRETCHES else None)
+        """Some texts have many distractors in a row: few events are far apart too, as many events are. Some begin
+        with where people are: everybody's place is known after few events too."""
+        stretch = rng.randrange(events) if rng.random() < _STRETCHES else None
+        return self._tell(rng, events, stretch, is_met=rng.random() < _MET)
 
     def eval_example(self, rng: random.Random, events: int) -> TextExample:
-        return self._tell(rng, events, None)
+        return self._tell(rng, events, None, is_met=False)
 
-    def _tell(self, rng: random.Random, events: int, stretch: int | None) -> TextExample:
-        """stretch: the event before which there are many distractors."""
+    def _tell(self, rng: random.Random, events: int, stretch: int | None, is_met: bool) -> TextExample:
+        """stretch: the event before which there are many distractors. is_met: whether it begins with where people
+        are."""
         filled = self._fill(rng, rng.sample(_COLOURS, rng.randint(2, 4)))
         world = _World(tuple(rng.sample(NAMES, rng.randint(2, 4))))
         prompt, steps = "", list[ThoughtStep]()
@@ -113,6 +117,8 @@ class Entities:
             if thought:
                 steps.append(ThoughtStep(len(prompt.rstrip(".")) - 1, thought, state=world.everything()))
 
+        for who in world.people[: rng.randint(1, len(world.people))] if is_met else ():
+            tell(*self._walk(rng, world, who))
         for box, things in filled.items():
             world.boxes[box] = things
             shown = " and the ".join(things)
@@ -140,9 +146,7 @@ class Entities:
         """A sentence and its thought; the world is changed."""
         who, kind = rng.choice(world.people), rng.random()
         if kind < 0.3:
-            room = rng.choice(_ROOMS)
-            world.rooms[who] = room
-            return rng.choice(_WALKS).format(who=who, room=room), f" {who} {room}"
+            return self._walk(rng, world, who)
         thing = rng.choice(world.things)
         box = world.box_of(thing)
         others = [each for each in world.things if world.box_of(each) != box]
@@ -168,6 +172,10 @@ class Entities:
         world.boxes[target].append(thing)
         changed = world.contents(*dict.fromkeys((box, target)))
         return rng.choice(_PUTS).format(who=who, thing=thing, box=target), changed
+
+    def _walk(self, rng: random.Random, world: _World, who: str) -> tuple[str, str]:
+        world.rooms[who] = room = rng.choice(_ROOMS)
+        return rng.choice(_WALKS).format(who=who, room=room), f" {who} {room}"
 
     def _distract(self, rng: random.Random, world: _World) -> str:
         if rng.random() < 0.3:
