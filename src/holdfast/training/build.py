@@ -195,10 +195,11 @@ def _with_window(
     fields: dict[str, Any], config: DecoderConfig, window: int, name: str
 ) -> tuple[dict[str, Any], DecoderConfig]:
     """The backbone with a sliding window in every layer: a Llama becomes a Mistral with the same weights."""
-    if config.family not in ("llama", "mistral") or config.qkv_bias or config.o_bias or config.mlp_bias:
+    has_biases = config.qkv_bias or config.o_bias or config.mlp_bias
+    if config.family not in ("llama", "mistral") or has_biases:
         raise ConfigError(
-            f"{name} is a {config.family} model{' with biases' * config.qkv_bias}; a window can be given to Llama "
-            "and Mistral models without biases"
+            f"{name} is a {config.family} model{' with biases' * has_biases}; a window can be given to Llama and Mistral "
+            "models without biases"
         )
     same = {
         key: value

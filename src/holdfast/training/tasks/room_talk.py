@@ -1,7 +1,7 @@
 """Who is where in the words people use: any names, jobs, places and cities, many verbs, pronouns, two at once.
 
-    Priya ran to the lab. My cat sleeps in Rome. She returned to the dorm. Where's Priya?
-             Priya lab          Priya lab cat Rome    Priya dorm cat Rome
+    My cat sleeps in Rome. Priya ran to the lab. She returned to the dorm. Where's Priya?
+                  cat Rome    cat Rome Priya lab     cat Rome Priya dorm
 
 The thoughts are those of `rooms`, with the names and places as they are written. A model that carries its states
 thinks of everybody, and of those who go before it knows where to.
@@ -17,6 +17,7 @@ _MOST_PEOPLE = 4
 _NUM_PLACES = 6  # of a text
 _LOWER = 0.05  # share of texts in lower case
 _FEW = 6  # sentences of a short text
+_PAST = ("went|", "walked|", "ran|", "came|", "moved|", "entered|", "returned|", "headed|", "drove|", "got|")
 
 
 class RoomTalk:
@@ -52,7 +53,7 @@ class _Story:
             said, word = shapes.draw_place(rng)
             if word not in self._people:
                 self._places[word] = said
-        self._pronouns = {who: rng.choice(("He", "She")) for who in self._people}
+        self._pronouns = {who: rng.choice(("he", "she")) for who in self._people}
         self._rooms: dict[str, str] = {}
         self._last = ""  # who the last sentence is about, if it is about one
         self._prompt = ""
@@ -64,44 +65,41 @@ class _Story:
         if rng.random() < 0.4:
             self._prompt += f"{rng.choice(SENTENCES)} "
             return
-        shape = rng.choice(shapes.IDLE)
-        self._write(f"{self._subject(rng.choice(list(self._people)))} {shape}.", {"": self._draw_place()})
+        subject = self._draw_subject([rng.choice(list(self._people))])
+        self._write(f"{subject} {rng.choice(shapes.IDLE)}.", {"": self._draw_place()})
 
     def go(self) -> None:
+        """A sentence that says where one or two people are."""
         rng = self._rng
         who = rng.choice(list(self._people))
-        goers = [who]
-        kind = rng.random()
-        place = self._draw_place(who)
-        if kind < 0.72 or self._people.keys() == {who}:
-            shape = rng.choice(shapes.WALKS)
-        elif kind < 0.82:
-            shape = rng.choice(shapes.STAYS)
-        elif kind < 0.90:
-            shape = rng.choice(shapes.LEAVES)
-        elif kind < 0.95:
-            shape = rng.choice(shapes.TWICE)
-        else:
-            shape = rng.choice(
-                [each for each in shapes.WALKS if each.split("|")[0].endswith(("ed", "went", "ran"))]
-            )
-            goers.append(rng.choice([each for each in self._people if each != who]))
-        if len(goers) == 2:
-            subject = " and ".join(self._people[each] for each in goers)
-            subject = subject[0].upper() + subject[1:]
-        elif self._last == who and rng.random() < 0.3:
-            subject = self._pronouns[who]
-        else:
-            subject = self._subject(who)
-        lead = rng.choice(shapes.BEFORE) if rng.random() < 0.15 else ""
-        if lead:
-            subject = subject if subject in self._people else subject[0].lower() + subject[1:]
-            subject = f"{lead} {subject}"
+        others = [each for each in self._people if each != who]
+        goers = [who, rng.choice(others)] if others and rng.random() < 0.05 else [who]
+        shape = self._draw_shape(is_one=len(goers) == 1)
         end = f" {rng.choice(shapes.AFTER)}." if rng.random() < 0.08 and not shape.endswith("now") else "."
-        old = self._rooms.get(who) or self._draw_place()
-        left = {"old": old, "": place, "next": self._draw_place(who, place)}
-        self._write(f"{subject} {shape}{end}", left, goers)
+        place = self._draw_place(who)
+        old = self._rooms.get(who) or self._draw_place(place)
+        places = {"": place, "old": old, "next": self._draw_place(who, place)}
+        self._write(f"{self._draw_subject(goers)} {shape}{end}", places, goers)
         self._last = who if len(goers) == 1 else ""
+
+    def _draw_shape(self, is_one: bool) -> str:
+        rng = self._rng
+        if not is_one:
+            return rng.choice([each for each in shapes.WALKS if each.startswith(_PAST)])
+        kind = rng.random()
+        if kind < 0.76:
+            return rng.choice(shapes.WALKS)
+        return rng.choice(shapes.STAYS if kind < 0.86 else shapes.LEAVES if kind < 0.95 else shapes.TWICE)
+
+    def _draw_subject(self, goers: list[str]) -> str:
+        rng = self._rng
+        if goers == [self._last] and rng.random() < 0.3:
+            subject = self._pronouns[self._last]
+        else:
+            subject = " and ".join(self._people[each] for each in goers)
+        lead = f"{rng.choice(shapes.BEFORE)} " if rng.random() < 0.15 else ""
+        text = f"{lead}{subject}"
+        return text[0].upper() + text[1:]
 
     def ask(self) -> TextExample:
         rng = self._rng
@@ -112,10 +110,6 @@ class _Story:
         self._steps.append(ThoughtStep(len(self._prompt) - 1, "", state=f" {asked} {place}", at_once=True))
         example = TextExample(f"{self._prompt}{after}{QUESTION_END}", f" {place}.", tuple(self._steps))
         return _lower(example) if rng.random() < _LOWER else example
-
-    def _subject(self, who: str) -> str:
-        said = self._people[who]
-        return said[0].upper() + said[1:]
 
     def _draw_place(self, *others: str) -> str:
         """Another one than where these people are, and than these."""
