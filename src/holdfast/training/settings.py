@@ -105,7 +105,7 @@ class TrainingSettings:
         if self.adapter and (self.backbone is None or self.form != "thinking"):
             raise ConfigError("an adapter has the form thinking and needs a backbone, which stays as it is")
         if self.adapter and self.window is not None:
-            raise ConfigError("an adapter leaves its backbone as it is; window must be None")
+            raise ConfigError("an adapter leaves its backbone as it is and has no window of its own")
         if self.chat and self.backbone is None:
             raise ConfigError("chat needs a backbone with a chat template")
         if self.shares and (len(self.shares) != len(self.tasks) or min(self.shares) < 1):
