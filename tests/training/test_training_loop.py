@@ -118,10 +118,12 @@ def test_settings_round_trip_through_json() -> None:
 
 
 def test_run_of_another_version_is_refused() -> None:
-    saved = {**settings_to_json(TINY), "texts": 20_000}
-    with pytest.raises(
-        ConfigError, match="another version of Holdfast saved this run: there is no setting texts"
-    ):
+    saved = settings_to_json(TINY)
+    of_another = "another version of Holdfast saved this run"
+    with pytest.raises(ConfigError, match=f"{of_another}: there is no setting texts"):
+        settings_from_json({**saved, "texts": 20_000})
+    del saved["thinks_answer"]
+    with pytest.raises(ConfigError, match=f"{of_another}: it does not have the setting thinks_answer"):
         settings_from_json(saved)
 
 

@@ -185,10 +185,14 @@ def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
 
 def settings_from_json(fields: dict[str, Any]) -> TrainingSettings:
     """The inverse of `settings_to_json`. Raises `ConfigError` for the settings of another version."""
-    unknown = sorted(fields.keys() - {each.name for each in dataclass_fields(TrainingSettings)})
-    if unknown:
+    names = {each.name for each in dataclass_fields(TrainingSettings)}
+    if unknown := sorted(fields.keys() - names):
         raise ConfigError(
             f"another version of Holdfast saved this run: there is no setting {unknown[0]} any more"
+        )
+    if missing := sorted(names - fields.keys()):
+        raise ConfigError(
+            f"another version of Holdfast saved this run: it does not have the setting {missing[0]}"
         )
     plain: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()

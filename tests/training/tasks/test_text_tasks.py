@@ -15,6 +15,7 @@ from holdfast.training.tasks.task import TextTask
 from holdfast.training.tasks.text_examples import TextExample
 from holdfast.training.tasks.two_hop import TwoHop
 from holdfast.training.tasks.variable_talk import VariableTalk
+from holdfast.training.tasks.wording.words import INVENTED
 
 
 def examples(task: TextTask, count: int = 300, most: int = 9) -> list[TextExample]:
@@ -111,6 +112,20 @@ def test_room_talk_thoughts_are_settled_by_what_was_read() -> None:
         assert asked.at_once and seen[name] == room and each.answer == f" {room}.", each
         assert each.prompt[: asked.settled_at + 1].endswith(f" {name}"), each
     assert min(pronouns, together, twice, lower) > 0
+
+
+def test_only_training_texts_of_entities_begin_with_people() -> None:
+    """States are as large as after many events. The texts of an evaluation begin with boxes."""
+    rng, task = random.Random(5), Entities()
+    first = [task.example(rng, 4).steps[0].thought.split()[0] for _ in range(200)]
+    assert 0.25 < sum(each[0].isupper() for each in first) / len(first) < 0.55
+    assert all(task.eval_example(rng, 4).prompt.startswith("The ") for _ in range(200))
+
+
+def test_tokenizer_of_room_talk_spells_invented_words() -> None:
+    known = set(re.findall(r"\w+", " ".join(RoomTalk().words())))
+    assert {"went", "Priya", "plumber", "attic", "Rome", "Where", "she"} <= known
+    assert not known & {each for each in INVENTED if len(each) > 7}
 
 
 def test_entity_texts_repeat_no_thought_without_a_cause() -> None:

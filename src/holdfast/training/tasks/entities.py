@@ -29,7 +29,7 @@ _ROOMS = ("kitchen", "garden", "attic", "cellar", "hall", "office", "library", "
 _MOST_IN_A_BOX = 3
 _DISTRACTION = 0.3  # share of events with a distractor before them
 _STRETCHES, _STRETCH = 0.3, (6, 24)  # share of texts with many distractors in a row, and how many
-_MET = 0.4  # share of texts that begin with where people are
+_WITH_PEOPLE = 0.4  # share of training texts that begin with where people are
 _PUTS = (
     "{who} puts the {thing} in the {box} box.",
     "{who} moves the {thing} to the {box} box.",
@@ -99,14 +99,15 @@ class Entities:
         """Some texts have many distractors in a row: few events are far apart too, as many events are. Some begin
         with where people are: everybody's place is known after few events too."""
         stretch = rng.randrange(events) if rng.random() < _STRETCHES else None
-        return self._tell(rng, events, stretch, is_met=rng.random() < _MET)
+        return self._tell(rng, events, stretch, starts_with_people=rng.random() < _WITH_PEOPLE)
 
     def eval_example(self, rng: random.Random, events: int) -> TextExample:
-        return self._tell(rng, events, None, is_met=False)
+        return self._tell(rng, events, None, starts_with_people=False)
 
-    def _tell(self, rng: random.Random, events: int, stretch: int | None, is_met: bool) -> TextExample:
-        """stretch: the event before which there are many distractors. is_met: whether it begins with where people
-        are."""
+    def _tell(
+        self, rng: random.Random, events: int, stretch: int | None, starts_with_people: bool
+    ) -> TextExample:
+        """stretch: the event before which there are many distractors."""
         filled = self._fill(rng, rng.sample(_COLOURS, rng.randint(2, 4)))
         world = _World(tuple(rng.sample(NAMES, rng.randint(2, 4))))
         prompt, steps = "", list[ThoughtStep]()
@@ -117,7 +118,7 @@ class Entities:
             if thought:
                 steps.append(ThoughtStep(len(prompt.rstrip(".")) - 1, thought, state=world.everything()))
 
-        for who in world.people[: rng.randint(1, len(world.people))] if is_met else ():
+        for who in world.people[: rng.randint(1, len(world.people))] if starts_with_people else ():
             tell(*self._walk(rng, world, who))
         for box, things in filled.items():
             world.boxes[box] = things

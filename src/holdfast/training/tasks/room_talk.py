@@ -8,6 +8,7 @@ thinks of everybody, and of those who go before it knows where to.
 """
 
 import random
+import re
 
 from holdfast.training.tasks.filler import SENTENCES
 from holdfast.training.tasks.text_examples import QUESTION_END, TextExample, ThoughtStep
@@ -17,6 +18,7 @@ _MOST_PEOPLE = 4
 _NUM_PLACES = 6  # of a text
 _LOWER = 0.05  # share of texts in lower case
 _FEW = 6  # sentences of a short text
+_SLOTS = r"\{\w+\}|\|"
 _PAST = ("went|", "walked|", "ran|", "came|", "moved|", "entered|", "returned|", "headed|", "drove|", "got|")
 
 
@@ -24,8 +26,8 @@ class RoomTalk:
     name = "room-talk"
 
     def words(self) -> list[str]:
-        lists = [value for value in vars(shapes).values() if isinstance(value, tuple)]
-        return [f" {word}" for each in lists for text in each for word in text.replace("|", "").split()]
+        said = (*shapes.vocabulary(), *SENTENCES, "He he She she and the my our his her to in")
+        return [f" {re.sub(_SLOTS, '', text)}" for text in said]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
         """Up to this number of sentences that say where somebody is: half of the texts are short."""

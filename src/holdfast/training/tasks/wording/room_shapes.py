@@ -103,6 +103,12 @@ ASKS = split_list(
 )
 
 
+def vocabulary() -> tuple[str, ...]:
+    """All texts but rare and invented words, which have no tokens of their own."""
+    people, places = (*NAMES, *JOBS, *RELATIONS), (*PLACES, *CITIES, *NOUNS)
+    return (*people, *places, *WALKS, *STAYS, *LEAVES, *TWICE, *IDLE, *BEFORE, *AFTER, *ASKS)
+
+
 def draw_person(rng: random.Random) -> tuple[str, str]:
     """Somebody as a sentence names them, and the word for them in a thought."""
     kind = rng.random()
