@@ -1,19 +1,30 @@
-"""A model's own answers to general prompts. Trained with them, it keeps its way of answering."""
+"""A model's own answers to general prompts. Trained with them, it keeps its way of answering.
+
+Prompts of tasks may be among them: those that a model is to think nothing about.
+"""
 
 import json
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm import LLM
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.training.tasks.general import training_prompts
+from holdfast.training.tasks.source import draw_prompts
 
 _TEMPERATURE = 0.7
 
 
-def write_samples(llm: LLM, path: Path, count: int, max_tokens: int, seed: int) -> int:
+def sample_prompts(count: int, seed: int, tasks: Sequence[str] = ()) -> list[str]:
+    """count: of general prompts, and of those of each task."""
+    drawn = (draw_prompts(task, count, seed) for task in tasks)
+    return [*training_prompts(count, seed), *chain.from_iterable(drawn)]
+
+
+def write_samples(llm: LLM, path: Path, prompts: Sequence[str], max_tokens: int, seed: int) -> int:
     """Returns the number of answers. An answer that does not end in time ends with its last sentence."""
-    prompts = training_prompts(count, seed)
     params = [
         SamplingParams(max_tokens=max_tokens, temperature=_TEMPERATURE, seed=seed + index)
         for index in range(len(prompts))

@@ -1,16 +1,20 @@
 """Tasks written as text: thoughts lead to the answers, and no thought depends on later words."""
 
+import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 
+from holdfast.errors import ConfigError
 from holdfast.training.tasks.coin_talk import CoinTalk
 from holdfast.training.tasks.entities import Entities
 from holdfast.training.tasks.general import eval_prompts, training_prompts
 from holdfast.training.tasks.idle_talk import OUTSIDE, Outside
 from holdfast.training.tasks.room_talk import RoomTalk
 from holdfast.training.tasks.rooms import PLACES, Rooms
+from holdfast.training.tasks.source import draw_prompts
 from holdfast.training.tasks.task import TextTask
 from holdfast.training.tasks.text_examples import TextExample
 from holdfast.training.tasks.two_hop import TwoHop
@@ -217,6 +221,25 @@ def test_two_hop_text_never_says_the_answer() -> None:
 
 def test_other_prompts_are_answered_with_what_is_known() -> None:
     assert {each.answer for each in examples(Outside())} == {OUTSIDE}
+
+
+def test_some_general_prompts_are_stories_with_a_question() -> None:
+    prompts = training_prompts(1000, 0)
+    stories = [each for each in prompts if " is " in each.split(".")[0] or " has " in each.split(".")[0]]
+    assert 200 < len(stories) < 400 and all(each.endswith("?") for each in stories)
+    assert not any("{" in each or "heads" in each for each in prompts)
+
+
+def test_prompts_of_a_task_are_drawn_as_messages(tmp_path: Path) -> None:
+    drawn = draw_prompts("entities", 20, 1)
+    assert len(drawn) == 20 and all(each.endswith("?") for each in drawn)
+    assert drawn == draw_prompts("entities", 20, 1) != draw_prompts("entities", 20, 2)
+    file = tmp_path / "chat.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{n}?", "answer": "."}) + "\n" for n in range(20)))
+    assert sorted(draw_prompts(f"chat:{file}", 99, 0)) == sorted(f"{n}?" for n in range(20) if n % 10 < 9)
+    for wrong in ("parity", "nothing", "chat:"):
+        with pytest.raises(ConfigError, match="expected"):
+            draw_prompts(wrong, 1, 0)
 
 
 def test_general_prompts_for_evaluation_are_not_trained_on() -> None:

@@ -242,13 +242,20 @@ def samples(
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 1500,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 48,
     seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and answers.")] = 0,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Add as many prompts of this task, about which nothing is to be thought. May be repeated."
+        ),
+    ] = None,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
     """Write a model's own answers to general prompts, for the task chat:FILE."""
-    llm = o.open_llm(replace(engine, model=model))
-    from holdfast.training.samples import write_samples
+    from holdfast.training.samples import sample_prompts, write_samples
 
-    written = write_samples(llm, out, count, max_tokens, seed)
+    prompts = sample_prompts(count, seed, task or ())
+    llm = o.open_llm(replace(engine, model=model))
+    written = write_samples(llm, out, prompts, max_tokens, seed)
     note(f"{written} answers written: {out}")
 
 

@@ -3,8 +3,9 @@
     {"prompt": "Explain how a sailing boat works.", "answer": "A sailing boat ..."}
 
 Training on the answers of the backbone itself keeps a model's way of chatting. There is nothing to
-think about in them. Prompts for training and for evaluation have different subjects and different
-forms.
+think about in them. Some of the prompts are stories with a question, of lamps, doors and numbers of
+things: what a model thinks about is not known by the form of a text. Prompts for training and for
+evaluation have different subjects and different forms.
 """
 
 import json
@@ -12,7 +13,7 @@ import random
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.training.tasks.filler import split_list
+from holdfast.training.tasks.filler import NAMES, split_list
 from holdfast.training.tasks.text_examples import TextExample
 
 NUM_EVAL_PROMPTS = 200
@@ -53,6 +54,48 @@ _OWN = split_list(
     " interview.,How do I boil an egg?,Correct this sentence: he go to school.,What should I cook tonight?",
     ",",
 )
+_STORY_SHARE = 0.3  # of the prompts
+# What there is, its two states, and what is done to it.
+_SWITCHED = (
+    ("lamp", ("on", "off"), ("{N} presses the switch.", "{N} turns it {s}.", "{N} unplugs the {o}.")),
+    ("light in the hall", ("on", "off"), ("{N} flips the switch.", "Somebody turns it {s}.")),
+    ("radio", ("on", "off"), ("{N} pushes the button.", "{N} turns the {o} {s}.", "{N} turns it up.")),
+    ("door", ("open", "closed"), ("{N} walks through it.", "{N} slams the {o}.", "The wind moves it.")),
+    ("window", ("open", "closed"), ("{N} shuts the {o}.", "{N} looks out of it.", "{N} opens it again.")),
+    ("card", ("face up", "face down"), ("{N} turns it over.", "{N} flips the {o}.", "{N} leaves it alone.")),
+    ("pancake", ("brown", "pale"), ("{N} flips it.", "{N} tosses the {o}.", "{N} turns it over.")),
+    ("page", ("blank", "printed"), ("{N} turns the {o}.", "{N} turns it back.", "{N} reads it.")),
+    ("glass", ("full", "empty"), ("{N} drinks it.", "{N} turns it upside down.", "{N} fills the {o}.")),
+    ("boat", ("upright", "upside down"), ("{N} turns it over.", "A wave flips the {o}.", "{N} rows it.")),
+    ("sign", ("green", "red"), ("{N} turns it round.", "{N} paints the {o}.", "{N} only looks at it.")),
+)
+_SWITCHED_ASKS = (
+    "Is the {o} {s}?",
+    "Is it still {s}?",
+    "Is the {o} {s} or {t} now?",
+    "Which side of the {o} is up?",
+    "How does the {o} look now?",
+    "What should {N} do now?",
+)
+_COUNTED = split_list(
+    "apples,marbles,books,tickets,stamps,eggs,dollars,coins,cats,pencils,cookies,chairs", ","
+)
+_COUNTED_EVENTS = (
+    "{N} gives {M} {i} of them.",
+    "{M} buys {i} more.",
+    "{N} loses {i}.",
+    "{N} sells half of the {o} for ${i} each.",
+    "Then {M} brings {i} {o}.",
+    "Every day {N} gets {i} {o} more.",
+)
+_COUNTED_ASKS = (
+    "How many {o} does {N} have?",
+    "How many {o} are left?",
+    "How much money does {M} have now?",
+    "Who has more {o}?",
+    "How many {o} do they have together?",
+    "How long does it take until {N} has {i} {o}?",
+)
 _EVAL_SUBJECTS = split_list(
     "snow,tigers,the piano,beekeeping,steam engines,soap,kites,the Vikings,opera,mushrooms,sandals,elections,cacti,"
     "ice cream,submarines,comets,handwriting,camping,dolphins,marathons",
@@ -75,7 +118,25 @@ _EVAL_FORMS = (
 def training_prompts(count: int, seed: int) -> list[str]:
     rng = random.Random(f"general {seed}")
     every = [form.format(s=subject) for form in _FORMS for subject in _SUBJECTS]
-    return [*_OWN, *rng.sample(every, min(count, len(every)))][:count]
+    prompts = [*_OWN, *rng.sample(every, min(count, len(every)))]
+    return [_story(rng) if rng.random() < _STORY_SHARE else prompt for prompt in prompts][:count]
+
+
+def _story(rng: random.Random) -> str:
+    """Something happens to a thing, or the number of some things changes; then a question."""
+    people = dict(zip("NM", rng.sample(NAMES, 2), strict=True))
+    if rng.random() < 0.5:
+        thing, states, happening = rng.choice(_SWITCHED)
+        state, other = rng.sample(states, 2)
+        fields = {"o": thing, "s": state, "t": other}
+        first, events, asks = "The {o} is {s}.", list(happening), _SWITCHED_ASKS
+    else:
+        fields = {"o": rng.choice(_COUNTED)}
+        first, events, asks = "{N} has {i} {o} and {M} has {j}.", list(_COUNTED_EVENTS), _COUNTED_ASKS
+    told = [first, *rng.choices(events, k=rng.randint(1, 4)), rng.choice(asks)]
+    return " ".join(
+        each.format(**fields, **people, i=rng.randint(2, 30), j=rng.randint(2, 30)) for each in told
+    )
 
 
 def eval_prompts() -> list[str]:

@@ -22,7 +22,7 @@ from holdfast.training.tasks.entities import Entities
 from holdfast.training.tasks.general import read_chat
 from holdfast.training.tasks.gsm8k import read_gsm8k
 from holdfast.training.tasks.idle_talk import Outside
-from holdfast.training.tasks.names import FILE_TASKS, known_tasks
+from holdfast.training.tasks.names import FILE_TASKS, TEXT_TASKS, known_tasks
 from holdfast.training.tasks.parity import Parity
 from holdfast.training.tasks.phrases import assemble
 from holdfast.training.tasks.preparation import prepare_all
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _TRAIN, _EVAL = 0, 1
+_MOST_EVENTS = 6  # of a prompt that is drawn without training
 _HELD_OUT = 10  # every tenth example of a file is for validation
 _READERS: dict[str, Callable[[Path], list[TextExample]]] = {
     "babi": read_babi,
@@ -78,6 +79,20 @@ def _open_topic(name: str, settings: TrainingSettings) -> Topic:
     if kind not in FILE_TASKS or not path:
         raise ConfigError(f"there is no task {name!r}; expected {known_tasks()}")
     return _READERS[kind](Path(path))
+
+
+def draw_prompts(task: str, count: int, seed: int) -> list[str]:
+    """Prompts of a task as chat messages, of a file without those held out."""
+    topic = _open_topic(task, TrainingSettings(tasks=(task,)))
+    if isinstance(topic, Task):
+        raise ConfigError(f"{task} has no chat messages; expected {', '.join(TEXT_TASKS)} or a file")
+    rng = random.Random(f"prompts {seed} {task}")
+    if isinstance(topic, list):
+        examples = _split(topic, held_out=False)
+        examples = rng.sample(examples, min(count, len(examples)))
+    else:
+        examples = [topic.example(rng, rng.randint(1, _MOST_EVENTS)) for _ in range(count)]
+    return [each.message for each in examples]
 
 
 def topic_texts(topics: dict[str, Topic]) -> list[str]:

@@ -49,6 +49,11 @@ class TextExample:
     steps: tuple[ThoughtStep, ...]
     has_chain: bool = True
 
+    @property
+    def message(self) -> str:
+        """The prompt as a chat message."""
+        return self.prompt.removesuffix(QUESTION_END)
+
     def written_answer(self, form: AnswerForm) -> str:
         if form != "cot" or not self.has_chain:
             return self.answer
@@ -83,7 +88,7 @@ class TextRules:
     def prompt(self, example: TextExample) -> str:
         if self.frame is None:
             return example.prompt
-        return self.frame.before + example.prompt.removesuffix(QUESTION_END) + self.frame.after
+        return self.frame.before + example.message + self.frame.after
 
     def answer(self, example: TextExample) -> str:
         text = example.written_answer(self.form)
@@ -93,7 +98,7 @@ class TextRules:
         """The thoughts about the prompt. General text has none."""
         if not (self.thinks_answer and self.frame is not None and example.has_chain):
             return example.steps
-        end = len(example.prompt.removesuffix(QUESTION_END)) - 1
+        end = len(example.message) - 1
         answer = self.answer(example)
         return (*example.steps, ThoughtStep(end, answer, state=answer, at_once=True))
 

@@ -1,0 +1,29 @@
+"""A model's own answers to general prompts, as a file of chat texts."""
+
+import json
+from pathlib import Path
+
+from holdfast import LLM
+from holdfast.training.samples import _whole_sentences, sample_prompts, write_samples
+from holdfast.training.tasks.general import read_chat, training_prompts
+from support.tiny import tiny_model
+
+
+def test_answers_are_written_as_chat_texts(tmp_path: Path) -> None:
+    prompts = sample_prompts(2, 0, ["two-hop"])
+    assert prompts[:2] == training_prompts(2, 0) and len(prompts) == 4
+    llm = LLM(str(tiny_model(tmp_path / "model", max_position_embeddings=2048)), device="cpu", max_num_seqs=4)
+    file = tmp_path / "new" / "general.jsonl"
+    written = write_samples(llm, file, prompts, 60, 0)
+    read = read_chat(file)
+    assert written == len(read) > 0 and {each.prompt for each in read} <= set(prompts)
+    assert all(each.answer and not each.steps for each in read)
+    again = tmp_path / "again.jsonl"
+    write_samples(llm, again, prompts, 60, 1)
+    assert [json.loads(line) for line in again.read_text().splitlines()] != [
+        json.loads(line) for line in file.read_text().splitlines()
+    ]
+
+
+def test_answer_that_is_cut_off_ends_with_a_sentence() -> None:
+    assert _whole_sentences("It is. I thi") == "It is." and _whole_sentences("no end") == ""
