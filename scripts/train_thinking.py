@@ -11,7 +11,7 @@ be run again: what is complete is skipped, a run that was interrupted is resumed
     samples      the backbone's own answers to general prompts, for mixed batches
     babi         bAbI 1, 2, 7, 8: thinking, no chain, chain of thought
     entities     entities and two-hop facts: thinking, no chain, chain of thought
-    adapter      T and C alone, on bAbI and general text
+    adapter      T and C alone, on coins and general text: the built-in model `smollm2-coin`
     coin         the built-in model `coin`
     gsm8k        GSM8K: thinking, no chain, chain of thought, three seeds each
     gsm8k-data   GSM8K: thinking and no chain on a quarter and a half of the examples
@@ -33,6 +33,7 @@ from pathlib import Path
 FORMS = ("thinking", "none", "cot")
 SEEDS = (0, 1, 2)
 TEXT_TASKS = ("entities", "two-hop")
+QUIET_TASKS = ("outside", "variable-talk", "entities", "rooms", "room-talk", "two-hop")  # for the adapter
 GSM8K_PARTS = ((1868, 4), (3736, 2))  # a quarter and a half of the examples
 SHARES = {
     "qa1": 1,
@@ -41,7 +42,7 @@ SHARES = {
     "qa8": 2,
     "entities": 3,
     "two-hop": 1,
-    "rooms": 9,
+    "coin-talk": 3,
     "chat": 3,
 }  # of a batch
 
@@ -121,9 +122,10 @@ class Plan:
             yield self._train("tiny-backbone", *scratch, result="model.safetensors")
             return
         out = self.out / "general.jsonl"
+        quiet = [text for task in QUIET_TASKS for text in ("--task", task)]
         yield Command(
             "samples",
-            ("train", "samples", self.backbone, "--out", str(out), *self._engine()),
+            ("train", "samples", self.backbone, "--out", str(out), "--count", "400", *quiet, *self._engine()),
             out,
         )
 
@@ -144,8 +146,8 @@ class Plan:
             yield self._train(f"{group}-{form}", *arguments, result="model.safetensors")
 
     def _adapter(self) -> Iterator[Command]:
-        tasks = ["rooms"]
-        states: tuple[str, ...] = ("--carry", "--chunk", "4", "--thought-delay", "1", "--max-thought", "32")
+        tasks = ["coin-talk"]
+        states: tuple[str, ...] = ("--carry", "--chunk", "4", "--thought-delay", "0", "--max-thought", "32")
         if not self.options.tiny:
             tasks.append(f"chat:{self.out / 'general.jsonl'}")
             # Where hidden states are still small, T reads its last thought in them.
@@ -230,7 +232,7 @@ class Plan:
         return Command(name, arguments, out / "eval-thinking.done")
 
     def _eval_adapter(self) -> Iterator[Command]:
-        tasks = ["rooms", *self._babi_tasks("test")[:1]]
+        tasks = ["coin-talk"]
         folders = [f"adapter={self.out / 'adapter'}"]
         more = ("--general",) if not self.options.tiny else ()
         yield self._eval_command(

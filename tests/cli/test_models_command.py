@@ -46,7 +46,7 @@ def test_models_of_the_cache_are_opened(holdfast, cache):
     content = json.loads(result.stdout)
     found = {one["name"]: one for one in content["models"]}
     assert content["cache"] == str(cache)
-    assert list(found) == ["smollm2", "coin", "org/empty", "org/other", "org/tiny"]
+    assert list(found) == ["smollm2", "coin", "smollm2-coin", "org/empty", "org/other", "org/tiny"]
     tiny = found["org/tiny"]
     assert (tiny["architecture"], tiny["reason"]) == ("LlamaForCausalLM", None)
     assert tiny["dtype"] and tiny["size_bytes"] > 0 and tiny["num_parameters"] > 0

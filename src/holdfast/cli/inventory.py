@@ -7,14 +7,14 @@ So the list says which can be served, and why the others cannot.
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.errors import HoldfastError, ModelNotFound
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.families import FAMILIES
-from holdfast.models.locate import BUILTIN, COIN, locate
+from holdfast.models.locate import BUILTIN, BUILTINS, locate
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -50,10 +50,15 @@ def cache_folder() -> Path:
 
 
 def _builtin() -> Iterator[ListedModel]:
-    for name in (BUILTIN, COIN):
+    for name in BUILTINS:
         is_default = name == BUILTIN
         try:
-            yield _describe(name, "builtin", locate(name).path, is_default)
+            located = locate(name)
+            described = _describe(name, "builtin", located.path, is_default)
+            if located.adapter is not None:
+                size = (described.size_bytes or 0) + (_weight_bytes(located.adapter) or 0)
+                described = replace(described, path=str(located.adapter), size_bytes=size)
+            yield described
         except ModelNotFound as error:
             yield ListedModel(name, "builtin", None, reason=str(error), is_default=is_default)
 

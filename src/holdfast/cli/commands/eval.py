@@ -153,12 +153,18 @@ def thinking(
 
 def _model_folder(text: str, *, is_baseline: bool) -> tuple[str, Path, bool]:
     """The arguments of a `ModelFolder`, which only the evaluation imports."""
-    from holdfast.models.locate import COIN, locate
+    from holdfast.models.locate import COIN, COIN_ADAPTER, locate
 
     name, is_named, path = text.rpartition("=")
-    folder = locate(COIN).path if path == COIN else Path(path).expanduser()
+    if path in (COIN, COIN_ADAPTER):
+        found = locate(path)
+        folder = found.adapter or found.path
+    else:
+        folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"there is no model folder {folder}; expected FOLDER or NAME=FOLDER, or {COIN}")
+        raise ConfigError(
+            f"there is no model folder {folder}; expected FOLDER or NAME=FOLDER, {COIN} or {COIN_ADAPTER}"
+        )
     return name if is_named else folder.resolve().name, folder, is_baseline
 
 

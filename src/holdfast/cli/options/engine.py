@@ -31,12 +31,12 @@ def open_model(config: EngineConfig) -> "OpenedModel":
 
 
 def show_hint(model: str | None) -> None:
-    """Say on stderr what `coin` understands, if that is the model: other prompts make no sense to it."""
+    """Say on stderr what a built-in thinking model understands, if that is the model."""
     from holdfast.cli.console import note
-    from holdfast.models.locate import COIN, locate
+    from holdfast.models.locate import COIN, COIN_ADAPTER, locate
 
-    if model == COIN:
-        note(locate(COIN).about or "")
+    if model in (COIN, COIN_ADAPTER):
+        note(locate(model).about or "")
 
 
 def open_llm(
