@@ -239,7 +239,7 @@ def thinking(
 def samples(
     out: Annotated[Path, typer.Option(help="The file to write: JSON lines with prompt and answer.")],
     model: o.ModelArgument = None,
-    count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 1500,
+    count: Annotated[int, typer.Option(min=1, help="Number of general prompts.")] = 1500,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 48,
     seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and answers.")] = 0,
     task: Annotated[

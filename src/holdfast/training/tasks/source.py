@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _TRAIN, _EVAL = 0, 1
-_MOST_EVENTS = 6  # of a prompt that is drawn without training
+_MOST_EVENTS = 6  # of a prompt without its answer
 _HELD_OUT = 10  # every tenth example of a file is for validation
 _READERS: dict[str, Callable[[Path], list[TextExample]]] = {
     "babi": read_babi,
