@@ -20,6 +20,7 @@ class Batch:
     num_prompt: Ints  # [B]
     num_tokens: Ints  # [B], prompt and answer
     thoughts: Ints  # [B, K, M], padded with -1; all -1: trivial
+    num_given: Ints | None = None  # [B]: of how many first chunks the thoughts are given, not to be learned
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -36,12 +37,17 @@ class Batch:
             self.num_prompt[rows],
             self.num_tokens[rows],
             thoughts[:, :, :longest],
+            None if self.num_given is None else self.num_given[rows],
         )
 
     def take(self, order: NDArray[np.intp]) -> "Batch":
         """The texts in another order."""
         return Batch(
-            self.token_ids[order], self.num_prompt[order], self.num_tokens[order], self.thoughts[order]
+            self.token_ids[order],
+            self.num_prompt[order],
+            self.num_tokens[order],
+            self.thoughts[order],
+            None if self.num_given is None else self.num_given[order],
         )
 
     def is_answer(self) -> Bools:
@@ -50,10 +56,13 @@ class Batch:
         return (positions >= self.num_prompt[:, None]) & (positions < self.num_tokens[:, None])
 
     def is_thought_about(self, while_answering: bool) -> Bools:
-        """[B, K]: the complete chunks; without while_answering, those that end in the prompt."""
+        """[B, K]: the complete chunks after those whose thoughts are given; without while_answering, those that
+        end in the prompt."""
         num_chunks = self.thoughts.shape[1]
         ends = (np.arange(num_chunks) + 1) * (self.token_ids.shape[1] // num_chunks)
         counted: Bools = ends <= (self.num_tokens if while_answering else self.num_prompt)[:, None]
+        if self.num_given is not None:
+            counted &= np.arange(num_chunks) >= self.num_given[:, None]
         return counted
 
 
@@ -74,4 +83,17 @@ def join_batches(batches: list[Batch]) -> Batch:
         np.concatenate([each.num_prompt for each in batches]),
         np.concatenate([each.num_tokens for each in batches]),
         np.concatenate([pad(each.thoughts, (chunks, longest), -1) for each in batches]),
+        _join_given(batches),
+    )
+
+
+def _join_given(batches: list[Batch]) -> Ints | None:
+    if all(each.num_given is None for each in batches):
+        return None
+    none = [np.zeros(len(each), dtype=np.int64) for each in batches]
+    return np.concatenate(
+        [
+            zeros if each.num_given is None else each.num_given
+            for each, zeros in zip(batches, none, strict=True)
+        ]
     )

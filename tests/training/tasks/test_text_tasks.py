@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
+from holdfast.training.packed import IGNORED, PackSpec, pack
 from holdfast.training.tasks.coin_talk import CoinTalk
 from holdfast.training.tasks.entities import Entities
 from holdfast.training.tasks.general import eval_prompts, training_prompts
@@ -16,10 +17,11 @@ from holdfast.training.tasks.room_talk import RoomTalk
 from holdfast.training.tasks.rooms import PLACES, Rooms
 from holdfast.training.tasks.source import draw_prompts
 from holdfast.training.tasks.task import TextTask
-from holdfast.training.tasks.text_examples import TextExample
+from holdfast.training.tasks.text_examples import ChatFrame, TextExample, TextRules, prepare_texts
 from holdfast.training.tasks.two_hop import TwoHop
 from holdfast.training.tasks.variable_talk import VariableTalk
 from holdfast.training.tasks.wording.words import INVENTED
+from holdfast.training.tokenizer import build_tokenizer
 
 
 def examples(task: TextTask, count: int = 300, most: int = 9) -> list[TextExample]:
@@ -124,6 +126,68 @@ def test_only_training_texts_of_entities_begin_with_people() -> None:
     first = [task.example(rng, 4).steps[0].thought.split()[0] for _ in range(200)]
     assert 0.25 < sum(each[0].isupper() for each in first) / len(first) < 0.55
     assert all(task.eval_example(rng, 4).prompt.startswith("The ") for _ in range(200))
+
+
+def test_continued_stories_follow_from_what_is_given() -> None:
+    """The text read again, with patterns, from the given state on."""
+    puts = re.compile(
+        r"[Tt]he (\w+) (?:in|to|goes into|and drops it into) the (\w+) box\.$"  # a thing, a box
+    )
+    pours = re.compile(r"(?:from|pours) the (\w+) box (?:to|into) the (\w+) box\.$")
+    swaps = re.compile(r"(?:swaps|exchanges) the (\w+) (?:and|for) the (\w+)\.$")
+    walks = re.compile(r"^(\w+) (?:goes to|walks into|runs to|is in) the (\w+)(?: now)?\.$")
+    continued = [each for each in examples(Entities(continues=True), 400) if each.given]
+    assert 100 < len(continued) < 220
+    for each in continued:
+        words = each.given.split()
+        places = dict(zip(words[::2], words[1::2], strict=True))
+        states = iter(step.state for step in each.steps)
+        for sentence in re.findall(r"[^.?]+\.", each.message):
+            if found := puts.search(sentence):
+                places[found[1]] = found[2]
+            elif found := pours.search(sentence):
+                for name, place in places.items():
+                    places[name] = found[2] if place == found[1] else place
+            elif found := swaps.search(sentence):
+                places[found[1]], places[found[2]] = places[found[2]], places[found[1]]
+            elif found := walks.search(sentence.strip()):
+                places[found[1]] = found[2]
+            else:
+                continue
+            assert next(states) == "".join(f" {name} {place}" for name, place in places.items()), each
+        asked, *found_there = next(states).split()
+        answer = each.answer.strip(" .").removesuffix(" box")
+        assert answer == (places.get(asked) or " and ".join(found_there)), each
+        assert next(states, None) is None
+
+
+def test_only_training_texts_of_entities_continue_a_story() -> None:
+    rng, task = random.Random(5), Entities(continues=True)
+    assert not any(task.eval_example(rng, 4).given for _ in range(200))
+    assert not any(each.given for each in examples(Entities()))
+
+
+@pytest.mark.parametrize("frame", [None, ChatFrame("Question: ", " Answer:")])
+def test_given_state_is_added_and_not_learned(frame: ChatFrame | None) -> None:
+    """It is the thought of the first chunk, without a target; what is read in that chunk is thought later."""
+    told = examples(Entities(continues=True), 60, 6)
+    tokenizer = build_tokenizer(Entities().words())
+    texts = prepare_texts(told, tokenizer, TextRules("thinking", 16, 32, 0, frame, carry=True))
+    batch = texts.batch(range(len(told)))
+    due = batch.is_thought_about(True)
+    packed = pack(batch, PackSpec((None,), 2, while_answering=True, carry=True))
+    assert packed.thought is not None
+    assert (packed.thought.ids != IGNORED).sum() == ((batch.thoughts >= 0).sum(axis=2) + 1)[due].sum()
+    for row, each in enumerate(told):
+        said = [
+            tokenizer.decode([int(token) for token in thought if token >= 0])
+            for thought in batch.thoughts[row]
+        ]
+        assert due[row, 0] == (not each.given) and due[row, 1 : int(batch.num_tokens[row]) // 16].all()
+        if each.given:
+            assert said[0].split() == each.given.split(), each
+        states = [step.state.split() for step in each.steps]
+        assert all(not thought or thought.split() in states for thought in said[bool(each.given) :]), each
 
 
 def test_tokenizer_of_room_talk_spells_invented_words() -> None:

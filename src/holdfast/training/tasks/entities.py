@@ -13,7 +13,7 @@ in alphabetical order.
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.training.tasks.filler import NAMES, SENTENCES
 from holdfast.training.tasks.text_examples import QUESTION_END, TextExample, ThoughtStep
@@ -28,8 +28,11 @@ _ROOMS = ("kitchen", "garden", "attic", "cellar", "hall", "office", "library", "
 # fmt: on
 _MOST_IN_A_BOX = 3
 _DISTRACTION = 0.3  # share of events with a distractor before them
-_STRETCHES, _STRETCH = 0.3, (6, 24)  # share of texts with many distractors in a row, and how many
+_STRETCHES, _STRETCH = 0.1, (6, 24)  # share of texts with many distractors in a row, and how many
 _WITH_PEOPLE = 0.4  # share of training texts that begin with where people are
+_CONTINUED, _MOST_BEFORE = 0.4, 24  # share of training texts that continue a story, and its events so far
+_ASKED = (0.25, 0.25)  # shares of questions about people, and about boxes
+_ASKED_IN_TRAINING = (0.2, 0.45)  # what is in a box is the hardest to say
 _PUTS = (
     "{who} puts the {thing} in the {box} box.",
     "{who} moves the {thing} to the {box} box.",
@@ -85,8 +88,30 @@ class _World:
         return "".join(f" {name} {place}" for name, place in places.items())
 
 
+@dataclass
+class _Story:
+    """The text so far, and its thoughts."""
+
+    world: _World
+    text: str = ""
+    steps: list[ThoughtStep] = field(default_factory=list)
+
+    def tell(self, sentence: str, thought: str) -> None:
+        self.text += f" {sentence}" if self.text else sentence
+        if thought:
+            settled_at = len(self.text.rstrip(".")) - 1
+            self.steps.append(ThoughtStep(settled_at, thought, state=self.world.everything()))
+
+
 class Entities:
+    """continues: some training texts continue a story that is not told, with all that holds given as a state. So
+    the next thought cannot depend on what was read long ago. Only for a model that carries its states.
+    """
+
     name = "entities"
+
+    def __init__(self, continues: bool = False) -> None:
+        self._continued = _CONTINUED if continues else 0.0
 
     def words(self) -> list[str]:
         rng = random.Random(0)
@@ -99,42 +124,50 @@ class Entities:
         """Some texts have many distractors in a row: few events are far apart too, as many events are. Some begin
         with where people are: everybody's place is known after few events too."""
         stretch = rng.randrange(events) if rng.random() < _STRETCHES else None
-        return self._tell(rng, events, stretch, starts_with_people=rng.random() < _WITH_PEOPLE)
+        if rng.random() < self._continued:
+            return self._continue(rng, events, stretch)
+        story = self._begin(rng, starts_with_people=rng.random() < _WITH_PEOPLE)
+        return self._tell(rng, story, events, stretch, _ASKED_IN_TRAINING)
 
     def eval_example(self, rng: random.Random, events: int) -> TextExample:
-        return self._tell(rng, events, None, starts_with_people=False)
+        return self._tell(rng, self._begin(rng, starts_with_people=False), events, None, _ASKED)
 
-    def _tell(
-        self, rng: random.Random, events: int, stretch: int | None, starts_with_people: bool
-    ) -> TextExample:
-        """stretch: the event before which there are many distractors."""
+    def _begin(self, rng: random.Random, starts_with_people: bool) -> _Story:
+        """What is in the boxes at first."""
         filled = self._fill(rng, rng.sample(_COLOURS, rng.randint(2, 4)))
         world = _World(tuple(rng.sample(NAMES, rng.randint(2, 4))))
-        prompt, steps = "", list[ThoughtStep]()
-
-        def tell(sentence: str, thought: str) -> None:
-            nonlocal prompt
-            prompt += f" {sentence}" if prompt else sentence
-            if thought:
-                steps.append(ThoughtStep(len(prompt.rstrip(".")) - 1, thought, state=world.everything()))
-
+        story = _Story(world)
         for who in world.people[: rng.randint(1, len(world.people))] if starts_with_people else ():
-            tell(*self._walk(rng, world, who))
+            story.tell(*self._walk(rng, world, who))
         for box, things in filled.items():
             world.boxes[box] = things
             shown = " and the ".join(things)
             sentence = f"The {shown} {'are' if len(things) > 1 else 'is'} in the {box} box."
-            tell(sentence if things else f"The {box} box is empty.", world.contents(box))
+            story.tell(sentence if things else f"The {box} box is empty.", world.contents(box))
+        return story
+
+    def _continue(self, rng: random.Random, events: int, stretch: int | None) -> TextExample:
+        world = self._begin(rng, starts_with_people=False).world
+        for _ in range(rng.randint(0, _MOST_BEFORE)):
+            self._event(rng, world)
+        given = world.everything()
+        return replace(self._tell(rng, _Story(world), events, stretch, _ASKED_IN_TRAINING), given=given)
+
+    def _tell(
+        self, rng: random.Random, story: _Story, events: int, stretch: int | None, asked: tuple[float, float]
+    ) -> TextExample:
+        """The events and a question. stretch: the event before which there are many distractors."""
+        world = story.world
         for number in range(events):
             for _ in range(rng.randint(*_STRETCH) if number == stretch else int(rng.random() < _DISTRACTION)):
-                tell(self._distract(rng, world), "")
-            tell(*self._event(rng, world))
-        question, asked, answer = self._ask(rng, world)
-        prompt = f"{prompt} {question}"
-        found = f" {asked} {answer.removesuffix(' box').replace(' and ', ' ')}"
-        settled_at = prompt.rfind(asked) + len(asked) - 1
-        steps.append(ThoughtStep(settled_at, "", state=found, at_once=True))
-        return TextExample(f"{prompt}{QUESTION_END}", f" {answer}.", tuple(steps))
+                story.tell(self._distract(rng, world), "")
+            story.tell(*self._event(rng, world))
+        question, name, answer = self._ask(rng, world, *asked)
+        prompt = f"{story.text} {question}"
+        found = f" {name} {answer.removesuffix(' box').replace(' and ', ' ')}"
+        settled_at = prompt.rfind(name) + len(name) - 1
+        steps = (*story.steps, ThoughtStep(settled_at, "", state=found, at_once=True))
+        return TextExample(f"{prompt}{QUESTION_END}", f" {answer}.", steps)
 
     def _fill(self, rng: random.Random, boxes: list[str]) -> dict[str, list[str]]:
         filled: dict[str, list[str]] = {box: [] for box in boxes}
@@ -188,13 +221,15 @@ class Entities:
             room=rng.choice(_ROOMS),
         )
 
-    def _ask(self, rng: random.Random, world: _World) -> tuple[str, str, str]:
+    def _ask(
+        self, rng: random.Random, world: _World, about_people: float, about_boxes: float
+    ) -> tuple[str, str, str]:
         """The question, the name in it, and the answer."""
         kind = rng.random()
-        if kind < 0.25 and world.rooms:
+        if kind < about_people and world.rooms:
             who = rng.choice(list(world.rooms))
             return f"Where is {who}?", who, world.rooms[who]
-        if kind < 0.5:
+        if kind < about_people + about_boxes:
             box = rng.choice(list(world.boxes))
             return f"What is in the {box} box?", box, " and ".join(sorted(world.boxes[box])) or "nothing"
         thing = rng.choice(world.things)

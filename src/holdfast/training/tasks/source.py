@@ -55,7 +55,6 @@ _TEXT_TASKS: dict[str, Callable[[], TextTask]] = {
     "coin-talk": CoinTalk,
     "variable-talk": VariableTalk,
     "outside": Outside,
-    "entities": Entities,
     "two-hop": TwoHop,
     "rooms": Rooms,
     "room-talk": RoomTalk,
@@ -74,6 +73,8 @@ def _open_topic(name: str, settings: TrainingSettings) -> Topic:
         return Parity(settings.long_texts)
     if name == "variables":
         return Variables(settings.variables_thought, settings.long_texts)
+    if name == "entities":
+        return Entities(continues=settings.carry)
     if name in _TEXT_TASKS:
         return _TEXT_TASKS[name]()
     if kind not in FILE_TASKS or not path:

@@ -42,12 +42,16 @@ class ThoughtStep:
 
 @dataclass(frozen=True)
 class TextExample:
-    """has_chain: whether an answer with a chain of thought says the thoughts; general text has none."""
+    """has_chain: whether an answer with a chain of thought says the thoughts; general text has none. given: all that
+    holds before the text, which continues a story; the thought of its first chunk, not to be learned. Only for
+    a model that carries its states.
+    """
 
     prompt: str
     answer: str
     steps: tuple[ThoughtStep, ...]
     has_chain: bool = True
+    given: str = ""
 
     @property
     def message(self) -> str:
@@ -113,6 +117,7 @@ class PreparedTexts:
     chunks: Ints  # [S]: the chunk of each thought
     thought_tokens: Ints  # [S, M], padded with -1
     thought_starts: Ints  # [N + 1]: where the thoughts of a text start
+    num_given: Ints  # [N]: of how many first chunks the thoughts are given
     chunk: int
 
     def __len__(self) -> int:
@@ -131,7 +136,7 @@ class PreparedTexts:
         text, index = _ragged(counts)
         which = self.thought_starts[rows][text] + index
         thoughts[text, self.chunks[which]] = self.thought_tokens[which]
-        return Batch(ids, self.num_prompt[rows], lens, thoughts)
+        return Batch(ids, self.num_prompt[rows], lens, thoughts, self.num_given[rows])
 
 
 def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules: TextRules) -> PreparedTexts:
@@ -144,12 +149,12 @@ def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules
     if rules.form == "thinking":
         steps = [rules.steps(each) for each in examples]
         said = {text for each in steps for step in each for text in (step.thought, step.state)}
-        known = sorted(said)
+        known = sorted(said | {each.given for each in examples})
         encoded = tokenizer.encode_batch(known, add_special_tokens=False)
         ids = {text: each.ids for text, each in zip(known, encoded, strict=True)}
         placed = [
-            _place(each, prompt.offsets, len(row), ids, rules)
-            for each, prompt, row in zip(steps, prompts, rows, strict=True)
+            _place(each, example.given, prompt.offsets, len(row), ids, rules)
+            for each, example, prompt, row in zip(steps, examples, prompts, rows, strict=True)
         ]
     flat = [(chunk, thought) for each in placed for chunk, thought in sorted(each.items())]
     width = max((len(thought) for _, thought in flat), default=1)
@@ -163,6 +168,7 @@ def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules
         chunks=np.array([chunk for chunk, _ in flat], dtype=np.int64),
         thought_tokens=tokens,
         thought_starts=_bounds([len(each) for each in placed]),
+        num_given=np.array([int(bool(each.given)) for each in examples], dtype=np.int64),
         chunk=rules.chunk,
     )
 
@@ -181,12 +187,14 @@ def join_prepared(parts: Sequence[PreparedTexts]) -> PreparedTexts:
         chunks=np.concatenate([each.chunks for each in parts]),
         thought_tokens=np.concatenate(padded),
         thought_starts=_bounds(np.concatenate([np.diff(each.thought_starts) for each in parts])),
+        num_given=np.concatenate([each.num_given for each in parts]),
         chunk=parts[0].chunk,
     )
 
 
 def _place(
     steps: Sequence[ThoughtStep],
+    given: str,
     offsets: Sequence[tuple[int, int]],
     num_tokens: int,
     ids: dict[str, list[int]],
@@ -194,11 +202,11 @@ def _place(
 ) -> dict[int, list[int]]:
     """The thoughts by chunk: a step is in the chunk of its token or, where max_thought is reached, in
     a later one. A step after the last chunk is dropped, and a longer step is truncated. A step's state
-    replaces what its chunk has.
+    replaces what its chunk has. What is given is in the first chunk, which has nothing else.
     """
     shift = 0 if rules.frame is None else len(rules.frame.before)
-    by_chunk: dict[int, list[int]] = {}
-    chunk = 0
+    by_chunk = {0: ids[given][: rules.max_thought]} if given else dict[int, list[int]]()
+    chunk = len(by_chunk)
     for step in steps:
         said = (step.state or step.thought) if rules.carry else step.thought
         thought = ids[said][: rules.max_thought]
