@@ -23,12 +23,13 @@ PROMPT = draw_prompt(random.Random(5), 37, 290)
 SAMPLED = greedy(14, temperature=0.9, top_p=0.95, seed=5)
 OTHERS = [greedy(12), greedy(12, think=False), greedy(12, forced_thoughts={0: (9,), 3: ()}), greedy(8, n=2)]
 SCALE = replace(SMALL, max_background=3, max_prompt_len=24, max_tokens=5)
-# kernels, dtype, thinking while answering; and the number of runs
-CELLS: list[tuple[KernelBackend, str, bool, int]] = [
-    ("c", "fp32", True, 40),
-    ("c", "bf16", True, 20),
-    ("c", "fp32", False, 20),
-    ("torch", "fp32", True, 4),
+RESETS = [PROMPT[19]]  # a message begins in the fifth chunk of the prompt
+# kernels, dtype, changes of the model; and the number of runs
+CELLS: list[tuple[KernelBackend, str, dict[str, object], int]] = [
+    ("c", "fp32", {}, 40),
+    ("c", "bf16", {"carry": True, "reset_ids": RESETS}, 20),
+    ("c", "fp32", {"while_answering": False, "carry": True}, 20),
+    ("torch", "fp32", {}, 4),
 ]
 LONG = 5  # times as many runs in the long test
 NUM_CROWDED = 8  # runs in each mode
@@ -55,19 +56,19 @@ def _open(folder: Path, kernels: KernelBackend, dtype: str) -> Engine:
 
 
 @pytest.mark.parametrize("scale", [1, pytest.param(LONG, marks=pytest.mark.long)])
-@pytest.mark.parametrize(("kernels", "dtype", "while_answering", "num_runs"), CELLS)
+@pytest.mark.parametrize(("kernels", "dtype", "changes", "num_runs"), CELLS)
 def test_one_result_and_the_same_thoughts_in_any_load(
     folder: Path,
     tmp_path: Path,
     kernels: KernelBackend,
     dtype: str,
-    while_answering: bool,
+    changes: dict[str, object],
     num_runs: int,
     scale: int,
 ) -> None:
-    if not while_answering:
+    if changes:
         folder = shutil.copytree(folder, tmp_path / "model")
-        change_thinking(folder, while_answering=False, carry=True)
+        change_thinking(folder, **changes)
     engine = _open(folder, kernels, dtype)
     summaries = []
     for number, params in enumerate((SAMPLED, replace(SAMPLED, temperature=0, n=2, prompt_logprobs=1))):
@@ -76,7 +77,8 @@ def test_one_result_and_the_same_thoughts_in_any_load(
             engine, probe, MODES, scale * num_runs // 2, seed=number, scale=SCALE, others=OTHERS
         )
         assert only_result(summary).error is None
-        _assert_thinks(only_result(summary).choices[0].thoughts, params, while_answering)
+        thoughts = only_result(summary).choices[0].thoughts
+        _assert_thinks(thoughts, params, while_answering=changes.get("while_answering") is not False)
         summaries.append(summary)
     for what in ("rolled_back", "cached_tokens", "guessed_right"):  # all of this happened
         assert sum(getattr(summary.stats, what) for summary in summaries) > 0, what
@@ -102,7 +104,7 @@ def test_preemption_and_faults_do_not_change_the_result(engine: Engine, mode: De
     assert only_result(summary) == result_bits(run_alone(engine, probe))
 
 
-def _assert_thinks(thoughts: tuple[object, ...], params: SamplingParams, while_answering: bool) -> None:
+def _assert_thinks(thoughts: tuple[object, ...], params: SamplingParams, *, while_answering: bool) -> None:
     read = len(PROMPT) + params.max_tokens - 1 if while_answering else len(PROMPT)
     assert len(thoughts) == read // 4
     assert len({getattr(thought, "token_ids", None) for thought in thoughts}) > 1

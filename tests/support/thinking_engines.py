@@ -36,7 +36,7 @@ def change_thinking(folder: Path, **changes: object) -> None:
     path = folder / CONFIG_FILE
     fields = {**json.loads(path.read_text()), **changes}
     if "carry" in fields:
-        fields["format"] = 2
+        fields["format"] = 3 if "reset_ids" in fields else 2
     path.write_text(json.dumps(fields), encoding="utf-8")
 
 

@@ -85,6 +85,36 @@ def test_answers_are_the_thoughts_about_a_coin_and_the_backbones_elsewhere() -> 
         assert mine.choices[0].logprobs == its.choices[0].logprobs
 
 
+def test_every_message_of_a_conversation_is_thought_about_by_itself() -> None:
+    """What was thought about an earlier coin is no part of a later answer."""
+    adapter = engine(COIN_ADAPTER)
+    told = "A quarter shows tails. My sister flips it. "
+    asked = (
+        f"{told}Is it heads?",
+        "What is the capital of France?",
+        "Thanks!",
+        f"{told}Tom flips it. Which side is up?",
+    )
+    conversation, answers, thoughts = list[dict[str, str]](), [], []
+    for message in asked:
+        conversation.append({"role": "user", "content": message})
+        (found,) = adapter.chat([conversation], _PARAMS, use_tqdm=False)
+        conversation.append({"role": "assistant", "content": found.text})
+        answers.append(found.text)
+        thoughts.append([each.text for each in found.thoughts if each.token_ids])
+    assert (answers[0], answers[3]) == ("Yes, heads.", "tails.")
+    assert not {"heads.", "tails."} & {*answers[1].split(), *answers[2].split()}
+    assert thoughts[0] == thoughts[1] == thoughts[2] == ["tails", "heads", "Yes, heads."]
+    assert thoughts[3] == [*thoughts[0], "tails", "heads", "tails", "tails."]
+    repeated = [
+        {"role": "user", "content": asked[0]},
+        {"role": "assistant", "content": answers[0]},
+        *conversation[2:7],
+    ]
+    (again,) = engine(COIN_ADAPTER).chat([repeated], _PARAMS, use_tqdm=False)
+    assert (again.text, again.choices[0].logprobs) == (found.text, found.choices[0].logprobs)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("asked", "expected"),

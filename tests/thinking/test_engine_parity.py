@@ -1,6 +1,7 @@
 """Engine answers and thoughts equal the reference, for every family, chunk length and backend."""
 
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -77,6 +78,58 @@ def test_engine_answers_and_thoughts_equal_reference(model: tuple[Path, int], wh
         assert any(not thought for _, thoughts in truths for thought in thoughts), (
             "all of it was thought about"
         )
+
+
+RESET = (7, 8, 9)
+
+
+def _with_resets(prompt: Ids, chunk: int, rng: random.Random) -> Ids:
+    """Message starts at several places of a chunk, across its end, and one that the prompt cuts off."""
+    ids = list(prompt)
+    for at in range(chunk, len(ids) - 3, 2 * chunk + 1):
+        ids[at : at + 3] = RESET
+    return (*ids, *RESET[: rng.randrange(4)])
+
+
+@pytest.mark.parametrize("chunk", [2, 4, 16])
+def test_engine_ends_carried_states_as_the_reference_does(tmp_path: Path, chunk: int) -> None:
+    folder = thinker_folder(tmp_path / "model", chunk=chunk, carry=True, reset_ids=RESET)
+    rng = random.Random(chunk)
+    prompts = [_with_resets(draw_prompt(rng, length, 290), chunk, rng) for length in (30, 47, 64, 81, 90)]
+    reference = open_reference(folder)
+    with torch.inference_mode():
+        truths = [reference.generate(prompt, MAX_TOKENS) for prompt in prompts]
+    for kernels in ("c", "torch"):
+        engine = open_thinker(folder, kernels, determinism="off")  # type: ignore[arg-type]
+        params = greedy(MAX_TOKENS, deterministic=False, ignore_eos=False)
+        for _ in range(2):  # the second time from cached pages
+            results = answer(engine, [engine.prepare(prompt, params) for prompt in prompts])
+            for prompt, result, (tokens, reading) in zip(prompts, results, truths, strict=True):
+                settled = (len(prompt) + len(tokens) - 1) // chunk
+                assert result.token_ids == tuple(tokens)
+                assert thoughts_of(result) == tuple(enumerate(reading.thoughts[:settled]))
+    carried = replace(reference.thinking, reset_ids=())  # type: ignore[type-var]
+    with torch.inference_mode():
+        reference.thinking = carried
+        others = [reference.generate(prompt, MAX_TOKENS) for prompt in prompts]
+    assert any(mine[1].thoughts != other[1].thoughts for mine, other in zip(truths, others, strict=True))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_answer_with_a_message_start_shares_no_states(tmp_path: Path, deterministic: bool) -> None:
+    """It does not end the state there; a prompt with the same tokens does."""
+    folder = thinker_folder(tmp_path / "model", chunk=4, carry=True, reset_ids=(7, 7))
+    engine, alone = open_thinker(folder), open_thinker(folder, prefix_cache=False)
+    first, second = (draw_prompt(random.Random(seed), 30, 290) for seed in (3, 4))
+    says = greedy(40, allowed_token_ids=(7,), deterministic=deterministic)
+    (said,) = answer(engine, [engine.prepare(first, says)])
+    assert said.token_ids == (7,) * 40
+    conversation = (*first, *said.token_ids, *second)
+    params = greedy(8, deterministic=deterministic)
+    (mine,), (expected,) = (answer(each, [each.prepare(conversation, params)]) for each in (engine, alone))
+    assert mine.stats.cached_tokens == 16  # a page of the prompt
+    assert (mine.token_ids, thoughts_of(mine)) == (expected.token_ids, thoughts_of(expected))
+    assert mine.choices[0].logprobs == expected.choices[0].logprobs or not deterministic
 
 
 def test_thought_after_prompt_precedes_first_token(

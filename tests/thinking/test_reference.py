@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from holdfast.models.config import parse_config
 from holdfast.thinking.reference import Reference
@@ -68,6 +69,29 @@ def test_carried_state_stays_up_to_the_next_thought() -> None:
     assert all(map(torch.equal, reads[True, 1], reads[False, 1]))
     same = [torch.equal(*pair) for pair in zip(reads[True, 0], reads[False, 0], strict=True)]
     assert same == [True] * 12 + [False] * 8
+
+
+def test_carried_state_ends_where_a_message_begins() -> None:
+    """After the chunk with the last token of reset_ids, unless that chunk has a thought. An answer ends none."""
+    model = tiny_thinker()
+    weights = dict(model.named_parameters())
+    carried = Reference(model.config, thinking_config(carry=True), weights)
+    resetting = Reference(model.config, thinking_config(carry=True, reset_ids=(8, 9)), weights)
+    ids = [3, 4, 5, 6, 3, 4, 5, 8, 9, 4, 5, 6, 3, 9, 8, 6]  # 8 9 ends in the third chunk
+
+    def logits(reference: Reference, thoughts: list[tuple[int, ...]], num_prompt: int = 16) -> list[Tensor]:
+        reading = reference.read(reference.start(), ids[:num_prompt], thoughts)
+        return reference.read(reading, ids[num_prompt:], thoughts, prompt=False).logits
+
+    with torch.no_grad():
+        plain = logits(carried, [(7,), (), (), ()])
+        ended = logits(resetting, [(7,), (), (), ()])
+        assert [*map(torch.equal, plain, ended)] == [True] * 12 + [False] * 4
+        thought_there = [(7,), (), (6,), ()]
+        assert all(map(torch.equal, logits(carried, thought_there), logits(resetting, thought_there)))
+        assert all(map(torch.equal, plain, logits(resetting, [(7,), (), (), ()], num_prompt=8)))
+        before = logits(Reference(model.config, thinking_config(), weights), [(7,), (7,), (), ()])
+        assert all(map(torch.equal, ended, before))
 
 
 def test_answer_chunks_are_thought_about_only_while_answering() -> None:

@@ -65,7 +65,7 @@ def test_block_tensors_are_named_like_backbone_layers() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("format", 3),
+        ("format", 4),
         ("format", True),
         ("format", None),
         ("carry", True),
@@ -108,6 +108,31 @@ def test_fingerprint_names_carry_only_where_states_are_carried(tmp_path: Path) -
     )
     assert plain.keys() == (FIELDS.keys() - {"format"}) | {"weights"}
     assert carried == {**plain, "carry": True}
+
+
+def test_resets_of_carried_states_are_format_3(tmp_path: Path) -> None:
+    fields = {**FIELDS, "format": 3, "carry": True, "reset_ids": [5, 6]}
+    config = thinking_config(carry=True, reset_ids=(5, 6))
+    write_thinking(tmp_path, config)
+    assert json.loads((tmp_path / CONFIG_FILE).read_text()) == fields
+    assert parse_thinking(fields, DECODER) == config
+    assert parse_thinking({**fields, "reset_ids": []}, DECODER) == thinking_config(carry=True)
+    _save_blocks(tmp_path)
+    assert thinking_parts(tmp_path, config, DECODER)["reset_ids"] == (5, 6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"reset_ids": bad} for bad in (None, 5, "56", [True], [-1], [40], [5.0], [[5]], [5] * 65)),
+        {"format": 2},
+        {"carry": False},
+    ],
+)
+def test_bad_resets_are_named(changes: dict[str, object]) -> None:
+    fields = {**FIELDS, "format": 3, "carry": True, "reset_ids": [5, 6]}
+    with pytest.raises(UnsupportedModel, match="reset_ids"):
+        parse_thinking({**fields, **changes}, DECODER)
 
 
 @pytest.mark.parametrize("key", FIELDS)

@@ -206,11 +206,27 @@ def test_sent_thoughts_must_come_out_again_if_confirmed(again: ThoughtIds, confi
 
 
 def test_shared_len_covers_what_tokens_alone_decide() -> None:
-    assert log_of().shared_len(20) == 20
-    assert log_of(until=9).shared_len(20) == 9
-    assert log_of(until=30).shared_len(20) == 20
-    assert log_of(until=0).shared_len(20) == 0
-    assert log_of(forced=((3, ()),)).shared_len(20) == 0
+    assert log_of().shared_len(20, tokens) == 20
+    assert log_of(until=9).shared_len(20, tokens) == 9
+    assert log_of(until=30).shared_len(20, tokens) == 20
+    assert log_of(until=0).shared_len(20, tokens) == 0
+    assert log_of(forced=((3, ()),)).shared_len(20, tokens) == 0
+
+
+@pytest.mark.parametrize("seen", [(30,), (18, 30), (13, 14, 15, 16, 30), tuple(range(1, 31))])
+def test_pages_with_a_message_start_in_the_answer_are_not_shared(seen: tuple[int, ...]) -> None:
+    """In a prompt with the same tokens the state ends there."""
+    for read_len, expected in ((0, 12), (14, 12), (15, 30), (30, 30)):
+        log = ThoughtLog(CHUNK, ThinkRule(), confirms=True, reset_ids=(13, 14), read_len=read_len)
+        for length in seen:
+            assert log.shared_len(length, tokens) == min(length, expected if length > 14 else 30)
+        log.restart()
+        assert log.shared_len(30, lambda start, stop: range(start + 40, stop + 40)) == 30
+
+
+def tokens(start: int, stop: int) -> range:
+    """Token p at position p."""
+    return range(start, stop)
 
 
 def test_thoughts_of_pages_can_be_adopted() -> None:

@@ -1,5 +1,7 @@
 """The parallel form has the outputs and gradients of the reference."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -30,9 +32,33 @@ def _batch(seed: int = 0, num_texts: int = 5, num_chunks: int = 4, longest: int 
     return Batch(ids, rng.integers(2, num_tokens), num_tokens, np.where(complete[:, :, None], thoughts, -1))
 
 
+RESET = (7, 8)
+
+
+def _plant_resets(batch: Batch) -> None:
+    """In all texts, in the prompt and behind it, across the end of a chunk and inside one."""
+    for at in (3, 5, 11):
+        batch.token_ids[:, at : at + 2] = np.where(
+            np.arange(at, at + 2) < batch.num_tokens[:, None], RESET, batch.token_ids[:, at : at + 2]
+        )
+
+
 def _read(reference: Reference, batch: Batch, row: int) -> ReferenceState:
     gold = [tuple(int(id_) for id_ in each if id_ >= 0) for each in batch.thoughts[row]]
-    return reference.read(reference.start(), batch.token_ids[row, : batch.num_tokens[row]].tolist(), gold)
+    return _read_text(reference, batch, row, gold)
+
+
+def _read_text(
+    reference: Reference, batch: Batch, row: int, gold: list[tuple[int, ...]] | None = None
+) -> ReferenceState:
+    ids, num_prompt = batch.token_ids[row, : batch.num_tokens[row]].tolist(), int(batch.num_prompt[row])
+    reading = reference.read(reference.start(), ids[:num_prompt], gold)
+    was = reference.thinking
+    assert was is not None
+    reference.thinking = replace(was, while_answering=True)  # the batch says where nothing is thought
+    reference.read(reading, ids[num_prompt:], gold, prompt=False)
+    reference.thinking = was
+    return reading
 
 
 CASES = [
@@ -43,12 +69,17 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("carry", [False, True])
+@pytest.mark.parametrize(("carry", "resets"), [(False, ()), (True, ()), (True, RESET)])
 @pytest.mark.parametrize(("family", "fields"), CASES)
-def test_parallel_forward_equals_the_reference(family: str, fields: dict[str, object], carry: bool) -> None:
-    model = tiny_thinker(family, thinking_config(carry=carry), **fields)
+def test_parallel_forward_equals_the_reference(
+    family: str, fields: dict[str, object], carry: bool, resets: tuple[int, ...]
+) -> None:
+    model = tiny_thinker(family, thinking_config(carry=carry, reset_ids=resets), **fields)
     reference = Reference(model.config, model.thinking, dict(model.named_parameters()))
     batch = _batch()
+    if resets:
+        _plant_resets(batch)
+        assert 0 < batch.is_reset(resets).sum() < batch.is_reset(resets).size
     with torch.no_grad():
         texts = send(pack(batch, model.pack_spec), CPU)
         rows, h = model(texts)
@@ -132,17 +163,23 @@ def test_micro_batches_have_the_gradients_of_one_batch() -> None:
         torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-6, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize(("family", "carry"), [("llama", False), ("mistral", False), ("llama", True)])
-def test_validation_has_the_thoughts_of_the_reference(family: str, carry: bool) -> None:
-    model: ThinkingModel = tiny_thinker(family, thinking_config(carry=carry))
+@pytest.mark.parametrize(
+    ("family", "carry", "resets"),
+    [("llama", False, ()), ("mistral", False, ()), ("llama", True, ()), ("llama", True, RESET)],
+)
+def test_validation_has_the_thoughts_of_the_reference(
+    family: str, carry: bool, resets: tuple[int, ...]
+) -> None:
+    model: ThinkingModel = tiny_thinker(family, thinking_config(carry=carry, reset_ids=resets))
     reference = Reference(model.config, model.thinking, dict(model.named_parameters()))
     batch = _batch(seed=6, num_texts=8)
+    if resets:
+        _plant_resets(batch)
     outcome = validate(model, batch, CPU)
     num_told = 0
     with torch.no_grad():
         for row in range(len(batch)):
-            n = int(batch.num_tokens[row])
-            reading = reference.read(reference.start(), batch.token_ids[row, :n].tolist())
+            reading = _read_text(reference, batch, row)
             for chunk, thought in enumerate(reading.thoughts):
                 own = outcome.thoughts[row, chunk]
                 assert tuple(own[own >= 0].tolist()) == thought

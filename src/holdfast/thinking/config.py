@@ -8,6 +8,7 @@ plain model. Chunk k covers the absolute positions k c .. (k + 1) c - 1 of promp
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.errors import BadWeights, UnsupportedModel
 from holdfast.models.adapter import require_base
@@ -17,10 +18,13 @@ from holdfast.models.fields import Fields, read_int, read_json, refuse
 from holdfast.models.locate import adapter_folder
 
 CONFIG_FILE, WEIGHTS_FILE = "thinking.json", "thinking.safetensors"
-FORMAT = 2
-FORMAT_WITHOUT_CARRY = 1  # which older versions read too
-MAX_CHUNK, MAX_THOUGHT = 1 << 10, 1 << 10
-_KEYS = ("format", "chunk", "l_in", "l_out", "max_thought", "start_id", "end_id", "while_answering", "carry")
+# The keys since a format; a model is written in the first one that has its keys, which older versions read too.
+_KEYS = {
+    1: ("format", "chunk", "l_in", "l_out", "max_thought", "start_id", "end_id", "while_answering"),
+    2: ("carry",),
+    3: ("reset_ids",),
+}
+MAX_CHUNK, MAX_THOUGHT, MAX_RESET = 1 << 10, 1 << 10, 1 << 6
 _FIRST_LAYER = "model.layers.0."
 
 
@@ -38,6 +42,8 @@ class ThinkingConfig:
                      completely in the prompt are
     carry            whether a state is added to all chunks up to the next thought that is not trivial; if
                      not, only to the next chunk
+    reset_ids        tokens with which each message of a chat begins: after a chunk with their end, in the
+                     prompt, the carried state is zero; (): it is carried from message to message
     """
 
     chunk: int
@@ -48,16 +54,22 @@ class ThinkingConfig:
     end_id: int
     while_answering: bool
     carry: bool = False
+    reset_ids: tuple[int, ...] = ()
 
     @property
     def longest(self) -> int:
         """Maximum length of T's and C's own sequences."""
         return self.chunk + 1 + self.max_thought
 
-    def to_json(self) -> dict[str, int | bool]:
-        """The keys of thinking.json but its format; `carry` only if it is set, as in format 1. Fingerprints of
-        models that do not carry stay as they were."""
-        return {key: value for key, value in asdict(self).items() if key != "carry" or value}
+    @property
+    def format(self) -> int:
+        """The number of the first format that has its keys."""
+        return 3 if self.reset_ids else 2 if self.carry else 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of thinking.json but its format. Fingerprints of models of an older format stay as they were."""
+        keys = _keys(self.format)
+        return {key: value for key, value in asdict(self).items() if key in keys}
 
     def fits(self, decoder: DecoderConfig) -> "ThinkingConfig":
         """Return self, or raise an error that names the field that does not fit the decoder."""
@@ -70,6 +82,7 @@ class ThinkingConfig:
             ("end_id", self.end_id, 0, decoder.vocab_size - 1),
         ):
             read_int({key: value}, key, low, high)
+        _read_resets(list(self.reset_ids), self.carry, decoder)
         return self
 
 
@@ -102,14 +115,14 @@ def read_thinking(folder: Path, decoder: DecoderConfig) -> ThinkingConfig | None
 def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
     """Parse thinking.json. Every key is required and unknown keys are refused: a default could change answers."""
     number = fields.get("format")
-    if number not in (FORMAT_WITHOUT_CARRY, FORMAT) or isinstance(number, bool):
-        raise refuse("format", number, f"{FORMAT_WITHOUT_CARRY} or {FORMAT}, the versions of {CONFIG_FILE}")
-    keys = [key for key in _KEYS if key != "carry" or number == FORMAT]
+    if number not in _KEYS or isinstance(number, bool):
+        raise refuse("format", number, f"{min(_KEYS)} to {max(_KEYS)}, the versions of {CONFIG_FILE}")
+    keys = _keys(number)
     unknown = sorted(set(fields) - set(keys))
     if unknown:
         raise refuse(unknown[0], fields[unknown[0]], f"no such key in {CONFIG_FILE}")
     while_answering = _read_bool(fields, "while_answering")
-    carry = number == FORMAT and _read_bool(fields, "carry")
+    carry = "carry" in keys and _read_bool(fields, "carry")
     if not decoder.is_llama_like:
         raise UnsupportedModel(
             f"the decoder of a thinking model is a Llama, Mistral, Qwen2 or Qwen3 model; this one is {decoder.family}"
@@ -124,7 +137,21 @@ def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
         end_id=read_int(fields, "end_id", 0, decoder.vocab_size - 1),
         while_answering=while_answering,
         carry=carry,
+        reset_ids=_read_resets(fields.get("reset_ids"), carry, decoder) if "reset_ids" in keys else (),
     )
+
+
+def _keys(number: int) -> list[str]:
+    """Those of a format."""
+    return [key for since, keys in _KEYS.items() if since <= number for key in keys]
+
+
+def _read_resets(value: object, carry: bool, decoder: DecoderConfig) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > MAX_RESET:
+        raise refuse("reset_ids", value, f"a list of at most {MAX_RESET} token ids")
+    if value and not carry:
+        raise refuse("reset_ids", value, "none: without carry no state lasts until the next message")
+    return tuple(read_int({"reset_ids": each}, "reset_ids", 0, decoder.vocab_size - 1) for each in value)
 
 
 def _read_bool(fields: Fields, key: str) -> bool:
@@ -135,8 +162,7 @@ def _read_bool(fields: Fields, key: str) -> bool:
 
 
 def write_thinking(folder: Path, config: ThinkingConfig) -> None:
-    number = FORMAT if config.carry else FORMAT_WITHOUT_CARRY
-    text = json.dumps({"format": number, **config.to_json()}, indent=2) + "\n"
+    text = json.dumps({"format": config.format, **config.to_json()}, indent=2) + "\n"
     folder.joinpath(CONFIG_FILE).write_text(text, encoding="utf-8")
 
 

@@ -8,7 +8,7 @@
 Training and serving are tested against this file. What it fixes:
 
 - S_0 is zero. After a trivial thought (n = 0: C does not run) and after a chunk that is not thought
-  about, S is zero too; with `carry` it stays as it was.
+  about, S is zero too; with `carry` it stays as it was, unless `reset_ids` end in the chunk, in the prompt.
 - A thought is written when its chunk is complete. Its state is for the next chunk: row j is added
   at position (k+1) c + j.
 - T's and C's layers have the backbone's shape, rope and scale. They attend causally over their own
@@ -34,6 +34,7 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.rope import rope_frequencies
 from holdfast.numerics.rope import rope_tables
 from holdfast.thinking.config import ThinkingConfig, read_thinking
+from holdfast.thinking.resets import find_resets
 from holdfast.thinking.weights import read_thinking_weights
 
 
@@ -43,6 +44,7 @@ class ReferenceState:
 
     keys: list[Tensor]  # per layer: [positions, kv heads, D]
     values: list[Tensor]
+    prompt_ids: list[int] = field(default_factory=list)
     state: Tensor | None = None  # of the current chunk, [c, hidden]; None: zero
     hidden: list[Tensor] = field(default_factory=list)  # H of the current chunk
     logits: list[Tensor] = field(default_factory=list)  # per token: [vocab]
@@ -82,6 +84,8 @@ class Reference:
         """Read more tokens. `gold`, one thought per chunk, replaces T's own thoughts."""
         for token_id in ids:
             self._read_token(reading, token_id)
+            if prompt:
+                reading.prompt_ids.append(token_id)
             if self.thinking is not None and len(reading.hidden) == self.thinking.chunk:
                 chunk = len(reading.thoughts)
                 thinks = prompt or self.thinking.while_answering
@@ -126,8 +130,12 @@ class Reference:
         reading.thought_logits.append(logits)
         if thought:
             reading.state = self.compress(thought)
-        elif not thinking.carry:
+        elif not thinking.carry or self._is_reset(reading, thinking):
             reading.state = None
+
+    def _is_reset(self, reading: ReferenceState, thinking: ThinkingConfig) -> bool:
+        """Whether a message begins in the chunk that ends here."""
+        return bool(find_resets(reading.prompt_ids, thinking.reset_ids, len(reading.logits) - thinking.chunk))
 
     def think(
         self, hidden: Tensor, thinking: ThinkingConfig, gold: tuple[int, ...] | None = None

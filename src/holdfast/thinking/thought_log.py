@@ -12,9 +12,10 @@ chunk with a wrong guess are valid, the others are discarded.
 A thought is committed when the tokens of its chunk are. Only then is it sent, once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.core.step_plan import Span, ThinkRule, ThoughtIds
+from holdfast.thinking.resets import find_resets
 from holdfast.thinking.thought_predictor import ThoughtPredictor
 
 # Thoughts that a pass guesses while it is unknown how often guesses are right. The pass reads one
@@ -28,10 +29,21 @@ class ThoughtLog:
     """The thoughts of one request, by chunk."""
 
     def __init__(
-        self, chunk_len: int, rule: ThinkRule, *, confirms: bool, max_guesses: int = MAX_GUESSES
+        self,
+        chunk_len: int,
+        rule: ThinkRule,
+        *,
+        confirms: bool,
+        max_guesses: int = MAX_GUESSES,
+        reset_ids: tuple[int, ...] = (),
+        read_len: int = 0,
     ) -> None:
-        """confirms: thoughts that were sent must come out again when they are computed again."""
+        """confirms: thoughts that were sent must come out again when they are computed again. reset_ids end a
+        carried state, in the first read_len tokens."""
         self.rule = rule
+        self._reset_ids = reset_ids
+        self._read_len = self._num_searched = read_len
+        self._own_from: int | None = None  # position of a state that another request would end
         self._chunk_len = chunk_len
         self._confirms = confirms
         self._latest: dict[int, ThoughtIds] = {}  # computed last, or adopted
@@ -152,11 +164,24 @@ class ThoughtLog:
 
     # Pages
 
-    def shared_len(self, length: int) -> int:
-        """How many of the first positions are the same for every request with these tokens."""
+    def shared_len(self, length: int, tokens: Callable[[int, int], Sequence[int]]) -> int:
+        """How many of the first positions are the same for every request with these tokens. tokens: those
+        from one position to another."""
         if not self.is_shared:
             return 0
-        return length if self.rule.until is None else min(length, self.rule.until)
+        if self.rule.until is not None:
+            return min(length, self.rule.until)
+        return length if not self._reset_ids else min(length, self._reset_in_answer(length, tokens))
+
+    def _reset_in_answer(self, length: int, tokens: Callable[[int, int], Sequence[int]]) -> int:
+        """The first chunk whose state ends in a request that reads the answer as a part of its prompt."""
+        if self._own_from is None and length > self._num_searched:
+            start = max(0, self._num_searched + 1 - len(self._reset_ids))
+            found = find_resets(tokens(start, length), self._reset_ids, self._num_searched - start)
+            self._num_searched = length
+            if found:
+                self._own_from = (start + found[0]) // self._chunk_len * self._chunk_len
+        return length if self._own_from is None else self._own_from
 
     def of_pages(self, start: int, stop: int) -> tuple[ThoughtIds, ...]:
         """The thoughts after the chunks of whole pages."""
@@ -173,6 +198,7 @@ class ThoughtLog:
         self._num_committed = 0
         self._last_committed = ()
         self._guess_limit = max(self._guess_limit, len(self._sent))
+        self._num_searched, self._own_from = self._read_len, None
 
     def unconfirm(self) -> None:
         """All thoughts that were sent must be confirmed."""

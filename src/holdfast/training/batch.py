@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.thinking.resets import find_resets
+
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
@@ -54,6 +56,16 @@ class Batch:
         """[B, L]: the tokens of the answer."""
         positions = np.arange(self.token_ids.shape[1])
         return (positions >= self.num_prompt[:, None]) & (positions < self.num_tokens[:, None])
+
+    def is_reset(self, reset_ids: tuple[int, ...]) -> Bools:
+        """[B, K]: the chunks in which reset_ids end, in the prompt."""
+        num_chunks = self.thoughts.shape[1]
+        found = np.zeros((len(self), num_chunks), dtype=np.bool_)
+        chunk = self.token_ids.shape[1] // num_chunks
+        for row, num_prompt in enumerate(self.num_prompt):
+            for at in find_resets(self.token_ids[row, :num_prompt].tolist(), reset_ids):
+                found[row, at // chunk] = True
+        return found
 
     def is_thought_about(self, while_answering: bool) -> Bools:
         """[B, K]: the complete chunks after those whose thoughts are given; without while_answering, those that

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, InvalidRequest, TemplateError
 from holdfast.models.adapter import norms_digest, read_adapter
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig, parse_config
@@ -16,7 +16,8 @@ from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.gguf_tokenizer import read_gguf_tokenizer
 from holdfast.text.tokenizer import Tokenizer as TextTokenizer
 from holdfast.text.tokenizer import open_tokenizer
-from holdfast.thinking.config import ThinkingConfig, read_thinking, thinking_folder
+from holdfast.thinking.config import MAX_RESET, ThinkingConfig, read_thinking, thinking_folder
+from holdfast.thinking.resets import find_resets
 from holdfast.thinking.weights import read_thinking_weights
 from holdfast.training.model import ThinkingModel, fresh_model, start_blocks_from_backbone
 from holdfast.training.settings import TrainingSettings
@@ -116,7 +117,9 @@ def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
         raise ConfigError(f"{name} names no eos_token_id; an answer and a thought must be able to end")
     end_id = config.eos_token_ids[0]
     start_id = end_id if config.bos_token_id is None else config.bos_token_id
-    thinking = _thinking(settings, config, start_id, end_id)
+    opened = open_tokenizer(located.path)
+    resets = message_start(opened) if settings.chat and settings.carry else ()
+    thinking = _thinking(settings, config, start_id, end_id, resets)
     folder = thinking_folder(name, checkpoint)
     trained = None if thinking is None or folder is None else read_thinking(folder, config)
     if thinking is not None and trained is not None:
@@ -131,7 +134,6 @@ def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
         start_blocks_from_backbone(model)
     if settings.adapter:
         model.freeze_backbone()
-    opened = open_tokenizer(located.path)
     return BuiltModel(
         model,
         open_backend(checkpoint.path),
@@ -221,8 +223,33 @@ def chat_frame(tokenizer: TextTokenizer, name: str) -> ChatFrame:
     return ChatFrame(before, after)
 
 
+def message_start(tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """The tokens with which the second message of a conversation begins, without white space at the end; () if
+    the chat template has no conversations, or answers begin with the same."""
+    if tokenizer.chat_template is None:
+        return ()
+    template = ChatTemplate.of(tokenizer)
+    mark = "\N{OBJECT REPLACEMENT CHARACTER}"
+    turns = [{"role": role, "content": mark} for role in ("user", "assistant", "user")]
+    try:
+        parts = template.render(turns).split(mark)
+    except (InvalidRequest, TemplateError):
+        return ()
+    finally:
+        template.close()
+    if len(parts) != 4:
+        return ()
+    to_answer, found, to_next = tokenizer.encode_all([parts[1], parts[2].rstrip(), parts[3]])
+    is_unlike = not find_resets(to_answer, found) and not find_resets(to_next, found)
+    return tuple(found) if is_unlike and len(found) <= MAX_RESET else ()
+
+
 def _thinking(
-    settings: TrainingSettings, config: DecoderConfig, start_id: int, end_id: int
+    settings: TrainingSettings,
+    config: DecoderConfig,
+    start_id: int,
+    end_id: int,
+    reset_ids: tuple[int, ...] = (),
 ) -> ThinkingConfig | None:
     if settings.form != "thinking":
         return None
@@ -235,15 +262,16 @@ def _thinking(
         end_id=end_id,
         while_answering=settings.while_answering,
         carry=settings.carry,
+        reset_ids=reset_ids,
     ).fits(config)
 
 
 def _like(wanted: ThinkingConfig, trained: ThinkingConfig, name: str) -> ThinkingConfig:
-    """The configuration of the model `name`, whose T and C are trained further, with as long thoughts as wanted.
-    Raises `ConfigError` where they would have to learn something else."""
+    """The configuration of the model `name`, whose T and C are trained further, with as long thoughts as wanted,
+    and where messages begin. Raises `ConfigError` where they would have to learn something else."""
     wanted = replace(wanted, start_id=trained.start_id, end_id=trained.end_id)
     for key, value in asdict(trained).items():
-        if key != "max_thought" and getattr(wanted, key) != value:
+        if key not in ("max_thought", "reset_ids") and getattr(wanted, key) != value:
             raise ConfigError(
                 f"{key} is {getattr(wanted, key)}, and {name} thinks with {value}; train it further with the same"
             )

@@ -132,7 +132,9 @@ class ThinkingModel(nn.Module):
         windows = self.config.layer_windows
         if thinking is None:
             return PackSpec(windows, None)
-        return PackSpec(windows, thinking.end_id, thinking.while_answering, thinking.carry)
+        return PackSpec(
+            windows, thinking.end_id, thinking.while_answering, thinking.carry, thinking.reset_ids
+        )
 
     def forward(self, texts: Packed[Tensor]) -> tuple[Tensor, Tensor]:
         """Packed texts with their gold thoughts -> (input of the head, H), both [R, hidden]."""

@@ -104,6 +104,7 @@ class PackSpec:
     end_id: int | None  # end of a thought; None: the model does not think
     while_answering: bool = False
     carry: bool = False  # a state is added up to the next thought that is not trivial
+    reset_ids: tuple[int, ...] = ()  # which end a state that is carried
 
 
 def is_local(window: int | None, longest: int) -> bool:
@@ -142,7 +143,7 @@ def pack(batch: Batch, spec: PackSpec, with_text: bool = False) -> Packed[Ints]:
     states: list[ThoughtList[Ints]] = []
     if spec.end_id is not None:
         targets = _list_target_thoughts(batch, starts // chunk, num_rows // chunk, spec.while_answering)
-        states = _list_state_thoughts(batch, starts // chunk, num_rows // chunk, chunk, spec.carry)
+        states = _list_state_thoughts(batch, starts // chunk, num_rows // chunk, chunk, spec)
     return Packed(
         token_ids,
         positions,
@@ -228,13 +229,16 @@ def _list_thought_targets(
 
 
 def _list_state_thoughts(
-    batch: Batch, first: Ints, num_chunks: int, size: int, carry: bool
+    batch: Batch, first: Ints, num_chunks: int, size: int, spec: PackSpec
 ) -> list[ThoughtList[Ints]]:
-    """The thought of each chunk that has a next one, if it is not trivial; with `carry` the last such."""
+    """The thought of each chunk that has a next one, if it is not trivial; with `carry` the last such since
+    a reset."""
     numbers = np.arange(batch.thoughts.shape[1])
     said_in = np.where(batch.thoughts[:, :, 0] >= 0, numbers, -1)  # [B, K]
-    if carry:
+    if spec.carry:
         said_in = np.maximum.accumulate(said_in, axis=1)
+        reset_in = np.where(batch.is_reset(spec.reset_ids), numbers, -1)
+        said_in = np.where(said_in >= np.maximum.accumulate(reset_in, axis=1), said_in, -1)
     has_next = (numbers + 1) * size < batch.num_tokens[:, None]
     text, chunk = np.nonzero((said_in >= 0) & has_next)
     said = batch.thoughts[text, said_in[text, chunk]]

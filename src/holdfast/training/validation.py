@@ -63,6 +63,7 @@ def _read(model: ThinkingModel, batch: Batch, device: torch.device) -> tuple[Int
     c, most = model.thinking.chunk, model.thinking.max_thought
     ids = torch.from_numpy(batch.token_ids).to(device)
     due = torch.from_numpy(batch.is_thought_about(model.thinking.while_answering)).to(device)
+    is_kept = torch.from_numpy(~batch.is_reset(model.thinking.reset_ids) & model.thinking.carry).to(device)
     caches = [LayerCache(None if window is None else window - 1) for window in model.config.layer_windows]
     best = torch.full_like(ids, -1)
     thoughts = torch.full((*due.shape, most), -1, dtype=torch.long, device=device)
@@ -75,7 +76,7 @@ def _read(model: ThinkingModel, batch: Batch, device: torch.device) -> tuple[Int
         best[:n, at] = model.logits(rows).argmax(dim=-1)
         thought = _think(model, h, due[:n, chunk])  # [n, max_thought]
         made, is_thought = model.states(thought), thought[:, :1, None] >= 0
-        kept = torch.zeros_like(made) if state is None or not model.thinking.carry else state[:n]
+        kept = torch.zeros_like(made) if state is None else state[:n] * is_kept[:n, chunk, None, None]
         state = torch.where(is_thought, made, kept)
         thoughts[:n, chunk] = thought
     return best.cpu().numpy(), thoughts.cpu().numpy()

@@ -10,7 +10,7 @@ The token at position p adds the state at the slot of p - c, if it has one. So a
 page of the chunk it was made from, and is cached, truncated and recomputed with it. Before a pass
 the states of its guessed thoughts are written; after it, the states of the thoughts that T wrote.
 In a model that carries its states, a chunk with the trivial thought has a copy of the entries of the
-chunk before it.
+chunk before it, unless a message begins in it.
 """
 
 from collections.abc import Sequence
@@ -40,6 +40,7 @@ class _Chunk:
     number: int  # in the request
     first_slot: int
     slot_before: int  # first slot of the chunk before it; -1: it is the first
+    is_reset: bool  # a carried state ends with it
 
 
 class ThoughtRunner:
@@ -163,7 +164,9 @@ class ThoughtRunner:
             return -1 if chunk < 0 else span.pages[chunk * c // size] * size + chunk * c % size
 
         return [
-            _Chunk(index, chunk, first_slot(span, chunk), first_slot(span, chunk - 1))
+            _Chunk(
+                index, chunk, first_slot(span, chunk), first_slot(span, chunk - 1), chunk in span.rule.resets
+            )
             for index, span in enumerate(pass_.spans)
             if span.rule is not None
             for chunk in range(span.start // c, span.stop // c)
@@ -186,7 +189,8 @@ class ThoughtRunner:
         self, chunks: Sequence[_Chunk], thoughts: Sequence[ThoughtIds]
     ) -> tuple[list[_Chunk], list[ThoughtIds]]:
         """For chunks in the order of their spans: the last thought that is not trivial replaces each
-        trivial one. Where none of these chunks has one, the entries before the first are copied."""
+        trivial one. Where none of these chunks has one, the entries before the first are copied. A reset
+        ends both."""
         kept: list[tuple[_Chunk, ThoughtIds]] = []
         copied: list[tuple[int, int]] = []  # slots: from, to
         held: ThoughtIds = ()
@@ -194,6 +198,8 @@ class ThoughtRunner:
         for index, (chunk, thought) in enumerate(zip(chunks, thoughts, strict=True)):
             if index == 0 or chunk.span != chunks[index - 1].span:
                 held, source = (), chunk.slot_before
+            if chunk.is_reset:
+                held, source = (), -1
             held = thought or held
             if held or source < 0:
                 kept.append((chunk, held))

@@ -43,8 +43,8 @@ class ThoughtStep:
 @dataclass(frozen=True)
 class TextExample:
     """has_chain: whether an answer with a chain of thought says the thoughts; general text has none. given: all that
-    holds before the text, which continues a story; the thought of its first chunk, not to be learned. Only for
-    a model that carries its states.
+    holds before the text, which continues a story; the thought where it begins, not to be learned. Only for a
+    model that carries its states.
     """
 
     prompt: str
@@ -168,7 +168,13 @@ def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules
         chunks=np.array([chunk for chunk, _ in flat], dtype=np.int64),
         thought_tokens=tokens,
         thought_starts=_bounds([len(each) for each in placed]),
-        num_given=np.array([int(bool(each.given)) for each in examples], dtype=np.int64),
+        num_given=np.array(
+            [
+                _first_chunk(prompt.offsets, rules) + 1 if each.given else 0
+                for each, prompt in zip(examples, prompts, strict=True)
+            ],
+            dtype=np.int64,
+        ),
         chunk=rules.chunk,
     )
 
@@ -202,11 +208,15 @@ def _place(
 ) -> dict[int, list[int]]:
     """The thoughts by chunk: a step is in the chunk of its token or, where max_thought is reached, in
     a later one. A step after the last chunk is dropped, and a longer step is truncated. A step's state
-    replaces what its chunk has. What is given is in the first chunk, which has nothing else.
+    replaces what its chunk has. What is given is in the chunk where the message begins, which has nothing else.
     """
     shift = 0 if rules.frame is None else len(rules.frame.before)
-    by_chunk = {0: ids[given][: rules.max_thought]} if given else dict[int, list[int]]()
-    chunk = len(by_chunk)
+    by_chunk: dict[int, list[int]] = {}
+    chunk = 0
+    if given:
+        chunk = _first_chunk(offsets, rules)
+        by_chunk[chunk] = ids[given][: rules.max_thought]
+        chunk += 1
     for step in steps:
         said = (step.state or step.thought) if rules.carry else step.thought
         thought = ids[said][: rules.max_thought]
@@ -221,6 +231,12 @@ def _place(
         if thought:
             by_chunk.setdefault(chunk, []).extend(thought)
     return by_chunk
+
+
+def _first_chunk(offsets: Sequence[tuple[int, int]], rules: TextRules) -> int:
+    """The chunk where the message begins: that of the last token before it."""
+    before = 0 if rules.frame is None else len(rules.frame.before)
+    return _token_at(offsets, max(0, before - 1)) // rules.chunk
 
 
 def _token_at(offsets: Sequence[tuple[int, int]], character: int) -> int:

@@ -1,0 +1,99 @@
+"""A carried state ends where the next message of a chat begins: the tokens are found in the chat template."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.text.tokenizer import open_tokenizer
+from holdfast.thinking.config import CONFIG_FILE
+from holdfast.training.build import message_start
+from holdfast.training.export import export
+from holdfast.training.loop import start_run
+from holdfast.training.settings import BackboneSize, TrainingSettings
+
+CPU = torch.device("cpu")
+PLAIN = TrainingSettings(
+    tasks=("entities",),
+    form="none",
+    max_events=2,
+    size=BackboneSize(layers=3, hidden=32, inner=64, heads=2, kv_heads=1),
+    window=None,
+    context=512,
+    steps=1,
+    batch=4,
+    warmup=1,
+    eval_texts=2,
+    eval_every=0,
+)
+TURNS = "{% for m in messages %}{{ before[m.role] }}{{ m.content }}{{ after[m.role] }}{% endfor %}{{ before.assistant }}"
+BOXES = "{% set before = {'user': 'What is in the red box? ', 'assistant': 'The red box is '} %}"
+PERIODS = "{% set after = {'user': '\n', 'assistant': '.\n'} %}"
+SAME = "{% set before = {'user': 'The box is ', 'assistant': 'The box is '} %}{% set after = {} %}"
+SINGLE = "{% if messages|length > 1 %}{{ raise_exception('one message') }}{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plain")
+    export(start_run(PLAIN, CPU).built, PLAIN, folder)
+    return folder
+
+
+def with_template(folder: Path, template: str) -> Path:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    return folder
+
+
+def test_start_of_a_message_is_what_follows_an_answer(plain: Path) -> None:
+    tokenizer = open_tokenizer(with_template(plain, BOXES + PERIODS + TURNS))
+    found = message_start(tokenizer)
+    assert tokenizer.decode(found) == ".\nWhat is in the red box?"
+
+
+@pytest.mark.parametrize(
+    "template", [SAME + TURNS, SINGLE + BOXES + PERIODS + TURNS, "{{ messages[-1].content }}"]
+)
+def test_template_without_a_start_of_its_own_has_none(plain: Path, template: str) -> None:
+    """A state would end before the answer it was made for."""
+    assert message_start(open_tokenizer(with_template(plain, template))) == ()
+
+
+@pytest.mark.parametrize(("carry", "chat"), [(True, True), (False, True), (True, False)])
+def test_chat_models_that_carry_their_states_reset_them(
+    plain: Path, tmp_path: Path, carry: bool, chat: bool
+) -> None:
+    with_template(plain, BOXES + PERIODS + TURNS)
+    settings = replace(
+        PLAIN, form="thinking", backbone=str(plain), adapter=True, chunk=4, carry=carry, chat=chat, steps=2
+    )
+    run = start_run(settings, CPU)
+    export(run.built, settings, tmp_path)
+    written = json.loads((tmp_path / CONFIG_FILE).read_text())
+    assert bool(written.get("reset_ids")) == (carry and chat)
+    further = start_run(replace(settings, backbone=str(tmp_path)), CPU)
+    assert further.model.thinking == run.model.thinking
+
+
+def test_training_texts_have_their_states_after_the_start_of_the_message(plain: Path) -> None:
+    """One message begins no second one: the state that a text starts with is not ended by its own start."""
+    template = (
+        "{% set before = {'user': '. The box is ', 'assistant': 'The key is '} %}{% set after = {} %}" + TURNS
+    )
+    with_template(plain, template)
+    settings = replace(
+        PLAIN, form="thinking", backbone=str(plain), adapter=True, chunk=4, carry=True, chat=True, batch=32
+    )
+    run = start_run(settings, CPU)
+    assert run.model.thinking is not None
+    batch = run.source.batch(0)
+    resets = batch.is_reset(run.model.thinking.reset_ids)
+    assert (resets.sum(axis=1) == 1).all()
+    given = batch.num_given > 0
+    assert 4 < given.sum() < 28
+    first_thought = (batch.thoughts[:, :, 0] >= 0).argmax(axis=1)
+    assert (first_thought[given] >= resets[given].argmax(axis=1)).all()
+    assert (first_thought[given] == batch.num_given[given] - 1).all()
