@@ -11,11 +11,13 @@ be run again: what is complete is skipped, a run that was interrupted is resumed
     samples      the backbone's own answers to general prompts, for mixed batches
     babi         bAbI 1, 2, 7, 8: thinking, no chain, chain of thought
     entities     entities and two-hop facts: thinking, no chain, chain of thought
+    long-entities    entities with carried states and a window, for texts longer than the trained ones
     adapter      T and C alone, on coins and general text: the built-in model `smollm2-coin`
     coin         the built-in model `coin`
     gsm8k        GSM8K: thinking, no chain, chain of thought, three seeds each
     gsm8k-data   GSM8K: thinking and no chain on a quarter and a half of the examples
     eval-babi, eval-entities    accuracy, thoughts, latency
+    eval-long-entities          accuracy at one, two and three times the trained length
     eval-adapter                the adapter, and 200 general prompts against the backbone's bits
     eval-coin                   the tables of `coin`
     eval-gsm8k                  accuracy of all seeds
@@ -34,6 +36,8 @@ FORMS = ("thinking", "none", "cot")
 SEEDS = (0, 1, 2)
 TEXT_TASKS = ("entities", "two-hop")
 QUIET_TASKS = ("outside", "variable-talk", "entities", "rooms", "room-talk", "two-hop")  # for the adapter
+# For texts longer than the trained ones: a state says all that holds, and a window hides the rest.
+CARRIED = ("--carry", "--chunk", "16", "--max-thought", "32", "--window", "128", "--accumulate", "1")
 GSM8K_PARTS = ((1868, 4), (3736, 2))  # a quarter and a half of the examples
 SHARES = {
     "qa1": 1,
@@ -89,12 +93,14 @@ class Plan:
             "samples": self._samples,
             "babi": self._babi_runs,
             "entities": self._entities,
+            "long-entities": self._long_entities,
             "adapter": self._adapter,
             "coin": self._coin,
             "gsm8k": self._gsm8k,
             "gsm8k-data": self._gsm8k_data,
             "eval-babi": self._eval_babi,
             "eval-entities": self._eval_entities,
+            "eval-long-entities": self._eval_long_entities,
             "eval-adapter": self._eval_adapter,
             "eval-coin": self._eval_coin,
             "eval-gsm8k": self._eval_gsm8k,
@@ -138,6 +144,10 @@ class Plan:
 
     def _entities(self) -> Iterator[Command]:
         yield from self._forms("entities", list(TEXT_TASKS))
+
+    def _long_entities(self) -> Iterator[Command]:
+        arguments = (*self._on_backbone(["entities"]), *CARRIED)
+        yield self._train("long-entities", *arguments, result="model.safetensors")
 
     def _forms(self, group: str, tasks: list[str], *more: str) -> Iterator[Command]:
         """Thinking and its two baselines, which differ in nothing else."""
@@ -207,6 +217,11 @@ class Plan:
     def _eval_entities(self) -> Iterator[Command]:
         more = ("--latency", "--events", self._lengths())
         yield self._eval(self.out / "eval-entities", "entities", list(TEXT_TASKS), *more)
+
+    def _eval_long_entities(self) -> Iterator[Command]:
+        folders = [f"carried={self.out / 'long-entities'}"]
+        out = self.out / "eval-long-entities"
+        yield self._eval_command(out.name, out, folders, ["entities"], "--events", self._lengths())
 
     def _eval(self, out: Path, group: str, tasks: list[str], *more: str) -> Command:
         """Thinking and its two baselines."""
@@ -286,12 +301,14 @@ STAGES = (
     "samples",
     "babi",
     "entities",
+    "long-entities",
     "adapter",
     "coin",
     "gsm8k",
     "gsm8k-data",
     "eval-babi",
     "eval-entities",
+    "eval-long-entities",
     "eval-adapter",
     "eval-coin",
     "eval-gsm8k",

@@ -88,5 +88,5 @@ def test_tiny_model_goes_through_all_stages(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (out / "adapter" / "adapter.json").is_file()
-    for name in ("babi", "entities", "adapter", "coin", "gsm8k"):
+    for name in ("babi", "entities", "long-entities", "adapter", "coin", "gsm8k"):
         assert (out / f"eval-{name}" / "eval-thinking.json").is_file(), name

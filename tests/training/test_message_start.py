@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from holdfast.errors import ConfigError
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import CONFIG_FILE
-from holdfast.training.build import message_start
+from holdfast.training.build import chat_frame, message_start
 from holdfast.training.export import export
 from holdfast.training.loop import start_run
 from holdfast.training.settings import BackboneSize, TrainingSettings
@@ -76,6 +77,31 @@ def test_chat_models_that_carry_their_states_reset_them(
     assert bool(written.get("reset_ids")) == (carry and chat)
     further = start_run(replace(settings, backbone=str(tmp_path)), CPU)
     assert further.model.thinking == run.model.thinking
+
+
+def test_share_of_the_messages_follows_another_one(plain: Path) -> None:
+    with_template(plain, BOXES + PERIODS + TURNS)
+    settings = replace(
+        PLAIN, form="thinking", backbone=str(plain), adapter=True, chunk=4, carry=True, chat=True, batch=64
+    )
+    source = start_run(replace(settings, follow_ups=0.5), CPU).source
+    batch, again, other = source.batch(3), source.batch(3), source.batch(4)
+    assert (batch.token_ids == again.token_ids).all() and batch.token_ids.shape != other.token_ids.shape
+    resets = batch.is_reset(message_start(open_tokenizer(plain))).sum(axis=1)
+    assert 20 < (resets == 1).sum() < 44 and (resets <= 1).all()
+    with pytest.raises(ConfigError, match="follow_ups"):
+        replace(settings, follow_ups=0.5, chat=False)
+    with_template(plain, SAME + TURNS)
+    assert start_run(replace(settings, follow_ups=0.5), CPU).source.batch(0)
+    with_template(plain, SINGLE + BOXES + PERIODS + TURNS)
+    with pytest.raises(ConfigError, match="follow_ups"):
+        start_run(replace(settings, follow_ups=0.5), CPU)
+
+
+def test_template_that_changes_a_message_is_refused(plain: Path) -> None:
+    with_template(plain, "{{ messages[0].content }} {{ messages[0].content }}")
+    with pytest.raises(ConfigError, match="does not write a message as it is"):
+        chat_frame(open_tokenizer(plain), "this")
 
 
 def test_training_texts_have_their_states_after_the_start_of_the_message(plain: Path) -> None:

@@ -213,35 +213,44 @@ def _with_window(
 
 
 def chat_frame(tokenizer: TextTokenizer, name: str) -> ChatFrame:
-    """The text before and after a single message."""
+    """The text around a message. Without `between` if a conversation is written otherwise than its messages."""
     if tokenizer.chat_template is None:
         raise ConfigError(f"{name} has no chat template; train it without chat")
-    template = ChatTemplate.of(tokenizer)
-    mark = "\N{OBJECT REPLACEMENT CHARACTER}"
-    before, _, after = template.render([{"role": "user", "content": mark}]).partition(mark)
-    template.close()
-    return ChatFrame(before, after)
+    single = _render(tokenizer, "user")
+    if single is None:
+        raise ConfigError(
+            f"the chat template of {name} does not write a message as it is; train it without chat"
+        )
+    before, after = single
+    conversation = _render(tokenizer, "user", "assistant", "user")
+    is_alike = conversation is not None and conversation[:2] == [before, after] and conversation[3] == after
+    return ChatFrame(before, after, conversation[2] if conversation is not None and is_alike else "")
 
 
 def message_start(tokenizer: TextTokenizer) -> tuple[int, ...]:
     """The tokens with which the second message of a conversation begins, without white space at the end; () if
     the chat template has no conversations, or answers begin with the same."""
-    if tokenizer.chat_template is None:
-        return ()
-    template = ChatTemplate.of(tokenizer)
-    mark = "\N{OBJECT REPLACEMENT CHARACTER}"
-    turns = [{"role": role, "content": mark} for role in ("user", "assistant", "user")]
-    try:
-        parts = template.render(turns).split(mark)
-    except (InvalidRequest, TemplateError):
-        return ()
-    finally:
-        template.close()
-    if len(parts) != 4:
+    parts = None if tokenizer.chat_template is None else _render(tokenizer, "user", "assistant", "user")
+    if parts is None:
         return ()
     to_answer, found, to_next = tokenizer.encode_all([parts[1], parts[2].rstrip(), parts[3]])
     is_unlike = not find_resets(to_answer, found) and not find_resets(to_next, found)
     return tuple(found) if is_unlike and len(found) <= MAX_RESET else ()
+
+
+def _render(tokenizer: TextTokenizer, *roles: str) -> list[str] | None:
+    """The chat template around messages of these roles; None if it refuses them, or changes them."""
+    template = ChatTemplate.of(tokenizer)
+    mark = "\N{OBJECT REPLACEMENT CHARACTER}"
+    try:
+        parts = template.render([{"role": role, "content": mark} for role in roles]).split(mark)
+    except (InvalidRequest, TemplateError):
+        if len(roles) == 1:
+            raise
+        return None
+    finally:
+        template.close()
+    return parts if len(parts) == len(roles) + 1 else None
 
 
 def _thinking(

@@ -46,6 +46,7 @@ class TrainingSettings:
     backbone: str | None = None
     adapter: bool = False  # train T and C only, and export them without the backbone
     chat: bool = False  # texts are messages in the backbone's chat template
+    follow_ups: float = 0.0  # share of the messages that follow another one and its answer
     window: int | None = 64  # of attention; None: none, or the backbone's own
     chunk: int = 8
     max_thought: int = 8
@@ -108,6 +109,10 @@ class TrainingSettings:
             raise ConfigError("an adapter leaves its backbone as it is and has no window of its own")
         if self.chat and self.backbone is None:
             raise ConfigError("chat needs a backbone with a chat template")
+        if not 0 <= self.follow_ups <= 1 or (self.follow_ups and not self.chat):
+            raise ConfigError(
+                f"follow_ups is {self.follow_ups}; expected a share from 0 to 1, of messages of a chat"
+            )
         if self.shares and (len(self.shares) != len(self.tasks) or min(self.shares) < 1):
             raise ConfigError(f"shares are {self.shares}; expected {len(self.tasks)} numbers of 1 or more")
         if self.accumulate > self.batch:

@@ -167,6 +167,25 @@ def test_chat_frame_shifts_thoughts() -> None:
     assert chunk_texts(batch, tokenizer, 0) == {1: " a"}
 
 
+def test_message_follows_another_with_its_answer_and_its_thoughts() -> None:
+    first = TextExample("a b c A:", " d.", (ThoughtStep(2, " b"),))
+    second = TextExample("e f g A:", " h.", (ThoughtStep(0, " e"), ThoughtStep(4, " g")), follows=first)
+    frame = ChatFrame("u ", " r ", " n ")
+    batch, tokenizer = _prepared([second, first], frame=frame, thinks_answer=True)
+    whole, alone = (
+        tokenizer.decode(batch.token_ids[row, : batch.num_prompt[row]].tolist()) for row in (0, 1)
+    )
+    assert (whole, alone) == ("u a b c r d. n e f g r ", "u a b c r ")
+    answers = [
+        tokenizer.decode(batch.token_ids[row, batch.num_prompt[row] : batch.num_tokens[row] - 1].tolist())
+        for row in (0, 1)
+    ]
+    assert answers == ["h.", "d."]
+    said = chunk_texts(batch, tokenizer, 0)
+    assert "".join(said[chunk] for chunk in sorted(said)) == " bd. e gh."
+    assert chunk_texts(batch, tokenizer, 1).items() <= said.items()
+
+
 @pytest.mark.parametrize("carry", [False, True])
 def test_answer_is_the_last_thought_about_a_chat_message(carry: bool) -> None:
     told = TextExample("a b c d e f g A:", " d.", (ThoughtStep(0, " a"), ThoughtStep(12, " g", state=" a g")))

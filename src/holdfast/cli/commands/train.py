@@ -87,6 +87,14 @@ def thinking(
         bool | None,
         typer.Option("--chat/--no-chat", help="Texts are messages in the backbone's chat template."),
     ] = None,
+    follow_ups: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of the messages that follow another one and its answer, with --chat.",
+        ),
+    ] = None,
     window: Annotated[
         int | None,
         typer.Option(min=0, help="Attention window; 0: no limit, or the one --backbone has (its default)."),
@@ -191,6 +199,7 @@ def thinking(
         "backbone": backbone,
         "adapter": adapter,
         "chat": chat,
+        "follow_ups": follow_ups,
         "examples": examples,
         "chunk": chunk,
         "max_thought": max_thought,

@@ -7,6 +7,7 @@ when the source is opened.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,7 +146,12 @@ class BatchSource:
         self._tokens = {
             name: topic.phrases.encoded(encode) for name, topic in topics.items() if isinstance(topic, Task)
         }
+        if s.follow_ups and frame is not None and not frame.between:
+            raise ConfigError(
+                "follow_ups need a chat template that writes each message of a conversation alike"
+            )
         self._prepared: dict[str, PreparedTexts] = {}
+        self._limited: dict[str, list[TextExample]] = {}
         self._orders: dict[str, tuple[int, NDArray[np.int64]]] = {}  # of an epoch, for each task
         if not only_eval:
             limited = {
@@ -153,16 +159,33 @@ class BatchSource:
                 for name, topic in topics.items()
                 if isinstance(topic, list) or (s.examples is not None and not isinstance(topic, Task))
             }
-            self._prepared = prepare_all(limited, tokenizer, self._rules)
+            if s.follow_ups:
+                self._limited = limited
+            else:
+                self._prepared = prepare_all(limited, tokenizer, self._rules)
 
     def batch(self, step: int) -> Batch:
         """The texts of a step: of each task its share, sorted by length."""
-        batches = []
-        for index, (name, count) in enumerate(zip(self._topics, self._counts(), strict=True)):
-            if count:
-                batches.append(self._training_batch(name, index, step, count))
-        whole = join_batches(batches)
+        drawn = [
+            (name, index, count)
+            for index, (name, count) in enumerate(zip(self._topics, self._counts(), strict=True))
+            if count
+        ]
+        if self._settings.follow_ups:
+            whole = self._conversations(drawn, step)
+        else:
+            whole = join_batches([self._training_batch(*each, step) for each in drawn])
         return whole.take(np.argsort(whole.num_tokens, kind="stable"))
+
+    def _conversations(self, drawn: list[tuple[str, int, int]], step: int) -> Batch:
+        """The texts of a step, some of which follow another one of them."""
+        messages = [each for name, index, count in drawn for each in self._texts(name, index, count, step)]
+        rng = random.Random(f"conversations {self._settings.seed} {step}")
+        texts = [
+            replace(each, follows=rng.choice(messages)) if rng.random() < self._settings.follow_ups else each
+            for each in messages
+        ]
+        return self._prepare(texts).batch(range(len(texts)))
 
     def _counts(self) -> list[int]:
         """The number of texts of each task in a batch."""
@@ -219,29 +242,41 @@ class BatchSource:
     def _prepare(self, examples: list[TextExample]) -> PreparedTexts:
         return prepare_texts(examples, self._tokenizer, self._rules)
 
-    def _training_batch(self, name: str, index: int, step: int, count: int) -> Batch:
+    def _training_batch(self, name: str, index: int, count: int, step: int) -> Batch:
         topic = self._topics[name]
         if isinstance(topic, Task):
             drawn = self._rng(_TRAIN, index, step)
             return self._draw(name, topic, drawn, count, 1, self._settings.max_events)
         if name not in self._prepared:
-            assert not isinstance(topic, list)
-            rng = random.Random(f"train {self._settings.seed} {name} {step}")
-            return self._prepare(self._make(topic, rng, count)).batch(range(count))
+            return self._prepare(self._texts(name, index, count, step)).batch(range(count))
         prepared = self._prepared[name]
-        first = np.arange(step * count, (step + 1) * count)
-        epochs, places = first // len(prepared), first % len(prepared)
-        chosen = np.empty(count, dtype=np.int64)
-        for epoch in np.unique(epochs):  # every text once in an epoch
-            order = self._order(name, index, int(epoch))
-            chosen[epochs == epoch] = order[places[epochs == epoch]]
-        return prepared.batch(chosen)
+        return prepared.batch(self._choose(name, index, count, step, len(prepared)))
 
-    def _order(self, name: str, index: int, epoch: int) -> NDArray[np.int64]:
+    def _texts(self, name: str, index: int, count: int, step: int) -> list[TextExample]:
+        """The texts of a task in a step."""
+        topic = self._topics[name]
+        if isinstance(topic, Task):
+            raise ConfigError(f"{name} has no chat messages; expected {', '.join(TEXT_TASKS)} or a file")
+        if name in self._limited:
+            held = self._limited[name]
+            return [held[at] for at in self._choose(name, index, count, step, len(held))]
+        assert not isinstance(topic, list)
+        return self._make(topic, random.Random(f"train {self._settings.seed} {name} {step}"), count)
+
+    def _choose(self, name: str, index: int, count: int, step: int, size: int) -> NDArray[np.int64]:
+        """Which texts of a file a step has: every text once in an epoch."""
+        first = np.arange(step * count, (step + 1) * count)
+        epochs, places = first // size, first % size
+        chosen = np.empty(count, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            order = self._order(name, index, int(epoch), size)
+            chosen[epochs == epoch] = order[places[epochs == epoch]]
+        return chosen
+
+    def _order(self, name: str, index: int, epoch: int, size: int) -> NDArray[np.int64]:
         """The texts of a task in the order of an epoch; that of the last one asked for is kept."""
         if name not in self._orders or self._orders[name][0] != epoch:
-            order = self._rng(_TRAIN, index, epoch).permutation(len(self._prepared[name]))
-            self._orders[name] = (epoch, order)
+            self._orders[name] = (epoch, self._rng(_TRAIN, index, epoch).permutation(size))
         return self._orders[name][1]
 
     def _rng(self, *key: int) -> np.random.Generator:

@@ -8,7 +8,7 @@ They are tokenised once, before training (`PreparedTexts`); a batch is a gather 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +44,8 @@ class ThoughtStep:
 class TextExample:
     """has_chain: whether an answer with a chain of thought says the thoughts; general text has none. given: all that
     holds before the text, which continues a story; the thought where it begins, not to be learned. Only for a
-    model that carries its states.
+    model that carries its states. follows: the message before it in a conversation, with its answer; thought
+    about as well.
     """
 
     prompt: str
@@ -52,6 +53,7 @@ class TextExample:
     steps: tuple[ThoughtStep, ...]
     has_chain: bool = True
     given: str = ""
+    follows: "TextExample | None" = None
 
     @property
     def message(self) -> str:
@@ -66,10 +68,12 @@ class TextExample:
 
 @dataclass(frozen=True)
 class ChatFrame:
-    """The text around a message: the chat template, rendered for one question."""
+    """The text around a message: the chat template, rendered for one question. between: from an answer to the
+    next message of a conversation."""
 
     before: str
     after: str
+    between: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,19 +96,29 @@ class TextRules:
     def prompt(self, example: TextExample) -> str:
         if self.frame is None:
             return example.prompt
-        return self.frame.before + example.message + self.frame.after
+        return self.start(example) + example.message + self.frame.after
+
+    def start(self, example: TextExample) -> str:
+        """What is before the message: of a conversation, all of it so far."""
+        if self.frame is None:
+            return ""
+        if example.follows is None:
+            return self.frame.before
+        return self.prompt(example.follows) + self.answer(example.follows) + self.frame.between
 
     def answer(self, example: TextExample) -> str:
         text = example.written_answer(self.form)
         return text if self.frame is None else text.lstrip()
 
-    def steps(self, example: TextExample) -> tuple[ThoughtStep, ...]:
-        """The thoughts about the prompt. General text has none."""
-        if not (self.thinks_answer and self.frame is not None and example.has_chain):
-            return example.steps
-        end = len(example.message) - 1
-        answer = self.answer(example)
-        return (*example.steps, ThoughtStep(end, answer, state=answer, at_once=True))
+    def steps(self, example: TextExample) -> list[ThoughtStep]:
+        """The thoughts about the prompt, at its characters. General text has none."""
+        own = example.steps
+        if self.thinks_answer and self.frame is not None and example.has_chain:
+            answer = self.answer(example)
+            own = (*own, ThoughtStep(len(example.message) - 1, answer, state=answer, at_once=True))
+        before = [] if example.follows is None else self.steps(example.follows)
+        shift = len(self.start(example))
+        return [*before, *(replace(step, settled_at=shift + step.settled_at) for step in own)]
 
 
 @dataclass(frozen=True)
@@ -153,7 +167,7 @@ def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules
         encoded = tokenizer.encode_batch(known, add_special_tokens=False)
         ids = {text: each.ids for text, each in zip(known, encoded, strict=True)}
         placed = [
-            _place(each, example.given, prompt.offsets, len(row), ids, rules)
+            _place(each, example, prompt.offsets, len(row), ids, rules)
             for each, example, prompt, row in zip(steps, examples, prompts, rows, strict=True)
         ]
     flat = [(chunk, thought) for each in placed for chunk, thought in sorted(each.items())]
@@ -170,7 +184,7 @@ def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules
         thought_starts=_bounds([len(each) for each in placed]),
         num_given=np.array(
             [
-                _first_chunk(prompt.offsets, rules) + 1 if each.given else 0
+                _first_chunk(each, prompt.offsets, rules) + 1 if each.given else 0
                 for each, prompt in zip(examples, prompts, strict=True)
             ],
             dtype=np.int64,
@@ -200,7 +214,7 @@ def join_prepared(parts: Sequence[PreparedTexts]) -> PreparedTexts:
 
 def _place(
     steps: Sequence[ThoughtStep],
-    given: str,
+    example: TextExample,
     offsets: Sequence[tuple[int, int]],
     num_tokens: int,
     ids: dict[str, list[int]],
@@ -210,17 +224,16 @@ def _place(
     a later one. A step after the last chunk is dropped, and a longer step is truncated. A step's state
     replaces what its chunk has. What is given is in the chunk where the message begins, which has nothing else.
     """
-    shift = 0 if rules.frame is None else len(rules.frame.before)
     by_chunk: dict[int, list[int]] = {}
     chunk = 0
-    if given:
-        chunk = _first_chunk(offsets, rules)
-        by_chunk[chunk] = ids[given][: rules.max_thought]
+    if example.given:
+        chunk = _first_chunk(example, offsets, rules)
+        by_chunk[chunk] = ids[example.given][: rules.max_thought]
         chunk += 1
     for step in steps:
         said = (step.state or step.thought) if rules.carry else step.thought
         thought = ids[said][: rules.max_thought]
-        token = _token_at(offsets, shift + step.settled_at) + (0 if step.at_once else rules.thought_delay)
+        token = _token_at(offsets, step.settled_at) + (0 if step.at_once else rules.thought_delay)
         chunk = max(chunk, token // rules.chunk)
         if rules.carry and step.state:
             by_chunk.pop(chunk, None)
@@ -233,10 +246,9 @@ def _place(
     return by_chunk
 
 
-def _first_chunk(offsets: Sequence[tuple[int, int]], rules: TextRules) -> int:
+def _first_chunk(example: TextExample, offsets: Sequence[tuple[int, int]], rules: TextRules) -> int:
     """The chunk where the message begins: that of the last token before it."""
-    before = 0 if rules.frame is None else len(rules.frame.before)
-    return _token_at(offsets, max(0, before - 1)) // rules.chunk
+    return _token_at(offsets, max(0, len(rules.start(example)) - 1)) // rules.chunk
 
 
 def _token_at(offsets: Sequence[tuple[int, int]], character: int) -> int:
