@@ -178,11 +178,15 @@ class BatchSource:
         return whole.take(np.argsort(whole.num_tokens, kind="stable"))
 
     def _conversations(self, drawn: list[tuple[str, int, int]], step: int) -> Batch:
-        """The texts of a step, some of which follow another one of them."""
+        """The texts of a step, some of which follow another one of them. One that continues a story has its
+        state instead."""
         messages = [each for name, index, count in drawn for each in self._texts(name, index, count, step)]
+        whole = [each for each in messages if not each.given]
         rng = random.Random(f"conversations {self._settings.seed} {step}")
         texts = [
-            replace(each, follows=rng.choice(messages)) if rng.random() < self._settings.follow_ups else each
+            replace(each, follows=rng.choice(whole))
+            if rng.random() < self._settings.follow_ups and not each.given
+            else each
             for each in messages
         ]
         return self._prepare(texts).batch(range(len(texts)))
