@@ -161,7 +161,7 @@ class Plan:
         if not self.options.tiny:
             tasks.append(f"chat:{self.out / 'general.jsonl'}")
             # Where hidden states are still small, T reads its last thought in them.
-            states = (*states, "--l-in", "16", "--l-out", "16")
+            states = (*states, "--l-in", "16", "--l-out", "16", "--follow-ups", "0.5")
         yield self._train(
             "adapter", *self._on_backbone(tasks), "--adapter", *states, "--learning-rate", "6e-4"
         )

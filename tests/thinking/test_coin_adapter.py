@@ -16,7 +16,7 @@ pytestmark = pytest.mark.smollm2
 MAX_BYTES = 16 << 20
 KINDS = ("coin", "yes/no", "idle")
 EXPECTED = 0.95  # the share of the held-out questions about coins
-EXPECTED_FREE = {1: 0.73, 2: 0.82}
+EXPECTED_FREE = {1: 0.75, 2: 0.83}
 EXPECTED_SILENT = 0.99
 GENERAL = ["Hello!", "The card is face up. Tom turns it over. Is it face up?", "How are coins made?"]
 # Near to what it thinks about, and written after its training.
