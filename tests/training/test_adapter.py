@@ -17,22 +17,9 @@ from holdfast.training.eval.general import measure_general
 from holdfast.training.eval.model import open_model
 from holdfast.training.export import export
 from holdfast.training.loop import resume_run, start_run, train
-from holdfast.training.settings import BackboneSize, TrainingSettings
+from support.plain_training import PLAIN
 
 CPU = torch.device("cpu")
-PLAIN = TrainingSettings(
-    tasks=("parity",),
-    form="none",
-    max_events=3,
-    size=BackboneSize(layers=3, hidden=32, inner=64, heads=2, kv_heads=1),
-    window=None,
-    context=512,
-    steps=1,
-    batch=4,
-    warmup=1,
-    eval_texts=2,
-    eval_every=0,
-)
 PROMPTS = ["A coin shows heads. Bob flips it. Which side is up? A:", "It rains all day. A:", "Hello"]
 
 

@@ -13,22 +13,10 @@ from holdfast.thinking.config import CONFIG_FILE
 from holdfast.training.build import chat_frame, message_start
 from holdfast.training.export import export
 from holdfast.training.loop import start_run
-from holdfast.training.settings import BackboneSize, TrainingSettings
+from support import plain_training
 
 CPU = torch.device("cpu")
-PLAIN = TrainingSettings(
-    tasks=("entities",),
-    form="none",
-    max_events=2,
-    size=BackboneSize(layers=3, hidden=32, inner=64, heads=2, kv_heads=1),
-    window=None,
-    context=512,
-    steps=1,
-    batch=4,
-    warmup=1,
-    eval_texts=2,
-    eval_every=0,
-)
+PLAIN = replace(plain_training.PLAIN, tasks=("entities",), max_events=2)
 TURNS = "{% for m in messages %}{{ before[m.role] }}{{ m.content }}{{ after[m.role] }}{% endfor %}{{ before.assistant }}"
 BOXES = "{% set before = {'user': 'What is in the red box? ', 'assistant': 'The red box is '} %}"
 PERIODS = "{% set after = {'user': '\n', 'assistant': '.\n'} %}"
