@@ -99,8 +99,9 @@ def test_engine_ends_carried_states_as_the_reference_does(tmp_path: Path, chunk:
     reference = open_reference(folder)
     with torch.inference_mode():
         truths = [reference.generate(prompt, MAX_TOKENS) for prompt in prompts]
-    for kernels in ("c", "torch"):
-        engine = open_thinker(folder, kernels, determinism="off")  # type: ignore[arg-type]
+    paths: tuple[KernelBackend, ...] = ("c", "torch")
+    for kernels in paths:
+        engine = open_thinker(folder, kernels, determinism="off")
         params = greedy(MAX_TOKENS, deterministic=False, ignore_eos=False)
         for _ in range(2):  # the second time from cached pages
             results = answer(engine, [engine.prepare(prompt, params) for prompt in prompts])
@@ -108,9 +109,9 @@ def test_engine_ends_carried_states_as_the_reference_does(tmp_path: Path, chunk:
                 settled = (len(prompt) + len(tokens) - 1) // chunk
                 assert result.token_ids == tuple(tokens)
                 assert thoughts_of(result) == tuple(enumerate(reading.thoughts[:settled]))
-    carried = replace(reference.thinking, reset_ids=())  # type: ignore[type-var]
+    assert reference.thinking is not None
+    reference.thinking = replace(reference.thinking, reset_ids=())
     with torch.inference_mode():
-        reference.thinking = carried
         others = [reference.generate(prompt, MAX_TOKENS) for prompt in prompts]
     assert any(mine[1].thoughts != other[1].thoughts for mine, other in zip(truths, others, strict=True))
 

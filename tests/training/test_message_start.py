@@ -82,6 +82,8 @@ def test_share_of_the_messages_follows_another_one(plain: Path) -> None:
     assert 8 < (resets == 1).sum() < 32 and (resets <= 1).all()
     with pytest.raises(ConfigError, match="follow_ups"):
         replace(settings, follow_ups=0.5, chat=False)
+    with pytest.raises(ConfigError, match="parity has no chat messages"):
+        start_run(replace(settings, follow_ups=0.5, tasks=("entities", "parity")), CPU)
     with_template(plain, SAME + TURNS)
     assert start_run(replace(settings, follow_ups=0.5), CPU).source.batch(0)
     with_template(plain, SINGLE + BOXES + PERIODS + TURNS)

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from holdfast.errors import ConfigError
 from holdfast.training.layer import attend, attend_locally, fold_groups, visible_locally
 from holdfast.training.loop import start_run
 from holdfast.training.loss import packed_loss
@@ -90,6 +91,15 @@ def test_pack_has_every_text_and_every_target() -> None:
     gold = batch.thoughts[is_due]
     ends = np.full(is_due.sum(), run.model.pack_spec.end_id)
     assert (said == np.sort(np.concatenate((gold[gold >= 0], ends)))).all()
+
+
+@pytest.mark.parametrize("form", ["thinking", "none"])
+def test_text_longer_than_the_model_is_refused(form: Any) -> None:
+    run = start_run(replace(COIN, form=form, context=48), CPU)
+    batch = run.source.batch(0)
+    assert run.model.pack_spec.max_len == 48 < batch.num_tokens.max()
+    with pytest.raises(ConfigError, match="48 positions; use shorter texts"):
+        pack(batch, run.model.pack_spec)
 
 
 def test_padded_counts_have_few_sizes() -> None:

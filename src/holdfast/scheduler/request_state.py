@@ -533,9 +533,8 @@ class RequestState:
     def cache_pages(self) -> None:
         """Add full pages to the prefix cache: canonical ones for all requests, fast ones for
         ordinary requests."""
-        length = (
-            self.canonical_len if self.deterministic else min(self.computed_len, self.tokens.committed_len)
-        )
+        length = self.canonical_len if self.deterministic else self.computed_len
+        length = min(length, self.tokens.committed_len)
         thoughts = None
         if self.thoughts is not None:
             length = self.thoughts.shared_len(length, self.tokens.ids)

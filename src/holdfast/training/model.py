@@ -129,11 +129,11 @@ class ThinkingModel(nn.Module):
     def pack_spec(self) -> PackSpec:
         """How texts are packed for this model."""
         thinking = self.thinking
-        windows = self.config.layer_windows
+        windows, max_len = self.config.layer_windows, len(cast(Tensor, self.cos))
         if thinking is None:
-            return PackSpec(windows, None)
+            return PackSpec(windows, None, max_len=max_len)
         return PackSpec(
-            windows, thinking.end_id, thinking.while_answering, thinking.carry, thinking.reset_ids
+            windows, thinking.end_id, thinking.while_answering, thinking.carry, thinking.reset_ids, max_len
         )
 
     def forward(self, texts: Packed[Tensor]) -> tuple[Tensor, Tensor]:

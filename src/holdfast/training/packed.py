@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.errors import ConfigError
 from holdfast.training.batch import Batch, Bools, Ints
 
 IGNORED = -100  # a target without a loss
@@ -105,6 +106,7 @@ class PackSpec:
     while_answering: bool = False
     carry: bool = False  # a state is added up to the next thought that is not trivial
     reset_ids: tuple[int, ...] = ()  # which end a state that is carried
+    max_len: int | None = None  # positions
 
 
 def is_local(window: int | None, longest: int) -> bool:
@@ -129,6 +131,10 @@ def padded(count: int, unit: int = 1) -> int:
 def pack(batch: Batch, spec: PackSpec, with_text: bool = False) -> Packed[Ints]:
     chunk = batch.token_ids.shape[1] // batch.thoughts.shape[1]
     longest = int(batch.num_tokens.max())
+    if spec.max_len is not None and longest > spec.max_len:
+        raise ConfigError(
+            f"a text has {longest} tokens, and the model is trained with {spec.max_len} positions; use shorter texts"
+        )
     ends = np.cumsum(round_up_all(batch.num_tokens, chunk))
     starts = ends - round_up_all(batch.num_tokens, chunk)  # [B]
     windows = set(spec.windows)

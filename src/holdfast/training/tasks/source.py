@@ -87,7 +87,7 @@ def draw_prompts(task: str, count: int, seed: int) -> list[str]:
     """Prompts of a task as chat messages, of a file without those held out."""
     topic = _open_topic(task, TrainingSettings(tasks=(task,)))
     if isinstance(topic, Task):
-        raise ConfigError(f"{task} has no chat messages; expected {', '.join(TEXT_TASKS)} or a file")
+        raise ConfigError(_no_messages(task))
     rng = random.Random(f"prompts {seed} {task}")
     if isinstance(topic, list):
         examples = _split(topic, held_out=False)
@@ -95,6 +95,10 @@ def draw_prompts(task: str, count: int, seed: int) -> list[str]:
     else:
         examples = [topic.example(rng, rng.randint(1, _MOST_EVENTS)) for _ in range(count)]
     return [each.message for each in examples]
+
+
+def _no_messages(task: str) -> str:
+    return f"{task} has no chat messages; expected {', '.join(TEXT_TASKS)} or a file"
 
 
 def topic_texts(topics: dict[str, Topic]) -> list[str]:
@@ -146,6 +150,9 @@ class BatchSource:
         self._tokens = {
             name: topic.phrases.encoded(encode) for name, topic in topics.items() if isinstance(topic, Task)
         }
+        phrases = [name for name, topic in topics.items() if isinstance(topic, Task)]
+        if s.follow_ups and phrases:
+            raise ConfigError(_no_messages(phrases[0]))
         if s.follow_ups and frame is not None and not frame.between:
             raise ConfigError(
                 "follow_ups need a chat template that writes each message of a conversation alike"
@@ -258,13 +265,11 @@ class BatchSource:
 
     def _texts(self, name: str, index: int, count: int, step: int) -> list[TextExample]:
         """The texts of a task in a step."""
-        topic = self._topics[name]
-        if isinstance(topic, Task):
-            raise ConfigError(f"{name} has no chat messages; expected {', '.join(TEXT_TASKS)} or a file")
         if name in self._limited:
             held = self._limited[name]
             return [held[at] for at in self._choose(name, index, count, step, len(held))]
-        assert not isinstance(topic, list)
+        topic = self._topics[name]
+        assert not isinstance(topic, Task | list)
         return self._make(topic, random.Random(f"train {self._settings.seed} {name} {step}"), count)
 
     def _choose(self, name: str, index: int, count: int, step: int, size: int) -> NDArray[np.int64]:
