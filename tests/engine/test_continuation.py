@@ -69,6 +69,40 @@ def test_answer_of_a_thinking_model_continues(tmp_path: Path, while_answering: b
             assert result.error is None and result.choices == whole.choices, (changes, max_tokens)
 
 
+def test_answer_cut_off_while_its_prompt_is_read_continues(tmp_path: Path) -> None:
+    """The receipt has only the first thoughts about the prompt."""
+    llm = LLM(
+        str(thinker_folder(tmp_path)), dtype="fp32", max_num_seqs=1, max_pass_tokens=32, kv_memory="1MiB"
+    )
+    prompt = " ".join([THOUGHT_ABOUT] * 16)
+    params = params_of(20, n=2)
+    whole = llm.generate(prompt, params, use_tqdm=False)[0]
+    num_tokens = set()
+    for num_steps in range(1, 40, 3):
+        llm.engine.scheduler.prefix_cache.clear()
+        receipt = aborted_after(llm, prompt, params, num_steps)
+        num_tokens.add(tuple(len(choice["token_ids"]) for choice in receipt["choices"]))
+        if all(choice["finish_reason"] != "abort" for choice in receipt["choices"]):
+            break
+        result = llm.continue_answer(receipt, max_tokens=20)
+        assert result.error is None and result.choices == whole.choices, num_steps
+    assert (0, 0) in num_tokens and any(first and not second for first, second in num_tokens)
+    assert any(first == 20 and second < 20 for first, second in num_tokens)
+
+
+def aborted_after(llm: LLM, prompt: str, params: SamplingParams, num_steps: int) -> dict[str, Any]:
+    engine = llm.engine
+    request = engine.prepare(prompt, params)
+    engine.submit(request)
+    outputs = [output for _ in range(num_steps) for output in engine.step()]
+    outputs += engine.abort(request.request_id)
+    while engine.has_work:
+        outputs += engine.step()
+    (receipt,) = [each.result.receipt for each in outputs if each.result is not None]
+    assert receipt is not None
+    return dict(receipt)
+
+
 def test_continuation_can_be_continued(auto_llm: LLM) -> None:
     receipt = ask(auto_llm, 3)
     for max_tokens in (4, 11, 30):
@@ -121,6 +155,8 @@ def test_what_cannot_be_continued_is_refused(auto_llm: LLM) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (begun, {"max_tokens": 8}, "ask for more tokens"),
         (begun, {"max_tokens": 1 << 20}, "context"),
+        (begun, {"max_tokens": None}, "must be a number"),
+        (begun, {"max_tokens": "16"}, "must be a number"),
         (ordinary, {"max_tokens": 16}, "ordinary"),
         (complete, {"max_tokens": 40}, "complete"),
         (redact(begun), {"max_tokens": 16}, "does not contain its prompt"),

@@ -88,7 +88,7 @@ def test_receipt_stays_right_after_the_engine_is_closed_and_its_result_is_change
     fingerprint, certificate = engine.fingerprint, engine.certificate
     shared = llm._requests
     request = engine.prepare("the fox", PARAMS)
-    (result,) = llm._answer([request])
+    (result,) = llm.run_requests([request])
     counts = {one.name: getattr(result.stats, one.name) for one in fields(result.stats)}
     result.stats.candidates = 99
     engine.background.certificate = None

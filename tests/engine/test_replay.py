@@ -52,18 +52,24 @@ def test_replay_of_several_choices_scores_and_echo(auto_llm: LLM, verify_llm: LL
     for llm, load in ((auto_llm, 0), (verify_llm, 4)):
         again = replay(llm, receipt, num_neighbours=load)
         assert again.same, again.difference
-        assert (again.num_choices, again.num_tokens, again.num_logprobs) == (3, 48, 48)
+        assert (again.num_choices, again.num_tokens, again.num_logprobs) == (
+            3,
+            48,
+            48 + len(receipt.prompt_ids or ()) - 1,
+        )
 
 
 def test_replay_of_a_score(auto_llm: LLM, verify_llm: LLM) -> None:
     engine = auto_llm.engine
     request = engine.prepare(PROMPT, score_params(deterministic=True), completion=" jumps over the lazy dog")
-    (result,) = auto_llm._answer([request])
+    (result,) = auto_llm.run_requests([request])
     assert result.receipt is not None
     receipt = parse_receipt(result.receipt)
     assert receipt.prompt_logprobs is not None
-    assert receipt.prompt_logprobs.first == len(engine.tokenizer.encode(PROMPT))
-    assert replay(verify_llm, receipt).same
+    num_prompt = len(engine.tokenizer.encode(PROMPT))
+    assert receipt.prompt_logprobs.first == num_prompt and receipt.read_len is None
+    again = replay(verify_llm, receipt)
+    assert again.same and again.num_logprobs == len(request.prompt_ids) - num_prompt
 
 
 def test_replay_uses_the_reported_seed(auto_llm: LLM) -> None:
@@ -320,7 +326,7 @@ def score_of(llm: LLM) -> dict[str, Any]:
     request = llm.engine.prepare(
         PROMPT, score_params(deterministic=True), completion=" jumps over the lazy dog"
     )
-    (result,) = llm._answer([request])
+    (result,) = llm.run_requests([request])
     assert result.receipt is not None
     return result.receipt
 

@@ -3,14 +3,17 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from holdfast import LLM, SamplingParams
+from holdfast.core.sampling_params import score_params
 from holdfast.engine.replay import compare, replay
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.reader import parse_receipt
+from support.receipts import resealed
 from support.thinking_models import thinker_folder
 
 PROMPT = tuple(range(20, 50))
@@ -52,6 +55,38 @@ def test_receipt_holds_thoughts_and_replay_compares_them(llm: LLM) -> None:
     unaware = replace(receipt, choices=(msgspec.structs.replace(choice, thoughts=None),))
     assert compare(unaware, receipt, str) is None
     assert "thoughts" not in unaware.as_dict()["choices"][0]
+
+
+@pytest.mark.parametrize("read_len", [1, 9, 22])
+@pytest.mark.parametrize(
+    "thinking", [{"while_answering": False}, {"carry": True, "reset_ids": (30, 31)}], ids=["reads", "resets"]
+)
+def test_score_is_replayed_as_a_score(tmp_path: Path, thinking: dict[str, Any], read_len: int) -> None:
+    """What is read as a prompt is thought about, and ends a state; what was scored after it is not."""
+    llm = LLM(str(thinker_folder(tmp_path, sizes={"vocab_size": _TOO_MANY}, **thinking)), dtype="fp32")
+    prompt, completion = PROMPT[:read_len], (*PROMPT[read_len:], 30, 31, *PROMPT)
+    request = llm.engine.prepare(prompt, score_params(deterministic=True), completion=completion)
+    (result,) = llm.run_requests([request])
+    receipt = parse_receipt(json.loads(json.dumps(result.receipt)))
+    assert receipt.read_len == read_len
+    assert replay(llm, receipt, num_neighbours=1).difference is None
+    read = replace(PARAMS, max_tokens=0, prompt_logprobs=0)
+    (whole,) = llm.generate([(*prompt, *completion)], read)
+    scores = (whole.prompt_logprobs or ())[read_len:]
+    assert [one and one.logprob for one in scores] != [
+        one.logprob for one in result.prompt_logprobs or () if one is not None
+    ]
+    older = replace(receipt, read_len=None)
+    assert replay(llm, older).same == (read_len > 1)
+
+
+@pytest.mark.parametrize("read_len", [0, -1, "3", 4, 31, 400])
+def test_receipt_with_an_invalid_read_len_is_refused(llm: LLM, read_len: object) -> None:
+    request = llm.engine.prepare(PROMPT[:3], score_params(deterministic=True), completion=PROMPT[3:])
+    (scored,), (answered,) = llm.run_requests([request]), llm.generate([PROMPT], PARAMS)
+    for made, given in ((scored.receipt, read_len), (answered.receipt, 3)):
+        with pytest.raises(InvalidRequest, match="read_len"):
+            parse_receipt(resealed({**json.loads(json.dumps(made)), "read_len": given}))
 
 
 @pytest.mark.parametrize("thoughts", [3, [[1]], [[1, 2]], [[1, [2]], [1, [3]]], [[-1, [2]]], [[0, [-5]]]])

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.sent_answer import SentAnswer, SentChoice
 from holdfast.core.step_plan import ThinkRule, ThoughtIds, TokenLogprob
+from holdfast.core.stop_rules import FinishReason
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.receipt import Receipt, ReceiptChoice
 from holdfast.text.detokenizer import Detokenizer
@@ -36,8 +37,11 @@ def continued_params(receipt: Receipt, max_tokens: int) -> SamplingParams:
         raise InvalidRequest("the receipt is of a score or of a prompt; it has no answer to continue")
     if all(choice.finish_reason == "stop" for choice in receipt.choices):
         raise InvalidRequest("the receipt's answer is complete (finish_reason is stop); nothing follows it")
-    longest = max(len(choice.token_ids) for choice in receipt.choices if choice.finish_reason != "stop")
-    if max_tokens <= longest:
+    if not isinstance(max_tokens, int):
+        raise InvalidRequest(f"max_tokens must be a number of tokens, not {show(max_tokens)}")
+    lens = [len(choice.token_ids) for choice in receipt.choices if choice.finish_reason != "stop"]
+    longest = max(lens)
+    if max_tokens < longest or max_tokens <= min(lens):
         raise InvalidRequest(
             f"the receipt's answer has {longest} tokens and max_tokens is {max_tokens}; ask for more tokens"
         )
@@ -48,13 +52,15 @@ def sent_answer(
     receipt: Receipt,
     prompt_ids: Sequence[int],
     tokenizer: "Tokenizer",
+    max_tokens: int,
     *,
     chunk_len: int = 0,
     while_answering: bool = False,
 ) -> SentAnswer:
     """What the client has: the receipt's tokens, their logprobs, their text and their thoughts.
 
-    chunk_len and while_answering are of a model that thinks.
+    An answer that has its max_tokens while another of its request has not has ended. chunk_len and
+    while_answering are of a model that thinks.
     """
     skip = receipt.params.skip_special_tokens
     rule = ThinkRule.of(receipt.params, len(prompt_ids), while_answering=while_answering)
@@ -67,10 +73,16 @@ def sent_answer(
             _logprobs(choice),
             len(text),
             _thoughts(choice, len(prompt_ids), chunk_len, rule),
-            "stop" if choice.finish_reason == "stop" else None,
+            _finish_reason(choice, max_tokens),
         )
 
     return SentAnswer(receipt.seed, tuple(map(sent_choice, receipt.choices)))
+
+
+def _finish_reason(choice: ReceiptChoice, max_tokens: int) -> FinishReason | None:
+    if choice.finish_reason == "length" and len(choice.token_ids) < max_tokens:
+        return None
+    return None if choice.finish_reason == "abort" else choice.finish_reason
 
 
 def _logprobs(choice: ReceiptChoice) -> tuple[TokenLogprob, ...]:
@@ -83,13 +95,15 @@ def _thoughts(
     choice: ReceiptChoice, prompt_len: int, chunk_len: int, rule: ThinkRule
 ) -> tuple[ThoughtIds, ...]:
     """The thoughts after chunks 0, 1, 2, ... A receipt leaves trivial ones out. The last token of an
-    answer is in no chunk: its KV was not computed."""
+    answer is in no chunk: its KV was not computed. If there is no token, the prompt may have been read in
+    part: later thoughts than those of the receipt are not known."""
     thoughts = dict(choice.thoughts or ())
-    chunks = range((prompt_len + len(choice.token_ids) - 1) // chunk_len if chunk_len else 0)
+    num_known = max(thoughts, default=-1) + 1
+    chunks = range((prompt_len + max(1, len(choice.token_ids)) - 1) // chunk_len if chunk_len else 0)
     num_thoughts = sum(rule.thinks(chunk, chunk_len) for chunk in chunks)
-    if chunk_len and max(thoughts, default=-1) >= num_thoughts:
+    if chunk_len and num_known > num_thoughts:
         raise InvalidRequest(
             f"the receipt has a thought after chunk {max(thoughts)}, but {num_thoughts} chunks of its answer are "
             "thought about"
         )
-    return tuple(thoughts.get(chunk, ()) for chunk in range(num_thoughts))
+    return tuple(thoughts.get(chunk, ()) for chunk in range(num_thoughts if choice.token_ids else num_known))

@@ -231,7 +231,7 @@ class LLM(LoadedModel):
         beginning, with a receipt of its own.
 
         receipt: as in `Result.receipt`, or read from a file.
-        max_tokens: of the whole answer, more than the receipt has.
+        max_tokens: of the whole answer, more than the receipt has. Of several answers, one may have as many.
         prompt_token_ids, prompt_salt: of a receipt without them.
         force: go on although the fingerprints differ.
 
@@ -253,11 +253,12 @@ class LLM(LoadedModel):
             read,
             prompt,
             self.engine.tokenizer,
+            params.max_tokens,
             chunk_len=schedule.chunk_len,
             while_answering=schedule.while_answering,
         )
         request = self.engine.prepare(prompt, params, sent=sent)
-        return self._finish(request, None, self._answer([request])[0])
+        return self._finish(request, None, self.run_requests([request])[0])
 
     def score(
         self,
@@ -303,7 +304,7 @@ class LLM(LoadedModel):
             self.engine.prepare(prompt, params, completion=completion, want_receipt=False)
             for prompt, completion in pairs
         ]
-        results = self._answer(requests)
+        results = self.run_requests(requests)
         for result in results:
             if result.error is not None:
                 raise EngineStopped(result.error)
@@ -347,7 +348,7 @@ class LLM(LoadedModel):
                 ids = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
                 ids = truncate_ids(ids, truncate_prompt_tokens, engine.limits.max_model_len)
                 requests.append(engine.prepare(ids, params, pooling=pooled, want_receipt=False))
-            results = self._answer(requests, advance)
+            results = self.run_requests(requests, advance)
         return [
             embedding_result(request.request_id, result)
             for request, result in zip(requests, results, strict=True)
@@ -366,7 +367,7 @@ class LLM(LoadedModel):
                 self.engine.prepare(prompt.prompt, one, want_receipt=want_receipts)
                 for prompt, one in zip(prompts, each, strict=True)
             ]
-            results = self._answer(requests, advance)
+            results = self.run_requests(requests, advance)
         return [
             self._finish(request, prompt.text, result)
             for request, prompt, result in zip(requests, prompts, results, strict=True)
@@ -386,10 +387,10 @@ class LLM(LoadedModel):
             result, self._tokenizer.token_texts, prompt=prompt, request_id=str(request.request_id)
         )
 
-    def _answer(
+    def run_requests(
         self, requests: Sequence[Request], on_result: Callable[[Result], None] | None = None
     ) -> list[Result]:
-        """Run requests until all have ended. An interrupt ends them."""
+        """Run requests of this engine (`Engine.prepare`) until all have ended. An interrupt ends them."""
         shared, inbox = self._requests, Inbox(requests)
         results: dict[int, Result] = {}
         try:

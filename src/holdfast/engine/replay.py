@@ -80,8 +80,10 @@ def replay(
     longest = max(len(choice.token_ids) for choice in receipt.choices)
     neighbours = [_neighbour(random.Random(seed), llm, longest) for seed in range(num_neighbours)]
     middle = num_neighbours // 2
-    batch = [*neighbours[:middle], (prompt, params), *neighbours[middle:]]
-    result = llm.generate([ids for ids, _ in batch], [each for _, each in batch], use_tqdm=False)[middle]
+    prompt, completion = split_score(receipt, prompt)
+    requests = [llm.engine.prepare(ids, each, want_receipt=False) for ids, each in neighbours]
+    requests.insert(middle, llm.engine.prepare(prompt, params, completion=completion))
+    result = llm.run_requests(requests)[middle]
     tokenizer = llm.engine.tokenizer
     return compare_result(
         receipt, result, lambda token_id: tokenizer.token_bytes(token_id).decode("utf-8", "replace")
@@ -99,10 +101,14 @@ def compare_result(receipt: Receipt, result: Result, text: TokenText) -> ReplayR
         mode=again.mode,
         num_choices=len(receipt.choices),
         num_tokens=sum(len(choice.token_ids) for choice in receipt.choices),
-        num_logprobs=sum(
-            len(choice.logprobs.bits) for choice in receipt.choices if choice.logprobs is not None
-        ),
+        num_logprobs=_num_logprobs(receipt),
     )
+
+
+def _num_logprobs(receipt: Receipt) -> int:
+    scores = receipt.prompt_logprobs
+    all_logprobs = [None if scores is None else scores.logprobs, *(one.logprobs for one in receipt.choices)]
+    return sum(len(each.bits) for each in all_logprobs if each is not None)
 
 
 def require_prompt(
@@ -120,6 +126,20 @@ def require_prompt(
     if not receipt.is_of_prompt(ids, salt):
         raise InvalidRequest("the given prompt is not the receipt's: its digest differs")
     return ids
+
+
+def split_score(receipt: Receipt, ids: list[int]) -> tuple[list[int], list[int] | None]:
+    """The prompt, and the completion that was scored after it, if any. A model that thinks may read a prompt
+    otherwise than a completion.
+
+    Receipts made before `read_len` was recorded have the first position that was scored.
+    """
+    read_len, scores = receipt.read_len, receipt.prompt_logprobs
+    if read_len is None and scores is not None and scores.first > 1:
+        read_len = scores.first
+    if read_len is None or read_len >= len(ids):
+        return ids, None
+    return ids[:read_len], ids[read_len:]
 
 
 def replay_params(receipt: Receipt, prompt_len: int, max_len: int) -> SamplingParams:

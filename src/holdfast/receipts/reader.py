@@ -110,6 +110,7 @@ class _ReceiptJson(_ReceiptJson1, frozen=True, forbid_unknown_fields=True):
     seal: Digest
     signature: Signature | None
     grammar: GrammarLibrary | None = None
+    read_len: Annotated[int, Meta(ge=1, le=MAX_TOKEN_ID)] | None = None
 
 
 def read_receipt(source: Path | str | bytes, line: int | None = None) -> Receipt:
@@ -224,6 +225,8 @@ def _sealed(receipt: Receipt, given: _ReceiptJson, content: dict[str, Any]) -> R
         _refuse("it must have a signer and a signature, or neither")
     if given.grammar is not None and receipt.params.structured is None:
         _refuse("it names a grammar library, but its settings ask for no structured output")
+    if given.read_len is not None:
+        _check_read_len(given.read_len, receipt)
     return replace(
         receipt,
         prompt_salt=given.prompt.salt,
@@ -232,7 +235,20 @@ def _sealed(receipt: Receipt, given: _ReceiptJson, content: dict[str, Any]) -> R
         signer=given.signer,
         seal=given.seal,
         signature=given.signature,
+        read_len=given.read_len,
     )
+
+
+def _check_read_len(read_len: int, receipt: Receipt) -> None:
+    if not is_score(receipt.params):
+        _refuse("it has a read_len, but its settings are not those of a score")
+    first = None if receipt.prompt_logprobs is None else receipt.prompt_logprobs.first
+    if first not in (None, read_len):
+        _refuse(f"its read_len is {read_len}, but its prompt_logprobs begin at token {first}")
+    if receipt.prompt_ids is not None and read_len >= len(receipt.prompt_ids):
+        _refuse(
+            f"its read_len is {read_len}, but prompt and completion have {len(receipt.prompt_ids)} tokens"
+        )
 
 
 def _read_file(path: Path) -> bytes:

@@ -109,8 +109,9 @@ class PromptLogprobBits:
 class Receipt:
     """A consistent receipt: its digests are those of its content.
 
-    `prompt_ids` and `prompt_salt` may be left out. The last six are None in format 1. `grammar` is
-    None also for an answer without structured output, and in receipts made before it was recorded.
+    `prompt_ids` and `prompt_salt` may be left out. The last seven are None in format 1. `grammar` is
+    None also for an answer without structured output, and in receipts made before it was recorded. So is
+    `read_len`, the length of the prompt that a completion was scored after, unless the model thinks.
     """
 
     mode: Determinism
@@ -130,6 +131,7 @@ class Receipt:
     signer: Signer | None = None
     seal: str | None = None
     signature: str | None = None
+    read_len: int | None = None
 
     @property
     def format(self) -> str:
@@ -181,6 +183,7 @@ class Receipt:
         return {
             **content,
             **({} if self.grammar is None else {"grammar": _plain(self.grammar)}),
+            **({} if self.read_len is None else {"read_len": self.read_len}),
             "machine": _plain(self.machine),
             "signer": _plain(self.signer),
             "seal": self.seal,
@@ -345,6 +348,7 @@ def make_receipt(
     """A receipt without its seal. `certificate` is its digest, `model` the name the user gave,
     `logprobs` those of each choice, asked for or not."""
     choices = zip(result.choices, logprobs, strict=True)
+    thinks = "thinking" in fingerprint.parts
     scored = [one for one in result.prompt_logprobs or () if one is not None]
     salt = os.urandom(_SALT_BYTES).hex()
     return Receipt(
@@ -356,14 +360,12 @@ def make_receipt(
         prompt_digest=digest_prompt(result.prompt_token_ids, salt),
         params=NO_DEFAULTS.apply(request.params),
         seed=result.seed,
-        choices=tuple(
-            _choice(choice, given, request.params, thinks="thinking" in fingerprint.parts)
-            for choice, given in choices
-        ),
+        choices=tuple(_choice(choice, given, request.params, thinks=thinks) for choice, given in choices),
         prompt_logprobs=PromptLogprobBits(request.score_from or 0, logprob_bits(scored)) if scored else None,
         counts={name: getattr(result.stats, name) for name in _COUNTS},
         prompt_salt=salt,
         machine=machine,
+        read_len=request.read_len if thinks else None,
     )
 
 

@@ -49,7 +49,9 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
             receipt, _, prompt_ids = await read_receipt(request, frontend, body)
             params = continued_params(receipt, body.max_tokens)
             frontend.prompts.require_room(len(prompt_ids) + params.max_tokens)
-            sent = await frontend.prepare(request, lambda token: _sent_answer(frontend, receipt, prompt_ids))
+            sent = await frontend.prepare(
+                request, lambda token: _sent_answer(frontend, receipt, prompt_ids, params)
+            )
         except HoldfastError as error:
             raise to_api_error(error) from None
         require_limits(receipt, frontend.config)
@@ -74,12 +76,15 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
     return router
 
 
-def _sent_answer(frontend: Frontend, receipt: Receipt, prompt_ids: list[int]) -> SentAnswer:
+def _sent_answer(
+    frontend: Frontend, receipt: Receipt, prompt_ids: list[int], params: SamplingParams
+) -> SentAnswer:
     ready = frontend.supervisor.ready
     return sent_answer(
         receipt,
         prompt_ids,
         frontend.prompts.tokenizer,
+        params.max_tokens,
         chunk_len=ready.chunk,
         while_answering=ready.while_answering,
     )

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.results import Choice, Delta, Result
-from holdfast.engine.replay import ReplayResult, compare_result, replay_params, require_prompt
+from holdfast.engine.replay import ReplayResult, compare_result, replay_params, require_prompt, split_score
 from holdfast.errors import HoldfastError
 from holdfast.receipts.check import ReceiptCheck, check_signature
 from holdfast.receipts.fingerprint import Fingerprint
@@ -57,7 +57,8 @@ def replay_routes(frontend: Frontend) -> APIRouter:
                 params = replay_params(receipt, len(prompt_ids), max_prompt_len(frontend))
             except HoldfastError as error:
                 raise to_api_error(error) from None
-            await call.submit(prompt_ids, params, want_receipt=True)
+            prompt_ids, completion_ids = split_score(receipt, prompt_ids)
+            await call.submit(prompt_ids, params, completion_ids=completion_ids, want_receipt=True)
             result = await run_until_disconnect(request, _run(call, params.n))
             call.finished([choice.finish_reason for choice in result.choices])
             try:
