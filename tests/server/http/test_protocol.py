@@ -385,6 +385,64 @@ def test_early_response_reaches_a_client_that_is_still_sending(toy: ToyApp, serv
     wait_until(lambda: server.num_connections == 0)
 
 
+UNREAD = b"POST /unread HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("framing", "parts"),
+    [
+        (b"Content-Length: 8", [b"abcd", b"efgh"]),
+        (b"Content-Length: 8", [b"abcdefgh" + GET[:9], GET[9:]]),
+        (b"Transfer-Encoding: chunked", [b"4\r\nabcd\r\n", b"0\r\nX-A: b\r\n\r\n"]),
+    ],
+    ids=["length", "with the next request", "chunks"],
+)
+def test_rest_of_a_short_body_is_dropped_and_the_connection_stays(
+    server: ServerThread, framing: bytes, parts: list[bytes]
+) -> None:
+    """Clients send headers and body separately, and expect a connection to stay that is not said to close."""
+    with server.connect() as connection:
+        for _ in range(2):
+            connection.send(UNREAD + framing + b"\r\n\r\n")
+            reply = connection.read()
+            assert reply.body == b"did not look" and "connection" not in reply.headers
+            for part in parts:
+                threading.Event().wait(0.02)
+                connection.send(part)
+            if GET[9:] not in parts[-1]:
+                connection.send(GET)
+            assert connection.read().body == b"|host"
+
+
+@pytest.mark.parametrize("rest", [b"zz\r\n", b"4\r\nabcd\r\n", b""], ids=["not a chunk", "no end", "nothing"])
+def test_rest_of_a_body_that_does_not_end_closes_the_connection(
+    toy: ToyApp, rest: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.http.protocol._LINGER_SECONDS", 0.1)
+    with served(toy, config()) as server, server.connect() as connection:
+        connection.send(UNREAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        assert connection.read().status == 200
+        connection.send(rest)
+        assert connection.is_closed()  # without a second response
+        wait_until(lambda: server.num_connections == 0)
+
+
+def test_headers_after_a_dropped_body_must_arrive_in_time(toy: ToyApp) -> None:
+    with served(toy, config(header_timeout=0.2)) as server, server.connect() as connection:
+        connection.send(UNREAD + b"Content-Length: 2\r\n\r\n")
+        assert connection.read().status == 200
+        connection.send(b"hiGET / HTTP/1.1\r\n")
+        assert connection.read().status == 408
+        assert connection.is_closed()
+
+
+def test_body_that_waits_for_a_permission_is_not_awaited(server: ServerThread) -> None:
+    with server.connect() as connection:
+        connection.send(UNREAD + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        assert connection.read().status == 200
+        assert connection.is_closed()
+
+
 def send_for_ever(connection: Connection) -> None:
     while True:
         connection.send(b"x" * 100_000)

@@ -7,6 +7,8 @@ of uvicorn's protocol does:
 - Headers must arrive within `header_timeout` and within `MAX_HEADERS` and `MAX_HEADER_BYTES`.
 - A connection has one request at a time. Data that arrives before the response is complete is
   dropped, and the connection closes after that response.
+- The rest of a body that a response did not wait for is read and dropped, if it is short; then the connection
+  can have another request.
 - A client that takes no byte of its response for `send_timeout` is disconnected.
 - Above `max_connections` a connection that waits for its client gives way (`connections`), or else the
   new one is refused.
@@ -48,7 +50,8 @@ from holdfast.server.http.request_head import (
 from holdfast.server.tenants.addresses import Network, is_trusted, network_of, parse_address, parse_proxies
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT, address_tenant
 
-_LINGER_SECONDS = 2.0  # how long input is still read and dropped after the last response
+_LINGER_SECONDS = 2.0  # how long input is still read and dropped after a response
+_MAX_UNREAD_BYTES = 256 << 10  # of a body, after a response that did not need it
 _MAX_CHECK_SECONDS = 2.0  # between two looks at whether a client reads
 
 _NOT_HTTP = bad_request("it is not HTTP/1.1")
@@ -96,6 +99,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             None  # until the headers are complete, and again while closing
         )
         self._send_timer: TimerHandle | None = None  # while the client does not read
+        self._unread_timer: TimerHandle | None = None  # while the rest of a body is dropped
         self._num_unsent_bytes = 0  # at the last look, here and in the kernel
         self.sent_at = 0.0
         self._began = 0.0  # when the current request began to arrive, or the wait for it
@@ -110,6 +114,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     @property
     def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _has_unread_body(self) -> bool:
+        """Whether the body is still arriving although the response is complete."""
+        return self._is_in_body and not self._is_responding
 
     # For the table of connections
 
@@ -171,7 +180,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.table.remove(self)
-        _cancel(self._close_timer, self._send_timer, self.timeout_keep_alive_task)
+        _cancel(self._close_timer, self._send_timer, self._unread_timer, self.timeout_keep_alive_task)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -180,7 +189,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_in_body:
             self._num_body_bytes += len(data)
             # Twice the limit and 64 KiB allow for the framing: tiny chunks, trailers.
-            if self._num_body_bytes > 2 * self.settings.max_body_bytes + (64 << 10):
+            most = 2 * self.settings.max_body_bytes + (64 << 10)
+            if self._num_body_bytes > (_MAX_UNREAD_BYTES if self._has_unread_body else most):
                 self._refuse(_TOO_LARGE)
                 return
         elif self._is_responding:
@@ -217,6 +227,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_responding:
             self._close_after_response()
             raise _StopParsing
+        if self._close_timer is None:  # it arrived together with the end of a body that was dropped
+            self._unset_keepalive_if_required()
+            self._await_headers()
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -247,8 +260,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._upgrade_framing:
-            self._is_in_body = False
+        if self._upgrade_framing:
+            return
+        was_unread, self._is_in_body = self._has_unread_body, False
+        if was_unread:
+            _cancel(self._unread_timer)
+            self._await_request()
+        else:
             self.table.set_busy(self)
             super().on_message_complete()
 
@@ -256,10 +274,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        if self._is_in_body:  # the route did not read the whole body
+        self._await_request()
+        if not self._is_in_body:
+            return
+        if self.expect_100_continue:  # whether the body follows is not known
             self._close_gracefully()
         else:
-            self._await_request()
+            self._num_body_bytes = 0
+            self._unread_timer = self.loop.call_later(_LINGER_SECONDS, self._close_gracefully)
 
     # Timeouts
 
@@ -317,6 +339,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
         A running route sees a disconnect.
         """
+        if self._has_unread_body:
+            self._close_gracefully()
+            return
         if self.has_response:
             self._end_route()
             self.transport.abort()
@@ -346,7 +371,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._drops_input = True
         self._await_request()
         self._unset_keepalive_if_required()
-        _cancel(self._close_timer)
+        _cancel(self._close_timer, self._unread_timer)
         self._close_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
         if self.transport.can_write_eof():
             self.transport.write_eof()
