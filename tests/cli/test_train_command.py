@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.training.settings import PRESETS
 
 TINY = ["--size", "tiny", "--steps", "2", "--batch", "4", "-n", "2", "--device", "cpu"]
@@ -42,25 +44,26 @@ def test_train_writes_a_model_and_resumes(holdfast, tmp_path: Path, monkeypatch)
     assert holdfast(*again, "--overwrite").exit_code == 0
 
 
-def test_interrupted_run_resumes_with_the_same_result(holdfast, tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["interrupt", "SIGTERM"])
+def test_interrupted_run_resumes_with_the_same_result(holdfast, tmp_path: Path, monkeypatch, number):
     from holdfast.training import loop
 
     monkeypatch.setitem(PRESETS, "short", replace(PRESETS["short"], eval_texts=2, eval_events=(1,)))
     wanted = ("--preset", "short", *TINY, "--steps", "4")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert holdfast("train", "thinking", "--out", str(whole), *wanted).exit_code == 0
-    take_step, before = loop._take_step, signal.getsignal(signal.SIGINT)
+    take_step, before = loop._take_step, signal.getsignal(number)
 
     def interrupt(run: loop.TrainingRun, step: Any) -> Any:
         if run.step == 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return take_step(run, step)
 
     monkeypatch.setattr(loop, "_take_step", interrupt)
     done = holdfast("train", "thinking", "--out", str(cut), *wanted)
     assert done.exit_code == 130 and "interrupted after step 2 of 4" in done.stderr
     assert not (cut / "model.safetensors").exists()
-    assert signal.getsignal(signal.SIGINT) is before, "whoever started this may have interrupts ignored"
+    assert signal.getsignal(number) is before, "whoever started this may have interrupts ignored"
     assert holdfast("train", "thinking", "--out", str(cut), "--resume").exit_code == 0
     assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 

@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from holdfast import LLM
+from holdfast.errors import ConfigError
 from holdfast.training.samples import _whole_sentences, sample_prompts, write_samples
 from holdfast.training.tasks.general import read_chat, training_prompts
 from support.tiny import tiny_model
@@ -23,6 +26,14 @@ def test_answers_are_written_as_chat_texts(tmp_path: Path) -> None:
     assert [json.loads(line) for line in again.read_text().splitlines()] != [
         json.loads(line) for line in file.read_text().splitlines()
     ]
+
+
+def test_no_answer_is_an_error(tmp_path: Path) -> None:
+    llm = LLM(str(tiny_model(tmp_path / "model", max_position_embeddings=2048)), device="cpu", max_num_seqs=4)
+    file = tmp_path / "general.jsonl"
+    with pytest.raises(ConfigError, match="no answer ends within max_tokens"):
+        write_samples(llm, file, sample_prompts(1, 0, []), 1, 0)
+    assert not file.exists()
 
 
 def test_answer_that_is_cut_off_ends_with_a_sentence() -> None:

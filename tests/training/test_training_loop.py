@@ -128,11 +128,26 @@ def test_run_of_another_version_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"steps": 0}, {"tasks": ()}, {"accumulate": 9}, {"shares": (1,)}, {"chat": True}]
+    "changes",
+    [
+        *({"steps": 0}, {"tasks": ()}, {"accumulate": 9}, {"shares": (1,)}, {"chat": True}),
+        *({"seed": 1 << 63}, {"seed": -1}, {"batch": 10**9}, {"minutes": float("inf")}),
+        *({"learning_rate": float("inf")}, {"learning_rate": float("nan")}, {"block_rate": 0.0}),
+        *({"follow_ups": 0.5}, {"follow_ups": 1.5}),
+    ],
+    ids=str,
 )
 def test_bad_settings_are_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
+    said = {"tasks": "no task", "accumulate": "9 passes"}
+    (name,) = changes
+    with pytest.raises(ConfigError, match=said.get(name, name)):
         replace(TINY, **changes)  # type: ignore[arg-type]
+
+
+def test_run_that_diverges_writes_no_model() -> None:
+    run = start_run(replace(TINY, learning_rate=1e30, warmup=1, steps=20, eval_every=0), CPU)
+    with pytest.raises(ConfigError, match="lower learning rate"):
+        train(run)
 
 
 def test_learning_rate_warms_up_and_decays() -> None:

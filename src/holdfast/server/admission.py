@@ -92,6 +92,7 @@ class Admission:
                 400,
                 f"the request asks for {num_choices} answers at once; at most {limit} are possible",
                 param="n",
+                code="invalid_value",
             )
         held = self.num_held(tenant) + num_choices
         retry = {"Retry-After": str(self.retry_after(tenant))}

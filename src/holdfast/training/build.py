@@ -282,6 +282,6 @@ def _like(wanted: ThinkingConfig, trained: ThinkingConfig, name: str) -> Thinkin
     for key, value in asdict(trained).items():
         if key not in ("max_thought", "reset_ids") and getattr(wanted, key) != value:
             raise ConfigError(
-                f"{key} is {getattr(wanted, key)}, and {name} thinks with {value}; train it further with the same"
+                f"{key} is {getattr(wanted, key)}, and {name} was trained with {value}; train it further with the same"
             )
     return wanted

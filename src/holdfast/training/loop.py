@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.errors import ConfigError
 from holdfast.training.batch import join_batches
 from holdfast.training.build import BuiltModel, build
 from holdfast.training.compiled import autocast, compile_rowwise
@@ -172,6 +173,8 @@ def train(
         is_evaluated = is_last or (s.eval_every > 0 and run.step % s.eval_every == 0)
         if is_evaluated or run.step % _LOG_EVERY == 0:
             loss, answer, thought = losses.tolist()
+            if not math.isfinite(loss):
+                raise ConfigError(f"the loss of step {run.step} is {loss}; train with a lower learning rate")
             accuracy = measure_accuracy(run, s.eval_lengths, s.eval_texts) if is_evaluated else None
             run.metrics.append(StepMetrics(run.step, loss, answer, thought, accuracy))
             if report is not None:

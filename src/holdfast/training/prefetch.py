@@ -97,7 +97,8 @@ _worker_builder: list[StepBuilder] = []  # of a worker process
 
 
 def _begin(builder: StepBuilder) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles the interrupt
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the main process handles the interrupt
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker_builder.append(builder)

@@ -40,6 +40,8 @@ def write_samples(llm: LLM, path: Path, prompts: Sequence[str], max_tokens: int,
             answer = _whole_sentences(answer)
         if answer:
             lines.append(json.dumps({"prompt": prompt, "answer": answer}))
+    if not lines:
+        raise ConfigError(f"no answer ends within max_tokens, which is {max_tokens}; nothing was written")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

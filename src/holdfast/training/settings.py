@@ -1,5 +1,6 @@
 """The settings of a training run: the same settings on the same machine give the same weights."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from holdfast.training.tasks.names import known_tasks
 from holdfast.training.tasks.task import AnswerForm
 from holdfast.training.tasks.variables import ThoughtContent
 
+_LARGEST_BATCH = 1 << 16
 _LARGEST_PAGE = 64  # tokens of a KV page on a GPU; 16 on a CPU
 
 
@@ -99,8 +101,14 @@ class TrainingSettings:
             raise ConfigError(
                 f"chunk is {self.chunk}; it must divide a KV page to be served: 1, 2, 4, 8 or 16, on a GPU also 32 or 64"
             )
-        if self.minutes is not None and self.minutes <= 0:
-            raise ConfigError(f"minutes is {self.minutes}; it must be more than 0")
+        for name in ("learning_rate", "block_rate", "clip", "minutes"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} is {value}; it must be a number above 0")
+        if self.batch > _LARGEST_BATCH:
+            raise ConfigError(f"batch is {self.batch}; at most {_LARGEST_BATCH} texts are possible")
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"seed is {self.seed}; it must be from 0 to 2^63 - 1")
         if not self.tasks:
             raise ConfigError(f"no task to train; name one: {known_tasks()}")
         if self.adapter and (self.backbone is None or self.form != "thinking"):
@@ -109,9 +117,11 @@ class TrainingSettings:
             raise ConfigError("an adapter leaves its backbone as it is and has no window of its own")
         if self.chat and self.backbone is None:
             raise ConfigError("chat needs a backbone with a chat template")
-        if not 0 <= self.follow_ups <= 1 or (self.follow_ups and not self.chat):
+        if not 0 <= self.follow_ups <= 1:
+            raise ConfigError(f"follow_ups is {self.follow_ups}; expected a share from 0 to 1")
+        if self.follow_ups and not self.chat:
             raise ConfigError(
-                f"follow_ups is {self.follow_ups}; expected a share from 0 to 1, of messages of a chat"
+                "follow_ups are messages of a chat; they need chat, and a backbone with a template"
             )
         if self.shares and (len(self.shares) != len(self.tasks) or min(self.shares) < 1):
             raise ConfigError(f"shares are {self.shares}; expected {len(self.tasks)} numbers of 1 or more")

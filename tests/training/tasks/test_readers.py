@@ -76,7 +76,7 @@ def test_babi_story_of_another_kind_has_its_supporting_facts(tmp_path: Path) -> 
     assert [each.thought for each in example.steps] == [" The hill is north of the lake"]
 
 
-@pytest.mark.parametrize("text", ["Mary went.\n", "1 Where?\there\t7\n", "1\n"])
+@pytest.mark.parametrize("text", ["Mary went.\n", "1 Where?\there\t7\n", "1\n", "1 Where?\there\tx\n"])
 def test_bad_babi_story_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "qa.txt"
     path.write_text(text)
@@ -97,7 +97,16 @@ def test_gsm8k_examples(tmp_path: Path) -> None:
     assert second.prompt[: second.steps[0].settled_at + 1] == "A dozen eggs, twice."
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"question": "q"}', '{"question": "q", "answer": "no end"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[1]",
+        '{"question": 1, "answer": "#### 1"}',
+        '{"question": "q"}',
+        '{"question": "q", "answer": "no end"}',
+    ],
+)
 def test_bad_gsm8k_line_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text(line + "\n")

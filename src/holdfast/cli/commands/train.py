@@ -354,19 +354,23 @@ def _train(run: "TrainingRun", out: Path) -> None:
 
 @contextmanager
 def _until_interrupted() -> Iterator[Callable[[], bool]]:
-    """Tells whether there was an interrupt. A second interrupt ends the process at once."""
+    """Tells whether there was an interrupt or SIGTERM. A second one ends the process at once."""
     found = threading.Event()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def stop(number: int, frame: object) -> None:
         found.set()
-        signal.signal(signal.SIGINT, before)
+        restore()
         note("interrupted: finishing the step and saving the run; interrupt again to leave at once")
 
-    before = signal.signal(signal.SIGINT, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield found.is_set
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
 
 
 class _StepTimer:

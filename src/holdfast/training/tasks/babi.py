@@ -113,7 +113,12 @@ def _examples(path: Path, lines: list[str]) -> Iterator[TextExample]:
             facts[int(number)] = text.strip()
             continue
         question, answer, *rest = (part.strip() for part in text.split("\t"))
-        support = [int(each) for each in (rest[0] if rest else "").split()]
+        named = (rest[0] if rest else "").split()
+        if not all(each.isdecimal() for each in named):
+            raise ConfigError(
+                f"{path}, line {line_number}: expected the numbers of supporting facts, found {rest[0][:60]!r}"
+            )
+        support = [int(each) for each in named]
         missing = [each for each in support if each not in facts]
         if missing:
             raise ConfigError(

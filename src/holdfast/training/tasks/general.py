@@ -8,12 +8,11 @@ things: what a model thinks about is not known by the form of a text. Prompts fo
 evaluation have different subjects and different forms.
 """
 
-import json
 import random
 from pathlib import Path
 
-from holdfast.errors import ConfigError
 from holdfast.training.tasks.filler import NAMES, split_list
+from holdfast.training.tasks.json_lines import read_texts
 from holdfast.training.tasks.text_examples import TextExample
 
 NUM_EVAL_PROMPTS = 200
@@ -147,18 +146,7 @@ def eval_prompts() -> list[str]:
 
 def read_chat(path: Path) -> list[TextExample]:
     """JSON lines with a prompt and an answer each."""
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON lines: {error}") from error
-    examples = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            fields = json.loads(line)
-            prompt, answer = fields["prompt"], fields["answer"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}, line {number} has no prompt and answer: {error}") from error
-        if not isinstance(prompt, str) or not isinstance(answer, str):
-            raise ConfigError(f"{path}, line {number}: prompt and answer must be texts")
-        examples.append(TextExample(prompt, answer, (), has_chain=False))
-    return examples
+    return [
+        TextExample(prompt, answer, (), has_chain=False)
+        for _, (prompt, answer) in read_texts(path, "prompt", "answer")
+    ]

@@ -12,11 +12,11 @@ Most calculations are placed where the question ends. An instruction follows it,
 with three words, so that there are chunks for them before the number.
 """
 
-import json
 import re
 from pathlib import Path
 
 from holdfast.errors import ConfigError
+from holdfast.training.tasks.json_lines import read_texts
 from holdfast.training.tasks.text_examples import QUESTION_END, TextExample, ThoughtStep
 
 _CALCULATION = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
@@ -40,19 +40,8 @@ _WORDS = re.compile(r"[a-z]+|%")
 def read_gsm8k(path: Path) -> list[TextExample]:
     """All questions of a file."""
     examples = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON lines: {error}") from error
-    for line_number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-            question, answer = fields["question"], fields["answer"]
-            final = _FINAL.search(answer)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}, line {line_number} has no question and answer: {error}") from error
+    for line_number, (question, answer) in read_texts(path, "question", "answer"):
+        final = _FINAL.search(answer)
         if final is None:
             raise ConfigError(f"{path}, line {line_number}: the answer does not end with ####")
         examples.append(
