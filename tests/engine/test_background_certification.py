@@ -159,6 +159,8 @@ def test_next_process_continues_an_unfinished_certification(new: Callable[..., L
     certification.interrupt()
     again = new().engine
     assert again.background.certifier is not None and again.background.certifier.progress[0] >= 5
+    state = again.certificate_state
+    assert state.num_checks_done <= state.num_checks  # which are not counted yet
     made = again.certify()
     assert made is not None and replace(made, seconds=0) == replace(whole, seconds=0)
 

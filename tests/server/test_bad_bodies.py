@@ -122,7 +122,7 @@ TRANSLATED = (
 # The server's own limits.
 LIMITS = (
     completion("33 choices", "n must be", "invalid_value", "n", n=33),
-    completion("8192 choices in all", "answers", None, "n", prompt=["a"] * 256, n=32),
+    completion("8192 choices in all", "answers", "invalid_value", "n", prompt=["a"] * 256, n=32),
     completion("257 prompts", "257 prompts", "invalid_value", "prompt", prompt=["a"] * 257),
     completion("best_of", "best_of", "unsupported_value", "best_of", best_of=2),
     completion("1000 stops", "stop", "invalid_value", "stop", stop=["a"] * 1000),

@@ -78,8 +78,8 @@ class Certification:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(checks done, in all); both are 0 until the first slice."""
-        return (0, 0) if self._known_checks is None else (len(self._done), len(self._known_checks))
+        """(checks done, in all); in all is 0 until the first slice."""
+        return len(self._done), len(self._known_checks or ())
 
     @property
     def _checks(self) -> tuple[Check, ...]:

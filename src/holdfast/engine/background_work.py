@@ -46,7 +46,8 @@ class BackgroundWork:
             return CertificateState("revoked")
         if self.certifier is not None:
             name: CertificateStateName = "certifying" if self.certifier.failure is None else "failed"
-            return CertificateState(name, *self.certifier.progress)
+            num_done, num_checks = self.certifier.progress
+            return CertificateState(name, min(num_done, num_checks), num_checks)
         if self.certificate is None:
             return CertificateState("none")
         return CertificateState("certified" if self.certificate.refusal is None else "refused")
