@@ -7,8 +7,8 @@ of uvicorn's protocol does:
 - Headers must arrive within `header_timeout` and within `MAX_HEADERS` and `MAX_HEADER_BYTES`.
 - A connection has one request at a time. Data that arrives before the response is complete is
   dropped, and the connection closes after that response.
-- The rest of a body that a response did not wait for is read and dropped, if it is short; then the connection
-  can have another request.
+- The rest of a body that a response did not wait for is read and dropped, if it arrives soon; then the
+  connection can have another request.
 - A client that takes no byte of its response for `send_timeout` is disconnected.
 - Above `max_connections` a connection that waits for its client gives way (`connections`), or else the
   new one is refused.
@@ -51,7 +51,6 @@ from holdfast.server.tenants.addresses import Network, is_trusted, network_of, p
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT, address_tenant
 
 _LINGER_SECONDS = 2.0  # how long input is still read and dropped after a response
-_MAX_UNREAD_BYTES = 256 << 10  # of a body, after a response that did not need it
 _MAX_CHECK_SECONDS = 2.0  # between two looks at whether a client reads
 
 _NOT_HTTP = bad_request("it is not HTTP/1.1")
@@ -189,8 +188,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_in_body:
             self._num_body_bytes += len(data)
             # Twice the limit and 64 KiB allow for the framing: tiny chunks, trailers.
-            most = 2 * self.settings.max_body_bytes + (64 << 10)
-            if self._num_body_bytes > (_MAX_UNREAD_BYTES if self._has_unread_body else most):
+            if self._num_body_bytes > 2 * self.settings.max_body_bytes + (64 << 10):
                 self._refuse(_TOO_LARGE)
                 return
         elif self._is_responding:
@@ -280,7 +278,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.expect_100_continue:  # whether the body follows is not known
             self._close_gracefully()
         else:
-            self._num_body_bytes = 0
             self._unread_timer = self.loop.call_later(_LINGER_SECONDS, self._close_gracefully)
 
     # Timeouts
