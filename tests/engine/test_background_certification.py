@@ -121,7 +121,7 @@ def test_requests_that_live_through_the_switch_keep_their_bits(
 def test_slices_between_steps_complete_the_certificate(
     new: Callable[..., LLM], expected: list[Bits], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certifying, "_SHARE", 1.0)
+    monkeypatch.setattr(certifying, "SHARE", 1.0)
     engine = new().engine
     done: list[Bits] = []
     while engine.certificate is None:
@@ -200,7 +200,7 @@ def test_reference_that_contradicts_itself_ends_deterministic_requests(
     with_check(monkeypatch, contradiction)
     monkeypatch.setattr(planning, "_layer_checks", lambda *_: iter(()))
     monkeypatch.setattr(planning, "_weightless_checks", lambda *_: iter(()))
-    monkeypatch.setattr(certifying, "_SHARE", 1.0)
+    monkeypatch.setattr(certifying, "SHARE", 1.0)
     engine = new().engine
     long = replace(PARAMS, max_tokens=200)
     prepared = engine.prepare(PROMPTS[2], PARAMS)

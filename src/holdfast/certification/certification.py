@@ -116,21 +116,21 @@ class Certification:
         return self.certificate
 
     def advance(self, seconds: float | None, progress: Progress | None = None) -> None:
-        """Run checks for about this time; None: to the end.
+        """Run checks for about this time; None: to the end. The wait for what is in flight does not count.
 
         An exception discards what this slice did, and leaves the certification usable.
         """
         if self.certificate is not None:
             return
+        self.synchronize()
         started = time.monotonic()
         with torch.inference_mode():
             num_checks, num_before = len(self._checks), len(self._done)
         until = None if seconds is None else started + seconds
         try:
             with SettingsGuard(self._device, own_workers=True), torch.inference_mode():
-                self._synchronize()
                 self._run(until, progress)
-                self._synchronize()
+                self.synchronize()
         except BaseException as error:
             self.interrupt()
             del self._done[num_before:]
@@ -164,7 +164,7 @@ class Certification:
                 if progress is not None:
                     progress(*self.progress)
             if until is not None:
-                self._synchronize()  # on a GPU the work is only enqueued
+                self.synchronize()  # on a GPU the work is only enqueued
                 if time.monotonic() >= until:
                     return
 
@@ -193,7 +193,8 @@ class Certification:
     def _keep_progress(self) -> None:
         _save_progress(self.key, _KeptProgress(self._is_reference_tested, self._done, self._seconds))
 
-    def _synchronize(self) -> None:
+    def synchronize(self) -> None:
+        """Wait until nothing is in flight on the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

@@ -71,12 +71,11 @@ from holdfast.worker.kv_store import KVStore
 from holdfast.worker.logits_slices import max_logits_tokens
 from holdfast.worker.model_runner import ModelRunner
 
-_SAMPLED_SIZES = (*range(1, 33), 48, 64, 100, 128, 255, 256, 511, 512)
+_SAMPLED_SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 100, 128, 255, 256, 511, 512)
 _MAX_CPU_HEAD_TOKENS = max_logits_tokens(torch.device("cpu"))
-_DENSE_EXPERTS = 160  # up to so many rows of an expert, every number is tried
-_ODD_SIZES = (17, 31, 33, 63)
-_MANY_PROBES, _FEW_SAMPLED_SIZES = 64, (1, 3, 8, 32, 64, 512)
-_LAYER_SIZES = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512)
+_MAX_EXPERT_ROWS = 160  # that are tried one by one; tiles have at most 128
+_SLOW_SAMPLER_OPS, _FEW_SAMPLED_SIZES = ("sample, ties", "logsumexp, few tokens"), (1, 3, 8, 32, 64, 512)
+_LAYER_SIZES = (1, 2, 8, 32, 128, 256, 512)
 _QUICK_SIZES = (1, 3, 8)  # of sampled tokens, in the reference's own test
 _QUICK_CONTEXT = 4000  # of the reference's own test of whole passes
 
@@ -244,7 +243,8 @@ def _check_routed(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> C
     if case.linear.expert_form is None:
         return (yield from check_gemm(backend, case, sizes))
     # Tiles have at most 128 rows: beyond, other numbers of rows only repeat them.
-    counts = tuple(size for size in sizes if size <= _DENSE_EXPERTS or size % 64 == 0 or size == sizes[-1])
+    some = () if is_interpreted(backend) else range(1, min(_MAX_EXPERT_ROWS, sizes[-1]) + 1)
+    counts = tuple(sorted({*some, *(size for size in sizes if size % 64 == 0), *sizes[:3], sizes[-1]}))
     found = [(yield from check_head(backend, case, counts))]
     for form in range(backend.num_expert_forms):
         linear = replace(case.linear, expert_form=form)
@@ -300,8 +300,8 @@ def _weightless_checks(
         yield partial(check_long_attention, backend, shape, name="attention, longest context")
     sampled = _sampled_sizes(backend, sizes)
     for sampler_op in sampler_ops(backend, shape.vocab):
-        is_long = len(sampler_op.inputs) > _MANY_PROBES
-        tested = tuple(size for size in sampled if not is_long or size in _FEW_SAMPLED_SIZES)
+        is_slow = sampler_op.name in _SLOW_SAMPLER_OPS
+        tested = tuple(size for size in sampled if not is_slow or size in _FEW_SAMPLED_SIZES)
         yield partial(check_sampler_op, backend, sampler_op, tested)
 
 
@@ -346,12 +346,10 @@ def _few_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def _sampled_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Numbers of sampled tokens the sampler's operations are checked with."""
-    small = tuple(size for size in sizes if size <= DENSE_SEATING)
     if is_interpreted(backend):
-        return small
-    if backend.recipe.path == "triton":
-        return tuple(size for size in _SAMPLED_SIZES if size <= sizes[-1])
-    return tuple(sorted({*small, *_ODD_SIZES}))
+        return tuple(size for size in sizes if size <= DENSE_SEATING)
+    most = sizes[-1] if backend.recipe.path == "triton" else DENSE_SEATING
+    return tuple(size for size in _SAMPLED_SIZES if size <= most)
 
 
 def _model_shape(decoder: Decoder, max_len: int) -> ModelShape:

@@ -4,8 +4,8 @@ A tensor on torch's device `meta` has a shape and a dtype, and nothing is comput
 are those of the canary and of passes, so a kernel gets the argument types and constants here that
 it gets on the GPU. One that is missed here is compiled when it is first launched.
 
-Only operations that torch implements in C++ are used: for others on `meta`, such as indexing and
-multiplying, it imports its tracing compiler, which takes seconds.
+Only operations that torch implements in C++ are used: for others on `meta`, such as indexing,
+`empty_like` and `arange`, it imports its tracing compiler, which takes seconds.
 """
 
 import logging

@@ -7,11 +7,12 @@ complete certificate is adopted between two plans. A spot check that finds other
 """
 
 import logging
+import time
 from collections.abc import Callable
 
 from holdfast.certification.certificate import Certificate, delete_certificate
 from holdfast.certification.certification import Progress
-from holdfast.engine.certifier import Certifier
+from holdfast.engine.certifier import SHARE, Certifier
 from holdfast.engine.status import CertificateState, CertificateStateName
 from holdfast.scheduler.scheduler import Scheduler
 
@@ -27,6 +28,8 @@ class BackgroundWork:
         self.certifier = certifier
         self.revocation: str | None = None  # why the certificate was revoked, if it was
         self.warm_up: Callable[[], bool] | None = None  # prepares one more thing; False: nothing is left
+        self.warms_up_busy = False  # also between the steps of requests, in a share of the time
+        self._next_warm_up = 0.0
 
     @property
     def is_left(self) -> bool:
@@ -61,6 +64,16 @@ class BackgroundWork:
         """Give back all pages."""
         if self.certifier is not None:
             self.certifier.interrupt()
+
+    def work_between_steps(self, scheduler: Scheduler) -> None:
+        """Do a part of it, in a share of the time, while requests run: graphs after the certificate."""
+        if self.certifier is not None and self.certifier.is_at_work:
+            self.certify(scheduler, is_idle=False)
+        elif self.warms_up_busy and self.warm_up is not None and time.monotonic() >= self._next_warm_up:
+            started = time.monotonic()
+            self.warm_up_next()
+            now = time.monotonic()
+            self._next_warm_up = now + (now - started) * (1 / SHARE - 1)
 
     def certify(self, scheduler: Scheduler, *, is_idle: bool) -> None:
         """A slice of the certification, between two steps."""
@@ -116,9 +129,3 @@ class BackgroundWork:
         except Exception:
             _log.exception("the engine could not be warmed up; its first passes take longer")
             self.warm_up = None
-
-    def warm_up_fully(self) -> None:
-        """Prepare everything now. Raises what the preparation raises."""
-        while self.warm_up is not None:
-            if not self.warm_up():
-                self.warm_up = None

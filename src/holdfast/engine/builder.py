@@ -233,9 +233,10 @@ def _assemble(
     )
     if setup.device.type == "cuda":
         engine.background.warm_up = runner.capture_next
+        engine.background.warms_up_busy = config.certifies_in_background
     engine.start_up_seconds = clock.seconds
     _log.debug("built the engine in %s", clock)
-    if certifier is not None:
+    if certifier is not None and certifier.is_at_work:
         _log.info(
             "no certificate of this model and machine yet: it is made in the background, and deterministic "
             "answers are verified until then"
@@ -267,6 +268,7 @@ def _obtain_certificate(
     known = find_certificate(subject)
     if known is not None:
         return known, None
+    limits = setup.limits
     pages = SpareKVPages() if config.certifies_in_background else AllPages(store.num_pages)
     certification = plan_certification(
         subject,
@@ -274,17 +276,16 @@ def _obtain_certificate(
         runner,
         store,
         settings=setup.settings,
-        max_pass_tokens=setup.limits.max_pass_tokens,
+        max_pass_tokens=limits.max_pass_tokens,
         max_len=setup.max_len,
         lender=pages,
     )
-    if not isinstance(pages, SpareKVPages):
-        return certification.finish(_stage(show, "Certifying")), None
+    certifier = Certifier(certification, pages, lambda sizes: _padded_sizes(sizes, decoder.backend, limits))
+    if not config.certifies_in_background:
+        certifier.finish(_stage(show, "Certifying"))
+        return certifier.certificate, None if certifier.failure is None else certifier
     refused = certification.test_reference(_stage(show, "Testing the reference"))
-    if refused is not None:
-        return refused, None
-    limits = setup.limits
-    return None, Certifier(certification, pages, lambda sizes: _padded_sizes(sizes, decoder.backend, limits))
+    return refused, certifier if refused is None else None
 
 
 def _out_of_memory(setup: _Setup) -> str:

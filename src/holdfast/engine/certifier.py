@@ -1,8 +1,8 @@
-"""Makes the certificate of an engine that already serves: in slices between its steps.
+"""Makes the certificate of an engine: before its first request, or in slices between its steps.
 
-Until the certificate is complete, deterministic requests are verified: the bits are those of the
-reference, before and after. While requests run, slices are short and take a share of the time; an
-idle engine works in longer ones. The check of whole passes borrows free pages of the KV cache, and
+In slices, deterministic requests are verified until the certificate is complete: the bits are those
+of the reference, before and after. While requests run, slices are short and take a share of the time;
+an idle engine works in longer ones. The check of whole passes borrows free pages of the KV cache, and
 gives them back as soon as a request lacks pages; then it starts again later.
 """
 
@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 
 from holdfast.certification.certificate import Certificate
 from holdfast.certification.certification import Certification, Progress
+from holdfast.certification.checks.passes import PageLender
 from holdfast.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
-_SHARE = 0.25  # of the time while requests run
-_BUSY_SECONDS = 0.02  # of a slice between two steps
+SHARE = 0.07  # of the time while requests run
+_BUSY_SECONDS = 0.05  # of a slice between two steps
 _PAGES_SECONDS = 1.0  # until pages are asked for again
 _IDLE_SECONDS = 0.1  # so long may a new request wait
 
@@ -46,7 +47,7 @@ class Certifier:
     def __init__(
         self,
         certification: Certification,
-        pages: SpareKVPages,
+        pages: PageLender,
         padded_sizes: Callable[[Sequence[int]], tuple[int, ...]],
     ) -> None:
         """padded_sizes: which certified sizes passes are padded to."""
@@ -73,28 +74,35 @@ class Certifier:
     def attach(self, scheduler: Scheduler) -> None:
         """Borrow pages from this scheduler from now on. Nothing may be borrowed from another."""
         self.interrupt()
-        self._pages.scheduler = scheduler
+        if isinstance(self._pages, SpareKVPages):
+            self._pages.scheduler = scheduler
 
     def interrupt(self) -> None:
         """Give back all pages. The check at work starts again later."""
         self._certification.interrupt()
-        self._pages.is_waiting = False
+        if isinstance(self._pages, SpareKVPages):
+            self._pages.is_waiting = False
 
     def work(self, *, is_idle: bool) -> None:
-        """One slice, unless running requests have the time now. An error ends the certification:
-        everything stays verified."""
-        started = time.monotonic()
-        if not self.is_at_work or (not is_idle and started < self._next_slice):
+        """Run one slice, unless running requests have the time now."""
+        if not self.is_at_work or (not is_idle and time.monotonic() < self._next_slice):
             return
+        seconds = self._run(lambda: self._certification.advance(_IDLE_SECONDS if is_idle else _BUSY_SECONDS))
+        is_waiting = isinstance(self._pages, SpareKVPages) and self._pages.is_waiting
+        self._next_slice = time.monotonic() + (_PAGES_SECONDS if is_waiting else seconds * (1 / SHARE - 1))
+
+    def finish(self, progress: Progress | None = None) -> None:
+        """Make the certificate now."""
+        self._run(lambda: self._certification.finish(progress))
+
+    def _run(self, work: Callable[[], object]) -> float:
+        """Run a part of the certification. Returns its seconds, without the wait for what is in flight.
+        If it raises, there will be no certificate, and everything stays verified."""
+        self._certification.synchronize()
+        started = time.monotonic()
         try:
-            self._certification.advance(_IDLE_SECONDS if is_idle else _BUSY_SECONDS)
+            work()
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             _log.exception("the certification failed; every deterministic answer is verified")
-        now = time.monotonic()
-        pause = _PAGES_SECONDS if self._pages.is_waiting else (now - started) * (1 / _SHARE - 1)
-        self._next_slice = now + pause
-
-    def finish(self, progress: Progress | None = None) -> Certificate:
-        """Make the certificate now. Raises what a check raises."""
-        return self._certification.finish(progress)
+        return time.monotonic() - started

@@ -84,9 +84,9 @@ class EngineConfig:
         "deterministic requests.",
     )
     certification: CertificationTime = _option(
-        "background",
-        "When a machine without a certificate for this model makes one. background: while requests are served; until "
-        "then every deterministic answer is verified. startup: before the first request.",
+        "startup",
+        "When a machine without a certificate for this model makes one. startup: before the first request. background: "
+        "while requests are served; until then every deterministic answer is verified.",
     )
     deterministic: bool = _option(
         False,

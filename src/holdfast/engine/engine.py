@@ -261,10 +261,10 @@ class Engine:
 
         A pass that raises ends the requests in flight and no others.
         """
-        if self.background.certifier is None:
+        if not self.background.is_left:
             with self._change:
                 return self._step()
-        self.background.certify(self.scheduler, is_idle=False)
+        self.background.work_between_steps(self.scheduler)
         with self._change:
             return self._adopt_certificate() + self._step()
 
@@ -284,11 +284,6 @@ class Engine:
         with self._change:
             self._adopt_certificate()
         return self.certificate
-
-    def prepare_fully(self, progress: Progress | None = None) -> None:
-        """Capture every graph and make the certificate now, as before a benchmark."""
-        self.background.warm_up_fully()
-        self.certify(progress)
 
     def _adopt_certificate(self) -> list[RequestOutput]:
         """Use a certificate that is complete, between two plans."""

@@ -1,14 +1,17 @@
-"""Batch sizes, in tokens: those that passes are padded to, and those that certification tests.
+"""Batch sizes, in tokens: those that passes are padded to, which are those that certification tests.
 
-On a GPU certification tests every size up to 512, because any number of tokens may be sampled.
-Passes are padded to fewer sizes, each with a captured CUDA graph:
+On a GPU each has a captured CUDA graph:
 
     1 2 4 8 16 .. (steps of 8) .. 256 .. (steps of 16) .. 512 .. (steps of an eighth to a quarter) .. max_tokens
+
+The LM head pads its tokens to the same sizes.
 """
+
+from bisect import bisect_left
 
 from holdfast.numerics.ops import Backend
 
-_DENSE = 512  # certification tests every size up to this one
+_DENSE = 512  # up to this size steps are small
 MAX_SHORT_TILE_TOKENS = 512  # graphs of up to this many tokens use short attention tiles only
 MAX_HEAD_TOKENS = 512  # tokens per call of the LM head
 
@@ -23,7 +26,7 @@ def sizes_to_certify(backend: Backend, max_tokens: int) -> tuple[int, ...]:
     if is_interpreted(backend):
         rows = backend.recipe.rows
         return tuple(sorted({1, 2, 8, rows, 2 * rows, max_tokens}))
-    return gpu_batch_sizes(max_tokens) if backend.recipe.path == "triton" else cpu_batch_sizes(max_tokens)
+    return padded_batch_sizes(max_tokens) if backend.recipe.path == "triton" else cpu_batch_sizes(max_tokens)
 
 
 def cpu_batch_sizes(max_tokens: int) -> tuple[int, ...]:
@@ -32,12 +35,6 @@ def cpu_batch_sizes(max_tokens: int) -> tuple[int, ...]:
     steps = [*range(1, 9), *range(12, 33, 4), *range(40, 129, 8), *range(144, 257, 16), *range(288, 513, 32)]
     steps += range(576, max(max_tokens, 576) + 1, 64)
     return (*(size for size in steps if size < max_tokens), max_tokens)
-
-
-def gpu_batch_sizes(max_tokens: int) -> tuple[int, ...]:
-    """On a GPU: every size a pass or a call of the LM head may have."""
-    steps = (*range(_DENSE + 64, 1024, 64), *range(1024, 4097, 128), *range(5120, max_tokens + 1, 1024))
-    return (*range(1, min(_DENSE, max_tokens) + 1), *_up_to(max_tokens, steps))
 
 
 def padded_batch_sizes(max_tokens: int) -> tuple[int, ...]:
@@ -56,7 +53,15 @@ def padded_batch_sizes(max_tokens: int) -> tuple[int, ...]:
     return _up_to(max_tokens, (*small, *large))
 
 
+def padded_head_size(num_tokens: int) -> int:
+    """The number of rows that a call of the LM head with this many tokens computes on a GPU."""
+    return _HEAD_SIZES[bisect_left(_HEAD_SIZES, num_tokens)] if num_tokens <= MAX_HEAD_TOKENS else num_tokens
+
+
 def _up_to(max_tokens: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes up to max_tokens, which is added if it is more than the dense ones."""
     found = [size for size in sizes if size <= max_tokens]
     return (*found, max_tokens) if max_tokens > _DENSE and max_tokens not in found else tuple(found)
+
+
+_HEAD_SIZES = padded_batch_sizes(MAX_HEAD_TOKENS)

@@ -16,6 +16,7 @@ from holdfast.numerics.ops import Backend
 
 _SHORT_WINDOW = 40  # shorter than the probe's context, so that the sliding window matters
 _QUICK_DECODE_COUNTS = (1, 3)
+_DECODE_COUNTS = (*range(1, 34), *range(40, 129, 8), 63, 65, 100, 127, 129, *range(144, 513, 16), 255, 257, 511)
 _MAX_QUERIES = 4096  # distinct ones; a longer context uses them again
 
 SpanList = Sequence[tuple[int, int]]  # positions start .. stop - 1 of the probe request
@@ -96,7 +97,7 @@ def _check_window(
 def _decode_counts(backend: Backend) -> Sequence[int]:
     """Numbers of decode tokens to try; few under Triton's interpreter, which is slow."""
     most = 2 * backend.recipe.rows
-    return (1, 3) if is_interpreted(backend) else range(1, most + 1)
+    return (1, 3) if is_interpreted(backend) else [count for count in _DECODE_COUNTS if count <= most]
 
 
 class _AttentionBench:

@@ -15,6 +15,7 @@ from torch import Tensor
 from holdfast.certification.certificate import CheckSteps, OperationCheck
 from holdfast.certification.checks.order_probes import GemmProbes
 from holdfast.certification.checks.probes import (
+    MAX_BATCHES,
     Differences,
     ProbeBatch,
     mixed_batches,
@@ -220,7 +221,7 @@ def check_sampler_op(backend: Backend, op: SamplerOp, sizes: tuple[int, ...]) ->
     expected = _in_order(*(yield from run_full(op.run, probes, backend.recipe.rows)), len(probes))
     differences = Differences()
     for size in sizes:
-        found, order = yield from run_full(op.run, probes, size)
+        found, order = yield from run_full(op.run, probes, size, MAX_BATCHES)
         differences.compare(size, found, expected.index_select(0, order))
         yield
     differing = tuple(sorted(differences.labels()))
@@ -245,7 +246,7 @@ def _check(
 ) -> CheckSteps:
     """Compare probes in the fast form of every size with the canonical form of the reference size.
 
-    Every probe is tried at every size, in batches of probes; with `mixed`, some among neighbours of
+    Every probe is tried at every size, in at most `MAX_BATCHES` batches of probes; with `mixed`, some among neighbours of
     other magnitudes. Size 0 stands for the canonical form itself: its probes at
     other places, among other neighbours, and in the sizes that canonical passes may have.
     """
@@ -255,7 +256,7 @@ def _check(
     trials += [(size, size, fast) for size in sizes]
     differences = Differences()
     for label, size, operation in trials:
-        found, order = yield from run_full(operation, probes, size)
+        found, order = yield from run_full(operation, probes, size, MAX_BATCHES)
         differences.compare(label, found, expected.index_select(0, order))
         for batch in mixed(size, len(probes)) if mixed is not None else ():
             found = rows_at(operation(plant(probes, batch)), batch.seats)

@@ -13,6 +13,7 @@ NUM_PROBES = 8  # among neighbours
 DENSE_SEATING = 64  # in batches of up to so many tokens the probes are tried at several places
 
 _BATCHES_AT_ONCE = 64  # of `run_full`, between two pauses
+MAX_BATCHES = 320  # of one size: where probes are many, small sizes try a part of them
 _SCALES = ((1e3, 1e-3), (1e3, 1e3), (1e-3, 1e-3))  # of the neighbours
 
 
@@ -28,12 +29,12 @@ class ProbeBatch:
 
 
 def run_full(
-    operation: Callable[[Tensor], Tensor], probes: Tensor, size: int
+    operation: Callable[[Tensor], Tensor], probes: Tensor, size: int, max_batches: int | None = None
 ) -> Generator[None, None, tuple[Tensor, Tensor]]:
     """Run an operation on batches of `size` tokens that are all probes: as many batches as it takes
-    for every probe to occur. Returns the results and which probe each row is: which probe is at
-    which place depends on the size. Pauses after some batches."""
-    num_batches = -(-len(probes) // size)
+    for every probe to occur, or `max_batches`. Returns the results and which probe each row is: which
+    probe is at which place depends on the size. Pauses after some batches."""
+    num_batches = min(-(-len(probes) // size), max_batches or len(probes))
     order = (torch.arange(num_batches * size, device=probes.device) + size) % len(probes)
     found = []
     for number, batch in enumerate(torch.split(probes.index_select(0, order), size), 1):

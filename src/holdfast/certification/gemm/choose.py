@@ -11,7 +11,7 @@ from holdfast.certification.gemm.recipes import GemmRecipe, GemmShape, load_reci
 from holdfast.certification.gemm.split_k import search_split_k
 from holdfast.models.config import DecoderConfig
 from holdfast.models.shapes import gemm_shapes
-from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, gpu_batch_sizes
+from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, padded_batch_sizes
 from holdfast.numerics.code_versions.versions import code_versions
 from holdfast.numerics.settings import NumericSettings
 from holdfast.numerics.settings_guard import SettingsGuard
@@ -20,7 +20,7 @@ from holdfast.worker.device import device_parts
 
 REFERENCE_TOKENS = 256
 # Independent of the largest pass, so that the choice, and with it the fingerprint, is too.
-BATCH_SIZES = gpu_batch_sizes(8192)
+BATCH_SIZES = padded_batch_sizes(8192)
 _INTERPRETED_SIZES = (1, 2, 8, 256, 512)  # under Triton's interpreter, which only tests use
 _FORMAT = 2
 

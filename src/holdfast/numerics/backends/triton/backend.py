@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.numerics.backends.triton import (
@@ -30,6 +31,7 @@ from holdfast.numerics.backends.triton import (
 )
 from holdfast.numerics.backends.triton.expert_sums import ExpertOutputs
 from holdfast.numerics.backends.triton.token_history import DeviceTokenHistory
+from holdfast.numerics.batch_sizes import padded_head_size
 from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
@@ -147,7 +149,10 @@ class TritonBackend:
             return grouped_gemm.multiply_one(x, w, canonical=canonical, dtype=torch.float32)
         if w.out_features == 1 and w.bias is None:
             return routing.row_dot(x, w.data)
-        product = gemm.multiply_fp32(x, w, slab=self.recipe.rows if canonical else None)
+        num_rows, slab = len(x), self.recipe.rows if canonical else None
+        if not canonical:
+            x = F.pad(x, (0, 0, 0, padded_head_size(num_rows) - num_rows))
+        product = gemm.multiply_fp32(x, w, slab=slab)[..., :num_rows, :]
         return partial_sums.reduce(product, w.bias, torch.float32)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:

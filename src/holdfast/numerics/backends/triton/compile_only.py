@@ -45,7 +45,7 @@ def list_compilations(call_kernels: Callable[[], None]) -> list[Compilation]:
 def compile_side_by_side(compilations: list[Compilation], num_processes: int) -> None:
     """In so many forked processes. One that fails is left out: its kernel is compiled when it is
     launched, and reports the error."""
-    _compilations[:] = compilations
+    _compilations[:] = reversed(compilations)  # those of whole passes take longest: they come first
     numbers = range(len(compilations))
     if num_processes <= 1:
         for number in numbers:

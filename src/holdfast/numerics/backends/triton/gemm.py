@@ -74,6 +74,9 @@ def _multiply_split_n(x: Tensor, weight: Tensor, num_first: int) -> Tensor:
 
 
 def _library_gemm(x: Tensor, weight: Tensor, split_k: int, *, out: Tensor | None = None) -> Tensor:
+    if x.is_meta:  # for its products torch imports a tracing compiler, which takes seconds
+        shape = (split_k, len(x), len(weight)) if split_k else (len(x), len(weight))
+        return x.new_empty(shape, dtype=torch.float32 if split_k else x.dtype)
     if split_k == 0 and out is not None:
         return torch.mm(x, weight.t(), out=out)
     if split_k == 0:

@@ -18,6 +18,7 @@ Vendor libraries have grouped GEMMs whose tiles, and with them the bits, depend 
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -160,7 +161,7 @@ def multiply_one(x: Tensor, w: Linear, *, canonical: bool, dtype: torch.dtype) -
     """x [rows, K] -> [rows, N]: all rows have this expert. For certification, in the form that
     `w.expert_form` says."""
     ids = torch.zeros((len(x), 1), dtype=torch.int32, device=x.device)
-    members = torch.arange(len(x), dtype=torch.int32, device=x.device)[None]
+    members = torch.from_numpy(np.arange(len(x), dtype=np.int32)).to(x.device)[None]
     counts = torch.full((1,), len(x), dtype=torch.int32, device=x.device)
     tile = forms(x.dtype)[-1 if canonical or w.expert_form is None else w.expert_form]
     bias = None if w.bias is None else w.bias[None]

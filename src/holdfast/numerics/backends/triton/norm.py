@@ -39,7 +39,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -
     x = x.contiguous()
     width = x.shape[-1]
     assert weight.shape == (width,) and weight.dtype in (x.dtype, torch.float32)
-    out = torch.empty_like(x)
+    out = x.new_empty(x.shape)
     if out.numel():
         layout = row_layout(width)
         _rms_norm[(out.numel() // width,)](
@@ -74,7 +74,7 @@ def add_rms_norm(
     assert (partial.rows, partial.width) == (rows * (1 if experts is None else experts.top_k), width)
     for norm in (weight, delta_norm):
         assert norm is None or (norm.shape == (width,) and norm.dtype in (residual.dtype, torch.float32))
-    out = torch.empty_like(residual) if out is None else out
+    out = residual.new_empty(residual.shape) if out is None else out
     assert out.is_contiguous() and out.dtype is residual.dtype
     if out.numel():
         layout = row_layout(width)

@@ -61,7 +61,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
         return token_ids
     chunks = triton.cdiv(vocabulary, CHUNK)
     best, best_ids, _ = _chunk_argmax(logits)
-    noisy, noisy_ids = torch.empty_like(best), torch.empty_like(best_ids)
+    noisy, noisy_ids = best.new_empty(best.shape), best_ids.new_empty(best.shape)
     sizes = {"V": vocabulary, "CHUNKS": chunks, "SLOTS": int(triton.next_power_of_2(chunks))}
 
     def draw(rows_drawn: int, top_p: Tensor, kept: Tensor) -> None:
@@ -112,7 +112,7 @@ def _greedy_stats(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, vocabulary = logits.shape
     ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    logsumexps = torch.empty_like(logprobs)
+    logsumexps = logprobs.new_empty(rows)
     if rows:
         chunks = triton.cdiv(vocabulary, CHUNK)
         _finish_greedy[(rows,)](
@@ -127,7 +127,7 @@ def _chunk_argmax(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     chunks = triton.cdiv(vocabulary, CHUNK)
     best = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
     ids = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
-    sums = torch.empty_like(best)
+    sums = best.new_empty(best.shape)
     _chunk_stats[(rows, chunks)](
         best, ids, sums, logits, V=vocabulary, CHUNKS=chunks, CHUNK=CHUNK, num_warps=8
     )
