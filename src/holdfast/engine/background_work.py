@@ -116,9 +116,3 @@ class BackgroundWork:
         except Exception:
             _log.exception("the engine could not be warmed up; its first passes take longer")
             self.warm_up = None
-
-    def warm_up_fully(self) -> None:
-        """Prepare everything now. Raises what the preparation raises."""
-        while self.warm_up is not None:
-            if not self.warm_up():
-                self.warm_up = None

@@ -285,11 +285,6 @@ class Engine:
             self._adopt_certificate()
         return self.certificate
 
-    def prepare_fully(self, progress: Progress | None = None) -> None:
-        """Capture every graph and make the certificate now, as before a benchmark."""
-        self.background.warm_up_fully()
-        self.certify(progress)
-
     def _adopt_certificate(self) -> list[RequestOutput]:
         """Use a certificate that is complete, between two plans."""
         certificate = None if self._in_flight else self.background.adopt(self.scheduler)

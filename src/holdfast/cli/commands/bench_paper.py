@@ -36,15 +36,14 @@ def paper(
     In process, random weights, lengths like those of the papers' traces. Exits with 1 if a part
     fails.
     """
-    from holdfast.bench.gpu.settings import parse_numbers
-    from holdfast.bench.paper.settings import paper_settings, parse_parts, parse_shares
+    from holdfast.bench.paper.settings import paper_settings, parse_parts, parse_rates, parse_shares
 
     require_plots(out)
     parts = parse_parts(only)
     settings = replace_given(
         paper_settings(model),
         shares=None if shares is None else parse_shares(shares),
-        rates=None if rates is None else tuple(map(float, parse_numbers(rates))),
+        rates=None if rates is None else parse_rates(rates),
         latency_seconds=latency_seconds,
         dtype=dtype,
     )
