@@ -31,7 +31,7 @@ from holdfast.bench.tiny import dummy_model, shape_config
 from holdfast.engine.config import dtype_name
 from holdfast.worker.kv_store import page_bytes
 
-_RESERVE = 8 << 30  # of each process: its CUDA context, logits, captured graphs and activations
+_RESERVE = 12 << 30  # of each process: its CUDA context, logits, captured graphs and activations
 _PAGE_SPARE = 128  # positions of a request's last page
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from holdfast.bench.machine import device_machine_name, triton_version
+from holdfast.errors import ConfigError
 from holdfast.version import __version__
 
 Row = dict[str, Any]
@@ -82,6 +83,8 @@ class Bench:
 def read_rows(path: Path) -> tuple[Row, list[Row]]:
     """The header and the rows of a file."""
     header = json.loads(path.read_text())
+    if not isinstance(header, dict) or "rows" not in header:
+        raise ConfigError(f"{path} has no rows, so no benchmark of this version wrote it")
     return header, header.pop("rows")
 
 

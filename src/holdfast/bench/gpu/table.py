@@ -98,8 +98,11 @@ def _speed(row: Row) -> str:
 
 
 def plot_cells(header: Row, rows: Sequence[Row], path: Path) -> None:
-    """A bar for each cell: its speed over that of the same requests with the guarantee off."""
-    bars = [(cell, cell.ratio(OFF.name)) for cell in read_cells(rows)]
+    """A bar for each cell of the first model: its speed over that of the same requests with the guarantee
+    off."""
+    model = next((row["model"] for row in rows if row["part"] == "cells"), "nothing")
+    own = [row for row in rows if row.get("model") == model]
+    bars = [(cell, cell.ratio(OFF.name)) for cell in read_cells(own)]
     shown_bars = [(cell, ratio) for cell, ratio in reversed(bars) if ratio is not None]
     figure = plots.new_figure(height=1.4 + 0.3 * len(shown_bars))
     panel = figure.subplots()
@@ -113,7 +116,6 @@ def plot_cells(header: Row, rows: Sequence[Row], path: Path) -> None:
     panel.set_xlabel("tok/s over that of the same requests with the guarantee off")
     plots.hide_spines(panel, "top", "right")
     plots.add_legend(figure, [(DETERMINISTIC.name, plots.GREEN), (VERIFY.name, plots.ORANGE)], columns=2)
-    models = ", ".join(dict.fromkeys(row["model"] for row in rows if row["part"] == "cells"))
-    figure.suptitle(f"{models} on {header['machine']}, through LLM.generate", fontsize=11)
+    figure.suptitle(f"{model} on {header['machine']}, through LLM.generate", fontsize=11)
     figure.tight_layout(rect=(0, 0.12, 1, 0.98), w_pad=1.0)
     plots.save_figure(figure, path)

@@ -46,7 +46,11 @@ def gpu(
     ] = None,
     show: Annotated[
         list[Path] | None,
-        typer.Option(help="Measure nothing; print the tables of this earlier bench-gpu.json, or of several."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Measure nothing; print the tables of this earlier bench-gpu.json, or of several.",
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the cells to this file, relative to the guarantee off.")
