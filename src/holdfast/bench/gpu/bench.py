@@ -64,7 +64,7 @@ def run_bench(
 
 def _run_starts(bench: Bench, settings: GpuSettings, model: str) -> None:
     """The first start has empty caches (certificates, recipes, compiled kernels), the second finds those
-    of the first. The time of reading weights is that of the user's disk, so it is shown apart."""
+    of the first. Weights take as long as the user's disk, so `without_weights` is the rest."""
     single, batch = (
         cell.scaled(settings.divisor, settings.max_streams)
         for cell in (replace(CELLS["prefill-8"], streams=1), CELLS["uniform-32"])
