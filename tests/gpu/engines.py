@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from holdfast.bench.gpu.engines import default_device
+from holdfast.bench.machine import default_device
 from holdfast.bench.tiny import tiny_config
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams

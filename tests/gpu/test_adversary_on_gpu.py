@@ -10,7 +10,7 @@ from holdfast.bench.determinism.adversary.evidence import Evidence
 from holdfast.bench.determinism.adversary.live import attack_live_setting, attack_own_work, live_settings
 from holdfast.bench.determinism.adversary.questions import ask
 from holdfast.bench.determinism.adversary.settings import HostileSetting
-from holdfast.bench.gpu.engines import default_device
+from holdfast.bench.machine import default_device
 from holdfast.engine.engine import Engine
 from support.adversary_targets import assert_held
 

@@ -8,9 +8,10 @@ import torch
 import transformers
 from engines import HAS_GPU
 
+from holdfast.bench.determinism.engine_pair import open_plain_engine
 from holdfast.bench.determinism.stress import stress_test
 from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest
-from holdfast.bench.gpu.engines import default_device, open_plain_engine
+from holdfast.bench.machine import default_device
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm import LLM
 from support.tiny import VOCAB_SIZE, tiny_model
@@ -76,7 +77,6 @@ def test_tokens_and_logprobs_are_those_of_transformers(family: str, tmp_path: Pa
 def test_one_answer_certified_and_verified(family: str, tmp_path: Path) -> None:
     """Loads of 0 to 20 other requests: an expert gets none to all of their tokens."""
     engine = _open(tiny_model(tmp_path, family, **(SIZES | MODELS[family])), "bf16").engine
-    engine.prepare_fully()
     assert engine.limits.refusal is None
     if HAS_GPU:
         assert engine.scheduler.config.one_pass_suffices

@@ -7,7 +7,7 @@ import pytest
 from engines import HAS_GPU, answers, outcome, prompt, scheduled
 
 from holdfast import SamplingParams
-from holdfast.bench.gpu.engines import default_device
+from holdfast.bench.machine import default_device
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine

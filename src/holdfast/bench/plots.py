@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 GREEN, SKY, BLUE, ORANGE, RED = "#009E73", "#56B4E9", "#0072B2", "#E69F00", "#D55E00"
-PURPLE, YELLOW, GREY, BLACK, LIGHT_GREY = "#CC79A7", "#F0E442", "#999999", "#000000", "#DDDDDD"
+PURPLE, GREY, BLACK = "#CC79A7", "#999999", "#000000"
 _WIDTH, _DPI = 9.0, 200  # inches; shown 900 pixels wide, an inch is 100
 
 

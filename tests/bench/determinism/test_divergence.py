@@ -10,6 +10,7 @@ from rich.console import Console
 from holdfast.bench.determinism.divergence import NUM_ALONE, RecordSettings, record_with
 from holdfast.bench.determinism.divergence_plot import plot_recording
 from holdfast.bench.determinism.divergence_table import show_recording
+from holdfast.bench.determinism.engine_pair import EnginePair
 from holdfast.bench.determinism.matrix import products_disagree
 from holdfast.bench.determinism.recording import (
     RecordedModel,
@@ -18,7 +19,6 @@ from holdfast.bench.determinism.recording import (
     first_difference,
     read_recording,
 )
-from holdfast.bench.gpu.engines import EnginePair
 from holdfast.bench.report import write_report
 from holdfast.bench.tiny import tiny_engine
 from holdfast.engine.config import EngineConfig

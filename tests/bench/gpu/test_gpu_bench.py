@@ -1,53 +1,43 @@
-"""`bench gpu` on a tiny model and a CPU: every section runs and writes its figures."""
+"""`bench gpu` on a tiny model and a CPU: every part runs and writes its rows."""
 
-import json
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
+import torch
 from typer.testing import CliRunner
 
+from holdfast import LLM
 from holdfast.bench.gpu import bench as gpu_bench
-from holdfast.bench.gpu import cells as cells_module
-from holdfast.bench.gpu.bench import REPORT_FILE, GpuBench
+from holdfast.bench.gpu.bench import _groups, _missing_guarantee, run_bench
 from holdfast.bench.gpu.breakdown import KernelEvent, busy_ns, floor_ms, kind_of, times_by_kind
-from holdfast.bench.gpu.cells import CELL_NAMES, CELLS, CellBench, cell_params
-from holdfast.bench.gpu.engines import EnginePair, open_engine_pair
-from holdfast.bench.gpu.report import CellSection, GpuReport, SectionContext, SpeedRow, SpeedSection
-from holdfast.bench.gpu.settings import (
-    SECTIONS,
-    GpuSettings,
-    parse_cells,
-    parse_numbers,
-    parse_sections,
-    settings_for,
-)
-from holdfast.bench.gpu.speed import AUTO, OFF, ORDINARY
-from holdfast.bench.gpu.start import measure_starts
-from holdfast.bench.gpu.table import cell_ratio, show_report
-from holdfast.bench.gpu.timing import median_ms, require_complete, run_once
-from holdfast.bench.peers import GOALS, VLLM
+from holdfast.bench.gpu.cells import CELLS, DETERMINISTIC, OFF, ORDINARY, VERIFY, Cell, Variant
+from holdfast.bench.gpu.engines import EngineProcess, Figures, run_job
+from holdfast.bench.gpu.measure import Bench, read_rows, shown
+from holdfast.bench.gpu.settings import PARTS, GpuSettings, parse_names, settings_for
+from holdfast.bench.gpu.table import plot_cells, read_cells, tables
+from holdfast.bench.tiny import VOCAB, dummy_model, shape_config
 from holdfast.cli.main import app
-from holdfast.core.results import Choice, Result, Stats
-from holdfast.engine import config
 from holdfast.errors import ConfigError, EngineStopped
-from holdfast.models.shapes import published_config
 
-TINY = replace(
-    settings_for("tiny"),
-    dtype="fp32",
-    cells=("greedy-256", "receipts-256", "penalty", "json", "mixed", "long-100k", "verify-256"),
-)
+TINY = settings_for("tiny")
+NUMBERS = itertools.count()
+NAMES = ("uniform-8", "prefill-8", "mixed", "verify-32")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_passes() -> Iterator[None]:
-    """Fewer batch sizes to certify."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(config._BATCH_LIMITS, "cpu", config.BatchLimits(64, 128))
-        yield
+@pytest.fixture(scope="module")
+def model() -> Iterator[str]:
+    with dummy_model("tiny") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def llm(model: str) -> Iterator[LLM]:
+    with LLM(**TINY.llm_options(model)) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="module")
@@ -56,181 +46,209 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(folder: Path) -> GpuReport:
-    return GpuBench(TINY, folder, lambda text: None).run(SECTIONS)
+def bench(folder: Path) -> Bench:
+    return run_bench(TINY, ("cells", "certificate", "stress"), NAMES, folder, lambda text: None)
 
 
-def test_every_section_runs(report: GpuReport) -> None:
-    assert not report.errors
-    assert set(report.sections) == set(SECTIONS)
-    assert report.is_good
+def run(llm: LLM, name: str, variant: Variant = DETERMINISTIC) -> tuple[Cell, Figures]:
+    cell = CELLS[name].scaled(TINY.divisor, TINY.max_streams)
+    return cell, run_job(llm, cell.job(variant, next(NUMBERS), VOCAB))
 
 
-def test_speed_has_every_cell(report: GpuReport) -> None:
-    speed = report.sections["speed"]
-    for streams in TINY.streams:
-        for variant in (AUTO, ORDINARY, OFF):
-            row = speed.row(variant.name, streams)
-            assert row is not None
-            assert len(row.rounds) == TINY.rounds
-            assert row.speed > 0
-            assert row.step_ms is not None
-    assert set(speed.prefill) == {AUTO.name, ORDINARY.name, OFF.name}
-    assert speed.prefill_tokens == TINY.prefill_streams * TINY.prompt_len
+# Jobs
 
 
-def test_cells_have_every_variant_and_their_ratios(report: GpuReport) -> None:
-    cells = report.sections["cells"]
-    assert not cells.errors
-    for name in TINY.cells:
-        for variant in CELLS[name].variants:
-            row = cells.row(name, variant.name)
-            assert row is not None and row.speed > 0 and len(row.rounds) == TINY.rounds
-            if variant is not OFF:
-                ratio = cell_ratio(cells, row)
-                assert ratio is None if name == "penalty" else ratio  # greedy-128 did not run
-    assert cells.row("json", AUTO.name).figures["without"] > 0
-    receipts, greedy = cells.row("receipts-256", AUTO.name), cells.row("greedy-256", AUTO.name)
-    assert cell_ratio(cells, receipts) == receipts.speed / greedy.speed
+@pytest.mark.parametrize("name", [name for name in CELLS if not name.startswith("verify")])
+def test_every_answer_of_a_cell_is_certified(llm: LLM, name: str) -> None:
+    cell, figures = run(llm, name)
+    assert figures["answers"] == figures["certified"] == cell.streams - (name == "json")
+    assert figures["speed"] > 0
+    assert ("step_ms" in figures) == cell.times_prefill
+    assert ("without" in figures) == (name == "json")
+    assert "cached_tokens" not in figures  # prompts are new
 
 
-def test_cells_of_the_table_ask_for_what_their_names_say() -> None:
-    params = {name: cell_params(cell, deterministic=True) for name, cell in CELLS.items()}
-    assert all(one.deterministic and one.ignore_eos for one in params.values())
-    assert (params["sampled"].temperature, params["sampled"].top_p) == (0.8, 0.95)
-    assert params["penalty"].repetition_penalty == 1.1 and params["logprobs"].logprobs == 5
-    assert [cell.name for cell in CELLS.values() if cell.beside not in (None, *CELLS)] == []
-    assert GpuSettings().max_len >= CELLS["long-100k"].prompt_len + CELLS["long-100k"].num_tokens
+def test_ordinary_answers_are_not_certified(llm: LLM) -> None:
+    _, figures = run(llm, "uniform-8", ORDINARY)
+    assert "certified" not in figures and "verified" not in figures
 
 
-@pytest.fixture(scope="module")
-def pair() -> EnginePair:
-    return open_engine_pair("tiny", "fp32", "auto", 8, 800, 100)
+def test_shared_tokens_come_from_the_prefix_cache(llm: LLM) -> None:
+    cell = Cell("shared", "", 3, 200, 4, shared_len=190)
+    assert cell.num_positions == 3 * 204 - 2 * 190
+    job = cell.job(DETERMINISTIC, 7, VOCAB)
+    assert run_job(llm, replace(job, prompt_lens=[200], output_lens=[4])).get("cached_tokens", 0) == 0
+    assert run_job(llm, job)["cached_tokens"] > 0
 
 
-def test_failed_cell_is_noted_and_the_next_one_runs(
-    pair: EnginePair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: object, **options: object) -> None:
-        raise EngineStopped("no llguidance")
-
-    monkeypatch.setattr(cells_module, "_time_neighbours", fail)
-    report = GpuReport("machine", "torch", None, {})
-    found = report.sections["cells"] = CellSection("tiny", "fp32")
-    CellBench(pair, found, TINY, SectionContext(report, None, lambda text: None)).run(
-        ("json", "receipts-256")
-    )
-    assert list(found.errors) == ["json"] and "no llguidance" in found.errors["json"]
-    assert found.row("receipts-256", AUTO.name) is not None and not report.is_good
+def test_speed_of_a_prefill_is_that_of_the_prompts(llm: LLM) -> None:
+    cell, figures = run(llm, "prefill-8")
+    assert figures["speed"] * figures["seconds"] == pytest.approx(cell.streams * cell.prompt_len)
+    cell, figures = run(llm, "uniform-8")
+    assert figures["speed"] * figures["seconds"] == pytest.approx(cell.streams * cell.num_tokens)
 
 
-def test_names_of_cells_choose_cells() -> None:
-    assert parse_sections("mixed,breakdown", CELL_NAMES) == ("cells", "breakdown")
-    assert parse_cells("mixed,breakdown,start", CELL_NAMES) == ("mixed", "start")
-    assert parse_cells(None, CELL_NAMES) == parse_cells("cells", CELL_NAMES) == CELL_NAMES
-    with pytest.raises(ConfigError, match="greedy-256"):
-        parse_sections("greedy-257", CELL_NAMES)
+def test_answer_that_ends_early_is_refused(llm: LLM) -> None:
+    job = CELLS["uniform-8"].scaled(TINY.divisor, 1).job(DETERMINISTIC, next(NUMBERS), VOCAB)
+    stops = {"stop_token_ids": [7], "logit_bias": {7: 100.0}}
+    with pytest.raises(EngineStopped, match="1 tokens instead of 4"):
+        run_job(llm, replace(job, params=stops))
+
+
+# Processes
+
+
+def test_process_survives_a_job_that_fails(model: str) -> None:
+    job = CELLS["uniform-8"].scaled(TINY.divisor, 2).job(OFF, 1, VOCAB)
+    with EngineProcess(TINY.llm_options(model, determinism="off")) as process:
+        assert process.start_up_seconds["weights"] > 0
+        with pytest.raises(EngineStopped, match="PromptTooLong"):
+            process.run(replace(job, prompt_lens=[2000], output_lens=[4]))
+        with pytest.raises(EngineStopped, match="DeterminismRefused"):
+            process.run(replace(job, deterministic=True))
+        assert process.run(job)["answers"] == 2
+        process._process.kill()
+        with pytest.raises(EngineStopped, match="process ended with -9"):
+            process.run(job)
+
+
+def test_engine_that_cannot_be_built_is_an_error() -> None:
+    with pytest.raises(EngineStopped, match="no shape called"):
+        EngineProcess({"model": "llama-9", "load_format": "dummy"})
+
+
+# A whole run
+
+
+def test_every_cell_has_its_variants(bench: Bench) -> None:
+    assert bench.is_good, [row for row in bench.rows if "error" in row]
+    cells = {cell.cell: cell for cell in read_cells(bench.rows)}
+    assert set(cells) == set(NAMES)
+    for name, cell in cells.items():
+        assert set(cell.best) == {variant.name for variant in CELLS[name].variants}
+        assert cell.name == (VERIFY.name if name == "verify-32" else DETERMINISTIC.name)
+        ratio = cell.ratio(OFF.name)
+        assert ratio == cell.best[cell.name]["speed"] / cell.best[OFF.name]["speed"]
+    opened = [row["determinism"] for row in bench.rows if row["part"] == "open"]
+    assert opened == ["auto", "off", "verify", "off"]
+
+
+def test_rows_are_written_as_json(bench: Bench, folder: Path) -> None:
+    header, rows = read_rows(folder / "bench-gpu.json")
+    assert rows == bench.rows
+    assert header == bench.header and header["name"] == "bench-gpu" and header["machine"]
+    assert all(not isinstance(value, dict | list) for row in rows for value in row.values())
+    assert not list(folder.glob("*.tmp"))
+
+
+@pytest.mark.long  # torch's profiler takes ten seconds to start
+def test_breakdown_has_step_and_prompt() -> None:
+    bench = run_bench(settings_for("tiny-moe"), ("breakdown",), (), None, lambda text: None)
+    assert bench.is_good
+    (step,) = [row for row in bench.rows if row["part"] == "breakdown"]
+    (prompt,) = [row for row in bench.rows if row["part"] == "breakdown of a prompt"]
+    assert step["busy_ms"] > 0 and step["gap_ms"] == step["step_ms"] - step["busy_ms"]
+    assert prompt["prompt"] == TINY.breakdown_prompt_len and prompt["prefill_ms"] > 0
+    assert 2 <= step["experts_read"] <= 4
+    assert any(row["part"] == "kernels" and row["ms"] > 0 for row in bench.rows)
+    assert "| floor ms |" in tables(bench.rows)
+
+
+def test_stress_test_has_one_answer_in_both_modes(bench: Bench) -> None:
+    rows = [row for row in bench.rows if row["part"] == "stress"]
+    assert {(one["mode"], one["request"]) for one in rows} == {
+        (mode, asked) for mode in ("auto", "verify", "off") for asked in ("greedy", "sampled", "penalised")
+    }
+    assert all(one["distinct"] == 1 for one in rows if one["mode"] != "off")
+    assert all(one["runs"] == TINY.stress_runs // 3 for one in rows if one["mode"] != "off")
+
+
+def test_tables_show_every_part(bench: Bench) -> None:
+    text = tables(bench.rows)
+    for words in ("through `LLM.generate`", "| / ordinary | / off |", "split k", "random loads"):
+        assert words in text
+    assert "| mixed | 400 of mixed lengths |" in text and "8 certified" in text and "8 verified" in text
+    assert "Error" not in text
+
+
+def test_plot_is_drawn(bench: Bench, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_cells(bench.header, bench.rows, tmp_path / "cells.png")
+    assert (tmp_path / "cells.png").stat().st_size > 1000
 
 
 @pytest.mark.long
 def test_start_is_measured_twice() -> None:
-    starts = measure_starts("tiny", "fp32")
-    assert list(starts) == ["first", "second"]
-    assert all(0 < one["build"] < one["first_token"] for one in starts.values())
+    bench = run_bench(TINY, ("start",), (), None, lambda text: None)
+    assert bench.is_good
+    assert [(row["variant"], row["start"]) for row in bench.rows] == [
+        (variant, start) for variant in ("deterministic", "off") for start in ("first", "second")
+    ]
+    assert all(0 < row["without_weights"] < row["first_token_seconds"] for row in bench.rows)
 
 
-def test_verify_section_counts_candidates(report: GpuReport) -> None:
-    verified = report.sections["verify"].rows[0]
-    assert verified.candidates > 0
+# What goes wrong
 
 
-def test_stress_section_has_one_answer_in_both_modes(report: GpuReport) -> None:
-    stress = report.sections["stress"]
-    assert all(stress.one_answer.values())
-    assert {(one.mode, one.asked) for one in stress.rows} == {
-        (mode, asked) for mode in ("auto", "verify", "off") for asked in ("greedy", "sampled", "penalised")
-    }
-    assert all(one.runs == TINY.stress_runs // 3 for one in stress.rows if one.mode != "off")
-    assert all(one.runs >= 1 for one in stress.rows)
-
-
-def test_report_is_written_as_json(report: GpuReport, folder: Path) -> None:
-    kept = json.loads((folder / REPORT_FILE).read_text())
-    assert set(kept["sections"]) == set(SECTIONS)
-    assert len(kept["sections"]["speed"]["rows"]) == len(TINY.streams) * 3
-    assert kept["sections"]["breakdown"]["steps"][0]["busy_ms"] > 0
-    assert not list(folder.glob("*.tmp"))
-
-
-def test_tables_show_every_section(report: GpuReport) -> None:
-    console = Console(width=200, record=True)
-    show_report(report, console)
-    text = console.export_text()
-    for words in ("tok/s (tiny", "verify (tiny", "split-K", "inside random loads", "a decode step"):
-        assert words in text
-
-
-def test_plots_are_drawn(report: GpuReport, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from holdfast.bench.gpu.plot import plot_report
-
-    written = plot_report(report, tmp_path)
-    assert {path.name for path in written} == {
-        f"bench-gpu-{name}.png" for name in ("cells", "speed", "small", "breakdown")
-    }
-    assert all(path.stat().st_size > 1000 for path in written)
-
-
-def test_failed_section_is_reported_and_the_next_one_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_part_is_noted_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
         raise RuntimeError("no device")
 
-    monkeypatch.setattr(gpu_bench, "open_engine_pair", fail)
+    monkeypatch.setattr(gpu_bench, "run_breakdown", fail)
     logged: list[str] = []
-    report = GpuBench(TINY, tmp_path, logged.append).run(("speed", "certificate"))
-    assert report.errors == {"speed": "RuntimeError: no device"}
-    assert "certificate" in report.sections
-    assert not report.is_good
-    assert json.loads((tmp_path / REPORT_FILE).read_text())["errors"] == report.errors
-    assert any("no device" in line for line in logged)
+    bench = run_bench(TINY, ("breakdown", "certificate"), (), tmp_path, logged.append)
+    assert bench.rows[0] == {"part": "breakdown", "error": "RuntimeError: no device"}
+    assert bench.rows[1]["part"] == "certificate" and not bench.is_good
+    assert "Error in breakdown: RuntimeError: no device" in tables(bench.rows)
+    assert any("Traceback" in line for line in logged)
 
 
-def test_section_over_time_starts_no_measurement(tmp_path: Path) -> None:
-    report = GpuBench(replace(TINY, section_seconds=-1.0), None, lambda text: None).run(("speed", "stress"))
-    assert report.sections["speed"].cut_off
-    assert report.sections["speed"].rows == []
-    assert report.sections["stress"].cut_off
-    assert report.sections["stress"].one_answer == {}  # no probe ran
+def test_missing_certificate_is_an_error() -> None:
+    figures: Figures = {"answers": 8, "certified": 6, "verified": 2}
+    assert _missing_guarantee(DETERMINISTIC, figures) == "2 of 8 answers are not certified"
+    assert _missing_guarantee(VERIFY, figures) is None
+    assert _missing_guarantee(DETERMINISTIC, {"answers": 8, "certified": 8}) is None
+    assert _missing_guarantee(OFF, {"answers": 8}) is None
 
 
-def test_run_once_counts_tokens_and_refuses_short_answers(pair: EnginePair) -> None:
-    engine = pair.engine("auto", plain=False)
-    timing = run_once(engine, [[5, 6, 7], [8, 9]], 5, deterministic=True)
-    assert (timing.num_tokens, timing.num_prompt_tokens) == (10, 5)
-    assert 0 < timing.first_seconds <= timing.seconds
-    short = Result((1,), (Choice("", (1, 2), "length"),), 0, "none", Stats())
-    with pytest.raises(EngineStopped, match="2 tokens instead of 3"):
-        require_complete([short], 3)
-    with pytest.raises(EngineStopped, match="out of memory"):
-        require_complete([replace(short, error="out of memory")], 2)
+def test_after_the_time_no_measurement_begins() -> None:
+    bench = run_bench(replace(TINY, minutes=0), PARTS, NAMES, None, lambda text: None)
+    measured = [row for row in bench.rows if "cut_off" not in row]
+    assert measured == [] and len(bench.rows) == len(PARTS)
+    assert "cells: no measurement began after 0 minutes" in tables(bench.rows)
 
 
-def test_engine_pair_shares_weights_and_pages(pair: EnginePair) -> None:
-    exact, plain = pair.exact.runner, pair.plain.runner
-    assert exact._store is plain._store  # type: ignore[attr-defined]
-    assert exact._decoder.layers is plain._decoder.layers  # type: ignore[attr-defined]
-    ordinary = [
-        run_once(pair.engine(mode, plain=mode == "off"), [[5, 6, 7]], 4, deterministic=False)
-        for mode in ("auto", "off")
-    ]
-    assert all(timing.num_tokens == 4 for timing in ordinary)
+# Choices
 
 
-def test_median_step_skips_the_first_interval() -> None:
-    assert median_ms([0.0, 5.0, 5.1, 5.2]) == pytest.approx(100.0)
-    assert median_ms([0.0, 1.0]) is None
+def test_names_choose_parts_and_cells() -> None:
+    assert parse_names(None) == (PARTS, tuple(CELLS))
+    assert parse_names("mixed,breakdown") == (("cells", "breakdown"), ("mixed",))
+    assert parse_names("long, uniform-1") == (("cells",), ("uniform-1", "long-8k", "long-30k", "long-100k"))
+    assert parse_names("cells")[1] == tuple(CELLS)
+    with pytest.raises(ConfigError, match=r"no part unif; .*uniform-257"):
+        parse_names("unif,start")
+
+
+def test_engines_hold_their_weights_together_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_bench, "default_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (139 << 30, 139 << 30))
+    cells = [cell for cell in CELLS.values() if VERIFY not in cell.variants]
+    ((modes, options),) = _groups(GpuSettings(), ["auto", "off"], cells)
+    assert modes == ["auto", "off"] and 37 << 30 < options["kv_memory"] < 45 << 30
+    large = GpuSettings(model="qwen3-30b-a3b")
+    assert _groups(large, ["auto", "off"], [CELLS["uniform-256"]]) == [(["auto"], {}), (["off"], {})]
+    assert _groups(large, ["auto"], [CELLS["uniform-256"]]) == [(["auto"], {})]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(10424.4, "10,424"), (234.567, "234.6"), (8.1, "8.1"), (0.98765, "0.9877"), (5, "5")]
+)
+def test_numbers_are_shown_with_four_digits(value: Any, text: str) -> None:
+    assert shown(value) == text
+
+
+# Kernels
 
 
 def test_overlapping_kernels_count_once() -> None:
@@ -276,41 +294,24 @@ def test_kernel_kinds_by_name(name: str, kind: str) -> None:
 
 
 def test_memory_floor_is_weights_and_kv() -> None:
-    config = published_config("llama-3.1-8b")
-    assert floor_ms(config, 1, 0, 2) == pytest.approx(3.5, abs=0.1)
-    per_sequence = floor_ms(config, 1, 640, 2) - floor_ms(config, 0, 640, 2)
+    config = shape_config("llama-3.1-8b")
+    assert floor_ms(config, 1, 0, torch.bfloat16) == pytest.approx(3.5, abs=0.1)
+    per_sequence = floor_ms(config, 1, 640, torch.bfloat16) - floor_ms(config, 0, 640, torch.bfloat16)
     assert per_sequence == pytest.approx(0.0195, abs=0.001)
 
 
-def test_peers_and_goals_have_the_same_cells() -> None:
-    settings = GpuSettings()
-    assert tuple(VLLM["llama-3.1-8b"]) == settings.streams == tuple(GOALS["llama-3.1-8b"])
-    assert tuple(VLLM["qwen3-0.6b"]) == settings.small_streams == tuple(GOALS["qwen3-0.6b"])
+# The command
 
 
-def test_ratio_needs_the_same_number_of_streams() -> None:
-    speed = SpeedSection(
-        "tiny", "bf16", 8, 8, [SpeedRow(AUTO.name, 1, 90.0, None), SpeedRow(ORDINARY.name, 1, 100.0, None)]
-    )
-    assert speed.ratio(AUTO.name, ORDINARY.name, 1) == pytest.approx(0.9)
-    assert speed.ratio(AUTO.name, ORDINARY.name, 8) is None
-
-
-def test_sections_and_numbers_are_parsed() -> None:
-    assert parse_sections("stress, speed") == ("speed", "stress")
-    assert parse_sections(None) == SECTIONS
-    assert parse_sections("needle") == ("stress",)  # the old name
-    with pytest.raises(ConfigError, match="no section"):
-        parse_sections("speed,sped")
-    assert parse_numbers("1,8") == (1, 8)
-    with pytest.raises(ConfigError, match="whole numbers"):
-        parse_numbers("1,x")
-
-
-def test_command_writes_report_and_plots(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    command = ["bench", "gpu", "--model", "tiny", "--dtype", "fp32", "--only", "speed", "--streams", "1"]
-    done = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])
+def test_command_measures_and_shows_again(tmp_path: Path) -> None:
+    command = ["bench", "gpu", "--model", "tiny", "--only", "certificate", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    assert "tok/s (tiny" in done.output
-    assert {path.name for path in tmp_path.iterdir()} == {REPORT_FILE, "bench-gpu-speed.png"}
+    assert "split k" in done.stdout
+    file = tmp_path / "bench-gpu.json"
+    shown = CliRunner().invoke(app, ["bench", "gpu", "--show", str(file), "--show", str(file)])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.count("| down |") == 2 * done.stdout.count("| down |") > 0
+    (tmp_path / "other.json").write_text('{"sections": {}}')
+    with pytest.raises(ConfigError, match="has no rows"):
+        read_rows(tmp_path / "other.json")

@@ -21,6 +21,7 @@ from typing import cast
 
 import torch
 
+from holdfast.bench.determinism.engine_pair import EnginePair, open_plain_engine
 from holdfast.bench.determinism.recording import (
     RecordedAnswer,
     RecordedMachine,
@@ -31,7 +32,6 @@ from holdfast.bench.determinism.recording import (
 )
 from holdfast.bench.determinism.stress import run_in_load
 from holdfast.bench.determinism.stress_load import BackgroundRequest, ProbeRequest, StressLoad
-from holdfast.bench.gpu.engines import EnginePair, open_plain_engine
 from holdfast.bench.machine import machine_name
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams

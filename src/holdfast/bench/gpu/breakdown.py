@@ -4,29 +4,43 @@ memory floor.
 The step time is measured without a profiler, which would stretch the gaps. Kernel times come from a
 profile of some further steps. Busy time is the union of all kernels: time in which two of them
 overlap counts once.
+
+A step reads only the experts its tokens choose, so with few streams the memory floor depends on
+their number. With random weights nearly every expert is chosen equally often.
 """
 
 import random
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from holdfast import LLM, SamplingParams
 from holdfast.bench.determinism.stress import submit
-from holdfast.bench.gpu.engines import EnginePair, default_device, kv_bytes_per_token, shape_config
-from holdfast.bench.gpu.report import BreakdownSection, PromptBreakdown, SectionContext, StepBreakdown
+from holdfast.bench.gpu.measure import Bench
 from holdfast.bench.gpu.settings import GpuSettings
-from holdfast.bench.gpu.timing import draw_prompts, median_ms
-from holdfast.core.sampling_params import SamplingParams
+from holdfast.bench.machine import default_device
 from holdfast.engine.engine import Engine
 from holdfast.models.config import DecoderConfig
+from holdfast.models.decoder import Decoder
+from holdfast.numerics.experts import Experts
+from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.numerics.layer import LayerShape, run_layer
+from holdfast.worker.kv_store import page_bytes
+from holdfast.worker.model_runner import ModelRunner
 
 BANDWIDTH = 4.3e12  # bytes per second of a copy on an H200
-_NUM_LONGEST = 16  # kernels listed by name
+_NUM_LONGEST = 8  # kernels listed by name
 
 HEAD, PRODUCTS, OTHER = "head", "products", "other"
 # The first match counts. Names are those of the GEMM library, torch and numerics/backends/triton.
@@ -94,18 +108,22 @@ def times_by_kind(kernels: Sequence[KernelEvent], num_steps: int) -> dict[str, f
     return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
-def longest_kernels(kernels: Sequence[KernelEvent], num_steps: int) -> dict[str, dict[str, float]]:
-    """The kernels with the largest total time, by name."""
-    found: dict[str, dict[str, float]] = {}
+def _longest_kernels(kernels: Sequence[KernelEvent], num_steps: int) -> list[dict[str, Any]]:
+    """The kernels with the largest total time: ms and calls of a step."""
+    found: dict[str, dict[str, Any]] = {}
     for one in kernels:
-        entry = found.setdefault(one.name[:120], {"ms": 0.0, "calls": 0.0})
+        entry = found.setdefault(one.name[:120], {"kernel": one.name[:120], "ms": 0.0, "calls": 0.0})
         entry["ms"] += (one.end - one.start) / 1e6 / num_steps
         entry["calls"] += 1 / num_steps
-    return dict(sorted(found.items(), key=lambda item: -item[1]["ms"])[:_NUM_LONGEST])
+    return sorted(found.values(), key=lambda entry: -float(entry["ms"]))[:_NUM_LONGEST]
 
 
 def floor_ms(
-    config: DecoderConfig, streams: int, context: int, itemsize: int, num_experts: float | None = None
+    config: DecoderConfig,
+    streams: int,
+    context: int,
+    dtype: torch.dtype,
+    num_experts: float | None = None,
 ) -> float:
     """Read every weight and every stored key and value once, at copy bandwidth.
 
@@ -118,41 +136,54 @@ def floor_ms(
         num_sparse = sum(map(config.has_experts, range(config.num_layers)))
         unread = num_sparse * (config.num_experts - num_experts)
         read -= unread * 3 * config.hidden_size * config.expert_size
-    kv = streams * context * kv_bytes_per_token(config, itemsize)
-    return 1e3 * (read * itemsize + kv) / BANDWIDTH
+    kv = streams * context * page_bytes(config, dtype, 1)
+    return 1e3 * (read * dtype.itemsize + kv) / BANDWIDTH
 
 
-def run_breakdown(
-    pair: EnginePair, model: str, settings: GpuSettings, context: SectionContext
-) -> BreakdownSection:
-    """Deterministic requests in `auto`, at several numbers of streams."""
-    found = BreakdownSection(model, settings.dtype)
-    context.report.sections["breakdown"] = found
-    for streams in settings.breakdown_streams:
-        if context.is_over_time:
-            found.cut_off = True
-            break
-        step = break_down(pair.engine("auto", plain=False), shape_config(model), streams, settings)
-        found.steps.append(step)
-        context.log(
-            f"{model}, N = {streams}: {step.step_ms:.2f} ms per step, busy {step.busy_ms:.2f} "
-            f"({100 * step.busy_share:.0f} %), floor {step.floor_ms:.2f}"
-        )
-        context.save()
-    if settings.breakdown_prompt_len and not context.is_over_time:
-        found.prompt = _break_down_prompt(
-            pair.engine("auto", plain=False), shape_config(model), settings.breakdown_prompt_len
-        )
-        context.log(
-            f"{model}, prompt of {found.prompt.num_tokens}: {found.prompt.prefill_ms:.0f} ms, "
-            f"attention {found.prompt.attention_tflops:.0f} TFLOP/s"
-        )
-        context.save()
-    return found
+def run_breakdown(bench: Bench, settings: GpuSettings, model: str) -> None:
+    """Deterministic requests in `auto`, at several numbers of streams, and one long prompt. A row's
+    fields `ms X` are those of kernels of kind X."""
+    options = settings.llm_options(model, certification="startup", speculation="off", prefix_cache=False)
+    with LLM(**options) as llm:
+        for streams in settings.breakdown_streams:
+            if bench.is_over("breakdown"):
+                return
+            _break_down_step(bench, settings, llm.engine, streams)
+        if settings.breakdown_prompt_len and not bench.is_over("breakdown"):
+            _break_down_prompt(bench, settings, llm.engine)
 
 
-def _break_down_prompt(engine: Engine, config: DecoderConfig, num_tokens: int) -> PromptBreakdown:
+def _break_down_step(bench: Bench, settings: GpuSettings, engine: Engine, streams: int) -> None:
+    decoder, steps = cast(ModelRunner, engine.runner)._decoder, settings.breakdown_steps
+    _start_decoding(engine, streams, settings)
+    ends = _step_ends(engine, steps + 2)
+    # The first interval may contain the end of a prefill.
+    step = statistics.median([1e3 * (later - earlier) for earlier, later in pairwise(ends[1:])])
+    kernels = _profile(lambda: _step_ends(engine, steps))
+    _abort_all(engine)
+    context = settings.breakdown_context + 2 * steps
+    experts = experts_read(decoder, streams) if decoder.config.num_experts else None
+    busy = busy_ns(kernels) / 1e6 / steps
+    fields = {"model": settings.model, "streams": streams}
+    bench.row(
+        part="breakdown",
+        **fields,
+        context=context,
+        experts_read=experts,
+        step_ms=step,
+        busy_ms=busy,
+        gap_ms=step - busy,
+        floor_ms=floor_ms(decoder.config, streams, context, decoder.dtype, experts),
+        **{f"ms {kind}": ms for kind, ms in times_by_kind(kernels, steps).items()},
+    )
+    for one in _longest_kernels(kernels, steps):
+        bench.row(part="kernels", **fields, **one)
+
+
+def _break_down_prompt(bench: Bench, settings: GpuSettings, engine: Engine) -> None:
     """One deterministic prompt, twice: without a profiler for its time, with one for its kernels."""
+    config = cast(ModelRunner, engine.runner)._decoder.config
+    num_tokens = min(settings.breakdown_prompt_len, config.max_position_embeddings - 1)
     _prefill(engine, num_tokens, seed=2)  # compiles what is compiled on first use
     started = time.perf_counter()
     _prefill(engine, num_tokens, seed=3)
@@ -161,65 +192,41 @@ def _break_down_prompt(engine: Engine, config: DecoderConfig, num_tokens: int) -
     by_kind = times_by_kind(kernels, 1)
     # Two products, two operations for each multiply-add, half of the positions.
     flops = 2 * num_tokens**2 * config.num_heads * config.head_dim * config.num_layers
-    attention = by_kind.get("attention", 0.0)
-    return PromptBreakdown(
-        num_tokens=num_tokens,
+    attention = by_kind.get("attention")
+    fields = {"model": settings.model, "prompt": num_tokens}
+    bench.row(
+        part="breakdown of a prompt",
+        **fields,
         prefill_ms=prefill_ms,
         busy_ms=busy_ns(kernels) / 1e6,
-        attention_tflops=flops / attention / 1e9 if attention else 0.0,
-        by_kind=by_kind,
-        kernels=longest_kernels(kernels, 1),
+        attention_tflops=flops / attention / 1e9 if attention else None,
+        **{f"ms {kind}": ms for kind, ms in by_kind.items()},
     )
+    for one in _longest_kernels(kernels, 1):
+        bench.row(part="kernels", **fields, **one)
+
+
+def _params(num_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True, deterministic=True)
 
 
 def _prefill(engine: Engine, num_tokens: int, seed: int) -> None:
     """Run one prompt to its first token."""
-    (prompt,) = draw_prompts(random.Random(seed), 1, num_tokens, engine.limits.vocab_size)
-    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, deterministic=True)
-    submit(engine, prompt, params, want_receipt=False)
+    prompt = random.Random(seed).choices(range(engine.limits.vocab_size), k=num_tokens)
+    submit(engine, prompt, _params(1), want_receipt=False)
     while engine.has_work:
         engine.step()
 
 
-def break_down(
-    engine: Engine,
-    config: DecoderConfig,
-    streams: int,
-    settings: GpuSettings,
-    *,
-    num_experts: float | None = None,
-) -> StepBreakdown:
-    """A decode step of deterministic requests. num_experts: how many experts of a layer it reads."""
-    steps = settings.breakdown_steps
-    _start_decoding(engine, streams, settings)
-    step = median_ms(_step_ends(engine, steps + 2))
-    assert step is not None, "at least four steps are needed"
-    kernels = _profile(lambda: _step_ends(engine, steps))
-    context = settings.prompt_len + 2 * steps
-    itemsize = 4 if settings.dtype == "fp32" else 2
-    _abort_all(engine)
-    busy = busy_ns(kernels) / 1e6 / steps
-    return StepBreakdown(
-        streams=streams,
-        context=context,
-        step_ms=step,
-        busy_ms=busy,
-        gap_ms=step - busy,
-        busy_share=busy / step,
-        floor_ms=floor_ms(config, streams, context, itemsize, num_experts),
-        num_steps=steps,
-        by_kind=times_by_kind(kernels, steps),
-        kernels=longest_kernels(kernels, steps),
-    )
-
-
 def _start_decoding(engine: Engine, streams: int, settings: GpuSettings) -> None:
-    """Submit requests and step until each has its first token."""
-    prompts = draw_prompts(random.Random(1), streams, settings.prompt_len, engine.limits.vocab_size)
-    params = SamplingParams(
-        max_tokens=settings.breakdown_tokens, temperature=0, ignore_eos=True, deterministic=True
-    )
-    waiting = {submit(engine, prompt, params, want_receipt=False) for prompt in prompts}
+    """Submit requests and step until each has its first token. They still decode when all steps are
+    timed and profiled."""
+    rng, ids = random.Random(1), range(engine.limits.vocab_size)
+    params = _params(4 * settings.breakdown_steps + 8)
+    waiting = {
+        submit(engine, rng.choices(ids, k=settings.breakdown_context), params, want_receipt=False)
+        for _ in range(streams)
+    }
     while waiting:
         waiting -= {update.request_id for update in engine.step() if update.delta.token_ids}
 
@@ -258,3 +265,36 @@ def _abort_all(engine: Engine) -> None:
         engine.abort(request.request_id)
     while engine.has_work:
         engine.step()
+
+
+def experts_read(decoder: Decoder, num_tokens: int) -> float:
+    """The mean number of experts of a layer that a pass of random tokens reads."""
+    counts: list[int] = []
+    backend = copy(decoder.backend)
+
+    def counted(x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
+        logits = decoder.backend.logits(x, layer.router, canonical=True)
+        num_experts = len(layer.gate_up.linears)
+        _, ids = backend.route(logits[:, :num_experts], layer.top_k, normalizes=layer.normalizes)
+        counts.append(int((torch.bincount(ids.flatten()) > 0).sum()))
+        return decoder.backend.experts(x, layer, shape, canonical=canonical)
+
+    backend.experts = counted  # type: ignore[method-assign]
+    backend.layer = partial(run_layer, backend)  # type: ignore[method-assign]
+    config, device = decoder.config, backend.device
+    store = [
+        backend.new_kv_layer(num_tokens, config.num_kv_heads, config.head_dim)
+        for _ in range(config.num_layers)
+    ]
+    ids = random.Random(0).choices(range(config.vocab_size), k=num_tokens)
+    numbers = torch.arange(num_tokens, device=device)
+    batch = ForwardBatch(
+        token_ids=torch.tensor(ids, device=device),
+        positions=torch.zeros_like(numbers),
+        slots=numbers * backend.page_size,
+        span_starts=torch.arange(num_tokens + 1, dtype=torch.int32, device=device),
+        page_table=numbers.to(torch.int32)[:, None].contiguous(),
+    )
+    with torch.inference_mode():
+        decoder.with_backend(backend).forward(batch, store, canonical=False)
+    return sum(counts) / len(counts)

@@ -8,61 +8,49 @@ import time
 
 import torch
 
-from holdfast.bench.gpu.engines import default_device, shape_config
-from holdfast.bench.gpu.report import CertificateSection, CertifiedProduct, SectionContext
+from holdfast.bench.gpu.measure import Bench
 from holdfast.bench.gpu.settings import GpuSettings
+from holdfast.bench.machine import default_device
+from holdfast.bench.tiny import shape_config
 from holdfast.certification.gemm.choose import model_gemm_shapes, search_recipes
 from holdfast.certification.gemm.multiply import library_multiply
 from holdfast.certification.gemm.recipes import GemmRecipe
+from holdfast.engine.config import dtype_name
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 REFERENCE_TOKENS = 256
 
 
-def run_certificate(settings: GpuSettings, context: SectionContext) -> CertificateSection:
-    """All models, until the time of the section is over."""
-    found = CertificateSection(len(settings.sizes), settings.dtype)
-    context.report.sections["certificate"] = found
+def run_certificate(bench: Bench, settings: GpuSettings) -> None:
+    """A row for each GEMM. `at N` is its time with N rows relative to the plain call's."""
     for model in settings.certified_models:
-        if context.is_over_time:
-            found.cut_off = True
-            break
+        if bench.is_over("certificate"):
+            return
         started = time.perf_counter()
-        choices = _choose(model, settings, started)
-        found.seconds[model] = time.perf_counter() - started
-        found.products += [_product(model, choice) for choice in choices]
-        splits = ", ".join(f"{one.name} {one.split_k}" for one in choices)
-        context.log(f"{model}: split-K {splits} ({found.seconds[model]:.1f} s)")
-        context.save()
-    return found
+        for choice in _choose(model, settings, started):
+            bench.row(
+                part="certificate",
+                model=model,
+                gemm=choice.name,
+                size=f"{choice.out_features} x {choice.in_features}",
+                split_k=choice.split_k,
+                certified_sizes=f"{len(choice.matching_sizes)} of {choice.num_sizes_tested}",
+                plain_classes=choice.num_plain_results,
+                **{f"at {rows}": ratio for rows, ratio in choice.relative_times},
+            )
+        bench.log(f"{model}: {time.perf_counter() - started:.1f} s")
 
 
 def _choose(model: str, settings: GpuSettings, moment: float) -> tuple[GemmRecipe, ...]:
-    reference = min(REFERENCE_TOKENS, max(settings.sizes))
+    config = shape_config(model)
     return search_recipes(
-        model_gemm_shapes(shape_config(model)),
+        model_gemm_shapes(config),
         library_multiply,
-        dtype=_DTYPES[settings.dtype],
+        dtype=getattr(torch, dtype_name(settings.dtype or "auto", config.torch_dtype)),
         device=default_device(),
         subject={
             "for": "bench",
             "moment": moment,
         },  # a new key each time: a cached choice would measure nothing
-        reference_tokens=reference,
+        reference_tokens=min(REFERENCE_TOKENS, max(settings.sizes)),
         sizes=settings.sizes,
-    )
-
-
-def _product(model: str, choice: GemmRecipe) -> CertifiedProduct:
-    return CertifiedProduct(
-        model=model,
-        name=choice.name,
-        outputs=choice.out_features,
-        inputs=choice.in_features,
-        slices=choice.split_k,
-        is_certified=choice.agrees,
-        num_agreeing=len(choice.matching_sizes),
-        num_tried=choice.num_sizes_tested,
-        plain_classes=choice.num_plain_results,
-        cost={str(rows): ratio for rows, ratio in choice.relative_times},
     )

@@ -1,126 +1,251 @@
-"""Two engines over random weights of a named shape: one with the guarantee, one with the library's
-plain products.
+"""Engines as a user gets them: each is a new process that builds an `LLM` and runs the jobs it is sent.
 
-Both use the same weights, KV store and tokenizer; only the products of their fast passes differ.
-They never run at the same time.
+    python -m holdfast.bench.gpu.engines
+
+reads JSON lines: first the options of `LLM(...)`, then jobs. It writes a line for each: what the
+build took by stage, then the figures of a job, or {"error": ...}. It makes public calls only and
+prepares nothing, so the first job of a kind includes what is compiled or captured on first use.
 """
 
-from dataclasses import dataclass, replace
-from typing import cast
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-import torch
+from holdfast import LLM, Result, SamplingParams, StructuredOutput
+from holdfast.errors import EngineStopped
 
-from holdfast.bench.gpu.settings import TINY, TINY_MOE
-from holdfast.bench.tiny import tiny_config, tiny_moe_config
-from holdfast.engine.builder import assemble
-from holdfast.engine.chat_tokenizer import ChatTokenizer
-from holdfast.engine.config import EngineConfig
-from holdfast.engine.engine import Engine
-from holdfast.engine.llm import LLM
-from holdfast.engine.status import ShowProgress
-from holdfast.models.config import DecoderConfig
-from holdfast.models.dummy import DummyCheckpoint
-from holdfast.models.shapes import published_config
-from holdfast.numerics.batch_sizes import padded_batch_sizes
-from holdfast.numerics.recipe import KernelBackend
-from holdfast.numerics.select_backend import open_backend
-from holdfast.scheduler.policy import DeterminismMode
-from holdfast.text.tokenizer import byte_tokenizer
-from holdfast.worker.model_runner import ModelRunner
-
-_PAGE_SPARE = 128  # positions of a request's last page, and of one more page for a spot check
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}},
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+Figures = dict[str, float]
+_END_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class EnginePair:
-    """`exact` runs its fast passes by the recipe, `plain` with the library's own products."""
+class Job:
+    """A batch of greedy requests, all submitted at once, each with the length of its prompt and answer.
 
-    exact: Engine
-    plain: Engine
+    number: of the job. Prompts are random tokens drawn by it, so no prompt was seen before.
+    shared_len: so many first tokens are those of all prompts.
+    params: further settings of every request. seeded: each request gets a seed.
+    kind: "receipts" reads every receipt within the time; "json" measures seven of eight requests while
+        the others have a JSON schema.
+    times_prefill: the same lengths run again, for one token, which gives the time of a decode step.
+    """
 
-    def engine(self, mode: DeterminismMode, *, plain: bool, prefix_cache: bool = False) -> Engine:
-        """A fresh engine without speculation, with an empty prefix cache or none."""
-        source = self.plain if plain else self.exact
-        schedule = replace(
-            source.scheduler.config, determinism=mode, prefix_cache=prefix_cache, speculation="off"
+    number: int
+    vocab_size: int
+    prompt_lens: Sequence[int]
+    output_lens: Sequence[int]
+    deterministic: bool
+    shared_len: int = 0
+    params: Mapping[str, Any] = field(default_factory=dict)
+    seeded: bool = False
+    kind: str = ""
+    times_prefill: bool = False
+
+    def draw(self, rng: random.Random) -> list[list[int]]:
+        ids = range(self.vocab_size)
+        shared = rng.choices(ids, k=self.shared_len)
+        return [shared + rng.choices(ids, k=length - self.shared_len) for length in self.prompt_lens]
+
+    def settings(self) -> list[SamplingParams]:
+        params: dict[str, Any] = {"temperature": 0, "ignore_eos": True, **self.params}
+        return [
+            SamplingParams(
+                max_tokens=count,
+                deterministic=self.deterministic,
+                seed=place if self.seeded else None,
+                **params,
+            )
+            for place, count in enumerate(self.output_lens)
+        ]
+
+
+class EngineProcess:
+    """A process with an `LLM`. `run` is for one job at a time."""
+
+    def __init__(self, options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
+        """Start it, and wait until the `LLM` is built. Raises `EngineStopped` if it cannot be."""
+        self._started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.bench.gpu.engines"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        return source.restarted(schedule)
+        try:
+            self.start_up_seconds: Figures = self._ask(options)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def seconds(self) -> float:
+        """The time since the start of the process."""
+        return time.perf_counter() - self._started
+
+    def run(self, job: Job) -> Figures:
+        """The figures of a job. Raises `EngineStopped` if it fails."""
+        return self._ask(asdict(job))
+
+    def close(self) -> None:
+        """End the process: the end of its input ends it, unless it hangs."""
+        try:
+            self._process.communicate(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+    def __enter__(self) -> "EngineProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, line: Mapping[str, Any]) -> Figures:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(line) + "\n")
+            self._process.stdin.flush()
+            reply = self._process.stdout.readline()
+        except BrokenPipeError:
+            reply = ""
+        if not reply:
+            raise EngineStopped(f"the engine's process ended with {self._process.wait(_END_SECONDS)}")
+        read: dict[str, Any] = json.loads(reply)
+        if "error" in read:
+            raise EngineStopped(read["error"])
+        return read
 
 
-def shape_config(name: str) -> DecoderConfig:
-    tiny = {TINY: tiny_config, TINY_MOE: tiny_moe_config}
-    return tiny[name]() if name in tiny else published_config(name)
+def run_job(llm: LLM, job: Job) -> Figures:
+    """What a job's requests took, and what their results say.
+
+    speed is output tok/s of the batch, or prompt tok/s if every answer is one token. certified counts
+    the answers that were committed by certificate.
+    """
+    rng = random.Random(job.number)
+    if job.kind == "json":
+        return _time_neighbours(llm, job, rng)
+    figures = _time_batch(llm, job.draw(rng), job.settings(), read_receipts=job.kind == "receipts")
+    if job.times_prefill:
+        first = [replace(params, max_tokens=1) for params in job.settings()]
+        prefill = _time_batch(llm, job.draw(rng), first)["seconds"]
+        figures["prefill_seconds"] = prefill
+        figures["step_ms"] = 1e3 * (figures["seconds"] - prefill) / (max(job.output_lens) - 1)
+    return figures
 
 
-def default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _time_batch(
+    llm: LLM, prompts: list[list[int]], params: list[SamplingParams], *, read_receipts: bool = False
+) -> Figures:
+    started = time.perf_counter()
+    results = llm.generate(prompts, params, use_tqdm=False)
+    if read_receipts:
+        assert all(result.receipt is not None for result in results)
+    seconds = time.perf_counter() - started
+    _require_complete(results, params)
+    num_output, num_prompt = sum(len(one.token_ids) for one in results), sum(map(len, prompts))
+    counts: Figures = {
+        "answers": len(results),
+        "certified": sum(one.determinism == "certified" for one in results),
+        "verified": sum(one.determinism == "verified" for one in results),
+        "preemptions": sum(one.stats.preemptions for one in results),
+        "cached_tokens": sum(one.stats.cached_tokens for one in results),
+        "ngram_candidates": sum(one.stats.looked_up for one in results),
+        "rolled_back": sum(one.stats.rolled_back for one in results),
+    }
+    num_tokens = num_output if num_output > len(results) else num_prompt
+    return {
+        "speed": num_tokens / seconds,
+        "seconds": seconds,
+        **{name: count for name, count in counts.items() if count},
+    }
 
 
-def kv_bytes_per_token(config: DecoderConfig, itemsize: int) -> int:
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+def _require_complete(results: Sequence[Result], params: Sequence[SamplingParams]) -> None:
+    for result, one in zip(results, params, strict=True):
+        if result.error is not None:
+            raise EngineStopped(f"a request failed: {result.error}")
+        if len(result.token_ids) != one.max_tokens:
+            raise EngineStopped(
+                f"a request generated {len(result.token_ids)} tokens instead of {one.max_tokens}"
+            )
 
 
-def open_engine_pair(
-    shape: str,
-    dtype: str,
-    kernels: str,
-    max_streams: int,
-    num_positions: int,
-    max_len: int,
-    show: ShowProgress | None = None,
-) -> EnginePair:
-    """Open both engines. num_positions is the capacity of the KV cache, over all requests."""
-    device = default_device()
-    config = shape_config(shape)
-    itemsize = 4 if dtype == "fp32" else 2
-    positions = num_positions + (max_streams + 1) * _PAGE_SPARE + max_len
-    engine_config = EngineConfig(
-        certification="startup",
-        dtype=dtype,
-        device=str(device.type),
-        kernels=cast(KernelBackend, kernels),
-        max_num_seqs=max_streams,
-        max_model_len=min(max_len, config.max_position_embeddings),
-        kv_memory=positions * kv_bytes_per_token(config, itemsize),
-        prefix_cache=False,
-        speculation="off",
-    )
-    exact = assemble(engine_config, DummyCheckpoint(config, device=device), byte_tokenizer(), show)
-    exact.prepare_fully()
-    return EnginePair(exact, open_plain_engine(exact, show))
+def _time_neighbours(llm: LLM, job: Job, rng: random.Random) -> Figures:
+    """The speed of seven of eight requests beside the others, which have a JSON schema and come from a
+    second thread. Their speed while the others have none is `without`."""
+    params = job.settings()
+    few, others = params[::8], [one for place, one in enumerate(params) if place % 8]
+    plain = [replace(one, temperature=0.8, seed=1) for one in few]
+    structured = [
+        replace(one, ignore_eos=False, structured=StructuredOutput(json_schema=SCHEMA)) for one in plain
+    ]
+    llm.generate(job.draw(rng)[:1], structured[:1], use_tqdm=False)  # compiles the grammar
 
-
-def llm_over(engine: Engine) -> LLM:
-    """An `LLM` whose engine is already built."""
-    llm = LLM.__new__(LLM)
-    llm.config, llm.engine = EngineConfig(), engine
-    llm._tokenizer = ChatTokenizer(engine.tokenizer)
-    return llm
-
-
-def open_plain_engine(engine: Engine, show: ShowProgress | None = None) -> Engine:
-    """An engine on the same weights and KV cache whose fast passes use the library's own products."""
-    runner = cast(ModelRunner, engine.runner)
-    decoder, schedule = runner._decoder, engine.scheduler.config
-    backend = decoder.backend
-    if backend.device.type == "cuda":  # on a CPU, fast passes are plain already
-        backend = open_backend(
-            decoder.dtype,
-            kernels="triton",
-            num_threads=torch.get_num_threads(),
-            device=backend.device,
-            vendor_gemm=True,
-            split_k={
-                (one.linear.out_features, one.linear.in_features): one.linear.split_k
-                for one in decoder.linears()
-            },
+    def measure(companions: list[SamplingParams]) -> Figures:
+        prompts = job.draw(rng)
+        own = [prompt for place, prompt in enumerate(prompts) if place % 8]
+        return _beside(
+            lambda: llm.generate(prompts[::8], companions, use_tqdm=False),
+            lambda: _time_batch(llm, own, others),
         )
-    plain_engine = engine.restarted(schedule)
-    plain = ModelRunner(decoder.with_backend(backend), runner._store)
-    canonical = [count * schedule.reference_tokens for count in (1, 2)]
-    progress = None if show is None else (lambda done, total: show("Capturing plain graphs", done, total))
-    plain.capture(
-        padded_batch_sizes(schedule.max_pass_tokens), canonical, progress, max_len=engine.limits.max_model_len
-    )
-    plain_engine.runner = plain
-    return plain_engine
+
+    without = measure(plain)["speed"]
+    return {**measure(structured), "without": without}
+
+
+def _beside(companion: Callable[[], object], measure: Callable[[], Figures]) -> Figures:
+    """Measure while a second thread runs its own requests on the same engine."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            companion()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    figures = measure()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return figures
+
+
+def main() -> None:
+    """Build the `LLM` of the first line, and run a job for each further one."""
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints is no reply
+    llm: LLM | None = None
+    for line in sys.stdin:
+        try:
+            read = json.loads(line)
+            if llm is None:
+                llm = LLM(**read)
+                reply: dict[str, Any] = dict(llm.engine.start_up_seconds)
+            else:
+                reply = run_job(llm, Job(**read))
+        except Exception as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), file=replies)
+    if llm is not None:
+        llm.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -13,24 +13,30 @@ from pathlib import Path
 
 import torch
 
-from holdfast.bench.gpu.bench import gpu_machine, triton_version
-from holdfast.bench.gpu.engines import llm_over, open_engine_pair
-from holdfast.bench.gpu.timing import require_complete
+from holdfast import LLM
+from holdfast.bench.determinism.engine_pair import EnginePair, open_plain_engine
+from holdfast.bench.machine import device_machine_name, triton_version
 from holdfast.bench.paper import published
 from holdfast.bench.paper.online import Arrival, run_online
 from holdfast.bench.paper.report import LatencyPoint, PaperReport, RollbackPoint, ThroughputPoint
 from holdfast.bench.paper.settings import WORKLOADS, PaperSettings, Workload
 from holdfast.bench.percentiles import percentile
 from holdfast.bench.report import write_report
+from holdfast.bench.tiny import dummy_model, shape_config
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.config import dtype_name
 from holdfast.engine.engine import Engine
+from holdfast.errors import EngineStopped
 from holdfast.scheduler.policy import DeterminismMode
+from holdfast.worker.kv_store import page_bytes
 
 REPORT_FILE = "bench-paper.json"
 MODES: tuple[DeterminismMode, ...] = ("auto", "verify")
 # Each with its percentage of deterministic requests.
 _LATENCY_MODES: tuple[tuple[DeterminismMode, int], ...] = (("off", 0), ("auto", 100), ("verify", 100))
+
+_PAGE_SPARE = 128  # positions of a request's last page, and of one more page for a spot check
 
 Request = tuple[list[int], int]  # a prompt and the length of its answer
 
@@ -45,7 +51,7 @@ class PaperBench:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         self.report = PaperReport(
-            gpu_machine(),
+            device_machine_name(),
             torch.__version__,
             triton_version(),
             asdict(settings),
@@ -61,14 +67,8 @@ class PaperBench:
     def run(self, parts: Sequence[str]) -> PaperReport:
         settings = self._settings
         self._note(f"opening {settings.model}")
-        self._pair = open_engine_pair(
-            settings.model,
-            settings.dtype,
-            settings.kernels,
-            settings.max_streams,
-            settings.num_positions,
-            settings.max_len,
-        )
+        self._llm = _open_llm(settings)
+        self._pair = EnginePair(self._llm.engine, open_plain_engine(self._llm.engine))
         self._vocab_size = self._pair.exact.limits.vocab_size
         work = {"throughput": self._throughput, "latency": self._latency, "rollbacks": self._rollbacks}
         for part in parts:
@@ -87,7 +87,7 @@ class PaperBench:
     def _throughput(self) -> None:
         for name, workload in WORKLOADS.items():
             requests = self._draw(workload, self._settings.num_requests[name])
-            self._generate(self._engine("auto"), requests[: max(1, len(requests) // 8)], 100)  # warms up
+            self._generate(self._engine("auto"), requests, 100)  # captures what is captured on first use
             off = self._generate(self._engine("off", plain=True), requests, 0)
             self.report.off[name] = off[0]
             self._note(f"{name}: {off[0]:,.0f} tok/s with the guarantee off")
@@ -118,13 +118,15 @@ class PaperBench:
         self, engine: Engine, requests: Sequence[Request], share: int
     ) -> tuple[float, list[Result], float]:
         """Output tok/s of all requests at once, this percentage of them deterministic."""
-        llm = llm_over(engine)
+        llm = self._llm
+        llm.engine = engine
         params = [_params(count, place=place, share=share) for place, (_, count) in enumerate(requests)]
         started = time.perf_counter()
         results = llm.generate([prompt for prompt, _ in requests], params, use_tqdm=False)
         seconds = time.perf_counter() - started
         for result, one in zip(results, params, strict=True):
-            require_complete([result], one.max_tokens)
+            if result.error is not None or len(result.token_ids) != one.max_tokens:
+                raise EngineStopped(f"a request of the benchmark failed: {result.error}")
         return sum(len(one.token_ids) for one in results) / seconds, results, seconds
 
     # Latency of requests that arrive one by one
@@ -201,7 +203,7 @@ class PaperBench:
         self._save()
 
     def _engine(self, mode: DeterminismMode, *, plain: bool = False) -> Engine:
-        return self._pair.engine(mode, plain=plain, prefix_cache=True)
+        return self._pair.engine(mode, plain=plain)
 
     def _draw(self, workload: Workload, count: int) -> list[Request]:
         rng = random.Random(workload.name)
@@ -214,6 +216,22 @@ class PaperBench:
     def _save(self) -> None:
         if self._path is not None:
             write_report(self.report, self._path)
+
+
+def _open_llm(settings: PaperSettings) -> LLM:
+    config = shape_config(settings.model)
+    dtype = getattr(torch, dtype_name(settings.dtype, None))
+    positions = settings.num_positions + settings.max_len + (settings.max_streams + 1) * _PAGE_SPARE
+    with dummy_model(settings.model) as model:
+        return LLM(
+            model,
+            load_format="dummy",
+            certification="startup",
+            dtype=settings.dtype,
+            max_num_seqs=settings.max_streams,
+            max_model_len=min(settings.max_len, config.max_position_embeddings),
+            kv_memory=positions * page_bytes(config, dtype, 1),
+        )
 
 
 def _params(num_tokens: int, *, place: int, share: int) -> SamplingParams:

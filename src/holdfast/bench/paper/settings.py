@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from holdfast.bench.gpu.settings import TINY
+from holdfast.bench.tiny import TINY
 from holdfast.bench.workloads import draw_lengths
 from holdfast.errors import ConfigError
 
@@ -74,7 +74,6 @@ class PaperSettings:
 
     model: str = "llama-3.1-8b"
     dtype: str = "bf16"
-    kernels: str = "auto"
     max_streams: int = 256
     num_requests: Mapping[str, int] = field(default_factory=lambda: {"sharegpt": 96, "arxiv": 12})
     shares: tuple[int, ...] = (0, 2, 5, 10, 20, 50, 100)  # per cent
@@ -121,6 +120,17 @@ def parse_parts(only: str | None) -> tuple[str, ...]:
             f"no part {', '.join(sorted(unknown)) or 'was named'}; the parts are {', '.join(PARTS)}"
         )
     return tuple(name for name in PARTS if name in chosen)
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Parse a list of whole numbers such as "4,12"."""
+    try:
+        rates = tuple(float(int(one)) for one in text.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or min(rates) < 1:
+        raise ConfigError(f"expected positive whole numbers such as 4,12, not {text!r}")
+    return rates
 
 
 def parse_shares(text: str) -> tuple[int, ...]:

@@ -1,18 +1,13 @@
-"""`holdfast bench gpu`: speed, determinism and its cost on a GPU."""
+"""`holdfast bench gpu`: what a user of a GPU gets."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.commands.bench_options import (
-    DtypeOption,
-    ShapeOption,
-    end_bench,
-    replace_given,
-    require_plots,
-)
+from holdfast.cli.commands.bench_options import DtypeOption, ShapeOption, replace_given
 from holdfast.cli.console import note
+from holdfast.cli.requirements import require_folder, require_packages
 
 
 def gpu(
@@ -21,20 +16,24 @@ def gpu(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Sections: cells, speed, verify, breakdown, small, certificate, stress; default all. Names of "
-            "cells, such as greedy-256,sampled,mixed, choose among the cells; a wrong name lists them.",
+            help="Parts: start, cells, breakdown, certificate, stress; default all. Names of cells, such as "
+            "uniform,mixed,long-8k, choose among the cells; a wrong name lists them.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for plots and bench-gpu.json, which is written after every section."),
+        typer.Option(help="Folder for bench-gpu.json, which is written after every figure."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds; the best time counts.")] = None,
-    streams: Annotated[str | None, typer.Option(help="Concurrent requests, such as 1,8,32.")] = None,
-    num_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens of each answer.")] = None,
-    verify_tokens: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of each answer in the section verify.")
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Rounds of the cells; default 2. The first is the first use, the best counts."
+        ),
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="After so many minutes no new measurement begins; default 60.")
+    ] = None,
+    dtype: DtypeOption = None,
     stress_model: Annotated[
         str | None, typer.Option(help="Real weights for the stress test: a .gguf file or a folder.")
     ] = None,
@@ -45,54 +44,53 @@ def gpu(
     stress_runs: Annotated[
         int | None, typer.Option(min=2, help="Random loads of the stress test, in each mode.")
     ] = None,
-    dtype: DtypeOption = None,
-    section_seconds: Annotated[
-        float | None, typer.Option(min=1, help="After so many seconds a section starts no new measurement.")
+    show: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Measure nothing; print the tables of this earlier bench-gpu.json, or of several.",
+        ),
     ] = None,
-    needle_model: Annotated[str | None, typer.Option(hidden=True)] = None,
-    needle_shape: Annotated[str | None, typer.Option(hidden=True)] = None,
-    needle_runs: Annotated[int | None, typer.Option(min=2, hidden=True)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the cells to this file, relative to the guarantee off.")
+    ] = None,
 ) -> None:
-    """Measure speed through LLM.generate and beside vLLM's, certificates of named shapes, a determinism stress test, and
-    where a step's time goes.
+    """Measure what a user gets: new processes, `LLM.generate` and nothing prepared, with the guarantee,
+    without it, and with the library's own products; besides where a step's time goes, certificates of
+    named shapes, and a determinism stress test.
 
-    The weights are random, of a published shape. Exits with 1 if a section fails or a deterministic
-    answer differs.
+    The weights are random, of a published shape. The tables are Markdown. Exits with 1 if a part
+    fails, or a deterministic answer is not certified or differs.
     """
-    from holdfast.bench.gpu.cells import CELL_NAMES
-    from holdfast.bench.gpu.settings import (
-        OLD_SECTIONS,
-        parse_cells,
-        parse_numbers,
-        parse_sections,
-        settings_for,
-    )
+    from holdfast.bench.gpu.measure import read_rows
+    from holdfast.bench.gpu.settings import parse_names, settings_for
+    from holdfast.bench.gpu.table import plot_cells, tables
 
-    require_plots(out)
-    sections = parse_sections(only, CELL_NAMES)
-    for old, new in OLD_SECTIONS.items():
-        if only is not None and old in only:
-            note(f"the section {old} is deprecated; use {new}")
-    for old_option, value in (("model", needle_model), ("shape", needle_shape), ("runs", needle_runs)):
-        if value is not None:
-            note(f"--needle-{old_option} is deprecated; use --stress-{old_option}")
-    settings = replace_given(
-        settings_for(model),
-        rounds=rounds,
-        cells=parse_cells(only, CELL_NAMES),
-        streams=parse_numbers(streams) if streams is not None else None,
-        num_tokens=num_tokens,
-        verify_tokens=verify_tokens,
-        stress_model=stress_model or needle_model,
-        stress_shape=stress_shape or needle_shape,
-        stress_runs=stress_runs or needle_runs,
-        dtype=dtype,
-        section_seconds=section_seconds,
-    )
-    from holdfast.bench.gpu.bench import GpuBench
-    from holdfast.bench.gpu.plot import plot_report
-    from holdfast.bench.gpu.table import show_report
+    if plot is not None:
+        require_folder(plot)
+        require_packages("matplotlib")
+    if show:
+        files = [read_rows(path) for path in show]
+        header, rows = files[0][0], [row for _, own in files for row in own]
+    else:
+        parts, cells = parse_names(only)
+        settings = replace_given(
+            settings_for(model),
+            rounds=rounds,
+            minutes=minutes,
+            dtype=dtype,
+            stress_model=stress_model,
+            stress_shape=stress_shape,
+            stress_runs=stress_runs,
+        )
+        from holdfast.bench.gpu.bench import run_bench
 
-    report = GpuBench(settings, out, note).run(sections)
-    show_report(report)
-    end_bench([] if out is None else plot_report(report, out), is_good=report.is_good)
+        bench = run_bench(settings, parts, cells, out, note)
+        header, rows = bench.header, bench.rows
+    print(f"{header['machine']}, torch {header['torch']}, triton {header['triton']}, {header['date']}\n")
+    print(tables(rows))
+    if plot is not None:
+        plot_cells(header, rows, plot)
+        note(f"wrote {plot}")
+    raise typer.Exit(0 if show or bench.is_good else 1)

@@ -5,14 +5,9 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.commands.bench_options import (
-    DtypeOption,
-    ShapeOption,
-    end_bench,
-    replace_given,
-    require_plots,
-)
+from holdfast.cli.commands.bench_options import DtypeOption, ShapeOption, replace_given
 from holdfast.cli.console import note
+from holdfast.cli.requirements import require_packages
 
 
 def paper(
@@ -36,15 +31,15 @@ def paper(
     In process, random weights, lengths like those of the papers' traces. Exits with 1 if a part
     fails.
     """
-    from holdfast.bench.gpu.settings import parse_numbers
-    from holdfast.bench.paper.settings import paper_settings, parse_parts, parse_shares
+    from holdfast.bench.paper.settings import paper_settings, parse_parts, parse_rates, parse_shares
 
-    require_plots(out)
+    if out is not None:
+        require_packages("matplotlib")  # for the plots: say so before anything is measured
     parts = parse_parts(only)
     settings = replace_given(
         paper_settings(model),
         shares=None if shares is None else parse_shares(shares),
-        rates=None if rates is None else tuple(map(float, parse_numbers(rates))),
+        rates=None if rates is None else parse_rates(rates),
         latency_seconds=latency_seconds,
         dtype=dtype,
     )
@@ -54,4 +49,6 @@ def paper(
 
     report = PaperBench(settings, out, note).run(parts)
     show_paper(report)
-    end_bench([] if out is None else plot_paper(report, out), is_good=not report.errors)
+    for path in [] if out is None else plot_paper(report, out):
+        note(f"wrote {path}")
+    raise typer.Exit(1 if report.errors else 0)
