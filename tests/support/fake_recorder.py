@@ -11,3 +11,6 @@ class FakeRecorder:
         work()
         self.num_recorded += 1
         return work
+
+    def kernels(self, work: Work) -> set[str]:
+        return set()

@@ -11,7 +11,7 @@ work before it ends. Until the certificate is complete nothing depends on it.
 import json
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # (checks done, in all)
 Check = Callable[[], CheckSteps]
-ListKernels = Callable[[], Generator[None, None, tuple[str, ...]]]
+ListKernels = Callable[[], tuple[str, ...]]
 
 _MAX_REPEATS = 100  # of slices in which another thread changed a setting
 
@@ -65,11 +65,10 @@ class Certification:
         self._sizes = sizes
         self._list_kernels = kernels
         self._device = device
-        self._kernels: tuple[str, ...] | None = () if kernels is None else None
         progress = _load_progress(self.key)
         self._done, self._seconds = progress.done, progress.seconds
         self._is_reference_tested = progress.is_reference_tested
-        self._steps: Generator[None, None, object] | None = None  # of the check at work
+        self._steps: CheckSteps | None = None  # of the check at work
         self._num_repeats = 0
 
     @property
@@ -139,7 +138,7 @@ class Certification:
             self._num_repeats += 1  # the guard: another thread changed a setting during the slice
             return
         self._seconds += time.monotonic() - started
-        if len(self._done) == num_checks and self._kernels is not None:
+        if len(self._done) == num_checks:
             self._complete()
         elif len(self._done) > num_before:
             self._keep_progress()
@@ -153,14 +152,14 @@ class Certification:
 
     def _run(self, until: float | None, progress: Progress | None) -> None:
         """Until this time, or until all checks are done."""
-        while len(self._done) < len(self._checks) or self._kernels is None:
+        while len(self._done) < len(self._checks):
             if self._steps is None:
-                self._steps = self._next_steps()
+                self._steps = self._checks[len(self._done)]()
             try:
                 next(self._steps)
             except StopIteration as end:
                 self._steps = None
-                self._note(end.value)
+                self._done.append(end.value)
                 if progress is not None:
                     progress(*self.progress)
             if until is not None:
@@ -168,22 +167,9 @@ class Certification:
                 if time.monotonic() >= until:
                     return
 
-    def _next_steps(self) -> Generator[None, None, object]:
-        if len(self._done) < len(self._checks):
-            return self._checks[len(self._done)]()
-        assert self._list_kernels is not None
-        return self._list_kernels()
-
-    def _note(self, result: object) -> None:
-        if isinstance(result, OperationCheck):
-            self._done.append(result)
-        else:
-            assert isinstance(result, tuple)
-            self._kernels = result
-
     def _complete(self) -> None:
         clear_neighbours()
-        kernels = self._kernels or ()
+        kernels = () if self._list_kernels is None else self._list_kernels()
         made = certify(self._subject, self._done, self._sizes, kernels=kernels, seconds=self._seconds)
         save_certificate(made)
         _delete_progress(self.key)

@@ -48,7 +48,6 @@ from holdfast.certification.checks.passes import (
     PageLender,
     PassBench,
     check_passes,
-    kernels_of_a_pass,
 )
 from holdfast.certification.checks.probes import DENSE_SEATING
 from holdfast.certification.checks.synthetic import (
@@ -73,8 +72,29 @@ from holdfast.worker.model_runner import ModelRunner
 
 _SAMPLED_SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 100, 128, 255, 256, 511, 512)
 _MAX_CPU_HEAD_TOKENS = max_logits_tokens(torch.device("cpu"))
-_MAX_EXPERT_ROWS = 160  # that are tried one by one; tiles have at most 128
-_SLOW_SAMPLER_OPS, _FEW_SAMPLED_SIZES = ("sample, ties", "logsumexp, few tokens"), (1, 3, 8, 32, 64, 512)
+_EXPERT_ROWS = (
+    *range(1, 34),
+    47,
+    48,
+    49,
+    63,
+    65,
+    66,
+    79,
+    80,
+    81,
+    95,
+    97,
+    111,
+    113,
+    127,
+    129,
+    130,
+    159,
+    160,
+    161,
+)
+_SLOW_SAMPLER_OPS, _FEW_SAMPLED_SIZES = ("sample, ties", "logsumexp, few tokens"), (1, 8, 64, 512)
 _LAYER_SIZES = (1, 2, 8, 32, 128, 256, 512)
 _QUICK_SIZES = (1, 3, 8)  # of sampled tokens, in the reference's own test
 _QUICK_CONTEXT = 4000  # of the reference's own test of whole passes
@@ -108,7 +128,7 @@ def plan_certification(
         last.append(partial(check_passes, bench, max_pass_tokens, max_len, canonical))
         quick, quick_len = replace(bench, lender=AllPages(store.num_pages)), min(max_len, _QUICK_CONTEXT)
         reference.append(partial(check_passes, quick, max_pass_tokens, quick_len, canonical, ()))
-        kernels = partial(kernels_of_a_pass, bench, max_len)
+        kernels = runner.list_kernels
 
     def make_checks() -> list[Check]:
         fp32 = _fp32_backend(backend, settings)
@@ -242,9 +262,9 @@ def _check_routed(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> C
         return (yield from check_head(backend, case, sizes))
     if case.linear.expert_form is None:
         return (yield from check_gemm(backend, case, sizes))
-    # Tiles have at most 128 rows: beyond, other numbers of rows only repeat them.
-    some = () if is_interpreted(backend) else range(1, min(_MAX_EXPERT_ROWS, sizes[-1]) + 1)
-    counts = tuple(sorted({*some, *(size for size in sizes if size % 64 == 0), *sizes[:3], sizes[-1]}))
+    # An expert may get any number of rows. Tiles have at most 128: beyond, other numbers only repeat them.
+    some = _EXPERT_ROWS if case.is_thorough and not is_interpreted(backend) else ()
+    counts = tuple(sorted({*(size for size in some if size <= sizes[-1]), *sizes}))
     found = [(yield from check_head(backend, case, counts))]
     for form in range(backend.num_expert_forms):
         linear = replace(case.linear, expert_form=form)

@@ -15,6 +15,7 @@ an empty pass: no slot is written, no tile attends.
 This module decides which pass takes which graph; only `CudaRecorder` calls CUDA.
 """
 
+import ctypes
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -41,12 +42,17 @@ _MAX_PAGE_ENTRIES = (
     1 << 18
 )  # of the page table, as for 256 requests of 1024 pages; larger passes run without a graph
 _PARTIAL_TILES = 64  # tall tiles that are not full
+_LISTED_SIZES = (8, 512, 4096)  # of passes whose kernels are listed
 
 
 class Recorder(Protocol):
     """Records work so that it can be replayed."""
 
     def record(self, work: Work) -> Work: ...
+
+    def kernels(self, work: Work) -> set[str]:
+        """Return the names of the kernels that this work launches."""
+        ...
 
 
 class CudaRecorder:
@@ -62,6 +68,48 @@ class CudaRecorder:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
+
+    def kernels(self, work: Work) -> set[str]:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        return kernels_of_graph(graph.raw_cuda_graph())
+
+
+class _KernelNode(ctypes.Structure):
+    """`CUDA_KERNEL_NODE_PARAMS_v2`."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("launch", ctypes.c_uint * 7),
+        ("arguments", ctypes.c_void_p * 2),
+        ("kernel", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
+
+
+def kernels_of_graph(graph: int) -> set[str]:
+    """The names of the kernels in a captured graph, asked of the driver: torch's profiler would take
+    seconds. Empty if the driver is too old to tell."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    handle, count = ctypes.c_void_p(graph), ctypes.c_size_t()
+    driver.cuGraphGetNodes(handle, None, ctypes.byref(count))
+    nodes = (ctypes.c_void_p * count.value)()
+    driver.cuGraphGetNodes(handle, nodes, ctypes.byref(count))
+    names: set[str] = set()
+    for node in nodes:
+        found, name = _KernelNode(), ctypes.c_char_p()
+        try:
+            if driver.cuGraphKernelNodeGetParams_v2(ctypes.c_void_p(node), ctypes.byref(found)):
+                continue  # a copy or the like
+            if found.function:
+                driver.cuFuncGetName(ctypes.byref(name), ctypes.c_void_p(found.function))
+            else:
+                driver.cuKernelGetName(ctypes.byref(name), ctypes.c_void_p(found.kernel))
+        except AttributeError:
+            return set()
+        names.add((name.value or b"").decode())
+    return names - {""}
 
 
 @dataclass(frozen=True)
@@ -158,6 +206,15 @@ class CudaGraphs:
             return (size, canonical) in self._graphs
         return True
 
+    def list_kernels(self) -> set[str]:
+        """The kernels of a pass that decodes and of one with a chunk of a prompt."""
+        sizes = [size for size in self._sizes[False] if size in _LISTED_SIZES]
+        if self._recorder is None:
+            return set()
+        with gc_paused(collects=False):
+            found = [self._recorder.kernels(self._prepare(size, canonical=False)[1]) for size in sizes]
+        return set().union(*found)
+
     def size_for(
         self, batch: InputBatch, num_tokens_padded: int, *, canonical: bool, exact: bool
     ) -> int | None:
@@ -219,6 +276,11 @@ class CudaGraphs:
         )
 
     def _record(self, size: int, canonical: bool, recorder: Recorder) -> _Graph:
+        batch, work = self._prepare(size, canonical=canonical)
+        return _Graph(batch, recorder.record(work))
+
+    def _prepare(self, size: int, *, canonical: bool) -> tuple[ForwardBatch, Work]:
+        """An empty pass in the buffer, and the work that computes it."""
         batch = self._forward_batch(size)
         for tensor, value in ((self._buffer, 0), (batch.slots, -1)):
             tensor.fill_(value)
@@ -236,7 +298,7 @@ class CudaGraphs:
             residual.copy_(found[0])
             output.copy_(found[1])
 
-        return _Graph(batch, recorder.record(forward_body if self._ends_early(size) else forward))
+        return batch, forward_body if self._ends_early(size) else forward
 
     def _forward_batch(self, size: int) -> ForwardBatch:
         """Views of the buffer, with the longest page table that fits. Graphs read no span

@@ -29,6 +29,7 @@ from holdfast.worker.sampler import fill_settings, read_settings, settings_words
 from holdfast.worker.transfer import HostCopies, staging_buffer
 
 _log = logging.getLogger(__name__)
+_LISTED_SIZE = 8  # of passes whose kernels are listed
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,18 @@ class HeadGraphs:
     def capture_next(self) -> bool:
         """Capture one more graph that was not used yet. False: there is none."""
         return bool(self._wanted) and self._is_captured(min(self._wanted))
+
+    def list_kernels(self) -> set[str]:
+        """The kernels of the head and the sampler."""
+        if self._recorder is None:
+            return set()
+        keys = [
+            key
+            for key in self._wanted | self._graphs.keys()
+            if key.size == _LISTED_SIZE and not key.canonical
+        ]
+        with gc_paused(collects=False):
+            return set().union(*(self._recorder.kernels(self._work(key)) for key in keys))
 
     def _is_captured(self, key: _Key) -> bool:
         """Whether there is this graph, captured now if need be. Without memory for it the head runs

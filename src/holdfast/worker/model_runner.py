@@ -136,6 +136,11 @@ class ModelRunner:
         with self._settings(), torch.inference_mode(), self._stream.entered():
             return self._graphs.capture_next() or self._head_graphs.capture_next()
 
+    def list_kernels(self) -> tuple[str, ...]:
+        """The names of the GPU kernels of passes. They must have run once."""
+        with self._settings(), torch.inference_mode(), self._stream.entered():
+            return tuple(sorted(self._graphs.list_kernels() | self._head_graphs.list_kernels()))
+
     def _start_pass(self, pass_: Pass, copies: HostCopies) -> Callable[[], PassResult]:
         if pass_.kind is PassKind.CHECK:
             mismatch = self._start_check(pass_, copies)

@@ -13,7 +13,6 @@ places, in other pages and in passes of other sizes: its token, the bits of its 
 and its keys and values in every layer. The pages are zeroed at the end.
 """
 
-import logging
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -28,10 +27,8 @@ from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, Samplin
 from holdfast.numerics.bits import bits_of
 from holdfast.numerics.forward_batch import KVLayer
 
-_log = logging.getLogger(__name__)
-
-PASS_SIZES = (1, 2, 8, 32, 128, 256, 512, 4096, 8192)
-_LONG_PASS_SIZES = (1, 8, 128, 512)  # at the longest context, where a pass takes long
+PASS_SIZES = (1, 8, 32, 256, 512, 4096, 8192)
+_LONG_PASS_SIZES = (1, 512)  # at the longest context, where a pass takes long
 _NUM_PROBES = 8
 _MAX_OWN_PAGES = 1024  # for probes and neighbours
 _MAX_NEIGHBOUR_POSITION = 1000
@@ -159,26 +156,6 @@ def _run_trials(
                 differing.add(trial.label)
             yield
     return differing, compared
-
-
-def kernels_of_a_pass(bench: PassBench, max_len: int) -> Generator[None, None, tuple[str, ...]]:
-    """The names of the GPU kernels in a decode pass and in one with a prompt chunk. Empty if
-    profiling fails."""
-    length = min(max_len, _MAX_NEIGHBOUR_POSITION)
-    context = _ProbeContext(bench, length, (yield from bench.borrow(length)))
-    try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for turn, size in enumerate((2 * bench.reference_tokens, _NUM_PROBES)):
-                context.run(_SAMPLING_PARAMS[0], size, certified=True, turn=turn)
-            torch.cuda.synchronize()
-    except RuntimeError as error:
-        _log.warning("the kernels of a pass could not be profiled: %s", error)
-        return ()
-    finally:
-        context.clear()
-        bench.lender.take_back()
-    names = {event.key for event in profile.key_averages() if event.device_type.name == "CUDA"}
-    return tuple(sorted(name for name in names if not name.startswith(("Memcpy", "Memset"))))
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 
 _NUM_TOP_P_PROBES = 32
-_NUM_FEW_PROBES, _FEW_TOKENS = 2048, 8
+_NUM_FEW_PROBES, FEW_TOKENS = 2048, 8
 _EPS = 1e-5
-_EDGE_DRAWS, _EDGE_DRAWS_ON_GPU = 8192, 1 << 17
+_EDGE_DRAWS, _EDGE_DRAWS_ON_GPU = 8192, 1 << 15
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
 
 
@@ -190,7 +190,7 @@ def sampler_ops(backend: Backend, vocab: int, *, is_quick: bool = False) -> list
             SamplerOp("logsumexp", logits, backend.logsumexp),
             SamplerOp("top", logits, topk),
         ]
-    few = few_logits_inputs(min(vocab, _FEW_TOKENS), 8 if is_interpreted(backend) else _NUM_FEW_PROBES)
+    few = few_logits_inputs(min(vocab, FEW_TOKENS), 8 if is_interpreted(backend) else _NUM_FEW_PROBES)
     ties = noise_inputs(vocab, range(len(_TEMPERATURES)), _POSITION, _TEMPERATURES)
     firsts, temperatures = ties[:, 0].to(backend.device), torch.tensor(_TEMPERATURES, device=backend.device)
 

@@ -78,7 +78,7 @@ def attention_tall(
     )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["window"])
+@gluon.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["tiles"])
 def _attention_hopper(
     out, q, keys, values, positions, tiles, pages, scale, window,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, BLOCK_N: gl.constexpr,

@@ -23,7 +23,7 @@ from holdfast.numerics.forward_batch import AttentionWork
 
 _TARGET_PROGRAMS = 264  # programs of all KV heads that fill the device
 _MAX_SLOTS = 8192  # tokens times splits; a tile that finds no slots has one program
-_MAX_TILES = 1024  # in a list; a pass with more has one program for each tile
+_LIST_LENS = (16, 128, 1024)  # tiles of the compiled variants; a pass with more has one program for each tile
 
 
 def list_work(
@@ -33,7 +33,8 @@ def list_work(
     program for each tile."""
     num_tiles, max_splits = len(tiles), -(-max_len // split_len)
     max_shared = min(_TARGET_PROGRAMS // kv_heads, num_tiles)
-    if max_splits == 1 or not max_shared or num_tiles > _MAX_TILES:
+    list_len = next((length for length in _LIST_LENS if length >= num_tiles), None)
+    if max_splits == 1 or not max_shared or list_len is None:
         return None
     num_slots = min(_MAX_SLOTS, len(positions) * max_splits)
     num_entries = num_tiles + _TARGET_PROGRAMS // kv_heads
@@ -42,7 +43,7 @@ def list_work(
     _list_work[(1,)](
         *(programs, shared, tiles, positions, num_tiles, num_entries, max_shared, num_slots),
         KV_HEADS=kv_heads, SPLIT_LEN=split_len, TARGET=_TARGET_PROGRAMS,
-        TILES=triton.next_power_of_2(num_tiles), ENTRIES=triton.next_power_of_2(num_entries), num_warps=4,
+        TILES=list_len, ENTRIES=triton.next_power_of_2(list_len + _TARGET_PROGRAMS // kv_heads), num_warps=4,
     )  # fmt: skip
     return AttentionWork(programs, shared, num_slots)
 
