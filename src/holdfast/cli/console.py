@@ -47,9 +47,14 @@ class StageBars:
             return self
         console = stderr()
         if console.is_terminal:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-            columns = (TextColumn("{task.description:<16}"), BarColumn(), TimeElapsedColumn())
+            columns = (
+                TextColumn("{task.description:<16}"),
+                BarColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
             self._progress = Progress(*columns, console=console, transient=True)
             self._progress.start()
         return self

@@ -282,6 +282,7 @@ def _obtain_certificate(
     )
     certifier = Certifier(certification, pages, lambda sizes: _padded_sizes(sizes, decoder.backend, limits))
     if not config.certifies_in_background:
+        _log.info("no certificate of this model and machine yet: it is made now, once")
         certifier.finish(_stage(show, "Certifying"))
         return certifier.certificate, None if certifier.failure is None else certifier
     refused = certification.test_reference(_stage(show, "Testing the reference"))

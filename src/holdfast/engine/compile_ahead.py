@@ -16,6 +16,8 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -23,9 +25,10 @@ from pathlib import Path
 
 from holdfast.engine.config import EngineConfig, dtype_name
 from holdfast.models.config import DecoderConfig
+from holdfast.numerics.backends.triton import hash_compiler
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
 from holdfast.numerics.code_versions.versions import code_versions
-from holdfast.worker.gpu_presence import compute_capability
+from holdfast.worker.gpu_presence import compute_capability, open_context
 
 _log = logging.getLogger(__name__)
 _MAX_PROCESSES = 16
@@ -79,11 +82,13 @@ class CompileWorker:
 
 
 def compile_ahead(config: EngineConfig, model: DecoderConfig) -> CompileWorker:
-    """Start compiling the kernels of this engine, if it will run on a GPU. The caller closes the
-    worker."""
+    """Start compiling the kernels of this engine, if it will run on a GPU, and open the GPU. The caller
+    closes the worker."""
     capability = compute_capability(config.device, config.kernels)
     if capability is None:
         return CompileWorker()
+    in_thread(lambda: open_context(config.device))
+    in_thread(hash_compiler)
     dtype = dtype_name(config.dtype, model.torch_dtype)
     return start_worker(model, dtype, capability, num_processes=_num_cores() - 1)
 
@@ -118,6 +123,16 @@ def start_worker(
         process.stdin.write(pickle.dumps(task))
         process.stdin.flush()
     return CompileWorker(process, done)
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    """Run something that saves time and decides nothing, while this thread imports torch."""
+
+    def run() -> None:
+        with suppress(Exception):
+            work()
+
+    threading.Thread(target=run, name="holdfast-ahead", daemon=True).start()
 
 
 def _num_cores() -> int:

@@ -8,14 +8,17 @@ import pickle
 import sys
 import threading
 
-import torch
-
-from holdfast.certification.every_kernel import call_every_kernel
-from holdfast.engine.compile_ahead import CompileTask
-from holdfast.numerics.backends.triton.compile_only import compile_side_by_side, list_compilations
+from holdfast.engine.compile_ahead import CompileTask, in_thread
+from holdfast.numerics.backends.triton import hash_compiler
 
 
 def main() -> None:
+    in_thread(hash_compiler)
+    import torch
+
+    from holdfast.certification.every_kernel import call_every_kernel
+    from holdfast.numerics.backends.triton.compile_only import compile_side_by_side, list_compilations
+
     task: CompileTask = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     compilations = list_compilations(lambda: call_every_kernel(task.model, getattr(torch, task.dtype)))

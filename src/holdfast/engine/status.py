@@ -3,11 +3,32 @@
 Plain data; it crosses processes as is.
 """
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 ShowProgress = Callable[[str, int, int], None]  # (stage, done, total), while an engine starts
+
+
+@dataclass(frozen=True)
+class StartUpStage:
+    """One stage of a start. `began` is on the clock of `time.monotonic`."""
+
+    name: str
+    done: int = 0
+    total: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def next(self, name: str, done: int, total: int) -> "StartUpStage":
+        """The stage after this progress."""
+        return StartUpStage(name, done, total, *([self.began] if name == self.name else []))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate from what is done, None before anything is."""
+        elapsed = time.monotonic() - self.began
+        return round(elapsed / self.done * (self.total - self.done), 1) if self.done else None
 
 
 CertificateStateName = Literal["none", "certifying", "certified", "refused", "failed", "revoked"]

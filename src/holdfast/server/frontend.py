@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
+from holdfast.engine.status import StartUpStage
 from holdfast.errors import EngineStopped
 from holdfast.server.admission import Admission
 from holdfast.server.cache_isolation import SharedPrompts
@@ -64,6 +65,7 @@ class Frontend:
         self.shared_prompts = shared_prompts
         self.created = int(time.time())
         self.streams = StreamStore(config.reconnect_timeout, config.reconnect_memory, metrics.streams)
+        self.start_up = StartUpStage("")  # of an engine that is not ready yet
         self._calls: set[Call] = set()
 
     @property
@@ -84,6 +86,10 @@ class Frontend:
                 param="model",
                 code="model_not_found",
             )
+
+    def note_start_up(self, stage: str, done: int, total: int) -> None:
+        """Keep how far a start is, for `/health`."""
+        self.start_up = self.start_up.next(stage, done, total)
 
     @asynccontextmanager
     async def call(

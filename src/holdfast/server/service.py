@@ -69,6 +69,7 @@ class Service:
         self.engine = engine
         self.tenants = tenants
         self.began = time.monotonic()
+        self._progress = progress
         self.load_seconds = 0.0
         self.metrics = Metrics()
         self.traces = open_traces(config.otlp_endpoint)
@@ -85,7 +86,7 @@ class Service:
         )
         self.hub = Hub(self.prompts.token_text, lambda on: self.supervisor.set_tracing(on))
         callbacks = EngineCallbacks(
-            on_progress=progress,
+            on_progress=self._on_progress,
             on_ready=self._on_ready,
             on_status=lambda link, status: self.metrics.update(status, link.replica),
             on_trace=lambda link, trace: self.hub.publish(trace, link.replica),
@@ -127,6 +128,10 @@ class Service:
             ready = self.supervisor.ready
             self.admission.max_running = ready.max_num_seqs
             self.prompts.max_model_len = ready.max_model_len
+
+    def _on_progress(self, stage: str, done: int, total: int) -> None:
+        self.frontend.note_start_up(stage, done, total)
+        self._progress(stage, done, total)
 
     def _on_ready(self, link: EngineConnection) -> None:
         self._set_limits()

@@ -51,6 +51,14 @@ def compute_capability(device: str, kernels: str) -> tuple[int, int] | None:
     return None if any(failures) else (values[0].value, values[1].value)
 
 
+def open_context(device: str) -> None:
+    """Open the context of this GPU, which torch then finds open. It takes a part of a second."""
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    driver = ctypes.CDLL(_DRIVER)
+    driver.cuDeviceGet(ctypes.byref(handle), int(device.partition(":")[2] or 0))
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+
+
 def _why_no_gpu() -> str | None:
     if _ROCM.exists():
         return None

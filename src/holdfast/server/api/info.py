@@ -23,7 +23,7 @@ from holdfast.server.api.schema.responses import (
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.responses import JSONResponse
-from holdfast.server.ipc.engine_client import EngineClient, ReplicaStatus
+from holdfast.server.ipc.engine_client import ReplicaStatus
 from holdfast.server.tenants.tenant import tenant_of
 from holdfast.version import __version__
 
@@ -47,7 +47,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
         if not frontend.admission.is_open:
             return JSONResponse({"status": "draining"}, 503, {"Retry-After": "5"})
         if not supervisor.is_ready:
-            return JSONResponse(_starting(supervisor), 503, {"Retry-After": str(supervisor.retry_after)})
+            return JSONResponse(_starting(frontend), 503, {"Retry-After": str(supervisor.retry_after)})
         if supervisor.is_stuck:
             return JSONResponse({"status": "stuck"}, 503, {"Retry-After": "5"})
         state: dict[str, Any] = {"status": "ok", "certificate": _certificate_state(frontend)}
@@ -124,10 +124,13 @@ def info_routes(frontend: Frontend) -> APIRouter:
     return router
 
 
-def _starting(supervisor: EngineClient) -> dict[str, Any]:
+def _starting(frontend: Frontend) -> dict[str, Any]:
+    supervisor, stage = frontend.supervisor, frontend.start_up
     restart = supervisor.restart
     if restart is None:
-        return {"status": "starting"}
+        progress = {"stage": stage.name, "done": stage.done, "total": stage.total} if stage.name else {}
+        left = {} if stage.seconds_left is None else {"seconds_left": stage.seconds_left}
+        return {"status": "starting", **progress, **left}
     return {
         "status": "restarting",
         "reason": f"the engine process {restart.reason}",

@@ -302,6 +302,10 @@ class ReplicaInfo(ResponseModel):
 class HealthResponse(ResponseModel):
     status: Literal["ok", "draining", "starting", "restarting", "stuck"]
     certificate: CertificateStateInfo | None = Field(None, description="Where the certificate stands, if ok.")
+    stage: str | None = Field(None, description="What a start is doing, such as Certifying.")
+    done: int | None = Field(None, description="How much of the stage is done.")
+    total: int | None = Field(None, description="The whole of the stage, in the same unit.")
+    seconds_left: float | None = Field(None, description="An estimate for the stage.")
     reason: str | None = Field(None, description="Why the engine process is restarted.")
     seconds: float | None = Field(None, description="How long the restart has taken so far.")
     restarts: int | None = Field(None, description="Engine processes that died so far, if any.")
