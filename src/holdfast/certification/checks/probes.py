@@ -13,7 +13,7 @@ NUM_PROBES = 8  # among neighbours
 DENSE_SEATING = 64  # in batches of up to so many tokens the probes are tried at several places
 
 _BATCHES_AT_ONCE = 64  # of `run_full`, between two pauses
-MAX_BATCHES = 320  # of one size: where probes are many, small sizes try a part of them
+MAX_BATCHES = 64  # of one size: where probes are many, small sizes try a part of them
 _SCALES = ((1e3, 1e-3), (1e3, 1e3), (1e-3, 1e-3))  # of the neighbours
 
 

@@ -34,6 +34,7 @@ from holdfast.numerics.sampling import SamplingBatch
 _NUM_TOP_P_PROBES = 32
 _NUM_FEW_PROBES, FEW_TOKENS = 2048, 8
 _EPS = 1e-5
+_MAX_OWN_COLUMNS = 8192  # of a synthetic weight for our own kernels
 _EDGE_DRAWS, _EDGE_DRAWS_ON_GPU = 8192, 1 << 15
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
 
@@ -45,20 +46,28 @@ def norm_dtype(norm: Norm, dtype: torch.dtype) -> torch.dtype:
 
 def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:
     """Linear layers of the same shape whose weights show the order of summation: two, more where they
-    have few columns."""
+    have few columns. Where no library chooses a kernel by the shape, a wide one is cut: its columns are
+    computed alike."""
+    is_cut = not backend.recipe.depends_on_device and like.bias is None
     if like.blocks:
+        wanted = [(name, _cut(count) if is_cut else count) for name, count in like.blocks]
         for seed in range(2):
-            parts = [random_blocks(name, rows, like.in_features, seed) for name, rows in like.blocks]
+            parts = [random_blocks(name, count, like.in_features, seed) for name, count in wanted]
             yield cast(BlockBackend, backend).pack_blocks(parts, like.bias)
         return
+    columns = _cut(like.out_features) if is_cut else like.out_features
     probes = GemmProbes(like.in_features, like.dtype, backend.device)
-    bias = None if like.bias is None else torch.linspace(-1, 1, like.out_features, device=backend.device)
-    for _ in range(max(2, MIN_COLUMNS // like.out_features)):
-        weight = probes.weights(like.out_features)
+    bias = None if like.bias is None else torch.linspace(-1, 1, columns, device=backend.device)
+    for _ in range(max(2, MIN_COLUMNS // columns)):
+        weight = probes.weights(columns)
         if like.expert_form is None:
             yield backend.pack(weight, bias)
         else:
             yield replace(backend.pack_experts([(weight, bias)], 1).linears[0], expert_form=like.expert_form)
+
+
+def _cut(columns: int) -> int:
+    return columns if columns <= _MAX_OWN_COLUMNS else _MAX_OWN_COLUMNS + columns % 64
 
 
 def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
