@@ -191,6 +191,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return dict.fromkeys(sizes, 32)
 
     monkeypatch.setattr(module, "find_split_n", find)
+    monkeypatch.setattr(module, "_MAX_OWN_ROWS", 0)
     return asked
 
 

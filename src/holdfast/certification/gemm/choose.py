@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from holdfast.certification.certificate import run_check
 from holdfast.certification.gemm.multiply import Multiply, library_multiply
 from holdfast.certification.gemm.recipes import GemmRecipe, GemmShape, load_recipes, save_recipes
 from holdfast.certification.gemm.split_k import search_split_k
@@ -100,15 +101,20 @@ def search_recipes(
         return known
     found: list[GemmRecipe] = []
     with SettingsGuard(device), torch.inference_mode():
-        for shape in merged:
-            tested = [size for size in sizes if size <= MAX_HEAD_TOKENS or not shape.is_head]
-            found.append(
-                search_split_k(
-                    *(shape, multiply, dtype, device, tested, reference_tokens),
-                    is_timed=anew,
-                    counts_plain=counts_plain,
-                )
+        searches = [
+            search_split_k(
+                *(shape, multiply, dtype, device),
+                [size for size in sizes if size <= MAX_HEAD_TOKENS or not shape.is_head],
+                reference_tokens,
+                is_timed=anew,
+                counts_plain=counts_plain,
             )
+            for shape in merged
+        ]
+        for search in searches:
+            next(search)
+        for search in searches:
+            found.append(run_check(search))
             if progress is not None:
                 progress(len(found), len(merged))
     save_recipes(key, found)

@@ -10,7 +10,7 @@ The weights and probes are those of the certificate (`checks/order_probes.py`): 
 of summation, which rounding the output would hide.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.bits import bits_of
 
 _MIN_SPLIT_WIDTH = 16
+_MAX_OWN_ROWS = 32  # of a GEMM that a kernel of our own may compute
 
 
 def search_split_k(
@@ -36,26 +37,36 @@ def search_split_k(
     *,
     is_timed: bool = True,
     counts_plain: bool = True,
-) -> GemmRecipe:
+) -> Generator[None, None, GemmRecipe]:
     """The recipe of one shape: the first split-K that agrees at all sizes, else at the most.
 
     is_timed: compare its time with the plain call's. counts_plain: count the plain call's results.
-    Neither decides anything.
+    Neither decides anything. Pauses once, before the sizes whose kernels are our own: other processes
+    compile them meanwhile.
     """
     bench = _SplitKBench(shape, multiply, dtype, device, sizes, reference_tokens)
-    num_plain_results = bench.compare(PLAIN)[1] if counts_plain else 0
+    num_plain_results = bench.compare(PLAIN, sizes)[1] if counts_plain else 0
+    splits = [
+        split_k
+        for split_k in (SPLITS[1:] if shape.fp32_output else SPLITS)
+        if not split_k
+        or (shape.in_features % split_k == 0 and shape.in_features // split_k >= _MIN_SPLIT_WIDTH)
+    ]
+    assert splits, f"K is {shape.in_features}: it must be at least {_MIN_SPLIT_WIDTH}"
+    large = [size for size in sizes if size > _MAX_OWN_ROWS]
+    likely = next((one for one in splits if len(bench.compare(one, large)[0]) == len(large)), splits[0])
+    split_n = bench.find_split_n(large) if likely == 0 else {}
+    yield
     best: tuple[int, list[int]] | None = None
-    for split_k in SPLITS[1:] if shape.fp32_output else SPLITS:
-        if split_k and (shape.in_features % split_k or shape.in_features // split_k < _MIN_SPLIT_WIDTH):
-            continue
-        matching, _ = bench.compare(split_k)
+    for split_k in (likely, *(one for one in splits if one != likely)):
+        matching, _ = bench.compare(split_k, sizes)
         if best is None or len(matching) > len(best[1]):
             best = split_k, matching
         if len(matching) == len(sizes):
             break
-    assert best is not None, f"K is {shape.in_features}: it must be at least {_MIN_SPLIT_WIDTH}"
+    assert best is not None
     split_k, matching = best
-    split_n = bench.find_split_n(matching) if split_k == 0 else {}
+    split_n = {size: columns for size, columns in split_n.items() if split_k == 0 and size in matching}
     timed = [size for size in TIMED_SIZES if size <= sizes[-1] and is_timed]
     return GemmRecipe(
         shape.name,
@@ -101,15 +112,15 @@ class _SplitKBench:
         these sizes."""
         padded = frozenset(padded_batch_sizes(self._sizes[-1]))
         found = find_split_n(self._multiply, self.weight, [size for size in sizes if size in padded])
-        matching, _ = self.compare(0, found) if found else ((), 0)
+        matching, _ = self.compare(0, list(found), found) if found else ((), 0)
         return {size: columns for size, columns in found.items() if size in matching}
 
-    def compare(self, split_k: int, split_n: Mapping[int, int] | None = None) -> tuple[list[int], int]:
-        """The sizes that give the reference bits, and how many different results there are.
-
-        With split_n, only its sizes are tested. The reference is never split along N.
-        """
-        device, sizes = self.weight.device, self._sizes if split_n is None else list(split_n)
+    def compare(
+        self, split_k: int, sizes: Sequence[int], split_n: Mapping[int, int] | None = None
+    ) -> tuple[list[int], int]:
+        """Those of the sizes that give the reference bits, and how many different results there are. The
+        reference is never split along N."""
+        device = self.weight.device
         calls = [(number, *seating) for number, size in enumerate(sizes) for seating in _seatings(size)]
         seats = torch.tensor([_pad(one) for _, one, _ in calls], device=device)  # [calls, probes]
         probes = torch.tensor([_pad(one) for _, _, one in calls], device=device)

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from itertools import islice
 from typing import Any
 
 import triton
@@ -45,7 +46,9 @@ def list_compilations(call_kernels: Callable[[], None]) -> list[Compilation]:
 def compile_side_by_side(compilations: list[Compilation], num_processes: int) -> None:
     """In so many forked processes. One that fails is left out: its kernel is compiled when it is
     launched, and reports the error."""
-    _compilations[:] = reversed(compilations)  # those of whole passes take longest: they come first
+    # From both ends: the first ones are needed first, the last ones (of whole passes) take longest.
+    both = (one for pair in zip(compilations, reversed(compilations), strict=True) for one in pair)
+    _compilations[:] = islice(both, len(compilations))
     numbers = range(len(compilations))
     if num_processes <= 1:
         for number in numbers:
