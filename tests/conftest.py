@@ -56,14 +56,12 @@ LONG_FILES = (
     "cli/test_replay_command.py",
     "parity/test_smollm2_parity.py",
     "determinism/test_processes.py",
-    "bench/gpu/test_gpu_bench.py",
-    "cli/test_bench_serve_command.py",
     "determinism/test_stress.py",
+    "cli/test_bench_command.py",
     "server/test_faults.py",
     "engine/test_revocation.py",
     "parity/test_safetensors_parity.py",
     "server/test_openai_client.py",
-    "bench/speed/test_structured_bench.py",
 )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.bench.determinism.adversary.environments import ENVIRONMENTS, attack_environments
-from holdfast.bench.determinism.adversary.evidence import Evidence
-from holdfast.bench.determinism.adversary.models import Target, fresh_certificates
-from holdfast.bench.determinism.adversary.questions import ask
+from adversary.environments import ENVIRONMENTS, attack_environments
+from adversary.evidence import Evidence
+from adversary.hostile_models import Target, fresh_certificates
+from adversary.questions import ask
 from holdfast.numerics.recipe import KernelBackend
 from support.adversary_targets import FEW, assert_held, small_target
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from adversary.certificates import ask_in_loads
+from adversary.evidence import Evidence
+from adversary.hostile_models import HOSTILE_SHAPES, Target
+from adversary.schedules import attack_edges, attack_long_life, attack_preemption
 from holdfast import LLM
-from holdfast.bench.determinism.adversary.certificates import ask_in_loads
-from holdfast.bench.determinism.adversary.evidence import Evidence
-from holdfast.bench.determinism.adversary.models import HOSTILE_SHAPES, Target
-from holdfast.bench.determinism.adversary.schedules import attack_edges, attack_long_life, attack_preemption
 from holdfast.numerics.recipe import KernelBackend
 from support.adversary_targets import assert_held, small_target
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from holdfast.bench.determinism.adversary.models import Target
-from holdfast.bench.determinism.adversary.settings import SETTINGS, HostileSetting, attack_setting
+from adversary.hostile_models import Target
+from adversary.settings import SETTINGS, HostileSetting, attack_setting
 from holdfast.numerics.recipe import KernelBackend
 from support.adversary_targets import FEW, assert_held, small_target
 from support.shape_dependent_gemm import use_shape_dependent_gemm

@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from holdfast.bench.determinism.adversary.models import Target
-from holdfast.bench.determinism.adversary.questions import answer
-from holdfast.bench.determinism.adversary.settings import HostileSetting
-from holdfast.bench.determinism.adversary.threads import (
+from adversary.hostile_models import Target
+from adversary.questions import answer
+from adversary.settings import HostileSetting
+from adversary.threads import (
     attack_built_elsewhere,
     attack_side_by_side,
     attack_submitters,
@@ -16,7 +16,7 @@ from holdfast.bench.determinism.adversary.threads import (
     attack_turns,
     thread_settings,
 )
-from holdfast.bench.determinism.stress import result_bits
+from holdfast.bench.stress import result_bits
 from holdfast.errors import EngineStopped
 from holdfast.numerics.recipe import KernelBackend
 from support.adversary_targets import FEW, assert_held, small_target

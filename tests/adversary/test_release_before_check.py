@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench.determinism.adversary.evidence import Evidence
-from holdfast.bench.determinism.adversary.models import fresh_certificates
-from holdfast.bench.determinism.adversary.questions import QUESTIONS, answer, ask
-from holdfast.bench.determinism.stress import result_bits
+from adversary.evidence import Evidence
+from adversary.hostile_models import fresh_certificates
+from adversary.questions import QUESTIONS, answer, ask
+from holdfast.bench.stress import result_bits
 from holdfast.core.results import Result
 from holdfast.engine.engine import Engine
 from holdfast.errors import HoldfastError

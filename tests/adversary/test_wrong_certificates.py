@@ -5,13 +5,13 @@ The products here differ for every number of rows, as those of a BLAS library do
 
 import pytest
 
-from holdfast.bench.determinism.adversary.certificates import (
+from adversary.certificates import (
     attack_nan_rows,
     attack_shared_certificate,
     attack_unseen_layers,
     attack_weights,
 )
-from holdfast.bench.determinism.adversary.models import (
+from adversary.hostile_models import (
     HOSTILE_WEIGHTS,
     Target,
     fresh_certificates,

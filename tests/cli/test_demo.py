@@ -1,14 +1,15 @@
 """The demo on a tiny model: its verdict, and that it can fail."""
 
 import io
+import json
 import random
 
 import pytest
 from rich.console import Console
 
-from holdfast.bench.determinism import demo
-from holdfast.bench.determinism.recording import builtin_recordings
+from holdfast.bench import demo
 from holdfast.engine.llm import LLM
+from holdfast.recordings import recording_files
 
 
 @pytest.fixture
@@ -29,8 +30,8 @@ def test_all_bits_are_the_same_after_rollbacks(llm):
     assert shown.count("verified") >= 2
     if llm.engine.certificate.subject["recipe"]["path"] == "c":  # library kernels may disagree by themselves
         assert "this machine's kernels gave the same bits under these loads, without a promise" in shown
-        for one in builtin_recordings():
-            assert "Not live" in shown and f"Recorded on {one.date} on {one.machine.device}" in shown
+        for one in map(json.loads, recording_files()):
+            assert "Not live" in shown and f"Recorded on {one['date']} on {one['machine']['device']}" in shown
 
 
 def test_first_candidate_is_a_fault():

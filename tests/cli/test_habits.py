@@ -26,7 +26,7 @@ from holdfast.cli.main import app
         (["serve", "--tensor-parallel-size", "2"], "Holdfast uses one GPU"),
         (["serve", "--data-parallel-size", "2"], "give --replicas"),
         (["generate", "--temp", "1", "x"], "generate has no option --temp; give --temperature"),
-        (["bench", "cpu", "--threads", "1"], "cpu has no option --threads; give --num-threads"),
+        (["bench", "speed", "--threads", "1"], "speed has no option --threads; give --num-threads"),
     ],
 )
 def test_other_engines_words_are_answered_with_ours(holdfast, arguments, answer):

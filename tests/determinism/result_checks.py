@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import jsonschema
 
-from holdfast.bench.determinism.features import Feature
-from holdfast.bench.determinism.stress import result_bits
-from holdfast.bench.determinism.stress_load import ProbeRequest
+from holdfast.bench.features import Feature
+from holdfast.bench.load import ProbeRequest
+from holdfast.bench.stress import result_bits
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import score_params
 from holdfast.core.step_plan import TokenLogprob

@@ -9,16 +9,16 @@ import sys
 from dataclasses import replace
 from functools import cache
 
-from holdfast.bench.determinism.features import Feature, combine, find_features
-from holdfast.bench.determinism.matrix import PROMPT as PROMPT_TEXT
-from holdfast.bench.determinism.stress import ResultBits, StressSummary, stress_test
-from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest
-from holdfast.bench.tiny import tiny_engine
+from holdfast.bench.determinism import PROMPT as PROMPT_TEXT
+from holdfast.bench.features import Feature, combine, find_features
+from holdfast.bench.load import LoadScale, ProbeRequest
+from holdfast.bench.stress import ResultBits, StressSummary, stress_test
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
+from support.tiny import tiny_engine
 
 MODES: tuple[DeterminismMode, ...] = ("auto", "verify")
 SMALL = LoadScale(max_background=6, max_prompt_len=40, max_tokens=8)

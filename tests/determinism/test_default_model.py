@@ -12,10 +12,10 @@ from result_checks import assert_counts, assert_has_effect, count_conforming
 from stress_helpers import FEATURES, PROMPT_TEXT, SMALL, combinations, only_result
 
 from holdfast import LLM
-from holdfast.bench.determinism.fault_injection import FaultyProposer
-from holdfast.bench.determinism.features import STRUCTURED, Feature, find_features
-from holdfast.bench.determinism.stress import StressRun, StressSummary
-from holdfast.bench.determinism.stress_load import ProbeRequest, draw_load
+from holdfast.bench.faults import FaultyProposer
+from holdfast.bench.features import STRUCTURED, Feature, find_features
+from holdfast.bench.load import ProbeRequest, draw_load
+from holdfast.bench.stress import StressRun, StressSummary
 from holdfast.core.results import Result, Stats
 from holdfast.engine.engine import Engine
 from holdfast.engine.replay import replay

@@ -3,8 +3,8 @@
 import pytest
 from stress_helpers import MODES, SMALL, only_result, plain_probe
 
-from holdfast.bench.determinism.adversary.models import HOSTILE_SHAPES, OTHER_FAMILIES, Target
-from holdfast.bench.determinism.stress import stress_test
+from adversary.hostile_models import HOSTILE_SHAPES, OTHER_FAMILIES, Target
+from holdfast.bench.stress import stress_test
 from holdfast.numerics.recipe import KernelBackend
 
 # Soft caps, norms after, and none; experts and sinks.

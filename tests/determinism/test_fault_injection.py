@@ -10,9 +10,9 @@ from ngram_faults import inject_ngram_faults
 from result_checks import assert_counts, assert_scores_match, count_conforming, num_tokens, with_logprobs
 from stress_helpers import FEATURES, background_params, combinations, engine, features
 
-from holdfast.bench.determinism.features import STRUCTURED, Feature
-from holdfast.bench.determinism.stress import StressRun, result_bits, run_alone, run_in_load
-from holdfast.bench.determinism.stress_load import BackgroundRequest, ProbeRequest, StressLoad
+from holdfast.bench.features import STRUCTURED, Feature
+from holdfast.bench.load import BackgroundRequest, ProbeRequest, StressLoad
+from holdfast.bench.stress import StressRun, result_bits, run_alone, run_in_load
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.engine import Engine

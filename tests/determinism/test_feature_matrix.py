@@ -16,8 +16,8 @@ from stress_helpers import (
     only_result,
 )
 
-from holdfast.bench.determinism.stress import StressSummary, stress_test
-from holdfast.bench.determinism.stress_load import LoadScale
+from holdfast.bench.load import LoadScale
+from holdfast.bench.stress import StressSummary, stress_test
 from holdfast.numerics.recipe import KernelBackend
 
 NUM_RUNS = 2  # of a cell: one in each mode

@@ -10,8 +10,8 @@ import pytest
 from result_checks import assert_has_effect, count_conforming
 from stress_helpers import FEATURES, combinations, engine, features
 
-from holdfast.bench.determinism.features import STRUCTURED, combine
-from holdfast.bench.determinism.stress import result_bits, run_alone
+from holdfast.bench.features import STRUCTURED, combine
+from holdfast.bench.stress import result_bits, run_alone
 
 
 def test_all_features_are_listed() -> None:

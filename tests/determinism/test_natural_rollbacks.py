@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from stress_helpers import SMALL, engine, only_result, plain_probe
 
-from holdfast.bench.determinism.matrix import products_disagree
-from holdfast.bench.determinism.stress import result_bits, run_alone, stress_test
+from holdfast.bench.determinism import products_disagree
+from holdfast.bench.stress import result_bits, run_alone, stress_test
 
 
 def test_numerical_differences_are_rolled_back() -> None:

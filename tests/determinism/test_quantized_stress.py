@@ -9,7 +9,7 @@ import pytest
 from stress_helpers import MODES, SMALL, only_result, plain_probe
 
 from holdfast import LLM
-from holdfast.bench.determinism.stress import stress_test
+from holdfast.bench.stress import stress_test
 from holdfast.numerics.blocks import BLOCK_FORMATS
 from holdfast.numerics.recipe import KernelBackend
 from support.tiny import VOCAB_SIZE, tiny_gguf

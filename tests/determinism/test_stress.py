@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from stress_helpers import LARGE, MODES, SMALL, engine, only_result, plain_probe
 
-from holdfast.bench.determinism.matrix import products_disagree
-from holdfast.bench.determinism.stress import result_bits, run_alone, run_in_load, stress_test
-from holdfast.bench.determinism.stress_load import BackgroundRequest, StressLoad
+from holdfast.bench.determinism import products_disagree
+from holdfast.bench.load import BackgroundRequest, StressLoad
+from holdfast.bench.stress import result_bits, run_alone, run_in_load, stress_test
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from stress_helpers import MODES, SMALL, only_result
 
-from holdfast.bench.determinism.stress import StressSummary, result_bits, run_alone, run_in_load, stress_test
-from holdfast.bench.determinism.stress_load import BackgroundRequest, ProbeRequest, StressLoad
+from holdfast.bench.load import BackgroundRequest, ProbeRequest, StressLoad
+from holdfast.bench.stress import StressSummary, result_bits, run_alone, run_in_load, stress_test
 from holdfast.core.results import Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine

@@ -220,7 +220,7 @@ def test_cpu_has_no_gemm_recipes(tiny_llama: Path) -> None:
 _INTERPRETED = """
 import json
 from holdfast import SamplingParams
-from holdfast.bench.tiny import tiny_config
+from holdfast.models.dummy import tiny_config
 from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench.tiny import tiny_fields
 from holdfast.engine.compile_ahead import COMPILE_FOR, CompileWorker, compile_ahead, start_worker
 from holdfast.engine.config import EngineConfig
 from holdfast.models.config import DecoderConfig, parse_config
+from holdfast.models.dummy import tiny_fields
 from holdfast.models.shapes import published_config
 from holdfast.worker.gpu_presence import compute_capability
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.bench.tiny import tiny_engine
 from holdfast.core.embeddings import EmbeddingResult
 from holdfast.core.pooling import Pooling, PoolingType
 from holdfast.core.request import Request
@@ -21,7 +20,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.llm import LLM
 from holdfast.errors import InvalidRequest, PassFailed, PromptTooLong
 from support.thinking_engines import answer
-from support.tiny import VOCAB_SIZE
+from support.tiny import VOCAB_SIZE, tiny_engine
 
 PROMPTS = [tuple((7 * index + length) % 300 for index in range(length)) for length in (1, 16, 40, 150)]
 POOLINGS: tuple[PoolingType, ...] = ("last", "mean")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.bench.tiny import tiny_engine
 from holdfast.core import garbage_collection
 from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.results import Pending, Result
@@ -21,6 +20,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.llm import LLM
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import ReceiptFactory
+from support.tiny import tiny_engine
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0, deterministic=True, ignore_eos=True)
 

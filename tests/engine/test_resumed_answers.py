@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast import LLM
-from holdfast.bench.determinism.fault_injection import FaultyProposer
+from holdfast.bench.faults import FaultyProposer
 from holdfast.core.results import Delta, Result
 from holdfast.core.sampling_params import SamplingParams, StructuredOutput
 from holdfast.core.sent_answer import SentAnswer

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.bench.tiny import tiny_engine
 from holdfast.certification.certificate import Certificate, load_certificate, save_certificate
 from holdfast.core.events import CertificateChecked
 from holdfast.core.pooling import Pooling
@@ -20,6 +19,7 @@ from holdfast.engine.engine import Engine
 from holdfast.numerics.layer import run_layers
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.receipts.receipt import ReceiptFactory
+from support.tiny import tiny_engine
 
 PROMPT = tuple(range(20, 60))
 PARAMS = SamplingParams(max_tokens=60, temperature=0, deterministic=True, ignore_eos=True, logprobs=1)

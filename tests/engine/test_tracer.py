@@ -10,8 +10,7 @@ import msgspec
 import pytest
 from ngram_faults import inject_ngram_faults
 
-from holdfast.bench.determinism.fault_injection import FaultyProposer
-from holdfast.bench.tiny import tiny_engine
+from holdfast.bench.faults import FaultyProposer
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import StepPlan
@@ -20,6 +19,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.tracer import StepTrace, Tracer, compare_candidates
 from holdfast.scheduler.token_log import TokenLog
+from support.tiny import tiny_engine
 
 DETERMINISTIC = SamplingParams(max_tokens=40, temperature=0.9, seed=3, deterministic=True, ignore_eos=True)
 ORDINARY = replace(DETERMINISTIC, deterministic=False)

@@ -6,20 +6,23 @@ from typing import Any, cast
 
 import torch
 
-from holdfast.bench.machine import default_device
-from holdfast.bench.tiny import tiny_config
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.models.config import DecoderConfig
-from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.shapes import published_config
 from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
 
 HAS_GPU = torch.cuda.is_available()
+
+
+def default_device() -> torch.device:
+    """A GPU if torch sees one."""
+    return torch.device("cuda" if HAS_GPU else "cpu")
 
 
 def config_of(shape: str) -> DecoderConfig:

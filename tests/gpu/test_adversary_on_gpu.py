@@ -4,13 +4,12 @@ the caller's.
 
 import pytest
 import torch
-from engines import open_engine
 
-from holdfast.bench.determinism.adversary.evidence import Evidence
-from holdfast.bench.determinism.adversary.live import attack_live_setting, attack_own_work, live_settings
-from holdfast.bench.determinism.adversary.questions import ask
-from holdfast.bench.determinism.adversary.settings import HostileSetting
-from holdfast.bench.machine import default_device
+from adversary.evidence import Evidence
+from adversary.live import attack_live_setting, attack_own_work, live_settings
+from adversary.questions import ask
+from adversary.settings import HostileSetting
+from engines import default_device, open_engine
 from holdfast.engine.engine import Engine
 from support.adversary_targets import assert_held
 

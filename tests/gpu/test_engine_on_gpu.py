@@ -4,13 +4,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from engines import HAS_GPU, answers, eager, open_engine, outcome, prompt, scheduled
 
+from engines import HAS_GPU, answers, default_device, eager, open_engine, outcome, prompt, scheduled
 from holdfast import SamplingParams
-from holdfast.bench.determinism.engine_pair import open_plain_engine
-from holdfast.bench.determinism.stress import stress_test
-from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest
-from holdfast.bench.machine import default_device
+from holdfast.bench.determinism import open_plain_engine
+from holdfast.bench.load import LoadScale, ProbeRequest
+from holdfast.bench.stress import stress_test
 from holdfast.core.pooling import Pooling
 from holdfast.core.sampling_params import score_params
 from holdfast.engine.engine import Engine

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engines import HAS_GPU
 from torch import Tensor
 
+from engines import HAS_GPU
 from holdfast.numerics.experts import Experts
 from holdfast.numerics.layer import LayerShape
 from holdfast.numerics.ops import Backend

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from engines import HAS_GPU
 
-from holdfast.bench.determinism.engine_pair import open_plain_engine
-from holdfast.bench.determinism.stress import stress_test
-from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest
-from holdfast.bench.machine import default_device
+from engines import HAS_GPU, default_device
+from holdfast.bench.determinism import open_plain_engine
+from holdfast.bench.load import LoadScale, ProbeRequest
+from holdfast.bench.stress import stress_test
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm import LLM
 from support.tiny import VOCAB_SIZE, tiny_model

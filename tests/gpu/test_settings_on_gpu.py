@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from engines import HAS_GPU, answers, open_engine, outcome, prompt
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from engines import HAS_GPU, answers, open_engine, outcome, prompt
 from holdfast import SamplingParams
 from holdfast.engine.engine import Engine
 

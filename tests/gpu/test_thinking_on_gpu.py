@@ -4,10 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engines import HAS_GPU, answers, outcome, prompt, scheduled
 
+from engines import HAS_GPU, answers, default_device, outcome, prompt, scheduled
 from holdfast import SamplingParams
-from holdfast.bench.machine import default_device
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine

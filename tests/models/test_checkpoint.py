@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.bench.tiny import tiny_config
 from holdfast.models.checkpoint import open_checkpoint
-from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.types import STORED
 from support.tiny import random_model, tiny_gguf, tiny_model

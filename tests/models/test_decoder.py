@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.bench.tiny import tiny_config
 from holdfast.models.decoder import Decoder, LayerHook
-from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerWeights

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from holdfast.bench.tiny import tiny_config
 from holdfast.errors import ModelNotFound
 from holdfast.models.checkpoint import expected_tensors
-from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.shapes import SHAPE_NAMES, gemm_shapes, published_config
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.select_backend import open_backend

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench.tiny import tiny_engine
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from support.grammar_walks import needs_llguidance
+from support.tiny import tiny_engine
 
 pytestmark = needs_llguidance
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from holdfast.bench.determinism.adversary.evidence import Evidence
-from holdfast.bench.determinism.adversary.models import Target
-from holdfast.bench.determinism.adversary.questions import QUESTIONS
+from adversary.evidence import Evidence
+from adversary.hostile_models import Target
+from adversary.questions import QUESTIONS
 from holdfast.numerics.recipe import KernelBackend
 
 _SHAPE = {

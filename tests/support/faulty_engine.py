@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from holdfast.bench.determinism.fault_injection import FaultyProposer
+from holdfast.bench.faults import FaultyProposer
 from holdfast.core.step_plan import PassResult, StepPlan
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig

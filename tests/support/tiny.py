@@ -12,6 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from holdfast.engine.builder import assemble
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.engine import Engine
+from holdfast.models.dummy import TINY_EOS, DummyCheckpoint, tiny_config
+from holdfast.text.tokenizer import byte_tokenizer
+
 EOS, IM_START, IM_END = 0, 1, 2
 SPECIAL_TOKENS = ("<|end|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 320
@@ -106,6 +112,18 @@ LONG_PHI: dict[str, Any] = {  # a phi3 model with longrope and partial rotary po
     },
 }
 _CORPUS = ("the quick brown fox jumps over the lazy dog, and then the dog sleeps", "a b c 1 2 3\n\n")
+
+
+def tiny_engine(
+    config: EngineConfig, *, near_ties: bool = False, seed: int = 0, eos_id: int = TINY_EOS
+) -> Engine:
+    """An engine without files: random weights with a large deviation, so that tokens vary.
+
+    With near_ties every token has another one with nearly the same logit.
+    """
+    model = tiny_config(eos_token_id=eos_id)
+    checkpoint = DummyCheckpoint(model, seed=seed, deviation=0.25, twins=near_ties)
+    return assemble(config, checkpoint, byte_tokenizer())
 
 
 def tiny_model(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from holdfast.bench.determinism.stress import result_bits
+from holdfast.bench.stress import result_bits
 from holdfast.core.results import Result, Stats
 from holdfast.engine.engine import Engine
 from holdfast.numerics.recipe import KernelBackend

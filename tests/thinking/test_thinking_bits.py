@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from ngram_faults import inject_ngram_faults
 
-from holdfast.bench.determinism.fault_injection import FaultyProposer
-from holdfast.bench.determinism.stress import ResultBits, result_bits
+from holdfast.bench.faults import FaultyProposer
+from holdfast.bench.stress import ResultBits, result_bits
 from holdfast.core.pooling import Pooling
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams, score_params

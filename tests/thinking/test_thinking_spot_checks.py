@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.bench.determinism.stress import result_bits
+from holdfast.bench.stress import result_bits
 from holdfast.core.results import Result
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan, ThoughtIds
 from holdfast.engine.engine import Engine

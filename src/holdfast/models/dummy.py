@@ -1,4 +1,4 @@
-"""A checkpoint of seeded random weights, for benchmarks and tests.
+"""A checkpoint of seeded random weights, and the configuration of a tiny model, for benchmarks and tests.
 
 With `twins`, the rows of the head come in pairs that differ by 1e-7: each token is nearly as likely
 as its twin, so the smallest difference in the bits of a pass becomes another token.
@@ -7,14 +7,44 @@ as its twin, so the smallest difference in the bits of a pass becomes another to
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.models.checkpoint import RawTensor, expected_tensors
-from holdfast.models.config import DecoderConfig
+from holdfast.models.config import DecoderConfig, parse_config
 
 _TWIN = 1e-7
+TINY_VOCAB = 512
+TINY_EOS = 300  # above the byte tokens, so that every byte can be generated
+
+
+def tiny_fields(**changes: Any) -> dict[str, Any]:
+    """Return the config.json of a Llama with about 200 thousand parameters and a context of 1024 tokens."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": TINY_VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": TINY_EOS,
+        **changes,
+    }
+
+
+def tiny_config(**changes: Any) -> DecoderConfig:
+    """Return the same, read."""
+    return parse_config(tiny_fields(**changes))
 
 
 class DummyCheckpoint:

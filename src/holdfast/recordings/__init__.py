@@ -1,5 +1,5 @@
 """Recordings of real divergences, as JSON files: ordinary answers that differed under load, on named
-machines. `holdfast bench divergence --save` writes them.
+machines. `benchmarks/divergence.py --save` writes them.
 
 The demo and the inspector show them where the kernels of this machine agree by construction.
 """

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.bench.tiny import tiny_config
 from holdfast.certification.certificate import run_check
 from holdfast.certification.checks.passes import PASS_SIZES, AllPages, PassBench, check_passes
 from holdfast.core.step_plan import PassResult, StepPlan
 from holdfast.engine.config import EngineConfig
-from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
@@ -21,7 +20,7 @@ from holdfast.numerics.settings import apply_numeric_settings
 
 @pytest.fixture(scope="module")
 def bench() -> PassBench:
-    from holdfast.bench.tiny import tiny_engine
+    from support.tiny import tiny_engine
 
     engine = tiny_engine(
         EngineConfig(dtype="fp32", determinism="off", kernels="c", kv_memory="2MiB", max_pass_tokens=128)

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from holdfast.bench.determinism.fault_injection import FaultyProposer
-from holdfast.bench.tiny import tiny_engine
+from holdfast.bench.faults import FaultyProposer
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.tracer import Tracer
 from holdfast.server.inspector.view import SHOWN_TOKENS, EngineView
 from support.step_traces import FIRST, REQUEST, step
+from support.tiny import tiny_engine
 
 
 class Page:

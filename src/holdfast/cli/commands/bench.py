@@ -1,45 +1,36 @@
-"""`holdfast bench`: benchmarks, determinism stress tests and the demo.
+"""`holdfast bench`: the demo, the determinism stress test, a load on a server, speed on this machine.
 
-Each command calls into `holdfast.bench`.
+Each command calls a module of `holdfast.bench`.
 """
 
-import functools
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.bench.speed.llama_cpp import PeerName
-from holdfast.cli.commands.bench_frontend import frontend
-from holdfast.cli.commands.bench_gpu import gpu
-from holdfast.cli.commands.bench_paper import paper
-from holdfast.cli.commands.bench_serve import serve
-from holdfast.cli.console import StageBars, note
+from holdfast.cli.console import note
 from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
-from holdfast.cli.options.groups import given_options, grouped
-from holdfast.cli.requirements import require_folder, require_packages
+from holdfast.cli.options.groups import given_options, grouped, parameter_names
 from holdfast.engine.config import EngineConfig
-from holdfast.errors import InvalidRequest
+from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+    from holdfast.bench.determinism import CellResult
+    from holdfast.bench.serve import ServeLoad, ServeRun
 
-    from holdfast.bench.determinism.adversary.campaign import AdversaryReport
-    from holdfast.bench.determinism.planted.report import PlantedReport
-    from holdfast.bench.determinism.stress_jobs import StressReport
+_MEASURED = replace(o.ENGINE, certification="startup", max_num_seqs=32)
+_COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
-_MEASURED = replace(o.ENGINE, dtype="bf16", num_threads=2)
-# Enough for 32 short requests; fewer batch sizes to capture and certify.
-_RECORDED = replace(o.ENGINE, max_num_seqs=32, max_pass_tokens=128, max_model_len=1024)
+_FILE_WIDTH = 110  # columns of a table that no terminal shows
 
-bench = App(help="Benchmarks, determinism stress tests, a demo.", no_args_is_help=True)
+bench = App(help="Demo, determinism stress test, load on a server, speed.", no_args_is_help=True)
 
 
 @bench.command()
-@grouped(only=("dtype", "kernels", "num_threads"))
+@grouped(only=("device", "dtype", "kernels", "num_threads", "load_format"))
 def demo(model: o.ModelArgument = None, engine: EngineConfig = o.ENGINE) -> None:
     """Answer one prompt alone and inside two loads, ordinary and deterministic, and with forced
     rollbacks.
@@ -48,261 +39,206 @@ def demo(model: o.ModelArgument = None, engine: EngineConfig = o.ENGINE) -> None
     """
     config = replace(engine, model=model)
     opened = o.open_model(config)
-    from holdfast.bench.determinism.demo import run
+    from holdfast.bench.demo import run
 
     raise typer.Exit(0 if run(o.open_llm(config, opened=opened)) else 1)
 
 
 @bench.command()
 @grouped(only=("device", "dtype", "kernels", "num_threads", "load_format"))
-def divergence(
-    model: o.ModelArgument = None,
-    runs: Annotated[int, typer.Option(min=3, help="Runs in each mode; the first two have no load.")] = 48,
-    num_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 48,
-    load: Annotated[int, typer.Option(min=1, max=31, help="Largest number of other requests.")] = 31,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Start no new load after this time.")] = 60.0,
-    engine: EngineConfig = _RECORDED,
-    recording: Annotated[
-        Path | None, typer.Option("--read", help="Show this recording instead of making one.")
-    ] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the recording to this file, as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the recording into this file, as PNG.")] = None,
-) -> None:
-    """Record one prompt's answers alone and under load: with the guarantee off, and with it.
-
-    Exits with 1 unless the ordinary answers differ and the deterministic ones do not. On CPUs use
-    --kernels torch: the answers of the C kernels do not depend on the load.
-    """
-    from holdfast.bench.determinism.divergence import RecordSettings, open_recorded, record_with
-    from holdfast.bench.determinism.divergence_plot import plot_recording
-    from holdfast.bench.determinism.divergence_table import show_recording
-    from holdfast.bench.determinism.recording import read_recording
-    from holdfast.bench.report import write_report
-
-    require_packages(*(("matplotlib",) if plot is not None else ()))
-    require_folder(save, plot)
-    if recording is not None:
-        report = read_recording(recording)
-    else:
-        settings = RecordSettings(runs, num_tokens, load, temperature, seconds=seconds, log=note)
-        with StageBars() as progress:
-            pair, described = open_recorded(replace(engine, model=model), progress)
-        report = record_with(pair, described, settings)
-    show_recording(report)
-    if save is not None:
-        write_report(report, save)
-    if plot is not None:
-        plot_recording(report, plot)
-    raise typer.Exit(0 if report.is_good else 1)
-
-
-@bench.command()
-@grouped(only=("dtype", "num_threads"))
-def cpu(
-    context: typer.Context,
-    model: o.ModelArgument = None,
-    peer: Annotated[
-        PeerName,
-        typer.Option(
-            help="hugging-face: generate in the same process. llama.cpp: the same GGUF file as it is."
-        ),
-    ] = "hugging-face",
-    peer_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with llama.cpp's programs; docs/build-llama-cpp.sh builds them. Default: the search path.",
-            show_default=False,
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; the best time counts.")] = 3,
-    num_tokens: Annotated[int, typer.Option(min=2, help="Tokens decoded by each stream.")] = 64,
-    engine: EngineConfig = _MEASURED,
-    save: Annotated[Path | None, typer.Option(help="Write the figures to this file, as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file, as PNG.")] = None,
-) -> None:
-    """Measure speed against another engine on the same weights, in turn; and the cost of one command.
-
-    Against llama.cpp the weights of a GGUF file are computed as they are, unless --dtype is given.
-    """
-    is_llama_cpp = peer == "llama.cpp"
-    if is_llama_cpp and not given_options(context, ("dtype",)):
-        engine = replace(engine, dtype="auto")
-    needed = [*([] if is_llama_cpp else ["transformers"]), *([] if plot is None else ["matplotlib"])]
-    require_packages(*needed)
-    require_folder(save, plot)
-    o.open_model(replace(engine, model=model))
-    from holdfast.bench.report import write_report
-    from holdfast.bench.speed import cpu as speed
-    from holdfast.bench.speed.cpu_plot import plot_speed
-    from holdfast.bench.speed.cpu_table import show_speed
-
-    report = speed.run(model, rounds, num_tokens, engine.num_threads, engine.dtype, note, peer, peer_dir)
-    show_speed(report)
-    if save is not None:
-        write_report(report, save)
-    if plot is not None:
-        plot_speed(report, plot)
-
-
-@bench.command()
-@grouped(only=("dtype", "num_threads"))
-def ngram(
-    model: o.ModelArgument = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; the best time counts.")] = 3,
-    num_tokens: Annotated[int, typer.Option(min=2, help="Maximum length of an answer.")] = 256,
-    engine: EngineConfig = _MEASURED,
-    save: Annotated[Path | None, typer.Option(help="Write the figures to this file, as JSON.")] = None,
-) -> None:
-    """Measure the gain of n-gram speculation, on text that copies its prompt and on text that does
-    not.
-
-    Exits with 1 if a bit differs or a gain is below its limit.
-    """
-    require_folder(save)
-    config = replace(engine, model=model)
-    opened = o.open_model(config)
-    from holdfast.bench.report import write_report
-    from holdfast.bench.speed import ngram as speed
-    from holdfast.models.locate import locate
-
-    llm = o.open_llm(config, opened=opened)
-    report = speed.run(llm, locate(model).name, rounds, num_tokens, note)
-    speed.show(report)
-    if save is not None:
-        write_report(report, save)
-    raise typer.Exit(0 if report.is_good else 1)
-
-
-@bench.command()
-@grouped(only=("dtype", "num_threads"))
-def structured(
-    model: o.ModelArgument = None,
-    requests: Annotated[int, typer.Option(min=8, help="Number of JSON schemas.")] = 200,
-    repeats: Annotated[int, typer.Option(min=1, help="Answers to each schema.")] = 2,
-    engine: EngineConfig = _MEASURED,
-) -> None:
-    """Run deterministic JSON-schema requests among ordinary ones, and measure the cost of token
-    masks.
-
-    Exits with 1 if an answer does not conform to its schema or differs from an earlier one.
-    """
-    require_packages("llguidance", extra="structured")
-    config = replace(engine, model=model)
-    opened = o.open_model(config)
-    from holdfast.bench.speed import structured as speed
-
-    llm = o.open_llm(config, opened=opened)
-    report = speed.run(llm.engine, requests, repeats, note)
-    speed.show(report)
-    raise typer.Exit(0 if report.is_good else 1)
-
-
-@bench.command()
-@grouped(only=("dtype", "kernels", "num_threads"))
 def determinism(
     model: o.ModelArgument = None,
-    runs: Annotated[int, typer.Option(min=1, help="Random loads around the request, in each cell.")] = 4,
-    model_runs: Annotated[
-        int | None, typer.Option(min=0, help="Random loads in each cell of MODEL; default as --runs.")
-    ] = None,
+    runs: Annotated[int, typer.Option(min=2, help="Random loads around the request, in each cell.")] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the random loads.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of processes. Each has its own engines.")] = 1,
-    adversary: Annotated[
-        bool,
-        typer.Option(
-            "--adversary",
-            help="Attack the promise instead: hostile models, settings, environments, threads, schedules.",
-        ),
-    ] = False,
-    planted: Annotated[
-        bool,
-        typer.Option(
-            "--planted",
-            help="Plant order changes in operations instead, and count those the certification finds.",
-        ),
-    ] = False,
     engine: EngineConfig = o.ENGINE,
-    save: Annotated[Path | None, typer.Option(help="Write the report to this file, as JSON.")] = None,
 ) -> None:
-    """Determinism stress test: every feature inside random loads, on this model and on tiny ones.
+    """Determinism stress test: every request feature inside random loads, in auto and in verify.
 
-    Exits with 1 unless every cell with the guarantee has one answer and some cell without it has
-    several. With --adversary, exits with 1 if an attack gives other bits under one fingerprint. With
-    --planted, exits with 1 if a change that gives some input other bits was not found.
+    A control without the guarantee must give several answers. Exits with 1 if it does not, although the
+    kernels of this machine differ, or if a cell with the guarantee has two answers. The digest of a cell's
+    answers is the same in another process, and on another machine with the same fingerprint.
     """
-    if adversary and planted:
-        raise InvalidRequest("--adversary and --planted are two tests; give one of them")
-    require_folder(save)
-    if jobs > 1 and engine.num_threads is None:
-        engine = replace(engine, num_threads=1)
     config = replace(engine, model=model)
-    o.open_model(config)
-    from holdfast.bench.report import write_report
+    opened = o.open_model(config)
+    from holdfast.bench.determinism import run_cells, run_control
 
-    report: DataclassInstance
-    if planted:
-        report, is_good = _run_planted(config)
-    elif adversary:
-        report, is_good = _run_adversary(config, 2 * runs, jobs)
-    else:
-        report, is_good = _run_stress(config, runs, model_runs, seed, jobs)
-    if save is not None:
-        write_report(report, save)
-    raise typer.Exit(0 if is_good else 1)
+    llm = o.open_llm(config, opened=opened)
+    results = list(run_cells(llm.engine, runs, seed, note))
+    note("the control: a tiny model of near ties, guarantee off")
+    results += run_control(runs, seed, engine.num_threads)
+    raise typer.Exit(0 if _show_cells(results) else 1)
 
 
-def _run_stress(
-    config: EngineConfig, runs: int, model_runs: int | None, seed: int, jobs: int
-) -> tuple["StressReport", bool]:
-    from holdfast.bench.determinism.matrix import StressSettings, run_matrix
-    from holdfast.bench.determinism.matrix_table import show_matrix
-    from holdfast.bench.determinism.stress_jobs import make_report, plan_jobs, run_jobs
-    from holdfast.models.locate import locate
-
-    settings = StressSettings(runs, seed, note)
-    if jobs == 1:
-        engine, name = o.open_llm(config).engine, locate(config.model).name
-        results = list(run_matrix(engine, name, config.num_threads, settings, model_runs))
-    else:
-        results = run_jobs(plan_jobs(config, settings, model_runs), jobs, note)
-    return make_report(results, seed), show_matrix(results)
-
-
-def _run_adversary(config: EngineConfig, num_loads: int, jobs: int) -> tuple["AdversaryReport", bool]:
-    from holdfast.bench.determinism.adversary.campaign import CampaignScale, run_campaign
-    from holdfast.bench.determinism.adversary.table import show_campaign
-    from holdfast.models.locate import locate
-
-    scale = CampaignScale(num_loads=num_loads, num_jobs=jobs, num_threads=config.num_threads)
-    report = run_campaign(o.open_llm(config).engine, locate(config.model).name, scale, note)
-    return report, show_campaign(report)
-
-
-def _run_planted(config: EngineConfig) -> tuple["PlantedReport", bool]:
-    from holdfast.bench.determinism.planted.report import plant_changes, show_planted
-
-    report = plant_changes(config.model, config, note)
-    return report, show_planted(report)
+def _show_cells(results: Sequence["CellResult"]) -> bool:
+    """Print a row for each cell and a line for each remark. Return whether no cell failed."""
+    rows = []
+    for one in results:
+        summary, guarantee = one.summary, "on" if one.guarantee else "off"
+        counts = ["", "", "", "", "", ""]
+        if summary is not None:
+            distinct = f"[{_COLOURS[one.status]}]{summary.num_distinct}[/]"
+            stats = summary.stats
+            numbers = (stats.rolled_back, stats.preemptions, summary.num_checks)
+            counts = [str(summary.num_runs), distinct, *map(str, numbers), one.digest]
+        rows.append([one.feature, guarantee, *counts])
+    _print_table("feature|guarantee|runs|answers|rolled back|preempted|checks|digest", rows)
+    for one in results:
+        if one.remark:
+            _print(f"{one.feature}: {one.remark}", _COLOURS[one.status])
+    if any(one.status == "failed" for one in results):
+        _print("The stress test failed: this is a bug in Holdfast, please report it.", "red")
+        return False
+    kept = [one.summary.num_runs for one in results if one.guarantee and one.summary is not None]
+    _print(
+        f"With the guarantee: one answer in each of {len(kept)} cells, {sum(kept)} runs, to the bit.", "green"
+    )
+    off = [one.summary.num_distinct for one in results if not one.guarantee and one.summary is not None]
+    _print(f"Without it: up to {max(off, default=0)} answers in one cell.")
+    return True
 
 
-bench.command()(frontend)
-bench.command()(gpu)
-bench.command()(paper)
-bench.command()(serve)
+@bench.command()
+@grouped(only=("device", "dtype", "kernels", "num_threads", "load_format"))
+def speed(
+    model: o.ModelArgument = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; the best time counts.")] = 2,
+    num_tokens: Annotated[int, typer.Option(min=2, help="Tokens decoded by each stream.")] = 64,
+    engine: EngineConfig = _MEASURED,
+) -> None:
+    """Measure tok/s on this machine: prefill and 1, 8 and 32 streams, ordinary and deterministic."""
+    config = replace(engine, model=model)
+    opened = o.open_model(config)
+    from holdfast.bench.speed import PREFILL, engine_runs, measure
+
+    running = o.open_llm(config, opened=opened).engine
+    prefill = min(PREFILL, running.limits.max_model_len // 2)
+    runs, vocab_size = engine_runs(running), running.limits.vocab_size
+    found = measure(runs, vocab_size, rounds, num_tokens, note, prefill=prefill)
+    base, *others = found
+    rows = [[name, *(f"{value:,.4g}" for value in cells.values())] for name, cells in found.items()]
+    for name in others:
+        ratios = (value / found[base][cell] for cell, value in found[name].items())
+        rows.append([f"{name} / {base}", *(f"{ratio:.2f}x" for ratio in ratios)])
+    _print_table("tok/s|" + "|".join(found[base]), rows)
 
 
-def _add_old_name(old: str, command: Callable[..., None]) -> None:
-    """Accept the old name of a command for one release."""
+@dataclass(frozen=True)
+class ServeOptions:
+    """The server and the load. A group of options (`groups`)."""
 
-    @functools.wraps(command)
-    def run(*args: object, **options: object) -> None:
-        note(f"`holdfast bench {old}` is deprecated; use `holdfast bench {command.__name__}`")
-        command(*args, **options)
+    url: Annotated[
+        str | None,
+        typer.Option(help="A running server; by default one is started with MODEL.", show_default=False),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY", show_default=False),
+    ] = None
+    timeout: Annotated[float, typer.Option(help="Seconds without a byte before an error.", min=0.001)] = 600.0
+    clients: Annotated[
+        int, typer.Option(help="Each sends its next request when the last is answered.", min=1)
+    ] = 8
+    seconds: Annotated[float, typer.Option(help="Begin no request after this time.", min=0.001)] = 30.0
+    prompt_words: Annotated[int, typer.Option(help="Words of a prompt, on average.", min=2)] = 64
+    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer, on average.", min=2)] = 64
+    deterministic: Annotated[int, typer.Option(help="Clients whose requests are deterministic.", min=0)] = 2
+    prompts: Annotated[
+        int, typer.Option(help="Prompts they share; all answers to one must be the same. 0: none.", min=0)
+    ] = 4
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0
 
-    bench.command(old, hidden=True)(run)
+    def load(self) -> "ServeLoad":
+        from holdfast.bench.serve import ServeLoad
+
+        return ServeLoad(**{one.name: getattr(self, one.name) for one in fields(ServeLoad)})
 
 
-_add_old_name("needle", determinism)
-_add_old_name("lookup", ngram)
-_add_old_name("forms", structured)
+_SERVE = ServeOptions()
+
+
+@bench.command()
+@grouped(without=("chat_template", "receipt_key"))
+def serve(
+    context: typer.Context,
+    model: o.ModelArgument = None,
+    server: ServeOptions = _SERVE,
+    *,
+    engine: EngineConfig = o.ENGINE,
+) -> None:
+    """Put a load on a server: latencies, tok/s, and whether deterministic answers are the same.
+
+    Exits with 1 if a request fails or a deterministic prompt has two answers.
+    """
+    engine = replace(engine, model=model)
+    if server.url is None:
+        o.open_model(engine)
+    elif given := given_options(context, parameter_names(EngineConfig)):
+        raise ConfigError(f"{', '.join(given)} cannot be combined with --url: the server has its own")
+    from holdfast.bench.serve import connect, run_load
+
+    key = server.api_key.split(",")[0] if server.api_key else None
+
+    async def measure() -> "ServeRun":
+        async with connect(server.url, serve_arguments(engine), key, server.timeout) as client:
+            note(f"{server.clients} clients, {server.seconds:g} s")
+            return await run_load(client, server.load())
+
+    raise typer.Exit(0 if _show_load(asyncio.run(measure())) else 1)
+
+
+def _show_load(run: "ServeRun") -> bool:
+    from holdfast.bench.serve import percentiles
+
+    rows = []
+    for deterministic in (False, True):
+        for name, values in run.latencies(deterministic=deterministic).items():
+            kind = "deterministic" if deterministic else "ordinary"
+            rows.append([name, kind, str(len(values)), *(f"{1e3 * one:,.1f}" for one in percentiles(values))])
+    _print_table("ms|requests|count|p50|p90|p99", rows)
+    _print(f"{len(run.answers)} requests, {run.speed:,.1f} output tok/s")
+    if run.distinct:
+        modes = ", ".join(f"{count} {mode}" for mode, count in run.modes.most_common())
+        _print(f"{len(run.distinct)} deterministic prompts, answers: {modes}")
+    for problem in run.problems:
+        _print(problem, "red")
+    if not run.problems:
+        _print("no problems: one answer to each deterministic prompt", "green")
+    return not run.problems
+
+
+def serve_arguments(engine: EngineConfig) -> list[str]:
+    """Return the arguments of `holdfast serve`: the model, and every option that is not its default."""
+    arguments = [engine.model] if engine.model is not None else []
+    for field in fields(engine):
+        value = getattr(engine, field.name)
+        if field.name == "model" or value == field.default:
+            continue
+        option = field.name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            arguments += [f"--{option}", str(value)]
+    return arguments
+
+
+def _print_table(headings: str, rows: Iterable[Sequence[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for place, heading in enumerate(headings.split("|")):
+        table.add_column(heading, justify="right" if place else "left", min_width=0 if place else 24)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    console.print(table)
+
+
+def _print(text: str, style: str = "") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False).print(Text(text, style=style))

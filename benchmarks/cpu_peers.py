@@ -1,0 +1,311 @@
+"""Speed on a CPU beside another engine on the same weights, and the cost of one `holdfast generate`.
+
+    python benchmarks/cpu_peers.py --out docs                                    # beside Hugging Face generate
+    python benchmarks/cpu_peers.py MODEL.gguf --peer llama.cpp --peer-dir DIR    # the GGUF file as it is
+    python benchmarks/cpu_peers.py MODEL.gguf --peer llama.cpp --dtype bf16      # Holdfast dequantises it
+
+All variants run in turn, round after round, and the best time of each counts (holdfast.bench.speed). Hugging Face
+runs in this process. llama.cpp is measured by its own `llama-batched-bench`, one process for each batch, which reads
+the file anew outside of the times it prints and samples nothing; docs/build-llama-cpp.sh builds it.
+
+A command is timed from outside, to its first byte of output; after a first run that warms the disk cache, the
+shortest time and the largest memory count. The first start ever has an empty cache.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.bench.speed import STREAMS, Run, engine_runs, measure
+from holdfast.engine.builder import assemble, torch_dtype
+from holdfast.engine.config import EngineConfig
+from holdfast.errors import ConfigError, EngineStopped
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
+from holdfast.models.locate import locate
+from holdfast.numerics.backends.torch.backend import has_native_gemm
+from holdfast.text.tokenizer import open_tokenizer
+from measure import Bench, Row, bars
+
+_NUM_TRIES = 3
+_IMPORT_TORCH = [sys.executable, "-c", "import torch"]
+_BENCH, _COMPLETION = "llama-batched-bench", "llama-completion"
+_CONTEXT = 1024  # of the command; the whole context of a model would be allocated at once
+_MAX_BATCH = 512  # tokens in one pass of either engine
+
+
+# Runs a command and prints the time to its first byte and its peak memory. It imports nothing of Holdfast: on Linux, the
+# peak memory of a child includes what its parent held at the fork, and this process holds two engines.
+_LAUNCHER = """
+import json, os, subprocess, sys, time
+started = time.perf_counter()
+child = subprocess.Popen(sys.argv[1:], bufsize=0, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+child.stdout.read(1)
+seconds = time.perf_counter() - started
+child.stdout.read()
+_, status, usage = os.wait4(child.pid, 0)
+unit = 1 if sys.platform == "darwin" else 1024
+print(json.dumps([os.waitstatus_to_exitcode(status), seconds, usage.ru_maxrss * unit]))
+"""
+
+
+class HuggingFace:
+    """A transformers Llama with the weights of an open checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+        import transformers
+
+        config = checkpoint.config
+        assert config.family == "llama" and config.rope_scaling is None, (
+            "the comparison supports plain Llama models only"
+        )
+        described = transformers.LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_position_embeddings,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_theta=config.rope_theta,
+            tie_word_embeddings=config.tie_word_embeddings,
+        )
+        with torch.device("meta"):
+            model: Any = transformers.LlamaForCausalLM(described)
+        model = model.to(dtype).to_empty(device="cpu")
+        model.load_state_dict(
+            {name: checkpoint.tensor(name, dtype) for name in checkpoint.names()}, strict=False
+        )
+        model.tie_weights()
+        rotary = model.model.rotary_emb
+        rotary.inv_freq = 1.0 / config.rope_theta ** (
+            torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+        )
+        rotary.original_inv_freq = rotary.inv_freq
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+        self._model = model.eval()
+
+    def seconds(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
+        """The time of one greedy batch. All prompts have the same length."""
+        ids = torch.tensor(prompts)
+        started = time.perf_counter()
+        with torch.inference_mode():
+            out = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                do_sample=False,
+            )
+        assert out.shape[1] == ids.shape[1] + num_tokens
+        return time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """The programs of one build, and the file they run."""
+
+    bench: Path
+    completion: Path
+    model: Path
+    num_threads: int
+
+    @property
+    def version(self) -> str:
+        """As the program says it, such as "8123 (b21e4de)"."""
+        done = subprocess.run([self.bench, "--version"], capture_output=True, text=True, check=False)
+        found = re.search(r"version: (.+)", done.stdout + done.stderr)
+        return found[1].strip() if found else "unknown"
+
+    @property
+    def command(self) -> list[str]:
+        """A command that prints one answer and nothing else."""
+        options = [
+            "-c",
+            _CONTEXT,
+            "-n",
+            8,
+            "-t",
+            self.num_threads,
+            "--temp",
+            0,
+            "-no-cnv",
+            "--no-display-prompt",
+        ]
+        prompt = ["-p", "Why is the sea salt?"]
+        return [str(self.completion), "-m", str(self.model), *map(str, options), *prompt]
+
+    def seconds(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
+        """The time of the prompts, or, with more than one token, of the tokens after the first alone.
+
+        Only the number and the length of the prompts matter: the program makes its own.
+        """
+        found = self._measure(len(prompts), len(prompts[0]), max(num_tokens - 1, 1))
+        return found["t_pp"] if num_tokens == 1 else found["t_tg"]
+
+    def _measure(self, streams: int, prompt_len: int, decoded: int) -> dict[str, float]:
+        context = max(_MAX_BATCH, streams * (prompt_len + decoded))  # the program warms up with 16 tokens
+        options = {"-npp": prompt_len, "-ntg": decoded, "-npl": streams, "-c": context}
+        options |= {"-b": max(_MAX_BATCH, streams * prompt_len), "-ub": _MAX_BATCH}
+        options |= {"-t": self.num_threads, "-tb": self.num_threads}
+        words = [str(word) for option in options.items() for word in option]
+        command = [str(self.bench), "-m", str(self.model), *words, "--output-format", "jsonl"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode != 0 or not lines:
+            raise EngineStopped(f"{_BENCH} failed with {done.returncode}: {done.stderr.strip()[-600:]}")
+        found: dict[str, float] = json.loads(lines[-1])
+        return found
+
+
+def find_llama_cpp(folder: Path | None, model: Path, num_threads: int) -> LlamaCpp:
+    """The programs in this folder, or those on the search path. Raises ConfigError without them."""
+    if model.suffix != ".gguf":
+        raise ConfigError(f"llama.cpp reads GGUF files; {model} is none. Give a .gguf file as MODEL")
+    where = None if folder is None else str(folder)
+    found = [shutil.which(name, path=where) for name in (_BENCH, _COMPLETION)]
+    if None in found:
+        missing = [name for name, path in zip((_BENCH, _COMPLETION), found, strict=True) if path is None]
+        raise ConfigError(
+            f"{' and '.join(missing)} not found {'on the search path' if folder is None else f'in {folder}'}; build "
+            "llama.cpp with docs/build-llama-cpp.sh and name its folder with --peer-dir"
+        )
+    bench, completion = (Path(path).absolute() for path in found if path is not None)
+    return LlamaCpp(bench, completion, model, num_threads)
+
+
+def launch(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[float, int]:
+    """Return the seconds to the first byte, or to the end without one, and peak resident bytes."""
+    launcher = [sys.executable, "-I", "-c", _LAUNCHER, *command]
+    variables = {**os.environ, **(environment or {})}
+    done = subprocess.run(launcher, capture_output=True, text=True, check=True, env=variables)
+    code, seconds, peak = json.loads(done.stdout)
+    if code != 0:
+        raise EngineStopped(f"{' '.join(command)} ended with {code}: {done.stderr[-2000:]}")
+    return seconds, peak
+
+
+def run_commands(bench: Bench, generate: list[str], peer: LlamaCpp | None) -> None:
+    """Add a row for each command: `holdfast generate`, its first start ever, and the peer's."""
+    bench.row(
+        part="command",
+        command="import torch",
+        seconds=min(launch(_IMPORT_TORCH)[0] for _ in range(_NUM_TRIES)),
+    )
+    with tempfile.TemporaryDirectory() as empty:
+        seconds, _ = launch(generate, {"HOLDFAST_CACHE_DIR": empty})
+        bench.row(part="command", command="holdfast generate, first start", first_byte_seconds=seconds)
+    for name, command in {
+        "holdfast generate": generate,
+        **({} if peer is None else {_COMPLETION: peer.command}),
+    }.items():
+        launch(command)
+        tries = [launch(command) for _ in range(_NUM_TRIES)]
+        first_byte, peak = min(one[0] for one in tries), max(one[1] for one in tries)
+        bench.row(part="command", command=name, first_byte_seconds=first_byte, peak_mb=peak / 1e6)
+
+
+def run_speed(bench: Bench, given: argparse.Namespace, dtype: str, peer: LlamaCpp | None) -> None:
+    """Add a row for each variant, and ratios."""
+    located = locate(given.model)
+    checkpoint = open_checkpoint(located.path)
+    config = EngineConfig(
+        certification="startup",
+        device="cpu",
+        dtype=dtype,
+        num_threads=given.num_threads,
+        max_num_seqs=max(STREAMS),
+        kv_memory="512MiB",
+    )
+    engine = assemble(config, checkpoint, open_tokenizer(checkpoint.path))
+    runs: dict[str, Run] = {}
+    if peer is None:
+        used = torch_dtype(config, None)
+        # Where the CPU has no instructions for this dtype, fp32 is the fastest dtype of Hugging Face.
+        runs[f"Hugging Face, {used if has_native_gemm(used) else torch.float32}"] = HuggingFace(
+            checkpoint, used if has_native_gemm(used) else torch.float32
+        ).seconds
+    else:
+        runs[f"llama.cpp {peer.version}"] = peer.seconds
+    (name,) = runs
+    runs |= engine_runs(engine)
+    omits_first = () if peer is None else (name,)
+    found = measure(
+        runs, engine.limits.vocab_size, given.rounds, given.num_tokens, bench.log, omits_first=omits_first
+    )
+    fields: Row = {"model": located.name, "threads": torch.get_num_threads(), "dtype": dtype}
+    for variant, cells in found.items():
+        bench.row(part="speed", **fields, variant=variant, **cells)
+    for variant, over in (
+        ("ordinary", name),
+        ("deterministic, auto", "ordinary"),
+        ("deterministic, verify", "ordinary"),
+    ):
+        ratios = {cell: value / found[over][cell] for cell, value in found[variant].items()}
+        bench.row(part="ratio", of=variant, over=over, **ratios)
+
+
+def plot(bench: Bench, path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"cell": cell, "variant": row["variant"], "tok/s": row[cell]}
+        for cell in next(row for row in bench.rows if row["part"] == "speed")
+        if cell.startswith("prefill") or cell.endswith(("stream", "streams"))
+        for row in bench.rows
+        if row["part"] == "speed"
+    ]
+    bars(rows, path, name="cell", value="tok/s", group="variant", heading=f"tok/s, {bench.header['machine']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", help="default: the default model")
+    parser.add_argument("--peer", choices=["hugging-face", "llama.cpp"], default="hugging-face")
+    parser.add_argument(
+        "--peer-dir", type=Path, help="folder with llama.cpp's programs; default: the search path"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="the best time counts")
+    parser.add_argument("--num-tokens", type=int, default=64, help="tokens decoded by each stream")
+    parser.add_argument("--num-threads", type=int, default=2)
+    parser.add_argument("--dtype", help="default: bf16; beside llama.cpp the file as it is")
+    parser.add_argument("--only", choices=["command", "speed"], help="one part")
+    parser.add_argument("--out", type=Path, help="folder for bench-cpu.json or bench-llama-cpp.json")
+    parser.add_argument("--plot", type=Path, help="draw the speeds")
+    given = parser.parse_args()
+    is_llama = given.peer == "llama.cpp"
+    dtype = given.dtype or ("auto" if is_llama else "bf16")
+    peer = find_llama_cpp(given.peer_dir, locate(given.model).path, given.num_threads) if is_llama else None
+    bench = Bench("bench-llama-cpp" if is_llama else "bench-cpu", given.out)
+    if given.only != "speed":
+        generate = [sys.executable, "-m", "holdfast", "generate", "Why is the sea salt?", "--deterministic"]
+        generate += ["--max-tokens", "8", "--seed", "7", "--kv-memory", "256MiB", "--dtype", dtype]
+        generate += ["--num-threads", str(given.num_threads)] + (
+            ["--model", given.model] if given.model else []
+        )
+        with bench.part(part="command"):
+            run_commands(bench, generate, peer)
+    if given.only != "command":
+        with bench.part(part="speed"):
+            run_speed(bench, given, dtype, peer)
+            if given.plot is not None:
+                plot(bench, given.plot)
+    bench.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""The demo: one request, answered several times under different conditions, compared bit by bit.
+
+    ordinary                  alone and inside two loads: the answers may differ
+    deterministic             alone and inside two loads: ordinary requests arrive and end during the answer
+                              and share its passes
+    after forced rollbacks    in verify mode, with faulty candidates: the canonical pass must reject every one
+
+Where the ordinary answers agree, as those of the C kernels do by construction, the demo shows a
+recording of a machine where they do not. It says so.
+
+Faults are injected by a runner around the engine's runner (`fault_injection.py`). The engine does
+not know about them.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.bench.faults import FaultyProposer
+from holdfast.bench.load import BackgroundRequest
+from holdfast.bench.stress import submit
+from holdfast.core.results import Result
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.engine import Engine
+from holdfast.engine.llm import LLM
+from holdfast.recordings import recording_files
+from holdfast.text.tokenizer import Tokenizer
+
+QUESTION = "In two sentences: what does a holdfast do for seaweed?"
+PARAMS = SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=7, logprobs=3)
+FAULT_RATE, FAULT_SEED = 0.25, 1  # the first candidate is a fault already: a short answer has a rollback, too
+
+_MAX_SHOWN = 8  # answers of a recording
+
+_SHORT = ("Name three rivers.", "Write one line about the sea.", "Count from one to ten.", "What is a knot?")
+_LONG = "The tide went out and left the rocks bare, and on every rock the weed held fast. "
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """One answer, and the conditions it was given under."""
+
+    name: str
+    result: Result
+
+    @property
+    def bits(self) -> tuple[str, str]:
+        """What is compared."""
+        return self.tokens, self.logprob_bits
+
+    @property
+    def tokens(self) -> str:
+        """A digest of the token ids."""
+        return _digest(struct.pack(f"<{len(self.result.token_ids)}q", *self.result.token_ids))
+
+    @property
+    def logprob_bits(self) -> str:
+        """A digest of the fp32 bits of every reported logprob: of the sampled token and of the top
+        tokens.
+        """
+        values = [
+            value
+            for one in self.result.logprobs or ()
+            for value in (one.logprob, *(logprob for _, logprob in one.top))
+        ]
+        return _digest(struct.pack(f"<{len(values)}f", *values))
+
+
+def run(llm: LLM, console: Console | None = None) -> bool:
+    """Run and show the demo. True if every deterministic bit is the same and rollbacks did happen."""
+    console = console or Console(highlight=False)
+    prompt_ids = llm.chat_tokens([{"role": "user", "content": QUESTION}])
+    with console.status("answering"):
+        ordinary = _run_ordinary(llm.engine, prompt_ids)
+        runs = _run_deterministic(llm, prompt_ids)
+    _show(ordinary, runs, console)
+    _judge_ordinary(ordinary, console)
+    same = all(one.bits == runs[0].bits for one in runs)
+    forced = all(one.result.stats.rolled_back > 0 for one in runs if "rollback" in one.name)
+    if not same:
+        console.print("[red]The answers differ: this is a bug in Holdfast, please report it.[/]")
+    elif not forced:
+        console.print("[red]No rollback happened, so the last rows show nothing.[/]")
+    else:
+        console.print("[green]Deterministic: every token and every logprob bit is the same.[/]")
+    console.print("Next: .venv/bin/holdfast chat --deterministic")
+    return same and forced
+
+
+def _judge_ordinary(runs: Sequence[DemoRun], console: Console) -> None:
+    """Say whether the ordinary answers differ; if not, show recordings of machines where they do."""
+    alone = runs[0]
+    if len({one.tokens for one in runs}) > 1:
+        console.print("[yellow]Ordinary: under load the same prompt and seed gave other tokens.[/]")
+    elif any(one.bits != alone.bits for one in runs):
+        console.print("[yellow]Ordinary: under load the same tokens got other logprob bits.[/]")
+    else:
+        console.print(
+            "Ordinary: this machine's kernels gave the same bits under these loads, without a promise."
+        )
+        for recording in map(json.loads, recording_files()):
+            console.print("\nElsewhere they differ. Not live:", style="bold")
+            _show_recording(recording, console)
+        console.print()
+
+
+def _show_recording(recording: dict[str, Any], console: Console) -> None:
+    """Show where it was made, its distinct ordinary answers, and how many answers each mode gave."""
+    machine, model, ordinary = recording["machine"], recording["model"], recording["ordinary"]
+    weights = ", random weights" if model["weights"] == "random" else ""
+    where = (
+        f"Recorded on {recording['date']} on {machine['device']}: {model['name']}{weights}, {model['dtype']}"
+    )
+    console.print(f"{where}, {model['kernels']} kernels, torch {machine['torch']}", style="dim")
+    table = _make_table("ordinary", "runs", "beside", "leaves the first at", "token ids there")
+    for one in ordinary["answers"][:_MAX_SHOWN]:
+        at, least, most = one["first_difference"], min(one["neighbours"]), max(one["neighbours"])
+        beside = str(least) if least == most else f"{least} to {most}"
+        ids = one["token_ids"][max((at or 0) - 2, 0) :][:5]
+        place = "" if at is None else f"token {at}"
+        table.add_row(str(one["runs"]), beside, place, f"{' '.join(map(str, ids))} ...")
+    if len(ordinary["answers"]) > _MAX_SHOWN:
+        table.add_row("", "", "", f"and {len(ordinary['answers']) - _MAX_SHOWN} more")
+    console.print(table)
+    for side in (ordinary, *recording["controls"]):
+        what = f"deterministic ({side['mode']})" if side["deterministic"] else "ordinary"
+        count = len(side["answers"])
+        answers = "1 answer" if count == 1 else f"{count} different answers"
+        console.print(f"{what}: {side['runs']} runs, {answers}")
+
+
+def _loads(tokenizer: Tokenizer) -> list[tuple[str, list[BackgroundRequest]]]:
+    return [
+        ("alone", []),
+        ("among 6 short", _short_load(tokenizer)),
+        ("among 12 mixed", _mixed_load(tokenizer)),
+    ]
+
+
+def _run_ordinary(engine: Engine, prompt_ids: list[int]) -> list[DemoRun]:
+    """Ordinary answers on the same kernels. Prefix cache and speculation are off: only the load
+    differs.
+    """
+    schedule = replace(engine.scheduler.config, prefix_cache=False, speculation="off")
+    plain = engine.restarted(schedule)
+    return [
+        DemoRun(name, _run_in(plain, prompt_ids, load, deterministic=False))
+        for name, load in _loads(engine.tokenizer)
+    ]
+
+
+def _run_deterministic(llm: LLM, prompt_ids: list[int]) -> list[DemoRun]:
+    engine = llm.engine.restarted(llm.engine.scheduler.config)
+    loads = _loads(engine.tokenizer)
+    runs = [DemoRun(name, _run_in(engine, prompt_ids, load)) for name, load in loads]
+    verifying = engine.restarted(replace(engine.scheduler.config, determinism="verify"))
+    for name, load in (("rollbacks, alone", []), ("rollbacks, among 6", loads[1][1])):
+        verifying.runner = FaultyProposer(
+            engine.runner, engine.limits.vocab_size, FAULT_RATE, seed=FAULT_SEED
+        )
+        runs.append(DemoRun(name, _run_in(verifying, prompt_ids, load)))
+    llm.engine = verifying.restarted(engine.scheduler.config)
+    llm.engine.runner = engine.runner
+    return runs
+
+
+def _run_in(
+    engine: Engine,
+    prompt_ids: Sequence[int],
+    load: Sequence[BackgroundRequest],
+    *,
+    deterministic: bool = True,
+) -> Result:
+    """Answer the question inside a load. Background requests still running at the end are aborted."""
+    waiting = sorted(load, key=lambda one: one.arrival_step)
+    background_ids: list[int] = []
+    probe_id: int | None = None
+    step = 0
+    while True:
+        while waiting and waiting[0].arrival_step <= step:
+            one = waiting.pop(0)
+            background_ids.append(submit(engine, one.prompt, one.params))
+        if probe_id is None and step >= 2 * bool(load):  # the load runs already when the question arrives
+            probe_id = submit(engine, prompt_ids, replace(PARAMS, deterministic=deterministic))
+        for update in engine.step():
+            if update.request_id == probe_id and update.result is not None:
+                for request_id in background_ids:
+                    engine.abort(request_id)
+                engine.check()
+                return update.result
+        step += 1
+
+
+def _short_load(tokenizer: Tokenizer) -> list[BackgroundRequest]:
+    """Six short sampled requests."""
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=1)
+    return [
+        BackgroundRequest(tuple(tokenizer.encode(_SHORT[number % len(_SHORT)])), params, 3 * number)
+        for number in range(6)
+    ]
+
+
+def _mixed_load(tokenizer: Tokenizer) -> list[BackgroundRequest]:
+    """Twelve requests of all lengths, greedy and sampled.
+
+    The long ones arrive in the middle of the answer.
+    """
+    return [
+        BackgroundRequest(
+            tuple(tokenizer.encode(_LONG * (1 + 2 * (number % 4)) + _SHORT[number % len(_SHORT)])),
+            SamplingParams(max_tokens=8 + 3 * number, temperature=0.5 * (number % 3), seed=number),
+            arrival_step=2 * number,
+        )
+        for number in range(12)
+    ]
+
+
+def _show(ordinary: Sequence[DemoRun], deterministic: Sequence[DemoRun], console: Console) -> None:
+    first = deterministic[0]
+    title = f"{QUESTION!r}, sampled with seed {first.result.seed}"
+    headings = (
+        "condition",
+        "tokens",
+        "logprobs",
+        "all bits",
+        "mode",
+        "candidates\n= accepted\n+ rolled back",
+    )
+    table = _make_table(title, *headings)
+    for one in ordinary:
+        verdict = "[green]same[/]" if one.bits == ordinary[0].bits else "[yellow]different[/]"
+        table.add_row(one.name, one.tokens, one.logprob_bits, verdict, "ordinary", "")
+    table.add_section()
+    for one in deterministic:
+        verdict = "[green]same[/]" if one.bits == first.bits else "[red]DIFFERENT[/]"
+        stats = one.result.stats
+        counts = f"{stats.candidates} = {stats.accepted} + {stats.rolled_back}"
+        table.add_row(one.name, one.tokens, one.logprob_bits, verdict, one.result.determinism, counts)
+    console.print(table)
+    console.print("tokens, logprobs: digests of token ids and of the fp32 bits of every logprob", style="dim")
+    console.print(f"{len(first.result.token_ids)} tokens: {first.result.text.strip()}\n", markup=False)
+
+
+def _make_table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    return table
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:8]

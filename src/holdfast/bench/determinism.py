@@ -1,0 +1,199 @@
+"""`bench determinism`: every request feature and some combinations inside random loads, on one model.
+
+A request with the guarantee must give one answer, the same in `auto` and in `verify`. A control runs
+without the guarantee, on a tiny model made of near ties: it must give several answers, which shows
+that the loads can reveal a difference.
+
+On a GPU `verify` gets its candidates from the library's plain products, so that there is something
+to roll back. No user has such an engine, so no speed is measured with it.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+
+from holdfast.bench.features import Feature, combine, find_features
+from holdfast.bench.load import LoadScale
+from holdfast.bench.stress import StressSummary, stress_test
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.builder import assemble
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.engine import Engine
+from holdfast.errors import InvalidRequest
+from holdfast.models.dummy import DummyCheckpoint, tiny_config
+from holdfast.numerics.batch_sizes import padded_batch_sizes
+from holdfast.numerics.select_backend import open_backend
+from holdfast.scheduler.policy import DeterminismMode
+from holdfast.text.tokenizer import byte_tokenizer
+from holdfast.worker.model_runner import ModelRunner
+
+CellStatus = Literal["passed", "failed", "skipped"]
+
+PROMPT = "The tide went out and left the rocks bare, and on every rock"
+NUM_COMBINATIONS = 6
+MIN_CONTROL_RUNS = 8  # fewer runs may miss a difference
+_CONTROL_FEATURES = ("greedy", "repetition penalty", "min tokens", "allowed tokens", "logprobs")
+_CONTROL_SCALE = LoadScale(max_background=8, max_prompt_len=48, max_tokens=12)
+_SCALE = LoadScale(max_background=4, max_prompt_len=40, max_tokens=8)
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One feature on one engine. `summary` is None if the engine cannot run it. `remark` says why, or
+    what is wrong."""
+
+    feature: str
+    guarantee: bool
+    summary: StressSummary | None
+    status: CellStatus
+    remark: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of all distinct answers, to compare two processes or machines by eye."""
+        answers = sorted(map(repr, self.summary.results)) if self.summary is not None else []
+        return hashlib.sha256("".join(answers).encode()).hexdigest()[:8]
+
+
+def run_cells(engine: Engine, num_runs: int, seed: int, log: Callable[[str], None]) -> Iterator[CellResult]:
+    """Run every feature and the combinations with the guarantee. Others in a load use the same features."""
+    rng = random.Random(seed)
+    single = find_features(engine, engine.tokenizer.encode(PROMPT))
+    features = (*single, *(combine(rng, single) for _ in range(NUM_COMBINATIONS)))
+    others = [params for one in features if _is_supported(engine, params := one.probe().params)]
+    verifying = open_plain_engine(engine)
+    for number, feature in enumerate(features):
+        if number % 8 == 0:
+            log(f"{number} of {len(features)} cells done")
+        yield _run_cell(engine, verifying, feature, num_runs, 1000 * seed + number, others)
+
+
+def _run_cell(
+    engine: Engine,
+    verifying: Engine,
+    feature: Feature,
+    num_runs: int,
+    seed: int,
+    others: Sequence[SamplingParams],
+) -> CellResult:
+    """Every cell has its own random loads."""
+    probe = feature.probe()
+    runs: tuple[tuple[Engine, DeterminismMode], ...] = ((engine, "auto"), (verifying, "verify"))
+    found = StressSummary.empty()
+    try:
+        for number in range(num_runs):
+            source, mode = runs[number % 2]
+            found.merge(
+                stress_test(
+                    source, probe, (mode,), 1, seed=seed, scale=_SCALE, others=others, first_run=number
+                )
+            )
+    except InvalidRequest as error:
+        return CellResult(feature.name, True, None, "skipped", str(error))
+    return CellResult(feature.name, True, found, *judge(found))
+
+
+def judge(summary: StressSummary) -> tuple[CellStatus, str]:
+    """Pass a cell with one result and no revoked certificate."""
+    if summary.num_revocations:
+        return "failed", "a certified pass was not canonical"
+    return ("failed", "must be one") if summary.num_distinct != 1 else ("passed", "")
+
+
+def run_control(num_runs: int, seed: int, num_threads: int | None) -> list[CellResult]:
+    """Run some features as ordinary requests on the torch kernels, where every token has a near tie."""
+    config = EngineConfig(
+        certification="startup",
+        device="cpu",
+        kernels="torch",
+        dtype="fp32",
+        max_num_seqs=32,
+        max_pass_tokens=64,
+        kv_memory="64MiB",
+        num_threads=num_threads,
+    )
+    weights = DummyCheckpoint(tiny_config(), deviation=0.25, twins=True)
+    engine = assemble(config, weights, byte_tokenizer())
+    features = find_features(engine, engine.tokenizer.encode(PROMPT))
+    others = [one.probe().params for one in features]
+    found = []
+    for number, feature in enumerate(features):
+        if feature.name in _CONTROL_FEATURES:
+            summary = stress_test(
+                engine,
+                feature.probe(deterministic=False),
+                ("off",),
+                max(num_runs, MIN_CONTROL_RUNS),
+                seed=1000 * seed + number,
+                scale=_CONTROL_SCALE,
+                others=others,
+            )
+            found.append(CellResult(feature.name, False, summary, "passed"))
+    return judge_control(found, products_disagree)
+
+
+def judge_control(results: Sequence[CellResult], disagree: Callable[[], bool]) -> list[CellResult]:
+    """Fail all cells if none has several results, unless the products of this CPU cannot differ."""
+    if any(one.summary is not None and one.summary.num_distinct > 1 for one in results):
+        return list(results)
+    if not disagree():
+        remark = "one bit class only: this CPU's fp32 product is the same for any number of rows"
+        return [replace(one, remark=remark) for one in results]
+    remark = "the kernels differ, but the stress test did not notice"
+    return [replace(one, status="failed", remark=remark) for one in results]
+
+
+def products_disagree() -> bool:
+    """Return whether the bits of a row of this CPU's fp32 product depend on the number of rows, from 1
+    to 16."""
+    generator = torch.Generator().manual_seed(0)
+    for width, outputs in ((64, 176), (176, 64), (64, 512)):
+        x = torch.randn(16, width, generator=generator)  # (rows, width)
+        w = torch.randn(outputs, width, generator=generator)  # (outputs, width)
+        if any(not torch.equal(F.linear(x[:rows], w)[0], F.linear(x, w)[0]) for rows in (1, 2, 4, 8)):
+            return True
+    return False
+
+
+def open_plain_engine(engine: Engine) -> Engine:
+    """Return an engine on the same weights and KV cache whose fast passes use the library's own products.
+
+    On a CPU it is the engine itself: its fast passes are plain already.
+    """
+    runner, schedule = cast(ModelRunner, engine.runner), engine.scheduler.config
+    decoder = runner._decoder
+    if decoder.backend.device.type != "cuda":
+        return engine
+    split_k = {
+        (one.linear.out_features, one.linear.in_features): one.linear.split_k for one in decoder.linears()
+    }
+    backend = open_backend(
+        decoder.dtype,
+        kernels="triton",
+        num_threads=torch.get_num_threads(),
+        device=decoder.backend.device,
+        vendor_gemm=True,
+        split_k=split_k,
+    )
+    plain = ModelRunner(decoder.with_backend(backend), runner._store)
+    canonical = [count * schedule.reference_tokens for count in (1, 2)]
+    plain.capture(
+        padded_batch_sizes(schedule.max_pass_tokens), canonical, max_len=engine.limits.max_model_len
+    )
+    opened = engine.restarted(schedule)
+    opened.runner = plain
+    return opened
+
+
+def _is_supported(engine: Engine, params: SamplingParams) -> bool:
+    """Return whether the model can follow it: some models cannot follow a grammar."""
+    try:
+        engine.prepare([0], params)
+    except InvalidRequest:
+        return False
+    return True

@@ -1,1 +1,0 @@
-"""Determinism stress tests: one request repeated inside random loads, fault injection, a demo."""

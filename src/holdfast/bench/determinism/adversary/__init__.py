@@ -1,1 +1,0 @@
-"""Attacks on the promise: hostile models, settings, environments, threads and schedules."""

@@ -1,1 +1,0 @@
-"""`holdfast bench frontend`: what one server's frontend carries, with engines that need no model."""

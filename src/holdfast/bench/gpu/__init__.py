@@ -1,1 +1,0 @@
-"""Speed, certificates and determinism on a GPU."""

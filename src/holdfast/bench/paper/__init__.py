@@ -1,1 +1,0 @@
-"""The figures of papers on deterministic inference, measured on this engine."""

@@ -1,1 +1,0 @@
-"""Load on a server, measured from outside."""

@@ -1,0 +1,76 @@
+"""The adversary's questions: fixed requests whose answers show any change of a bit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from adversary.evidence import Evidence
+from holdfast.bench.load import ProbeRequest
+from holdfast.bench.stress import result_bits, submit
+from holdfast.core.results import Result
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.engine import Engine
+from holdfast.errors import ConfigError
+from holdfast.models.decoder import Decoder
+from holdfast.numerics.ops import Backend
+
+_PROMPT = tuple(20 + at * at % 211 for at in range(21))
+_GREEDY = SamplingParams(max_tokens=10, temperature=0.0, deterministic=True, ignore_eos=True, logprobs=3)
+_SAMPLED = replace(_GREEDY, temperature=1.0, seed=11)
+
+Questions = Mapping[str, ProbeRequest]  # by name
+
+QUESTIONS: Questions = {
+    "greedy": ProbeRequest(_PROMPT, _GREEDY),
+    "sampled": ProbeRequest(_PROMPT[3:], _SAMPLED),
+    "filtered": ProbeRequest(_PROMPT[:15], replace(_SAMPLED, top_p=0.8, top_k=40, min_p=0.01, n=2)),
+    "penalised": ProbeRequest(_PROMPT[:8], replace(_SAMPLED, repetition_penalty=1.3, presence_penalty=0.5)),
+    "scored": ProbeRequest(_PROMPT, replace(_GREEDY, max_tokens=0, logprobs=None, prompt_logprobs=2)),
+}
+_NEIGHBOURS = tuple(
+    ProbeRequest(
+        (number + 30,) * (3 + 7 * number), replace(_GREEDY, deterministic=number % 2 == 0, logprobs=None)
+    )
+    for number in range(3)
+)
+
+
+def answer(engine: Engine, probes: Sequence[ProbeRequest]) -> list[Result]:
+    """Run the requests together to the end, and the spot checks after them."""
+    ids = [submit(engine, probe.prompt, probe.params) for probe in probes]
+    results: dict[int, Result] = {}
+    while engine.has_work:
+        for update in engine.step():
+            if update.result is not None:
+                results[update.request_id] = update.result
+    engine.check()
+    assert engine.scheduler.pool.num_held == 0, "a page leaked"
+    return [results[one] for one in ids]
+
+
+def backend_of(engine: Engine) -> Backend:
+    """The backend that computes this engine's passes."""
+    decoder: Decoder = engine.runner._decoder  # type: ignore[attr-defined]
+    return decoder.backend
+
+
+def ask(engine: Engine, evidence: Evidence, questions: Questions = QUESTIONS) -> None:
+    """Ask each question alone, and then all of them together among neighbours."""
+    for name, probe in questions.items():
+        with evidence.refusing():
+            note_answer(engine, evidence, name, answer(engine, [probe])[0])
+    with evidence.refusing():
+        together = answer(engine, [*questions.values(), *_NEIGHBOURS])
+        for name, result in zip(questions, together, strict=False):
+            note_answer(engine, evidence, name, result)
+    if engine.revocation is not None:
+        evidence.fail(f"a certified pass was not canonical: {engine.revocation}")
+
+
+def note_answer(engine: Engine, evidence: Evidence, question: str, result: Result) -> None:
+    """Add an answer. A pass that raised is a crash, unless a setting was refused in it."""
+    if result.error_code == "pass_failed" and ConfigError.__name__ not in (result.error or ""):
+        evidence.fail(f"{question}: {result.error}")
+    elif result.error is not None:
+        evidence.refusals[result.error] += 1
+    else:
+        evidence.add(engine.fingerprint.digest, question, result_bits(result))
