@@ -51,7 +51,7 @@ check: $(VENV)/.dev  ## lint, format, types, layers
 	$(VENV)/bin/lint-imports
 
 bench: $(DEV)  ## speed beside Hugging Face generate
-	$(VENV)/bin/holdfast bench cpu
+	$(PY) benchmarks/cpu_peers.py
 
 install: $(DEV)  ## everything for development, commit hooks included
 	if git rev-parse --git-dir >/dev/null 2>&1; then $(VENV)/bin/pre-commit install; fi
@@ -64,7 +64,7 @@ browser:  ## a browser for the tests of the page, where one can be had; without 
 
 clean:  ## remove the virtual environment and what tools left behind
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 
 # The pip of Python 3.11 takes twice as long to resolve and install all of it.

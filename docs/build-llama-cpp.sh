@@ -2,7 +2,7 @@
 # Build the programs of llama.cpp that Holdfast is measured beside.
 #
 #     docs/build-llama-cpp.sh CHECKOUT [BUILD_FOLDER]
-#     holdfast bench cpu MODEL.gguf --peer llama.cpp --peer-dir BUILD_FOLDER/bin
+#     python benchmarks/cpu_peers.py MODEL.gguf --peer llama.cpp --peer-dir BUILD_FOLDER/bin
 #
 # CHECKOUT is llama.cpp's source: a git clone, or an unpacked archive. Needed: cmake, a C and a C++
 # compiler. The build uses all instructions of this CPU (GGML_NATIVE) and nothing from the network.

@@ -5,7 +5,8 @@ without the guarantee, on a tiny model made of near ties: it must give several a
 that the loads can reveal a difference.
 
 On a GPU `verify` gets its candidates from the library's plain products, so that there is something
-to roll back. No user has such an engine, so no speed is measured with it.
+to roll back, and some features also run as ordinary requests on them. No user has such an engine, so no
+speed is measured with it.
 """
 
 import hashlib
@@ -40,6 +41,8 @@ MIN_CONTROL_RUNS = 8  # fewer runs may miss a difference
 _CONTROL_FEATURES = ("greedy", "repetition penalty", "min tokens", "allowed tokens", "logprobs")
 _CONTROL_SCALE = LoadScale(max_background=8, max_prompt_len=48, max_tokens=12)
 _SCALE = LoadScale(max_background=4, max_prompt_len=40, max_tokens=8)
+# Without injected faults: all rollbacks come from the products.
+_GPU_SCALE = LoadScale(max_background=31, max_prompt_len=1200, max_tokens=24, fault_rates=(0.0,))
 
 
 @dataclass(frozen=True)
@@ -66,36 +69,62 @@ def run_cells(engine: Engine, num_runs: int, seed: int, log: Callable[[str], Non
     single = find_features(engine, engine.tokenizer.encode(PROMPT))
     features = (*single, *(combine(rng, single) for _ in range(NUM_COMBINATIONS)))
     others = [params for one in features if _is_supported(engine, params := one.probe().params)]
-    verifying = open_plain_engine(engine)
+    plain = open_plain_engine(engine)
+    scale = _SCALE if plain is engine else _GPU_SCALE
     for number, feature in enumerate(features):
         if number % 8 == 0:
             log(f"{number} of {len(features)} cells done")
-        yield _run_cell(engine, verifying, feature, num_runs, 1000 * seed + number, others)
+        loads = _Loads(num_runs, 1000 * seed + number, scale, others)
+        yield _run_cell(engine, plain, feature, loads)
+        if plain is not engine and feature.name in _CONTROL_FEATURES:
+            yield CellResult(feature.name, False, _run_off(plain, feature, loads), "passed")
 
 
-def _run_cell(
-    engine: Engine,
-    verifying: Engine,
-    feature: Feature,
-    num_runs: int,
-    seed: int,
-    others: Sequence[SamplingParams],
-) -> CellResult:
-    """Every cell has its own random loads."""
-    probe = feature.probe()
-    runs: tuple[tuple[Engine, DeterminismMode], ...] = ((engine, "auto"), (verifying, "verify"))
+@dataclass(frozen=True)
+class _Loads:
+    """The random loads of a cell. Every cell has its own seed."""
+
+    num_runs: int
+    seed: int
+    scale: LoadScale
+    others: Sequence[SamplingParams]
+
+
+def _run_cell(engine: Engine, plain: Engine, feature: Feature, loads: _Loads) -> CellResult:
+    """Run one feature in `auto` and, on the plain engine, in `verify`, in turn."""
+    runs: tuple[tuple[Engine, DeterminismMode], ...] = ((engine, "auto"), (plain, "verify"))
     found = StressSummary.empty()
     try:
-        for number in range(num_runs):
+        for number in range(loads.num_runs):
             source, mode = runs[number % 2]
             found.merge(
                 stress_test(
-                    source, probe, (mode,), 1, seed=seed, scale=_SCALE, others=others, first_run=number
+                    source,
+                    feature.probe(),
+                    (mode,),
+                    1,
+                    seed=loads.seed,
+                    scale=loads.scale,
+                    others=loads.others,
+                    first_run=number,
                 )
             )
     except InvalidRequest as error:
         return CellResult(feature.name, True, None, "skipped", str(error))
     return CellResult(feature.name, True, found, *judge(found))
+
+
+def _run_off(engine: Engine, feature: Feature, loads: _Loads) -> StressSummary:
+    """Run one feature as an ordinary request."""
+    return stress_test(
+        engine,
+        feature.probe(deterministic=False),
+        ("off",),
+        loads.num_runs,
+        seed=loads.seed,
+        scale=loads.scale,
+        others=loads.others,
+    )
 
 
 def judge(summary: StressSummary) -> tuple[CellStatus, str]:
@@ -124,15 +153,8 @@ def run_control(num_runs: int, seed: int, num_threads: int | None) -> list[CellR
     found = []
     for number, feature in enumerate(features):
         if feature.name in _CONTROL_FEATURES:
-            summary = stress_test(
-                engine,
-                feature.probe(deterministic=False),
-                ("off",),
-                max(num_runs, MIN_CONTROL_RUNS),
-                seed=1000 * seed + number,
-                scale=_CONTROL_SCALE,
-                others=others,
-            )
+            loads = _Loads(max(num_runs, MIN_CONTROL_RUNS), 1000 * seed + number, _CONTROL_SCALE, others)
+            summary = _run_off(engine, feature, loads)
             found.append(CellResult(feature.name, False, summary, "passed"))
     return judge_control(found, products_disagree)
 

@@ -45,7 +45,7 @@ def demo(model: o.ModelArgument = None, engine: EngineConfig = o.ENGINE) -> None
 
 
 @bench.command()
-@grouped(only=("device", "dtype", "kernels", "num_threads", "load_format"))
+@grouped(only=("device", "dtype", "kernels", "num_threads", "load_format", "kv_memory", "max_model_len"))
 def determinism(
     model: o.ModelArgument = None,
     runs: Annotated[int, typer.Option(min=2, help="Random loads around the request, in each cell.")] = 4,
