@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.errors import ConfigError, EngineStopped
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "benchmarks"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
@@ -205,6 +207,35 @@ def test_profile_counts_the_event_loop_only(load: Load) -> None:
     ]
     shares: dict[str, Any] = dict(load("frontend").shares_of(stacks))
     assert shares["f (b.py)"] == 0.75 and shares["g (b.py)"] == 0.25
+
+
+LLAMA_CPP = f"""#!{sys.executable} -S
+import json, sys
+arguments = sys.argv[1:]
+if "--version" in arguments:
+    print("version: 8123 (abc)", file=sys.stderr)
+elif "broken.gguf" in " ".join(arguments):
+    sys.exit("this is why")
+else:
+    given = dict(zip(arguments[::2], arguments[1::2]))
+    print("llama_model_loader: loaded")
+    print(json.dumps({{"t_pp": float(given["-npp"]), "t_tg": float(given["-ntg"]) * float(given["-npl"])}}))
+"""
+
+
+def test_llama_cpp_times_prefill_and_decode_apart(load: Load, tmp_path: Path) -> None:
+    peers = load("cpu_peers")
+    with pytest.raises(ConfigError, match=r"llama-batched-bench and llama-completion not found.*--peer-dir"):
+        peers.find_llama_cpp(tmp_path, Path("model.gguf"), 2)
+    for name in ("llama-batched-bench", "llama-completion"):
+        (tmp_path / name).write_text(LLAMA_CPP)
+        (tmp_path / name).chmod(0o755)
+    peer = peers.find_llama_cpp(tmp_path, Path("model.gguf"), 2)
+    assert peer.version == "8123 (abc)"
+    prompts = [[1] * 32] * 8
+    assert (peer.seconds(prompts, 1), peer.seconds(prompts, 64)) == (32, 63 * 8)
+    with pytest.raises(EngineStopped, match="this is why"):
+        peers.find_llama_cpp(tmp_path, Path("broken.gguf"), 2).seconds([[1]], 1)
 
 
 @pytest.mark.long
