@@ -28,9 +28,9 @@ class Request:
     """One prompt and how to answer it. `request_id` counts up with arrival, and requests are queued
     in that order.
 
-    score_from is the first position whose token's logprob is asked for, if any. bad_words are token sequences that
-    may not be completed. echo_text is the beginning of the answer's text. grammars has one for each
-    answer, if the output is structured. read_len is the length of the prompt if the tokens after it
+    score_from is the first position whose token's logprob is asked for, if any. bad_words are token
+    sequences that may not be completed. echo_text is the beginning of the answer's text. grammars has
+    one for each answer, if the output is structured. read_len is the length of the prompt if the tokens after it
     are an answer to be scored. want_receipt: the result gets a receipt. cache_salt separates the
     prefix cache: pages are shared among requests with the same salt; the first shared_len tokens are
     before the salt, their full pages are shared by all. tenant is an opaque name:
