@@ -190,6 +190,15 @@ def test_a_request_that_waits_finds_what_came_and_went(pool: PagePool, cache: Pr
     assert cursor.match(prompt).pages == (again,)
 
 
+def test_a_request_that_restarts_forgets_the_nodes_of_its_tokens(pool: PagePool, cache: PrefixCache) -> None:
+    """Its tokens may be others then."""
+    one, other = add(pool, cache, A, B)[0], add(pool, cache, A, C)[0]
+    cursor = PrefixCursor(cache, 2)
+    assert cursor.match((*A, *B)).pages == one
+    cursor.reset()
+    assert cursor.match((*A, *C)).pages == (one[0], other[1])
+
+
 # Announced pages
 
 
