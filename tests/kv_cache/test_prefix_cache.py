@@ -295,6 +295,33 @@ def test_nobody_waits_for_a_leader_that_is_behind(cache: PrefixCache) -> None:
     assert (match.pages, match.leader) == (other[1].pages, None)
 
 
+def test_nodes_are_added_when_somebody_asks(cache: PrefixCache, keys: list[int]) -> None:
+    leader, table = lead(cache, 1, 16)
+    assert keys == [2, 2]  # its own match, and its first page
+    keys.clear()
+    waiting = PrefixCursor(cache, 2, canonical_only=True, number=2)
+    assert waiting.match((*IDS[:4], 7, 7)).leader_len == 4
+    assert sorted(keys) == [2, 4, 4, 6, 6]
+    keys.clear()
+    publish((leader, table), 10)
+    assert keys == [2, 4, 6, 8, 10, 12]
+    assert PrefixCursor(cache, 2, canonical_only=True, number=2).match(IDS).leader_len == 16
+
+
+def test_a_deterministic_leader_takes_over_from_an_ordinary_one(cache: PrefixCache) -> None:
+    ordinary = lead(cache, 1, 8, canonical_only=False)
+    assert PrefixCursor(cache, 2, number=2).match(IDS).leader is ordinary[0]
+    deterministic = lead(cache, 3, 6)
+    for canonical_only in (False, True):
+        match = PrefixCursor(cache, 2, canonical_only=canonical_only, number=4).match(IDS[:7])
+        assert (match.leader, match.leader_len) == (deterministic[0], 6)
+    deterministic[0].reset()
+    cache.check()
+    publish(ordinary, 6, canonical_len=0)
+    match = PrefixCursor(cache, 2, number=4).match(IDS)
+    assert (len(match.pages), match.leader, match.leader_len) == (3, ordinary[0], 8)
+
+
 def test_pages_in_the_cache_are_not_announced(pool: PagePool, cache: PrefixCache) -> None:
     """Those after an evicted one."""
     pages, _ = add(pool, cache, IDS[:2], IDS[2:4], IDS[4:6])  # type: ignore[arg-type]

@@ -169,9 +169,9 @@ def test_only_short_bursts_are_assumed_accepted() -> None:
 
 @pytest.mark.parametrize(
     ("num_shared", "num_forgone", "waits"),
-    [(256, 0, True), (192, 0, False), (64, 192, True), (64, 128, False), (2000, 0, True), (0, 5000, False)],
+    [(256, 0, True), (192, 0, False), (64, 192, True), (64, 128, False), (2000, 0, True)],
 )
-def test_a_request_waits_if_that_saves_a_reference_pass(
+def test_a_request_waits_if_that_saves_as_much_as_it_costs(
     num_shared: int, num_forgone: int, waits: bool
 ) -> None:
     assert is_sooner_shared(num_shared, num_forgone, 256) is waits

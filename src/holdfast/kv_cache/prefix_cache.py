@@ -14,8 +14,9 @@ after it. No bit of an answer depends on it.
 
     root -- (t0..t15) -- ("salt", t16..t31) -- (t32..t47)        the first 16 to 31 tokens are shared
 
-A request that starts announces the pages that it will compute: their nodes are added with the request as
-leader. A request that waits finds there that another one computes what it needs.
+A running request announces the pages that it will compute: their nodes have it as leader. A request
+that waits finds there that another one computes what it needs. Only the next node is added at once, the
+others when somebody asks what comes after it.
 """
 
 from collections.abc import Callable, Sequence
@@ -186,8 +187,9 @@ class PrefixCursor:
         self._tenant = tenant
         self._number = number
         self._is_open = True
-        self._announced: PrefixNode | None = None  # the last one
+        self._tokens: Callable[[int, int], tuple[int, ...]] | None = None  # of what it announced
         self._announced_len = 0
+        self._last, self._last_len = prefix_cache.root, 0  # the last node that it added for that
         self.num_forgone = 0  # tokens that others compute as well, because they did not wait
         self.reset()
 
@@ -221,7 +223,10 @@ class PrefixCursor:
         path.reverse()
         del path[len(token_ids) // size :]
         for stop in range((len(path) + 1) * size, len(token_ids) + 1, size):
-            child = (path[-1] if path else node).children.get(self._key(token_ids[stop - size : stop], stop))
+            last = path[-1] if path else node
+            if last.leader is not None and last.leader._last is last:
+                last.leader._announce_after(last, stop - size)
+            child = last.children.get(self._key(token_ids[stop - size : stop], stop))
             if child is None:
                 break
             path.append(child)
@@ -253,22 +258,29 @@ class PrefixCursor:
             and self._num_pages >= num_found
         )
 
-    def announce(self, length: int, tokens: Callable[[int, int], PageTokens]) -> None:
+    def announce(self, length: int, tokens: Callable[[int, int], tuple[int, ...]]) -> None:
         """The request will compute the full pages among positions 0 .. length - 1."""
-        if not self._is_open:
-            return
-        node = self._node
-        for stop in range(self.next_len, length + 1, self._page_size):
-            node = _child(node, self._key(tokens(stop - self._page_size, stop), stop))
-            is_needed = node.leader is None or (self._canonical_only and not node.leader._canonical_only)
-            if is_needed and node.page(self._canonical_only) is None:
+        if self._is_open:
+            self._tokens, self._announced_len, self.num_forgone = tokens, length, 0
+            self._announce_after(self._node, self.next_len - self._page_size)
+
+    def _announce_after(self, node: PrefixNode, length: int) -> None:
+        """Add the next node that this request has to lead, after the node of the page that ends at this
+        length."""
+        while length + self._page_size <= self._announced_len and self._tokens is not None:
+            start, length = length, length + self._page_size
+            node = _child(node, self._key(self._tokens(start, length), length))
+            is_free = node.leader is None or (self._canonical_only and not node.leader._canonical_only)
+            if is_free and node.page(self._canonical_only) is None:
                 node.leader = self
-        self._announced, self._announced_len, self.num_forgone = node, length, 0
+                break
+        self._last, self._last_len = node, length
 
     def withdraw(self) -> None:
         """The request will not compute what it announced. Nobody waits for it any more."""
-        node, self._announced, self._announced_len = self._announced, None, 0
-        while node is not None:
+        node, self._last, self._tokens = self._last, self._prefix_cache.root, None
+        self._announced_len = self._last_len = 0
+        while node.parent is not None:
             if node.leader is self:
                 node.leader = None
                 self._prefix_cache.prune(node)
@@ -284,7 +296,7 @@ class PrefixCursor:
         *,
         canonical_len: int,
         page_table: PageTable,
-        tokens: Callable[[int, int], PageTokens],
+        tokens: Callable[[int, int], tuple[int, ...]],
         thoughts: Callable[[int, int], PageThoughts] | None,
     ) -> None:
         """Add the full pages among positions 0 .. length - 1. tokens(start, stop) and
@@ -301,8 +313,8 @@ class PrefixCursor:
             if node.leader is self:
                 node.leader = None
             self.move_to(node, self._num_pages + 1)
-        if self.next_len > self._announced_len:
-            self._announced = None
+        if self._last_len < self.next_len:
+            self._announce_after(self._node, self.next_len - self._page_size)
 
     def _key(self, tokens: Sequence[int], stop: int) -> PageTokens:
         """The key of the node of the page that ends at position stop - 1."""

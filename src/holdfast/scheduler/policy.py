@@ -216,11 +216,11 @@ def may_admit(num_needed: int, num_available: int, num_running: int) -> bool:
     return num_needed + num_running <= num_available
 
 
-def is_sooner_shared(num_shared: int, num_forgone: int, reference_tokens: int) -> bool:
-    """Whether a request waits until another one has computed num_shared tokens that it needs as well.
-    num_forgone: tokens of the other one that requests compute again because they did not wait.
+def is_sooner_shared(num_shared: int, num_forgone: int, cost: int) -> bool:
+    """Whether a request waits until another one has computed num_shared tokens that both need.
+    num_forgone: what requests that did not wait compute again of the other one's tokens.
 
-    The time of a pass of n tokens is about that of reference_tokens + n. To wait takes one more pass,
-    for all that wait together. So the tokens that are computed again cost no more than that pass.
+    The time of a pass of n tokens is about that of reference_tokens + n. All that wait for the other one
+    lose a pass together, which costs as much as `cost` tokens. So no more than these are computed again.
     """
-    return num_shared > 0 and num_forgone + num_shared >= reference_tokens
+    return num_forgone + num_shared >= cost

@@ -93,12 +93,13 @@ class RequestQueue:
                 if victim is None:
                     del lines[tenant]  # it gets nothing more in this step
                     continue
-            state = next(lines[tenant], None)
-            if state is not None and victim is not None:
-                self._preempt(victim, in_flight=in_flight)
-            if state is None:
+            found = next(lines[tenant], None)
+            if found is None:
                 del lines[tenant]
-            elif not self._try_start(state, step, in_flight=in_flight, others_wait=is_short):
+                continue
+            if victim is not None:
+                self._preempt(victim, in_flight=in_flight)
+            if not self._try_start(*found, step, in_flight=in_flight, others_wait=is_short):
                 del lines[tenant]
                 is_short = True
         is_idle = not self.running and not in_flight and not has_checks
@@ -113,9 +114,9 @@ class RequestQueue:
             waiting[0].request_id if waiting else 0,
         )
 
-    def _startable(self, tenant: str) -> Iterator[RequestState]:
-        """The waiting requests of a tenant that can start now, oldest first. Those that wait for
-        another one's pages are passed over; a place and pages are left for them."""
+    def _startable(self, tenant: str) -> Iterator[tuple[RequestState, PrefixMatch]]:
+        """The waiting requests of a tenant that can start now, oldest first, with their matches. Those
+        that wait for another one's pages are passed over; a place and pages are left for them."""
         num_passed = num_pages = 0
         for state in tuple(self.waiting.of(tenant)):
             limit = state.request.max_running
@@ -128,9 +129,12 @@ class RequestQueue:
                 or not may_admit(num_pages + num_needed, self._pool.num_available, num_running)
             ):
                 return
-            match = self._waits_for(state)
-            if match is None:
-                yield state
+            match = state.awaited
+            if match is None or not match.is_coming:
+                match = self._match(state)
+                state.awaited = match if self._is_worth_waiting(match) else None
+            if state.awaited is None:
+                yield state, match
             else:
                 num_passed += 1
                 num_pages += num_needed - match.leader_len // self._pool.page_size
@@ -159,13 +163,14 @@ class RequestQueue:
         )
         return victim if num_others >= num_own + 2 or is_over else None
 
-    def _try_start(self, state: RequestState, step: int, *, in_flight: bool, others_wait: bool) -> bool:
+    def _try_start(
+        self, state: RequestState, match: PrefixMatch, step: int, *, in_flight: bool, others_wait: bool
+    ) -> bool:
         """Start the request if its pages are available, or can be taken from other tenants.
 
         others_wait: another tenant waits for pages. Then only tenants within their share get any.
         """
         length = state.tokens.committed_len
-        match = self._match(state)
         for page in match.pages:
             self._pool.hold(page)
         num_needed = self._pool.pages_for(length) - len(match.pages)
@@ -249,19 +254,15 @@ class RequestQueue:
             return self._prefix_cache.no_match()
         return state.prefix_cursor.match(state.tokens.ids(0, state.cacheable_len))
 
-    def _waits_for(self, state: RequestState) -> PrefixMatch | None:
-        """The match that the request waits for, or None if it had better start."""
-        match = state.awaited
-        if match is None or not match.is_coming:
-            match = self._match(state)
-            if match.leader is None or not is_sooner_shared(
-                match.leader_len - len(match.pages) * self._pool.page_size,
-                match.leader.num_forgone,
-                self._config.reference_tokens,
-            ):
-                match = None
-            state.awaited = match
-        return match
+    def _is_worth_waiting(self, match: PrefixMatch) -> bool:
+        """Whether the request of this match had better wait for its leader."""
+        if match.leader is None:
+            return False
+        num_shared = match.leader_len - len(match.pages) * self._pool.page_size
+        num_passes = 2 if self._config.async_scheduling else 1  # results are read one pass later
+        return is_sooner_shared(
+            num_shared, match.leader.num_forgone, num_passes * self._config.reference_tokens
+        )
 
     def _start(self, state: RequestState, step: int) -> None:
         tenant = state.request.tenant
