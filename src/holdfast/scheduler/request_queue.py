@@ -20,8 +20,8 @@ in turn. One tenant alone gets everything, in order of arrival.
 A request waits for pages that a running one computes, if that is sooner (`is_sooner_shared` in
 policy.py). It is passed over until they are in the prefix cache, or until the other one ends or is
 preempted. Younger ones may start meanwhile, but leave it a place and its pages. A request waits only
-for an older one of its tenant, which comes before it in each pass as well: so it loses at most one
-short pass, and nobody can hold it up.
+for an older one of its tenant, which comes before it in each pass as well. So it loses at most the
+pass after the one with these pages, two with async scheduling, and no other tenant can hold it up.
 """
 
 from collections import Counter
