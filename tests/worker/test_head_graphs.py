@@ -185,6 +185,12 @@ def test_only_captured_sizes_take_a_head_graph(decoder: Decoder, head: HeadGraph
     one = batch(TOKEN)
     assert [size for size in (1, 2, 3, 8, 600) if head.fits(size, one, [TOKEN], canonical=False)] == [1, 3, 8]
     assert [size for size in (1, 2, 3, 8, 600) if head.fits(size, one, [TOKEN], canonical=True)] == [8]
+    released = HeadGraphs(decoder)
+    for lazily in (False, True):
+        with torch.inference_mode():
+            released.capture(head._hidden, SIZES, CANONICAL, FakeRecorder(), lazily=lazily)
+        released.release()
+        assert not released.fits(8, one, [TOKEN], canonical=False) and not released.capture_next()
     nothing = replace(TOKEN, sample_from=1)
     assert not head.fits(8, batch(nothing), [nothing], canonical=False), "no logits are needed"
     assert not HeadGraphs(decoder).fits(8, one, [TOKEN], canonical=False)

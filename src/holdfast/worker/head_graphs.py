@@ -105,6 +105,11 @@ class HeadGraphs:
         """Capture one more graph that was not used yet. False: there is none."""
         return bool(self._wanted) and self._is_captured(min(self._wanted))
 
+    def release(self) -> None:
+        """Drop all graphs. The head runs without them from now on."""
+        self._graphs, self._recorder = {}, None
+        self._wanted.clear()
+
     def _is_captured(self, key: _Key) -> bool:
         """Whether there is this graph, captured now if need be. Without memory for it the head runs
         without."""
