@@ -426,11 +426,14 @@ class RequestState:
 
     def _fail_without_token(self) -> None:
         problem = self.grammar.problem if self.grammar is not None else None
-        self._fail(
-            NoTokenAllowed(
-                problem or "no token is left to choose: what is allowed and what is forbidden leave none"
-            )
-        )
+        params, sampling = self.request.params, self.sampling
+        has_lists = params.bad_token_ids or params.allowed_token_ids is not None
+        if self.grammar is not None or has_lists or sampling.bad_words or sampling.suppressed_ids:
+            reason = "no token is left to choose: what is allowed and what is forbidden leave none"
+            self._fail(NoTokenAllowed(problem or reason))
+        else:
+            reason = "the model's logits are not finite numbers, so there is no token to choose"
+            self._fail(PassFailed(f"{reason}; if it runs in fp16, load it with dtype bf16 or fp32"))
 
     def _lose_guarantee(self) -> None:
         # Bits of another engine prove nothing about this one's certificate.
