@@ -257,6 +257,13 @@ def test_a_leader_that_stops_leaves_nothing_behind(cache: PrefixCache, how: str)
     assert cache.root.children == {}
 
 
+def test_a_closed_cursor_announces_nothing(cache: PrefixCache) -> None:
+    cursor, _ = lead(cache, 1, 4)
+    cursor.close()
+    cursor.announce(4, ids)
+    assert cache.root.children == {}
+
+
 def test_whom_a_request_may_wait_for(cache: PrefixCache) -> None:
     ordinary = lead(cache, 5, 4, canonical_only=False, tenant="a")
 

@@ -187,6 +187,15 @@ def test_few_shared_tokens_are_not_waited_for_until_many_share_them() -> None:
     assert all(spans_of(plan, number) for number in numbers[2:])
 
 
+@pytest.mark.parametrize(("is_async", "num_pages"), [(False, 2), (True, 2), (True, 4)])
+def test_with_async_scheduling_a_wait_takes_two_passes(is_async: bool, num_pages: int) -> None:
+    """Two pages are as many tokens as a reference pass."""
+    driver = Driver("auto", certified=EVERY_SIZE, async_scheduling=is_async, speculation="off")
+    driver.submit((*LONG[: num_pages * PAGE_SIZE], 4, 9))
+    second = driver.submit((*LONG[: num_pages * PAGE_SIZE], 5, 9))
+    assert bool(spans_of(driver.plan(), second)) == (is_async and num_pages == 2)
+
+
 def test_a_request_that_shares_nothing_starts_at_once() -> None:
     driver = Driver("auto", certified=EVERY_SIZE, num_pages=400, seqs=8, rows=64, speculation="off")
     for number in range(3):
