@@ -19,7 +19,7 @@ from holdfast.core.sampling_params import SamplingParams, score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm import LLM
-from holdfast.errors import InvalidRequest, PassFailed, PromptTooLong
+from holdfast.errors import InvalidRequest, NotFinite, PromptTooLong
 from support.thinking_engines import answer
 from support.tiny import VOCAB_SIZE
 
@@ -204,7 +204,7 @@ def test_embedding_that_is_not_finite_is_an_error(auto_llm: LLM) -> None:
     before = norm.clone()
     norm.fill_(math.inf)
     try:
-        with pytest.raises(PassFailed, match="not finite"):
+        with pytest.raises(NotFinite, match="not finite"):
             auto_llm.embed([PROMPTS[1]], pooling="mean")
     finally:
         norm.copy_(before)

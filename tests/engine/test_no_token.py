@@ -70,4 +70,4 @@ def test_logits_that_are_no_numbers_end_one_request(engine: Engine, mode: Any, i
             assert (good.token_ids, good.logprobs) == (one.token_ids, one.logprobs)
         assert (bad.finish_reason, bad.token_ids) == ("error", ())
         assert bad.error is not None and "not finite numbers" in bad.error
-        assert bad.error_code == "pass_failed"
+        assert bad.error_code == "not_finite"

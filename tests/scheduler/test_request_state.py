@@ -7,7 +7,7 @@ import pytest
 from holdfast.core.request import Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
-from holdfast.errors import AnswerFailed, NoTokenAllowed, PassFailed
+from holdfast.errors import AnswerFailed, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.prefix_cache import PrefixCache
 from holdfast.scheduler.phase import LIVE, TRANSITIONS, Phase
@@ -221,8 +221,8 @@ def test_verify_changes_nothing(token_ids: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("params", "failure"),
     [
-        ({}, PassFailed),
-        ({"presence_penalty": 1.0}, PassFailed),
+        ({}, NotFinite),
+        ({"presence_penalty": 1.0}, NotFinite),
         ({"bad_token_ids": [7]}, NoTokenAllowed),
         ({"allowed_token_ids": [60]}, NoTokenAllowed),
     ],

@@ -29,7 +29,7 @@ from holdfast.core.results import Determinism, Stats
 from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import Sampled, Sampling, ThoughtIds
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
-from holdfast.errors import AnswerFailed, GuaranteeLost, NoTokenAllowed, PassFailed
+from holdfast.errors import AnswerFailed, GuaranteeLost, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
@@ -401,7 +401,7 @@ class RequestState:
         pooled.add(states, num_states)
         if pooled.is_complete and pooled.embedding is None:
             self._fail(
-                PassFailed(
+                NotFinite(
                     "the hidden states of this prompt are not finite numbers, so it has no embedding; if the "
                     "model runs in fp16, load it with dtype bf16 or fp32"
                 )
@@ -433,7 +433,7 @@ class RequestState:
             self._fail(NoTokenAllowed(problem or reason))
         else:
             reason = "the model's logits are not finite numbers, so there is no token to choose"
-            self._fail(PassFailed(f"{reason}; if it runs in fp16, load it with dtype bf16 or fp32"))
+            self._fail(NotFinite(f"{reason}; if it runs in fp16, load it with dtype bf16 or fp32"))
 
     def _lose_guarantee(self) -> None:
         # Bits of another engine prove nothing about this one's certificate.
