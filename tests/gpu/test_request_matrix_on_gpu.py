@@ -19,7 +19,7 @@ import torch
 from engines import HAS_GPU, answers, eager, outcome, prompt, with_runner
 
 from holdfast import SamplingParams
-from holdfast.bench.gpu.engines import default_device
+from holdfast.bench.machine import default_device
 from holdfast.bench.tiny import tiny_config
 from holdfast.core.results import Result
 from holdfast.core.structured_output import StructuredOutput
@@ -120,6 +120,8 @@ class Engines:
         if mode != "certifying":
             self.engine.certify()
         schedule = self.engine.scheduler.config
+        assert (self.engine.certificate is None) is (mode == "certifying")
+        assert schedule.commits_at_once or mode == "certifying"
         if mode in ("verify", "off"):
             schedule = replace(schedule, determinism=mode)  # type: ignore[arg-type]
         return with_runner(self.engine.restarted(schedule), self._runner(graphs))
