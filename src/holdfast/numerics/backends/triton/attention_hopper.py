@@ -8,9 +8,9 @@ cores wait. This kernel is written in Gluon, Triton's lower level, and gives war
     consumer 1    4 warps    rows 64 to 127
 
 While one consumer computes its softmax, the other one multiplies: they take turns to issue matrix
-instructions. A consumer also issues Q K of the next block before P V of this one, and computes the
-next softmax while P V runs. The order of all operations on one row is that of `_attention_tall`, and
-fusing a product and a sum is switched off (`enable_fp_fusion=False`) where it does not write `fma`.
+instructions. A consumer also issues Q K of the next block before P V of this one. The order of all
+operations on one row is that of `_attention_tall`, and fusing a product and a sum is switched off
+(`enable_fp_fusion=False`) where it does not write `fma`.
 """
 
 import torch
@@ -216,7 +216,7 @@ def _consume(
         next_weights, next_max, rescale = _softmax(
             dots, split_max, at + 1, ends_split, seen, BLOCK_N, WINDOWED, dtype
         )
-        # Without these two lines, ptxas computes the softmax after P V.
+        # Ask for the softmax before the wait for P V. Where registers are short, ptxas moves it behind.
         next_weights = gl.inline_asm_elementwise(
             "", "=r,0", [next_weights], weights.dtype, is_pure=False, pack=2
         )
