@@ -9,6 +9,7 @@
     │   └── DeterminismRefused  determinism_refused      the request is deterministic and the engine cannot be
     ├── AnswerFailed            answer_failed            an accepted request ended in an error
     │   ├── PassFailed          pass_failed              a pass raised while the request was in it
+    │   ├── NotFinite           not_finite               the model's numbers for the request are NaN or infinite
     │   ├── GuaranteeLost       guarantee_lost           tokens already sent are not those of a verified pass
     │   ├── EngineCrashed       engine_crashed           the engine process died whenever it computed the request
     │   └── NoTokenAllowed      answer_impossible        the request's own constraints leave no token to sample
@@ -81,6 +82,12 @@ class PassFailed(AnswerFailed):
     """A pass raised while the request was in it."""
 
     code = "pass_failed"
+
+
+class NotFinite(AnswerFailed):
+    """The model's numbers for this request are NaN or infinite. Others are not affected."""
+
+    code = "not_finite"
 
 
 class GuaranteeLost(AnswerFailed):

@@ -18,7 +18,7 @@ from holdfast.core.sampling_params import SamplingParams, score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm import LLM
-from holdfast.errors import InvalidRequest, PassFailed, PromptTooLong
+from holdfast.errors import InvalidRequest, NotFinite, PromptTooLong
 from support.thinking_engines import answer
 from support.tiny import VOCAB_SIZE, tiny_engine
 
@@ -92,6 +92,19 @@ def test_same_bits_alone_and_beside_other_requests(
         # Mean pooling needs every hidden state, which the cache does not have.
         uses_cache = pooling == "last" and index >= 2 and one.scheduler.config.prefix_cache
         assert (result.stats.cached_tokens > 0) == uses_cache
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_prompts_that_share_a_prefix_at_once(engine: Engine, pooling: PoolingType) -> None:
+    """For the last hidden state it is computed once; the mean needs all states of each prompt."""
+    prompts = [(*PROMPTS[3][:144], number, 9) for number in range(5)]
+    fresh = restart(engine, prefix_cache=False)
+    truth = [embed(fresh, [prompt], pooling)[0] for prompt in prompts]
+    one = restart(engine)
+    results = answer(one, [prepare(one, prompt, pooling) for prompt in prompts])
+    assert bits_of(results) == truth
+    shared = 144 if pooling == "last" else 0
+    assert [result.stats.cached_tokens for result in results] == [0] + [shared] * 4
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -190,7 +203,7 @@ def test_embedding_that_is_not_finite_is_an_error(auto_llm: LLM) -> None:
     before = norm.clone()
     norm.fill_(math.inf)
     try:
-        with pytest.raises(PassFailed, match="not finite"):
+        with pytest.raises(NotFinite, match="not finite"):
             auto_llm.embed([PROMPTS[1]], pooling="mean")
     finally:
         norm.copy_(before)

@@ -23,10 +23,13 @@ from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.ops import Backend
+from holdfast.worker.cuda_graphs import CudaRecorder
 from holdfast.worker.head_graphs import HeadTokens
+from holdfast.worker.input_batch import make_input_batch
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.last_layer import LastLayer
 from holdfast.worker.model_runner import ModelRunner
+from holdfast.worker.transfer import HostCopies
 from support.fake_recorder import FakeRecorder
 from worker.sampler_spans import FixedGrammar, mask
 
@@ -219,6 +222,40 @@ def test_plain_steps_take_a_head_graph(
     assert [read() for read in reads] == [eager.run(plan) for plan in plans]
     assert replayed == [PADDED] * 3
     assert_same_kv(eager, graphed)
+
+
+def test_head_graphs_are_captured_whatever_the_last_pass_left(
+    graphed: ModelRunner, device: torch.device
+) -> None:
+    """Each size has another layout of the settings. These seeds of the large pass, read as fp32 for a small
+    one, are temperatures and a min-p of 2, which keeps no token."""
+    head, sizes = graphed._head_graphs, (64, 16, 64, 8, 64, 4, 64, 1) if HAS_GPU else (16, 1)
+    spans = [
+        Span(number, 9, (7,), (0,), 0, Sampling(PARAMS[1], 0x4000000040000000 + number, 4), logprobs=0)
+        for number in range(sizes[0])
+    ]
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(sizes[0], graphed._decoder.config.hidden_size, generator=generator)
+    with graphed._settings(), torch.inference_mode(), graphed._stream.entered():
+        recorder = FakeRecorder() if graphed._stream.cuda is None else CudaRecorder(graphed._stream.cuda)
+        head.capture(hidden.to(device, graphed._decoder.dtype), sizes, (), recorder, lazily=True)
+        for size in sizes:
+            some, copies = spans[:size], HostCopies(device)
+            batch = make_input_batch(Pass(PassKind.FAST, tuple(some), size), PAGE)
+            assert head.fits(size, batch, some, canonical=False)
+            found = head.sample(size, size, some, copies, canonical=False)
+            copies.finish()
+            copies.wait()
+            assert all(0 <= each.token_id < VOCAB and each.logprob is not None for each in found.read())
+
+
+def test_released_runner_runs_without_graphs(eager: ModelRunner, graphed: ModelRunner) -> None:
+    assert graphed.run(prompts()) == eager.run(prompts())
+    graphed.release()
+    plan = decode(0, [4] * NUM_SEQS, PADDED)
+    with counting_replays(graphed) as replays:
+        assert graphed.run(plan) == eager.run(plan)
+    assert replays == []
 
 
 def test_graphed_windows_among_decode_tokens_equal_eager_ones(

@@ -7,10 +7,12 @@ import torch
 from gpu_numbers import HAS_GPU, assert_batch_invariant, assert_near, same_bits
 from torch import Tensor
 
+from holdfast.core.step_plan import NO_TOKEN
 from holdfast.numerics.backends.torch.backend import TorchBackend
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.numerics.select_backend import open_backend
+from holdfast.worker.logprobs import chosen_logprobs
 
 VOCABS = [49152, 128256, 151936] if HAS_GPU else [613]
 NUM_ROWS = 24 if HAS_GPU else 6
@@ -87,6 +89,28 @@ def test_sampled_tokens_equal_the_cpus(
     batch = sampling_batch(len(logits), device, **settings)  # type: ignore[arg-type]
     expected = TorchBackend(torch.float32).sample(logits.cpu(), on_cpu(batch))
     assert backend.sample(logits.clone(), batch).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_rows_without_a_token_give_no_token_and_a_harmless_logprob(
+    backend: Backend, device: torch.device, logits: Tensor, settings: dict[str, float]
+) -> None:
+    """No logit is a number, or min-p keeps none. The other rows are not affected."""
+    batch = sampling_batch(len(logits), device, **settings)  # type: ignore[arg-type]
+    expected = backend.sample(logits.clone(), batch)
+    broken = logits.clone()
+    broken[0], broken[3] = math.nan, -math.inf
+    batch.min_p[2] = 1.5
+    rows = [0, 3] if settings.get("temperature") == 0.0 else [0, 2, 3]
+    expected[rows] = NO_TOKEN
+    found = backend.sample(broken.clone(), batch)
+    assert found.tolist() == expected.tolist()
+    assert backend.sample_greedy(broken.clone())[0][[0, 3]].tolist() == [NO_TOKEN] * 2
+    logprobs = torch.empty(len(logits), device=device)
+    chosen_logprobs(backend, broken, found, out=logprobs)
+    asked = expected != NO_TOKEN
+    best = broken[asked].gather(1, found[asked][:, None])[:, 0]
+    assert same_bits(logprobs[asked], best - backend.logsumexp(broken.clone())[asked])
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

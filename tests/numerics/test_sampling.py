@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.core.step_plan import NO_TOKEN
 from holdfast.numerics.backends.c.kernels import load_kernels
 from holdfast.numerics.backends.torch.sampling import noise
 from holdfast.numerics.ops import Backend
@@ -84,7 +85,8 @@ def test_greedy_takes_the_lowest_id_of_equals(sampler: Backend) -> None:
     logits[2, 9] = -5.0
     logits[3, 70], logits[3, 2] = math.inf, math.nan
     logits[4] = -math.inf
-    assert sampler.sample(logits, batch_of(5, temperature=0.0)).tolist() == [0, 40, 9, 70, 0]
+    assert sampler.sample(logits, batch_of(5, temperature=0.0)).tolist() == [0, 40, 9, 70, NO_TOKEN]
+    assert sampler.sample_greedy(logits)[0].tolist() == [0, 40, 9, 70, NO_TOKEN]
 
 
 def test_nan_and_infinity_never_crash(sampler: Backend) -> None:
@@ -100,8 +102,20 @@ def test_nan_and_infinity_never_crash(sampler: Backend) -> None:
         {"temperature": 1e-30},
     ):
         token_ids = sampler.sample(logits, batch_of(4, **settings)).tolist()
-        assert token_ids[1:3] == [5, 7]
-        assert all(0 <= token < 33 for token in token_ids)
+        assert token_ids == [NO_TOKEN, 5, 7, NO_TOKEN]
+
+
+@pytest.mark.parametrize("min_p", [1.5, math.nan, math.inf])
+@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.5}], ids=str)
+def test_min_p_that_keeps_no_token_gives_no_token(
+    sampler: Backend, min_p: float, limits: dict[str, float]
+) -> None:
+    """No request has such a setting. A row that has one must not harm the others."""
+    logits = torch.randn(3, 501, generator=torch.Generator().manual_seed(2))
+    batch = batch_of(3, **limits)  # type: ignore[arg-type]
+    expected = sampler.sample(logits, batch).tolist()
+    batch.min_p[1] = min_p
+    assert sampler.sample(logits, batch).tolist() == [expected[0], NO_TOKEN, expected[2]]
 
 
 def test_row_does_not_depend_on_the_batch(sampler: Backend) -> None:

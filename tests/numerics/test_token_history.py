@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import UNKNOWN_TOKEN, Span
+from holdfast.core.step_plan import NO_TOKEN, UNKNOWN_TOKEN, Span
 from holdfast.numerics.backends.triton import token_history
 from holdfast.worker.logits_processors.device_history import DeviceTokens
 from holdfast.worker.logits_processors.pipeline import apply_logits_processors
@@ -62,10 +62,22 @@ def test_device_history_gives_the_bits_of_the_host(group: int, monkeypatch: pyte
         logits = torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
         logits[:, 4] = 0.0
         expected, found = logits.clone(), logits.to(DEVICE)
-        rows = apply_logits_processors(expected, slices_of(*spans))
-        found_rows = apply_logits_processors(found, slices_of(*on_device(spans, history)), tokens)
+        apply_logits_processors(expected, slices_of(*spans))
+        apply_logits_processors(found, slices_of(*on_device(spans, history)), tokens)
         assert same_bits(found.cpu(), expected)
-        assert set(rows) <= set(found_rows)
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_no_token_counts_as_the_token_0_that_is_embedded() -> None:
+    history = token_history.DeviceTokenHistory(NUM_PAGES, PAGE_SIZE, DEVICE)
+    spans = [replace(one, history=tuple(each % 3 for each in one.history)) for one in requests(0)]
+    expected = torch.randn(sum(one.num_sampled for one in spans), VOCAB)
+    found = expected.to(DEVICE, copy=True)
+    apply_logits_processors(expected, slices_of(*spans))
+    slices = slices_of(*on_device(spans, history))
+    history._tokens[history._tokens == 0] = NO_TOKEN
+    apply_logits_processors(found, slices, DeviceTokens(history, PageTableCache()))
+    assert same_bits(found.cpu(), expected)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.core.step_plan import NO_TOKEN
 from holdfast.numerics.backends.torch import sampling as torch_sampling
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
@@ -134,6 +135,21 @@ def test_extreme_limits(triton: Backend) -> None:
     assert torch.equal(triton.sample(logits, batch), torch_sampling.sample(logits, batch))
 
 
+def test_rows_without_a_token(triton: Backend) -> None:
+    """No logit is a number, or min-p keeps none; in every way that a row is drawn."""
+    logits, batch = odd_logits(9, 501), mixed_batch(9)
+    expected = triton.sample(logits, batch)
+    for min_p in (1.5, math.nan):
+        for row in (1, 3, 8):  # top-k and top-p, top-p, top-k
+            changed = SamplingBatch(*(getattr(batch, field.name).clone() for field in fields(batch)))
+            changed.temperature[row], changed.min_p[row] = 0.9, min_p
+            found = triton.sample(logits, changed)
+            assert found[row] == NO_TOKEN
+            found[row] = expected[row]
+            assert torch.equal(found, expected)
+    assert triton.sample(logits, batch)[6] == triton.sample_greedy(logits)[0][6] == NO_TOKEN
+
+
 def test_greedy_and_logsumexp_match_torch(triton: Backend) -> None:
     logits = odd_logits(9, 9001)
     ids, logprobs = triton.sample_greedy(logits)
@@ -141,7 +157,7 @@ def test_greedy_and_logsumexp_match_torch(triton: Backend) -> None:
     totals = triton.logsumexp(logits)
     torch.testing.assert_close(totals, torch_sampling.logsumexp(logits), rtol=3e-7, atol=2e-6)
     argmax = torch.nan_to_num(logits, nan=-math.inf, posinf=math.inf, neginf=-math.inf).gather(
-        1, ids[:, None]
+        1, ids[:, None].clamp(min=0)
     )[:, 0]
     assert torch.equal(logprobs.nan_to_num(), (argmax - totals).nan_to_num())
 

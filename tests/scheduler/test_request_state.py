@@ -7,7 +7,7 @@ import pytest
 from holdfast.core.request import Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
-from holdfast.errors import NoTokenAllowed
+from holdfast.errors import AnswerFailed, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.prefix_cache import PrefixCache
 from holdfast.scheduler.phase import LIVE, TRANSITIONS, Phase
@@ -218,11 +218,24 @@ def test_verify_changes_nothing(token_ids: tuple[int, ...]) -> None:
     assert (before, text) == (after, state._text.seen)  # type: ignore[attr-defined]
 
 
-def test_a_place_without_an_allowed_token_fails_the_request() -> None:
-    state = prefilled()
+@pytest.mark.parametrize(
+    ("params", "failure"),
+    [
+        ({}, NotFinite),
+        ({"presence_penalty": 1.0}, NotFinite),
+        ({"bad_token_ids": [7]}, NoTokenAllowed),
+        ({"allowed_token_ids": [60]}, NoTokenAllowed),
+    ],
+    ids=str,
+)
+def test_a_place_without_a_token_fails_the_request(
+    params: dict[str, object], failure: type[AnswerFailed]
+) -> None:
+    """By the request's own settings, or because no logit is a number."""
+    state = prefilled(**params)
     propose(state, 60, 61)
     assert judge(state, 60, NO_TOKEN, 0) == (60,)
-    assert state.phase is Phase.FAILED and isinstance(state.failure, NoTokenAllowed)
+    assert state.phase is Phase.FAILED and type(state.failure) is failure
 
 
 # Phases

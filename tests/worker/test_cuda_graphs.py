@@ -197,6 +197,16 @@ def test_second_capture_drops_earlier_graphs(captured: CudaGraphs) -> None:
     assert captured.size_for(decode(2), 8, canonical=True, exact=True) is None
 
 
+@pytest.mark.parametrize("lazily", [False, True])
+def test_released_graphs_are_gone(decoder: FakeDecoder, lazily: bool) -> None:
+    made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
+    made.capture([2, 8], [8], 50, FakeRecorder(), lazily=lazily)
+    made.release()
+    for _ in range(2):
+        assert made.size_for(decode(2), 2, canonical=False, exact=True) is None
+    assert not made.capture_next() and not made._graphs
+
+
 def test_large_graph_has_tall_tiles_for_long_spans(decoder: FakeDecoder) -> None:
     class Tiled(FakeDecoder):
         def forward(self, rows: ForwardBatch, kv: Any, *, canonical: bool, layer_hook: Any = None) -> Tensor:

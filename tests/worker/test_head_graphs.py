@@ -8,8 +8,9 @@ from torch import Tensor
 
 from holdfast.core.grammar import Constraint
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import Pass, PassKind, Sampled, Sampling, Span
+from holdfast.core.step_plan import NO_TOKEN, Pass, PassKind, Sampled, Sampling, Span
 from holdfast.models.decoder import Decoder
+from holdfast.numerics.sampling import SamplingBatch
 from holdfast.worker.head_graphs import HeadGraphs
 from holdfast.worker.input_batch import InputBatch, make_input_batch
 from holdfast.worker.sampler import sample
@@ -96,6 +97,45 @@ def test_sampled_window_takes_a_head_graph(decoder: Decoder, hidden: Tensor, hea
     assert found == sampled_by_sampler(decoder, hidden, [*tokens, TOKEN])
 
 
+def test_graph_is_captured_without_the_settings_of_the_last_pass(
+    decoder: Decoder, hidden: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the layout of another size: random seeds would be temperatures and probabilities, and
+    leave rows without a token."""
+    seen: list[float] = []
+    sample_rows = decoder.backend.sample
+
+    def recording(logits: Tensor, batch: SamplingBatch) -> Tensor:
+        seen.extend(part.abs().max().item() for part in vars(batch).values())
+        return sample_rows(logits, batch)
+
+    monkeypatch.setattr(decoder.backend, "sample", recording)
+    made = HeadGraphs(decoder)
+    with torch.inference_mode():
+        made.capture(hidden, SIZES, (), FakeRecorder(), lazily=True)
+        for size in (8, 1, 3):
+            spans = [
+                replace(SAMPLED, sampling=replace(SAMPLED.sampling, seed=2**53 - n)) for n in range(size)
+            ]
+            seen.clear()
+            assert made.fits(size, batch(*spans), spans, canonical=False)
+            assert seen == [0.0] * 6
+            made.sample(size, size, spans, HostCopies(torch.device("cpu")), canonical=False)
+            assert max(seen) > 2**52
+
+
+def test_row_without_a_number_gives_no_token_and_no_logprob(decoder: Decoder, hidden: Tensor) -> None:
+    broken = hidden[:8].clone()
+    broken[2] = torch.nan
+    made = HeadGraphs(decoder)
+    for spans in ([TOKEN] * 4, [TOKEN, SAMPLED, SAMPLED, replace(SAMPLED, logprobs=None)]):
+        with torch.inference_mode():
+            made.capture(broken, (8,), (), FakeRecorder())
+            found = made.sample(8, 4, spans, HostCopies(torch.device("cpu")), canonical=False).read()
+        assert found[2] == Sampled(NO_TOKEN)
+        assert found == sampled_by_sampler(decoder, broken, spans)
+
+
 def test_head_graph_reads_the_hidden_states_of_each_pass(
     decoder: Decoder, hidden: Tensor, head: HeadGraphs
 ) -> None:
@@ -145,6 +185,12 @@ def test_only_captured_sizes_take_a_head_graph(decoder: Decoder, head: HeadGraph
     one = batch(TOKEN)
     assert [size for size in (1, 2, 3, 8, 600) if head.fits(size, one, [TOKEN], canonical=False)] == [1, 3, 8]
     assert [size for size in (1, 2, 3, 8, 600) if head.fits(size, one, [TOKEN], canonical=True)] == [8]
+    released = HeadGraphs(decoder)
+    for lazily in (False, True):
+        with torch.inference_mode():
+            released.capture(head._hidden, SIZES, CANONICAL, FakeRecorder(), lazily=lazily)
+        released.release()
+        assert not released.fits(8, one, [TOKEN], canonical=False) and not released.capture_next()
     nothing = replace(TOKEN, sample_from=1)
     assert not head.fits(8, batch(nothing), [nothing], canonical=False), "no logits are needed"
     assert not HeadGraphs(decoder).fits(8, one, [TOKEN], canonical=False)

@@ -164,10 +164,16 @@ def test_fully_masked_logits_give_no_token(backend: Backend, logits: Tensor) -> 
         assert (found[:2], found[4]) == (alone[:2], alone[4])
 
 
-def test_unusual_logits_without_masks_give_a_token(backend: Backend) -> None:
-    for value in (-torch.inf, torch.nan):
-        (found,) = one(backend, torch.full((1, VOCAB), value), span(9, 1, SETTINGS["greedy"]))
-        assert found.token_id == 0
+@pytest.mark.parametrize("value", [-torch.inf, torch.nan])
+def test_logits_without_a_number_give_no_token(backend: Backend, logits: Tensor, value: float) -> None:
+    """And no logprob, asked in any way. Its neighbours are not affected."""
+    logits[3] = value
+    for kind in SETTINGS.values():
+        for logprobs in (None, 0, 2):
+            found = one(backend, logits, span(9, 12, kind, logprobs=logprobs))
+            assert found[3] == Sampled(NO_TOKEN)
+            assert found[:3] == one(backend, logits[:3], span(9, 3, kind, logprobs=logprobs))
+            assert found[4:] == one(backend, logits[4:], span(13, 8, kind, logprobs=logprobs))
 
 
 def test_only_allowed_token_is_chosen(backend: Backend, logits: Tensor) -> None:

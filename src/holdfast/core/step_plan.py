@@ -34,7 +34,7 @@ from holdfast.core.sampling_params import SamplingParams
 
 ThoughtIds = tuple[int, ...]  # the tokens of a thought without its end token; (): the trivial thought
 
-NO_TOKEN = -1  # sampled where the request allows no token
+NO_TOKEN = -1  # sampled where there is none: the request allows none, or no logit is a number
 UNKNOWN_TOKEN = -1  # an input token whose id is only on the device
 SAMPLED_RING_SIZE = 64  # sampled tokens that the device keeps of each request
 

@@ -5,6 +5,7 @@ outputs through an unbounded queue, so a slow reader never stalls the engine.
 """
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import queue
@@ -103,6 +104,7 @@ class AsyncEngine:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a thread that still computes would crash the end of the process
 
     def submit(self, prompt: Prompt, params: SamplingParams) -> RequestHandle:
         """Queue a request. An invalid one raises here and never reaches the engine."""
@@ -120,11 +122,11 @@ class AsyncEngine:
     def close(self) -> None:
         """Stop the thread. Requests that still run end with `EngineStopped`."""
         with self._submit_lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._worker.stop()
+            if not self._closed:
+                self._closed = True
+                self._worker.stop()
         self._thread.join()
+        atexit.unregister(self.close)
 
     def __enter__(self) -> "AsyncEngine":
         return self

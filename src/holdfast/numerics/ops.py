@@ -247,7 +247,7 @@ class Backend(Protocol):
 
     def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The argmax of each row, int64 [n], as `sample` at temperature 0; and its logprob, fp32
-        [n]."""
+        [n]. That of NO_TOKEN means nothing."""
         ...
 
     def logsumexp(self, logits: Tensor) -> Tensor:

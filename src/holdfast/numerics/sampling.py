@@ -9,7 +9,8 @@ z = logit / temperature in fp32, and
     3. min-p   keep the tokens with at least min_p times the largest probability;
     4. sample  the argmax of z + noise(seed, position, id) over the kept tokens, ties to the lowest id. The noise is Gumbel.
 
-NaN counts as -inf. A row whose largest z is not finite gives the argmax of its logits.
+NaN counts as -inf. A row whose largest z is not finite gives the argmax of its logits. A row without a
+token gives NO_TOKEN: each of its logits is -inf, or min-p keeps none, because it is NaN or above 1.
 """
 
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ from holdfast.core.results import Determinism, Stats
 from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import Sampled, Sampling, ThoughtIds
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
-from holdfast.errors import AnswerFailed, GuaranteeLost, NoTokenAllowed, PassFailed
+from holdfast.errors import AnswerFailed, GuaranteeLost, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
@@ -75,8 +75,15 @@ class RequestState:
         self.tokens = TokenLog(request.prompt_ids)
         self.page_table = PageTable(pool)
         self.prefix_cursor = PrefixCursor(
-            prefix_cache, pool.page_size, request.cache_salt, request.shared_len
+            prefix_cache,
+            pool.page_size,
+            request.cache_salt,
+            request.shared_len,
+            canonical_only=request.deterministic,
+            tenant=request.tenant,
+            number=request.request_id,
         )
+        self.awaited: PrefixMatch | None = None  # while it waits for pages that another one computes
         self.request_index = -1  # row in the device's table of sampled tokens, while the request runs
         self.in_flight = InFlightSpans()
         self.phase = Phase.QUEUED
@@ -394,7 +401,7 @@ class RequestState:
         pooled.add(states, num_states)
         if pooled.is_complete and pooled.embedding is None:
             self._fail(
-                PassFailed(
+                NotFinite(
                     "the hidden states of this prompt are not finite numbers, so it has no embedding; if the "
                     "model runs in fp16, load it with dtype bf16 or fp32"
                 )
@@ -419,11 +426,14 @@ class RequestState:
 
     def _fail_without_token(self) -> None:
         problem = self.grammar.problem if self.grammar is not None else None
-        self._fail(
-            NoTokenAllowed(
-                problem or "no token is left to choose: what is allowed and what is forbidden leave none"
-            )
-        )
+        params, sampling = self.request.params, self.sampling
+        has_lists = params.bad_token_ids or params.allowed_token_ids is not None
+        if self.grammar is not None or has_lists or sampling.bad_words or sampling.suppressed_ids:
+            reason = "no token is left to choose: what is allowed and what is forbidden leave none"
+            self._fail(NoTokenAllowed(problem or reason))
+        else:
+            reason = "the model's logits are not finite numbers, so there is no token to choose"
+            self._fail(NotFinite(f"{reason}; if it runs in fp16, load it with dtype bf16 or fp32"))
 
     def _lose_guarantee(self) -> None:
         # Bits of another engine prove nothing about this one's certificate.
@@ -463,6 +473,7 @@ class RequestState:
         self.computed_len = len(match.pages) * self._page_size
         self.canonical_len = match.num_canonical * self._page_size
         self.prefix_cursor.move_to(match.node, len(match.pages))
+        self.awaited = None
         self.stats.cached_tokens += self.computed_len
         if self._restart_grammar and self.grammar is not None:
             self.grammar.restart()
@@ -529,6 +540,13 @@ class RequestState:
         from now on."""
         self.canonical_len = 0
         self.prefix_cursor.close()
+
+    def announce_pages(self) -> None:
+        """Let other requests know which full pages the prefill will add to the prefix cache."""
+        length = self.prefill_len if self.only_scored else self.tokens.committed_len
+        if self.thoughts is not None:
+            length = self.thoughts.shared_len(length, self.tokens.ids)
+        self.prefix_cursor.announce(length, self.tokens.ids)
 
     def cache_pages(self) -> None:
         """Add full pages to the prefix cache: canonical ones for all requests, fast ones for

@@ -72,7 +72,7 @@ class SpanOutcome:
     # The last committed token ends the answer. A stop string may end it earlier, when the text is
     # extended.
     finish_reason: FinishReason | None = None
-    has_no_token: bool = False  # no token is allowed after the committed ones
+    has_no_token: bool = False  # there is none to choose after the committed ones
     # Tokens or scores that were sent are not those of this pass. If it is the scores, committed is
     # None.
     is_lost: bool = False
@@ -120,7 +120,7 @@ def verify(
     if not samples:
         return outcome
     if state.deterministic and not is_canonical:
-        # If no token is allowed, propose token 0, which verification rejects.
+        # If there is no token, propose token 0, which the embedding reads in its place.
         outcome.candidate = max(0, samples[0].token_id)
         return outcome
     if state.tokens.num_candidates:

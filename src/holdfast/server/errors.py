@@ -22,6 +22,7 @@ from holdfast.errors import (
     EngineStopped,
     GuaranteeLost,
     HoldfastError,
+    NotFinite,
     NoTokenAllowed,
     PassFailed,
     RequestError,
@@ -167,7 +168,7 @@ def answer_error(code: str | None, message: str) -> ApiError:
             "send the request again",
             code=code,
         )
-    if code == EngineCrashed.code:
+    if code in (EngineCrashed.code, NotFinite.code):
         return ApiError(500, message, code=code)
     if code == NoTokenAllowed.code:
         return ApiError(400, message, code=code)

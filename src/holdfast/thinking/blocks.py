@@ -124,8 +124,10 @@ class ThoughtBlocks:
         return [tuple(thought) for thought in thoughts]
 
     def _greedy(self, normed: Tensor, canonical: bool) -> Tensor:
-        """The greedy token of each normed hidden state [n, hidden]."""
-        return self._decoder.backend.sample_greedy(self._decoder.logits(normed, canonical=canonical))[0]
+        """The greedy token of each normed hidden state [n, hidden]; 0 if there is none. Numbers that are
+        not finite reach the logits of the answer, which then ends with an error."""
+        ids, _ = self._decoder.backend.sample_greedy(self._decoder.logits(normed, canonical=canonical))
+        return ids.clamp_(min=0)
 
     def _compress(self, thoughts: Sequence[ThoughtIds]) -> list[Tensor]:
         """Run C. Returns the states, [c, hidden] each."""

@@ -179,6 +179,11 @@ class CudaGraphs:
                     return self._is_captured(size, canonical)
         return False
 
+    def release(self) -> None:
+        """Drop all graphs. Passes run without them from now on."""
+        self._graphs, self._recorder = {}, None
+        self._sizes = {False: [], True: []}
+
     def _has_graph(self, size: int, canonical: bool) -> bool:
         key = size, canonical
         if key not in self._graphs and key not in self._used:

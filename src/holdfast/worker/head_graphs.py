@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.core.step_plan import Sampled, Span, TokenLogprob
+from holdfast.core.step_plan import NO_TOKEN, Sampled, Span, TokenLogprob
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS
 from holdfast.worker.cuda_graphs import Recorder, Work, gc_paused
@@ -48,10 +48,10 @@ class HeadTokens:
         if not any(is_reported):
             return list(map(Sampled, ids))
         logprobs = list(map(TokenLogprob, ids, values, repeat(())))
-        if all(is_reported):
+        if all(is_reported) and NO_TOKEN not in ids:
             return list(map(Sampled, ids, logprobs))
         return [
-            Sampled(token_id, logprob if reported else None)
+            Sampled(token_id, logprob if reported and token_id != NO_TOKEN else None)
             for token_id, logprob, reported in zip(ids, logprobs, is_reported, strict=True)
         ]
 
@@ -100,7 +100,7 @@ class HeadGraphs:
             return
         with gc_paused():
             for key in sorted(wanted, key=lambda one: -one.size):
-                self._graphs[key] = recorder.record(self._work(key))
+                self._record(key, recorder)
 
     def capture_next(self) -> bool:
         """Capture one more graph that was not used yet. False: there is none."""
@@ -118,6 +118,11 @@ class HeadGraphs:
         with gc_paused(collects=False):
             return set().union(*(self._recorder.kernels(self._work(key)) for key in keys))
 
+    def release(self) -> None:
+        """Drop all graphs. The head runs without them from now on."""
+        self._graphs, self._recorder = {}, None
+        self._wanted.clear()
+
     def _is_captured(self, key: _Key) -> bool:
         """Whether there is this graph, captured now if need be. Without memory for it the head runs
         without."""
@@ -125,11 +130,17 @@ class HeadGraphs:
             self._wanted.discard(key)
             try:
                 with gc_paused(collects=False):
-                    self._graphs[key] = self._recorder.record(self._work(key))
+                    self._record(key, self._recorder)
             except RuntimeError as error:  # out of memory, too
                 _log.warning("no more graphs of the head are captured, and it runs slower: %s", error)
                 self._wanted.clear()
         return key in self._graphs
+
+    def _record(self, key: _Key, recorder: Recorder) -> None:
+        """Every row is greedy while a graph is captured. What the last pass left in the buffer has the
+        layout of another size: its seeds would be read as temperatures and probabilities."""
+        self._settings.zero_()
+        self._graphs[key] = recorder.record(self._work(key))
 
     def fits(self, size: int, batch: InputBatch, spans: Sequence[Span], *, canonical: bool) -> bool:
         """Whether a pass that took the graph of this size can take a head graph."""
@@ -166,7 +177,7 @@ class HeadGraphs:
         def sampled() -> None:
             logits = decoder.logits(hidden, canonical=key.canonical)
             ids.copy_(backend.sample(logits, settings))
-            logprobs.copy_(chosen_logprobs(backend, logits, ids))
+            chosen_logprobs(backend, logits, ids, out=logprobs)
 
         return sampled if key.is_sampled else greedy
 

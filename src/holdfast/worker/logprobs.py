@@ -7,6 +7,7 @@ enqueued first and read later.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from holdfast.core.step_plan import TokenLogprob
@@ -45,7 +46,8 @@ class Logprobs:
 def gather_logprobs(
     backend: Backend, logits: Tensor, token_ids: Tensor, counts: Sequence[int], copies: HostCopies
 ) -> Logprobs:
-    """The logprob of one token in each row of the raw logits, fp32 [n, vocab], and the top ones."""
+    """The logprob of one token in each row of the raw logits, fp32 [n, vocab], and the top ones. That
+    of NO_TOKEN means nothing."""
     norms = backend.logsumexp(logits)  # [n]
     values = copies.add(_of(logits, token_ids) - norms)
     most = min(max(counts), logits.shape[1])
@@ -55,10 +57,11 @@ def gather_logprobs(
     return Logprobs(values, copies.add(ids), copies.add(top - norms[:, None]), counts)
 
 
-def chosen_logprobs(backend: Backend, logits: Tensor, token_ids: Tensor) -> Tensor:
-    """The logprob of one token in each row alone, fp32 [n]."""
-    return _of(logits, token_ids) - backend.logsumexp(logits)
+def chosen_logprobs(backend: Backend, logits: Tensor, token_ids: Tensor, out: Tensor) -> None:
+    """Write the logprob of one token in each row alone to out, fp32 [n]."""
+    torch.sub(_of(logits, token_ids), backend.logsumexp(logits), out=out)
 
 
 def _of(logits: Tensor, token_ids: Tensor) -> Tensor:
-    return logits.gather(1, token_ids[:, None])[:, 0]
+    """The logits of one token in each row; that of token 0 for NO_TOKEN."""
+    return logits.gather(1, token_ids.clamp(min=0)[:, None])[:, 0]

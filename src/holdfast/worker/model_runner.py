@@ -4,8 +4,11 @@ A plan is started, which enqueues all its work on the device, and read later. On
 computes. Between plans the runner keeps only the KV cache and the last sampled tokens.
 """
 
+import atexit
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain, islice
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -46,6 +49,16 @@ _MAX_SHORT_TILE_READS = 1 << 17  # positions that the short tiles of a pass may 
 Scores = tuple[tuple[TokenLogprob, ...], ...]
 Samples = tuple[tuple[Sampled, ...], ...]
 
+_runners: "WeakSet[ModelRunner]" = WeakSet()
+
+
+@atexit.register
+def _release_all() -> None:
+    """Nothing runs on the device and no graph is left while the interpreter and CUDA are torn down. What
+    steps an engine in a thread ended before: it registered its own end later."""
+    for runner in tuple(_runners):
+        runner.release()
+
 
 class ModelRunner:
     """Runs a decoder over a KV store, with a thought runner for a thinking model.
@@ -80,6 +93,7 @@ class ModelRunner:
             decoder, store.layers, tall_tile_tokens, self._last_layer.is_separate, layer_hook
         )
         self._head_graphs = HeadGraphs(decoder)
+        _runners.add(self)
 
     def run(self, plan: StepPlan) -> list[PassResult]:
         """Run the passes of a plan in order."""
@@ -140,6 +154,16 @@ class ModelRunner:
         """The names of the GPU kernels of passes. They must have run once."""
         with self._settings(), torch.inference_mode(), self._stream.entered():
             return tuple(sorted(self._graphs.list_kernels() | self._head_graphs.list_kernels()))
+
+    def release(self) -> None:
+        """Wait for the device and drop all graphs. Passes run without them from now on."""
+        if self._stream.cuda is not None:
+            with suppress(RuntimeError):  # the device has failed
+                torch.cuda.synchronize(self._device)
+        self._graphs.release()
+        self._head_graphs.release()
+        if self._thought_runner is not None:
+            self._thought_runner.release()
 
     def _start_pass(self, pass_: Pass, copies: HostCopies) -> Callable[[], PassResult]:
         if pass_.kind is PassKind.CHECK:

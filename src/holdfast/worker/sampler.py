@@ -89,13 +89,12 @@ def sample(
         raw = (
             _rows(logits, reports.with_logprobs, copy=changes) if reports.with_logprobs else None
         )  # [r, vocab]
-        masked = apply_logits_processors(logits, slices, tokens) if changes else []
+        if changes:
+            apply_logits_processors(logits, slices, tokens)
         token_ids = backend.sample(logits, send_settings(slices, logits.device))
-        _mark_rows_without_token(logits, masked, token_ids)
         logprobs = None
         if raw is not None:
-            # NO_TOKEN has no logprob: that of token 0 is computed and not read.
-            chosen = _rows(token_ids, reports.with_logprobs).clamp(min=0)
+            chosen = _rows(token_ids, reports.with_logprobs)
             logprobs = gather_logprobs(backend, raw, chosen, reports.counts, copies)
     return SampledTokens(token_ids, copies.add(token_ids), reports, logprobs, checksums)
 
@@ -137,20 +136,7 @@ def _rows(tensor: Tensor, rows: list[int], *, copy: bool = False) -> Tensor:
     """Some rows. If these are all rows: the tensor itself, unless a copy is needed."""
     if len(rows) == tensor.shape[0]:
         return tensor.clone() if copy else tensor
-    return tensor.index_select(0, _index(rows, tensor.device))
-
-
-def _mark_rows_without_token(logits: Tensor, masked: list[int], token_ids: Tensor) -> None:
-    """Rows in which every token is masked give NO_TOKEN: even the chosen one is -inf."""
-    if not masked:
-        return
-    rows = _index(masked, logits.device)
-    chosen = token_ids[rows]
-    token_ids.index_copy_(0, rows, chosen.where(logits[rows, chosen] > -torch.inf, NO_TOKEN))
-
-
-def _index(rows: list[int], device: torch.device) -> Tensor:
-    return send_array(np.array(rows, np.int64), device)
+    return tensor.index_select(0, send_array(np.array(rows, np.int64), tensor.device))
 
 
 def send_settings(slices: Sequence[LogitsSlice], device: torch.device) -> SamplingBatch:

@@ -79,6 +79,10 @@ class ThoughtRunner:
         self._state_slots = torch.full((max_tokens,), -1, dtype=torch.int64, device=self.residuals.device)
         self._graphs = ThoughtGraphs(self._blocks, self.residuals, recorder)
 
+    def release(self) -> None:
+        """Drop the graphs. T runs without them from now on."""
+        self._graphs = None
+
     def begin_pass(self, pass_: Pass, batch: InputBatch) -> Tensor:
         """Write the states of the guessed thoughts. Returns the slot whose state each token
         adds, -1 for none: int64 [padded tokens]."""

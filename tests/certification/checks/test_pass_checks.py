@@ -122,4 +122,4 @@ def test_canonical_passes_of_the_torch_backend_agree() -> None:
 
 
 def test_pass_sizes_include_common_decode_batches() -> None:
-    assert {1, 8, 32, 256, 512, 4096} <= set(PASS_SIZES)
+    assert {1, 8, 32, 256, 512, 8192} <= set(PASS_SIZES)

@@ -9,7 +9,16 @@ from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent_answer import SentAnswer, SentChoice
 from holdfast.core.step_plan import TokenLogprob
-from holdfast.errors import EngineCrashed, EngineStopped, GuaranteeLost, InvalidRequest, PassFailed
+from holdfast.errors import (
+    AnswerFailed,
+    EngineCrashed,
+    EngineStopped,
+    GuaranteeLost,
+    InvalidRequest,
+    NotFinite,
+    NoTokenAllowed,
+    PassFailed,
+)
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.live_requests import MAX_LONE_DEATHS, LiveRequests, ResumeCallbacks
 from holdfast.server.ipc.response_stream import ResponseStream
@@ -219,6 +228,19 @@ def test_failed_pass_is_tried_again_and_then_reported(requests: LiveRequests, co
     assert failing.result is not None and failing.result.error_code == PassFailed.code
     assert counted.num_crashed == 1 and not process.is_killed
     assert process.ids == [1, 2] and not other.is_over
+
+
+@pytest.mark.parametrize("kind", [NotFinite, NoTokenAllowed])
+def test_request_without_a_token_ends_and_costs_no_restart(
+    requests: LiveRequests, counted: Counted, kind: type[AnswerFailed]
+) -> None:
+    process = Process(requests)
+    failing, other = submit(requests, 2)
+    process.accept()
+    process.end(1, kind.code)
+    assert failing.result is not None and failing.result.error_code == kind.code
+    assert process.ids == [1, 2] and not process.is_killed and not other.is_over
+    assert not counted.num_crashed
 
 
 def test_broken_device_costs_a_restart_and_no_request(requests: LiveRequests, counted: Counted) -> None:

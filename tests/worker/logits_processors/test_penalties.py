@@ -63,7 +63,7 @@ def penalised(row: Tensor, tokens: list[int], prompt_len: int, params: SamplingP
 def test_penalties_equal_plain_python(logits: Tensor, penalties: dict[str, float], prompt_len: int) -> None:
     params = SamplingParams(temperature=0, **penalties)  # type: ignore[arg-type]
     found = logits.clone()
-    assert apply_logits_processors(found, slices_of(span(TOKENS, 6, params, prompt_len=prompt_len))) == []
+    apply_logits_processors(found, slices_of(span(TOKENS, 6, params, prompt_len=prompt_len)))
     for row in range(6):
         expected = penalised(logits[row], TOKENS[: 6 + row], prompt_len, params)
         assert bits(found[row]) == bits(expected)

@@ -27,14 +27,14 @@ def masked(row: Tensor) -> set[int]:
 
 def test_plain_request_changes_no_logits(logits: Tensor) -> None:
     found = logits.clone()
-    assert apply_logits_processors(found, slices_of(span(TOKENS, 4, GREEDY))) == []
+    apply_logits_processors(found, slices_of(span(TOKENS, 4, GREEDY)))
     assert torch.equal(found, logits)
 
 
 def test_bias_is_added_to_every_token(logits: Tensor) -> None:
     params = SamplingParams(temperature=0, logit_bias={8: 2.3, 199: -100, 10**6: 5})
     found = logits.clone()
-    assert apply_logits_processors(found, slices_of(span(TOKENS, 3, params), span(TOKENS, 1, GREEDY))) == []
+    apply_logits_processors(found, slices_of(span(TOKENS, 3, params), span(TOKENS, 1, GREEDY)))
     expected = logits.clone()
     expected[:3, 8] += 2.3
     expected[:3, 199] -= 100
@@ -52,10 +52,7 @@ def test_bias_comes_after_penalties(logits: Tensor) -> None:
 def test_allowed_and_bad_token_ids_mask_the_others(logits: Tensor) -> None:
     params = SamplingParams(temperature=0, allowed_token_ids=[5, 6, 7, 7, 10**6], bad_token_ids=[6, 8, 10**6])
     found = logits.clone()
-    assert apply_logits_processors(found, slices_of(span(TOKENS, 2, GREEDY), span(TOKENS, 2, params))) == [
-        2,
-        3,
-    ]
+    apply_logits_processors(found, slices_of(span(TOKENS, 2, GREEDY), span(TOKENS, 2, params)))
     assert masked(found[1]) == set()
     for row in (2, 3):
         assert masked(found[row]) == set(range(VOCAB)) - {5, 7}
@@ -91,8 +88,7 @@ BAD_WORDS = ((50, 4), (9, 9, 50), (8,), (9, 9, 3, 4), (3, 3), (1, 2, 3, 7, 7))
 def test_bad_words_apply_to_every_token_of_a_window(logits: Tensor) -> None:
     """The candidates of a window precede its later tokens."""
     found = logits.clone()
-    rows = apply_logits_processors(found, slices_of(span(TOKENS, 4, GREEDY, bad_words=BAD_WORDS)))
-    assert rows == [0, 1, 2, 3]
+    apply_logits_processors(found, slices_of(span(TOKENS, 4, GREEDY, bad_words=BAD_WORDS)))
     assert [masked(row) for row in found] == [{8}, {8}, {8, 50}, {8, 4}]
 
 
@@ -114,19 +110,15 @@ def test_bad_words_equal_transformers(logits: Tensor) -> None:
 
 def test_end_tokens_are_masked_until_min_tokens(logits: Tensor) -> None:
     params = SamplingParams(temperature=0, min_tokens=3, max_tokens=9)
-    rows = apply_logits_processors(
-        logits, slices_of(span([1] * 10, 4, params, prompt_len=7, forbidden=(8, 10**6)))
-    )
+    apply_logits_processors(logits, slices_of(span([1] * 10, 4, params, prompt_len=7, forbidden=(8, 10**6))))
     # The first sampled token is the first of the answer.
-    assert rows == [0, 1, 2]
     assert [masked(row) for row in logits] == [{8}, {8}, {8}, set()]
 
 
 def test_grammar_masks_tokens(logits: Tensor) -> None:
     masks = (mask(4, 5), None, b"", mask(1, vocab=8))
     found = logits.clone()
-    rows = apply_logits_processors(found, slices_of(span(TOKENS, 4, GREEDY), masks=[masks]))
-    assert rows == [0, 2, 3]
+    apply_logits_processors(found, slices_of(span(TOKENS, 4, GREEDY), masks=[masks]))
     everything = set(range(VOCAB))
     assert [masked(row) for row in found] == [everything - {4, 5}, set(), everything, everything - {1}]
     assert torch.equal(found[0, [4, 5]], logits[0, [4, 5]])

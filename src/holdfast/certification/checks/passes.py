@@ -27,7 +27,7 @@ from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, Samplin
 from holdfast.numerics.bits import bits_of
 from holdfast.numerics.forward_batch import KVLayer
 
-PASS_SIZES = (1, 8, 32, 256, 512, 4096, 8192)
+PASS_SIZES = (1, 8, 32, 256, 512, 8192)
 _LONG_PASS_SIZES = (1, 512)  # at the longest context, where a pass takes long
 _NUM_PROBES = 8
 _MAX_OWN_PAGES = 1024  # for probes and neighbours

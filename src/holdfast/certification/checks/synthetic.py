@@ -35,7 +35,7 @@ _NUM_TOP_P_PROBES = 32
 _NUM_FEW_PROBES, FEW_TOKENS = 2048, 8
 _EPS = 1e-5
 _MAX_OWN_COLUMNS = 8192  # of a synthetic weight for our own kernels
-_EDGE_DRAWS, _EDGE_DRAWS_ON_GPU = 8192, 1 << 15
+_EDGE_DRAWS, _EDGE_DRAWS_ON_GPU = 8192, 1 << 14
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
 
 

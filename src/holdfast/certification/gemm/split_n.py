@@ -17,15 +17,14 @@ from holdfast.certification.gemm.multiply import Multiply
 from holdfast.certification.gemm.timing import TimedGemm, copies_of
 
 _MIN_COLUMNS = 16384  # narrower GEMMs did not gain
-_SIZES = range(
-    129, 513
-)  # smaller batches are bound by loading weights; in larger ones a few tiles count for little
+# Smaller batches are bound by loading weights; in larger ones a few tiles count for little.
+_SIZES = range(144, 513, 16)
 _SIXTEENTHS = (9, 12, 14, 8)  # of the columns, computed first
 _ALIGNMENT = 256
 _MIN_GAIN = 0.98  # of the time of one call, at most
 _TIE = 1.03  # of the best time: the first within it wins; halves have small tiles, which draw more power
 _ROUNDS = 3
-_ROUND_SECONDS = 1e-3
+_ROUND_SECONDS = 5e-4
 _WARM_SECONDS = 0.3  # an idle device runs faster for a moment, and ranks the forms differently
 
 

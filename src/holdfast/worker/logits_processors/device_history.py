@@ -61,12 +61,11 @@ def penalise_on_device(logits: Tensor, unread: PlacedSlices, tokens: DeviceToken
     tokens.history.penalise(logits, PenaltyBatch(device_rows, before, prompt_lens, *on_device))
 
 
-def mask_bad_words_on_device(logits: Tensor, unread: PlacedSlices, tokens: DeviceTokens) -> set[int]:
-    """Mask the last tokens of bad words that are complete but for them, for slices without
-    history. Returns the rows in which tokens may have been masked."""
+def mask_bad_words_on_device(logits: Tensor, unread: PlacedSlices, tokens: DeviceTokens) -> None:
+    """Mask the last tokens of bad words that are complete but for them, for slices without history."""
     found = [(at, one) for at, one in unread if one.span.sampling.bad_words]
     if not found:
-        return set()
+        return
     longest = max(len(word) for _, one in found for word in one.span.sampling.bad_words) - 1
     rows, ends = _rows_and_ends(found)
     num_words = np.repeat(
@@ -88,7 +87,6 @@ def mask_bad_words_on_device(logits: Tensor, unread: PlacedSlices, tokens: Devic
     )
     before = TokensBefore(pair_ends, pair_tables, page_table, int(ends.max()))
     tokens.history.mask_bad_words(logits, BadWordBatch(pair_rows, before, prefixes, word_lengths, last))
-    return set(rows.tolist())
 
 
 def _rows_and_ends(found: PlacedSlices) -> Ints:

@@ -25,9 +25,9 @@ from holdfast.worker.transfer import send_array
 
 def apply_logits_processors(
     logits: Tensor, slices: Sequence[LogitsSlice], tokens: DeviceTokens | None = None
-) -> list[int]:
-    """Change the logits, fp32 [tokens, vocab], in place. Returns the rows in which tokens may
-    have been masked. tokens: for spans without a history that they need."""
+) -> None:
+    """Change the logits, fp32 [tokens, vocab], in place. tokens: for spans without a history that they
+    need."""
     placed: list[tuple[int, LogitsSlice]] = []
     at = 0
     for one in slices:
@@ -40,10 +40,9 @@ def apply_logits_processors(
         assert tokens is not None, "penalties and bad words need all tokens before the span"
         penalise_on_device(logits, unread, tokens)
     _apply_logit_bias(logits, placed)
-    masked = apply_token_masks(logits, placed)
+    apply_token_masks(logits, placed)
     if unread and tokens is not None:
-        masked |= mask_bad_words_on_device(logits, unread, tokens)
-    return sorted(masked)
+        mask_bad_words_on_device(logits, unread, tokens)
 
 
 def has_logits_processors(one: LogitsSlice) -> bool:

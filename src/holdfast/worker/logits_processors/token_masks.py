@@ -23,11 +23,9 @@ _MAX_INDICES = 512  # lists of bad words
 _MAX_SINGLE_IDS = 1024  # of a list of bad ids; a longer one is a limit for the whole row
 
 
-def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> set[int]:
-    """Change the logits, fp32 [tokens, vocab], in place. Returns the rows in which tokens may
-    have been masked."""
+def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> None:
+    """Change the logits, fp32 [tokens, vocab], in place."""
     vocab_size, device = logits.shape[1], logits.device
-    masked: set[int] = set()
     single: list[Ints] = []  # indices of the flattened logits
     grammar_rows: list[int] = []
     grammar_bits = bytearray()
@@ -38,7 +36,6 @@ def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> set[int]:
         if params.allowed_ids is not None or len(params.bad_ids) > _MAX_SINGLE_IDS:
             rows = logits[at : at + slice_.num_tokens]
             torch.minimum(rows, token_lists_of(params, vocab_size, device).limit, out=rows)
-            masked.update(range(at, at + slice_.num_tokens))
         elif params.bad_ids:
             bad_ids = token_lists_of(params, vocab_size, device).bad_ids
             single.extend(row * vocab_size + bad_ids for row in range(at, at + slice_.num_tokens))
@@ -51,12 +48,9 @@ def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> set[int]:
             single.append((at + index) * vocab_size + found[found < vocab_size])
     if grammar_rows:
         _apply_grammar_bits(logits, grammar_rows, grammar_bits)
-        masked.update(grammar_rows)
     places = np.concatenate((*single, np.empty(0, np.int64)))
     if len(places):
         logits.view(-1).index_fill_(0, send_array(places, device), -torch.inf)
-        masked.update(np.unique(places // vocab_size).tolist())
-    return masked
 
 
 def _has_masks(slice_: LogitsSlice) -> bool:

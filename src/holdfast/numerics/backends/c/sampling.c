@@ -19,6 +19,7 @@
 #include "kernels.h"
 #include "simd.h"
 
+#define NO_TOKEN -1
 #define GOLDEN 0x9e3779b97f4a7c15ull
 #define NOISE_MAX 22.9f /* -log(-log(1 - w)) at the smallest w, 2^-33 */
 
@@ -199,10 +200,12 @@ static void exp_minus_max(float *p, const float *z, int64_t count, float top) {
 
 static int64_t sample_row(const float *logits, int64_t n, const SamplingParams *c, float *z, float *p, int32_t *ids) {
     const int64_t argmax_id = argmax(logits, n);
+    if (!(logits[argmax_id] > -INFINITY)) return NO_TOKEN;
     if (!(c->temperature > 0.0f)) return argmax_id;
     apply_temperature(z, logits, n, c->temperature);
     const float top = z[argmax_id];
     if (!is_finite(top)) return argmax_id;
+    if (!(c->min_p <= 1.0f)) return NO_TOKEN;
     const int has_top_p = c->top_p < 1.0f, has_min_p = c->min_p > 0.0f;
     if (has_top_p || has_min_p)
         exp_minus_max(p, z, n, top);
@@ -303,7 +306,11 @@ void run_greedy(int64_t *ids, float *logprobs, const float *logits, int64_t rows
     const int64_t parts = ceil_to(n, SUM_LEN) / SUM_LEN;
     const LogSumExp l = {logits, rows, n, parts, ids, sums_scratch(rows * parts)};
     TEAM(threads, rows * n > MIN_PARALLEL, team_sums(&l));
-    for (int64_t r = 0; r < rows; r++) logprobs[r] = logits[r * n + ids[r]] - logsumexp_row(&l, r);
+    for (int64_t r = 0; r < rows; r++) {
+        const float top = logits[r * n + ids[r]];
+        logprobs[r] = top - logsumexp_row(&l, r);
+        if (!(top > -INFINITY)) ids[r] = NO_TOKEN;
+    }
 }
 
 /* The k largest of a row, in order of value, then of lower id. */

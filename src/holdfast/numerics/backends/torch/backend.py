@@ -230,7 +230,7 @@ class TorchBackend:
 
     def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         ids = sampling.argmax(logits)
-        return ids, logits.gather(1, ids[:, None])[:, 0] - self.logsumexp(logits)
+        return ids, logits.gather(1, ids.clamp(min=0)[:, None])[:, 0] - self.logsumexp(logits)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         return sampling.logsumexp(logits)

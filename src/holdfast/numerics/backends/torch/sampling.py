@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.core.step_plan import NO_TOKEN
 from holdfast.numerics.elementary import Floats, exp_fp64, log_fp32, log_fp64
 from holdfast.numerics.sampling import SamplingBatch
 
@@ -113,13 +114,15 @@ def _sample_row(
     logits: Floats, temperature: float, top_k: int, top_p: float, min_p: float, key: tuple[int, int]
 ) -> int:
     row = np.where(np.isnan(logits), np.float32(-np.inf), logits)
-    best_id = int(np.argmax(row))
-    if not temperature > 0.0:
+    best_id = _argmax(row)
+    if best_id == NO_TOKEN or not temperature > 0.0:
         return best_id
     with np.errstate(over="ignore"):
         z: Floats = (row / np.float32(temperature) + np.float32(0.0)).astype(np.float32)  # -0 counts as 0
     if not np.isfinite(z[best_id]):
         return best_id
+    if not min_p <= 1.0:
+        return NO_TOKEN
     kept = np.sort(_top_k(z, top_k)) if 0 < top_k < len(z) else np.arange(len(z))
     kept = kept[z[kept] > -np.inf]
     if top_p < 1.0 or min_p > 0.0:
@@ -130,10 +133,16 @@ def _sample_row(
     return _argmax_noisy(z, kept, best_id, key)
 
 
+def _argmax(row: Floats) -> int:
+    """The id of the largest logit, ties to the lowest; NO_TOKEN if all are -inf."""
+    best_id = int(np.argmax(row))
+    return best_id if row[best_id] > -np.inf else NO_TOKEN
+
+
 def argmax(logits: Tensor) -> Tensor:
-    """logits fp32 [n, V] -> int64 [n]: the argmax, ties to the lowest id."""
+    """logits fp32 [n, V] -> int64 [n]: the argmax, ties to the lowest id; NO_TOKEN if there is none."""
     rows = np.where(np.isnan(logits.numpy()), np.float32(-np.inf), logits.numpy())
-    return torch.from_numpy(np.argmax(rows, axis=1))
+    return torch.tensor([_argmax(row) for row in rows], dtype=torch.int64)
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:

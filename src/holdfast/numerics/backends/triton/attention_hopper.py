@@ -7,8 +7,8 @@ cores wait. This kernel is written in Gluon, Triton's lower level, and gives war
     consumer 0    4 warps    rows 0 to 63 of the tile
     consumer 1    4 warps    rows 64 to 127
 
-While one consumer computes its softmax, the other one multiplies. A consumer also issues Q K of the
-next block before P V of this one, and computes the next softmax while P V runs. The order of all
+While one consumer computes its softmax, the other one multiplies: they take turns to issue matrix
+instructions. A consumer also issues Q K of the next block before P V of this one. The order of all
 operations on one row is that of `_attention_tall`, and fusing a product and a sum is switched off
 (`enable_fp_fusion=False`) where it does not write `fma`.
 """
@@ -98,10 +98,10 @@ def _attention_hopper(
         k_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, WIDTH], keys.layout)
         v_blocks = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, WIDTH], values.layout)
         queries = gl.allocate_shared_memory(dtype, [2, _ROWS, WIDTH], keys.layout)
-        ones_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, 16], dtype)
-        ones_in_registers: gl.constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
+        ones_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, BLOCK_N], dtype)
+        ones_in_registers: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
         ones = gl.allocate_shared_memory(
-            dtype, [BLOCK_N, 16], ones_layout, gl.full([BLOCK_N, 16], 1.0, dtype, ones_in_registers)
+            dtype, [8, BLOCK_N], ones_layout, gl.full([8, BLOCK_N], 1.0, dtype, ones_in_registers)
         )
         barrier: gl.constexpr = mbarrier.MBarrierLayout()
         k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
@@ -159,7 +159,7 @@ def _consume(
     dtype: gl.constexpr = q.dtype.element_ty
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    sum_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])
+    sum_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     load_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
 
@@ -181,10 +181,10 @@ def _consume(
     position = gl.where(tile_row // GROUP < num_tokens, first_position + tile_row // GROUP, -1)
     seen = (position, first_position, last_position, scale, window)
     row_max = gl.full([_ROWS], _MASKED, gl.float32, row_layout)
-    row_sum = gl.zeros([_ROWS], gl.float32, row_layout)
+    row_sum = gl.zeros([_ROWS, 8], gl.float32, sum_layout)
     acc = gl.zeros([_ROWS, WIDTH], gl.float32, acc_layout)
     split_max = gl.full([_ROWS], _MASKED, gl.float32, row_layout)
-    split_sum = gl.zeros([_ROWS, 16], gl.float32, sum_layout)
+    split_sum = gl.zeros([_ROWS, 8], gl.float32, sum_layout)
     split_acc = gl.zeros([_ROWS, WIDTH], gl.float32, acc_layout)
     no_dots = gl.zeros([_ROWS, BLOCK_N], gl.float32, score_layout)
 
@@ -193,11 +193,14 @@ def _consume(
     dots = warpgroup_mma_wait(0, deps=[dots])
     mbarrier.arrive(k_empty.index(0))
     weights, split_max, rescale = _softmax(dots, split_max, begin, True, seen, BLOCK_N, WINDOWED, dtype)
+    mbarrier.wait(k_full.index(1), 0, pred=begin + 1 < end)
+    if (PART == 1) & (begin + 1 < end):
+        _give_turn(PART)
     for at in range(begin, end - 1):
         # P V of block `at`, and Q K and the softmax of the next one.
         k_stage, k_phase = _place(at + 1 - begin, STAGES)
         v_stage, v_phase = _place(at - begin, STAGES)
-        mbarrier.wait(k_full.index(k_stage), k_phase)
+        _take_turn(PART)
         dots = warpgroup_mma(
             query, k_blocks.index(k_stage).permute((1, 0)), no_dots, use_acc=False, is_async=True
         )
@@ -205,13 +208,21 @@ def _consume(
         split_acc, split_sum, used = _multiply(
             weights, v_blocks.index(v_stage), ones, split_acc, split_sum, (at % PER_SPLIT != 0) & (at > begin)
         )
+        if (PART == 0) | (at + 2 < end):  # the last turn is taken by consumer 1
+            _give_turn(PART)
         dots = warpgroup_mma_wait(2, deps=[dots])
         mbarrier.arrive(k_empty.index(k_stage))
         ends_split = (at + 1) % PER_SPLIT == 0
         next_weights, next_max, rescale = _softmax(
             dots, split_max, at + 1, ends_split, seen, BLOCK_N, WINDOWED, dtype
         )
-        split_acc, split_sum = _wait(split_acc, split_sum, used)
+        # Ask for the softmax before the wait for P V. Where registers are short, ptxas moves it behind.
+        next_weights = gl.inline_asm_elementwise(
+            "", "=r,0", [next_weights], weights.dtype, is_pure=False, pack=2
+        )
+        k_stage, k_phase = _place(at + 2 - begin, STAGES)
+        mbarrier.wait(k_full.index(k_stage), k_phase, pred=at + 2 < end)
+        split_acc, split_sum, next_weights = _wait(split_acc, split_sum, used, next_weights)
         mbarrier.arrive(v_empty.index(v_stage))
         if ends_split:
             row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_sum, split_acc)
@@ -230,10 +241,10 @@ def _consume(
     gl.thread_barrier()
     continues = ((end - 1) % PER_SPLIT != 0) & (end - 1 > begin)
     split_acc, split_sum, used = _multiply(weights, mine, ones, split_acc, split_sum, continues)
-    split_acc, split_sum = _wait(split_acc, split_sum, used)
+    split_acc, split_sum, weights = _wait(split_acc, split_sum, used, weights)
     row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_sum, split_acc)
 
-    row_sum = gl.where(position < 0, 1.0, row_sum)
+    row_sum = gl.max(row_sum, 1)  # all columns are equal
     result = acc / gl.convert_layout(row_sum, gl.SliceLayout(1, acc_layout))[:, None] + 0.0  # -0 becomes 0
     tile_row = PART * _ROWS + gl.arange(0, _ROWS, gl.SliceLayout(1, acc_layout))
     row = (first_row + tile_row // GROUP).to(gl.int64) * (KV_HEADS * GROUP) + head * GROUP + tile_row % GROUP
@@ -246,6 +257,28 @@ def _consume(
 def _place(step, STAGES: gl.constexpr):
     """The stage of a consumer's or producer's step, and the phase of its barriers."""
     return step % STAGES, (step // STAGES) & 1
+
+
+@gluon.jit
+def _take_turn(PART: gl.constexpr):
+    """Wait until the other consumer gives the turn. Triton does not use the barriers 8 and 9."""
+    if PART == 0:
+        _on_barrier("bar.sync 8, 256; mov.u32 $0, 0;")
+    else:
+        _on_barrier("bar.sync 9, 256; mov.u32 $0, 0;")
+
+
+@gluon.jit
+def _give_turn(PART: gl.constexpr):
+    if PART == 0:
+        _on_barrier("bar.arrive 9, 256; mov.u32 $0, 0;")
+    else:
+        _on_barrier("bar.arrive 8, 256; mov.u32 $0, 0;")
+
+
+@gluon.jit
+def _on_barrier(INSTRUCTION: gl.constexpr):
+    gl.inline_asm_elementwise(INSTRUCTION, "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -281,17 +314,18 @@ def _multiply(weights, block, ones, split_acc, split_sum, continues):
     sum_layout: gl.constexpr = gl.DotOperandLayout(0, split_sum.type.layout, 2)
     for_acc, for_sum = gl.convert_layout(weights, acc_layout), gl.convert_layout(weights, sum_layout)
     split_acc = warpgroup_mma(for_acc, block, split_acc, use_acc=continues, is_async=True)
-    split_sum = warpgroup_mma(for_sum, ones, split_sum, use_acc=continues, is_async=True)
+    split_sum = warpgroup_mma(for_sum, ones.permute((1, 0)), split_sum, use_acc=continues, is_async=True)
     return split_acc, split_sum, (for_acc, for_sum)
 
 
 @gluon.jit
-def _wait(split_acc, split_sum, used):
+def _wait(split_acc, split_sum, used, next_weights):
+    """Wait for P V, after `next_weights` are computed."""
     for_acc, for_sum = used
-    split_acc, split_sum, for_acc, for_sum = warpgroup_mma_wait(
-        0, deps=[split_acc, split_sum, for_acc, for_sum]
+    split_acc, split_sum, for_acc, for_sum, next_weights = warpgroup_mma_wait(
+        0, deps=[split_acc, split_sum, for_acc, for_sum, next_weights]
     )
-    return split_acc, split_sum
+    return split_acc, split_sum, next_weights
 
 
 @gluon.jit
@@ -300,8 +334,10 @@ def _merge(row_max, row_sum, acc, split_max, split_sum, split_acc):
     needs no `where`."""
     new_max = gl.maximum(row_max, split_max)
     rescale, split_scale = gl.exp2(row_max - new_max), gl.exp2(split_max - new_max)
-    sums = gl.convert_layout(gl.max(split_sum, 1), row_max.type.layout)  # all columns are equal
-    row_sum = gl.fma(row_sum, rescale, sums * split_scale)
+    sum_row: gl.constexpr = gl.SliceLayout(1, row_sum.type.layout)
+    rescale_2d = gl.convert_layout(rescale, sum_row)[:, None]
+    split_scale_2d = gl.convert_layout(split_scale, sum_row)[:, None]
+    row_sum = gl.fma(row_sum, gl.broadcast(rescale_2d, row_sum)[0], split_sum * split_scale_2d)
     acc_row: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     rescale_2d = gl.convert_layout(rescale, acc_row)[:, None]
     split_scale_2d = gl.convert_layout(split_scale, acc_row)[:, None]

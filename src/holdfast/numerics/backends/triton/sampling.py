@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.core.step_plan import NO_TOKEN
 from holdfast.numerics.backends.triton.early_draws import accept_draws
 from holdfast.numerics.backends.triton.gumbel import gumbel, gumbel_bound, noise_key
 from holdfast.numerics.backends.triton.logits import (
@@ -37,6 +38,7 @@ from holdfast.numerics.backends.triton.thresholds import find_thresholds
 from holdfast.numerics.sampling import SamplingBatch
 
 _LOWEST = tl.constexpr(-(1 << 63))
+_NO_TOKEN = tl.constexpr(NO_TOKEN)
 # Which rows are drawn: with the tokens that `accept_draws` left, or that the limits keep.
 _WITHOUT_TOP_K, _WITH_TOP_P, _WITH_LIMITS = (tl.constexpr(number) for number in range(3))
 
@@ -169,7 +171,7 @@ def _finish_greedy(
     base = tl.where(is_finite(top), top, 0.0)
     total_sum = tl.sum(tl.where(values > -INFINITY, chunk_sums * tl.exp(values - base), 0.0), 0)
     logsumexp_of_row = tl.where(is_finite(top), top + tl.log(total_sum), top)
-    tl.store(ids + row, first.to(tl.int64))
+    tl.store(ids + row, tl.where(top > -INFINITY, first, _NO_TOKEN).to(tl.int64))
     tl.store(logsumexps + row, logsumexp_of_row)
     tl.store(logprobs + row, top - logsumexp_of_row)
 
@@ -227,8 +229,8 @@ def _finish_sample(
     top, token_id = load_argmax(best, best_ids, row, CHUNKS, SLOTS)
     is_sampled = temperature > 0.0
     if is_sampled & is_finite(scale_logits(top, tl.where(is_sampled, temperature, 1.0))):
-        _, token_id = load_argmax(noisy, noisy_ids, row, CHUNKS, SLOTS)
-    tl.store(token_ids + row, token_id.to(tl.int64))
+        top, token_id = load_argmax(noisy, noisy_ids, row, CHUNKS, SLOTS)
+    tl.store(token_ids + row, tl.where(top > -INFINITY, token_id, _NO_TOKEN).to(tl.int64))
 
 
 @triton.jit

@@ -66,7 +66,8 @@ class DeviceTokenHistory:
 def _load_tokens(tokens, page_table, table_row, position, mask, width, PAGE: tl.constexpr):
     place = table_row.to(tl.int64) * width + position // PAGE
     page = tl.load(page_table + place, mask=mask, other=0).to(tl.int64)
-    return tl.load(tokens + page * PAGE + position % PAGE, mask=mask, other=-1)
+    token = tl.load(tokens + page * PAGE + position % PAGE, mask=mask, other=0)
+    return tl.where(mask, tl.maximum(token, 0), -1)  # NO_TOKEN is token 0, as for the embedding
 
 
 @triton.jit(do_not_specialize=["width", "start"])
