@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from holdfast import SamplingParams
-from holdfast.bench.tiny import tiny_config
 from holdfast.core.results import Result
 from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.text.tokenizer import byte_tokenizer
 
 BROKEN = 200  # a token whose embedding is not a number

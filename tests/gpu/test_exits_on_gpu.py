@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench.machine import default_device
+from engines import default_device
 from support.endings import ENDINGS, Ended, model_folder, run_scripts
 from support.examples import examples
 

@@ -16,17 +16,15 @@ from typing import Any, cast
 
 import pytest
 import torch
-from engines import HAS_GPU, answers, eager, outcome, prompt, with_runner
 
+from engines import HAS_GPU, answers, default_device, eager, outcome, prompt, with_runner
 from holdfast import SamplingParams
-from holdfast.bench.machine import default_device
-from holdfast.bench.tiny import tiny_config
 from holdfast.core.results import Result
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner

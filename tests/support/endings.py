@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.bench.tiny import tiny_fields
+from holdfast.models.dummy import tiny_fields
 
 # How a script ends, and the status that Python gives it.
 ENDINGS = {
