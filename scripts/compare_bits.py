@@ -171,7 +171,7 @@ def main() -> int:
         found: dict[str, dict[str, JSON]] = {name: {} for name in trees}
         for threads in (1, None, 2):  # a process has one number of threads
             jobs = [case for case in chosen if case.options.get("num_threads") == threads]
-            with ThreadPoolExecutor(1 if threads == 2 else 2) as pool:
+            with ThreadPoolExecutor(2) as pool:
                 runs = {name: pool.submit(_run, tree, scratch, name, jobs) for name, tree in trees.items()}
             for name, run in runs.items():
                 found[name] |= run.result()
@@ -219,7 +219,10 @@ def make_models(folder: Path, names: set[str], device: str) -> None:
 
 def _environment(tree: Path, folder: Path) -> dict[str, str]:
     paths = [str(tree / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HOLDFAST_CACHE_DIR": str(folder / "cache")}
+    own = {"PYTHONPATH": os.pathsep.join(paths), "HOLDFAST_CACHE_DIR": str(folder / "cache")}
+    return (
+        os.environ | own | {"OMP_WAIT_POLICY": "PASSIVE"}
+    )  # two processes whose threads spin take five times as long
 
 
 def _run(tree: Path, scratch: Path, name: str, chosen: list[Case]) -> dict[str, JSON]:
@@ -267,33 +270,33 @@ def _replay_all(
 
 def compare(other: Mapping[str, JSON], this: Mapping[str, JSON], replayed: Mapping[str, str]) -> int:
     """Print a table of the cases. Returns 1 if anything promised differs, or nothing was compared."""
-    num_bad, num_answers, ordinary = 0, 0, [0, 0]
+    num_bad, totals = 0, [0, 0, 0]  # deterministic answers, ordinary ones, and those of them that differ
     width = max((len(name) for name in (*this, *replayed)), default=0)
     print(f"{'case':{width}}  answers  result")
     for name, mine in this.items():
-        theirs = other[name]
-        failed = [
-            f"{who} failed: {one['error']}"
-            for who, one in (("other", theirs), ("this", mine))
-            if "error" in one
-        ]
-        promised = [label for label in mine.get("answers", ()) if "ordinary" not in label]
-        lines = failed or _differences(theirs, mine, promised)
-        if not failed:
-            rest = [label for label in mine["answers"] if "ordinary" in label]
-            ordinary[0] += len(rest)
-            ordinary[1] += sum(mine["answers"][label] != theirs["answers"].get(label) for label in rest)
-        num_answers += len(promised)
-        num_bad += bool(lines)
-        print("\n".join(f"{name:{width}}  {len(promised):7}  {line}" for line in lines or ["equal"]))
+        theirs, answers = other[name], mine.get("answers", {})
+        failed = {who: one["error"] for who, one in (("other", theirs), ("this", mine)) if "error" in one}
+        promised, ordinary = (
+            [label for label in answers if ("ordinary" in label) == kind] for kind in (False, True)
+        )
+        if failed:
+            bad, changed = [f"{who} FAILED: {error}" for who, error in failed.items()], []
+        else:
+            bad = _differences(theirs, mine, promised)
+            changed = [label for label in ordinary if answers[label] != theirs["answers"].get(label)]
+        equal = "equal" + (f"; {len(changed)} of {len(ordinary)} ordinary answers differ" if changed else "")
+        print("\n".join(f"{name:{width}}  {len(promised):7}  {line}" for line in bad or [equal]))
+        num_bad += bool(bad)
+        counts = (len(promised), len(ordinary), len(changed))
+        totals = [total + count for total, count in zip(totals, counts, strict=True)]
     for name, said in replayed.items():
         num_bad += bool(said)
         print(f"{name:{width}}   replay  {said or 'equal'}")
     print(
-        f"{len(this)} cases with {num_answers} deterministic answers, {len(replayed)} replays: {num_bad} differ or "
-        f"failed. {ordinary[0]} ordinary answers: {ordinary[1]} differ, which no promise covers."
+        f"{len(this)} cases with {totals[0]} deterministic answers, {len(replayed)} replays: {num_bad} differ or "
+        f"failed. {totals[1]} ordinary answers: {totals[2]} differ, which no promise covers."
     )
-    return 1 if num_bad or not num_answers else 0
+    return 1 if num_bad or not totals[0] else 0
 
 
 def _differences(other: JSON, this: JSON, labels: list[str]) -> list[str]:

@@ -55,7 +55,7 @@ def changed(change: str) -> dict[str, Any]:
     [
         ("bit", "1 DIFFER, first alone.logprobs[0]: 3f800001, was 3f800000"),
         ("fingerprint", "fingerprint DIFFERS: parts.code.model"),
-        ("failure", "this failed: it ended"),
+        ("failure", "this FAILED: it ended"),
         ("", "1 cases with 1 deterministic answers, 0 replays: 0 differ"),
     ],
 )
