@@ -389,7 +389,7 @@ def _answer(case: Case, models: Path) -> JSON:
         found["continued"] = _bits(llm.continue_answer(begun, max_tokens=case.max_tokens + 8))
         pairs: list[Any] = [(texts[0], " heads."), (LONG, texts[1]), (texts[2], list(range(3, 9)))]
         for number, scores in enumerate(llm.score_batch(pairs)):
-            found[f"score {number}"] = _hex(scores)
+            found[f"score {number}"] = list(map(_hex, scores))
         poolings: list[JSON] = [
             {"pooling": "last"},
             {"pooling": "mean", "normalize": False, "dimensions": 24},
@@ -397,7 +397,7 @@ def _answer(case: Case, models: Path) -> JSON:
         for options in poolings:
             results = llm.embed([*texts, LONG], deterministic=True, **options)
             for number, result in enumerate(results):
-                found[f"embedding {options['pooling']} {number}"] = _hex(result.embedding)
+                found[f"embedding {options['pooling']} {number}"] = list(map(_hex, result.embedding))
     receipt = receipts["penalties 0"]
     return {"answers": found, "fingerprint": receipt["fingerprint"], "receipt": receipt}
 
@@ -447,11 +447,11 @@ def _bits(result: Any) -> JSON:
 
 
 def _logprob(one: Any) -> list[Any]:
-    return [one.token_id, _hex([one.logprob]), [[token_id, _hex([value])] for token_id, value in one.top]]
+    return [one.token_id, _hex(one.logprob), [[token_id, _hex(value)] for token_id, value in one.top]]
 
 
-def _hex(values: list[float]) -> str:
-    return struct.pack(f">{len(values)}f", *values).hex()
+def _hex(value: float) -> str:
+    return struct.pack(">f", value).hex()
 
 
 if __name__ == "__main__":
