@@ -1,0 +1,68 @@
+"""Every task draws the texts that were recorded: the order of a phrase list decides them, and so does
+each draw. After a change that is meant to change texts:
+
+    PYTHONPATH=src python tests/training/tasks/test_recorded_texts.py
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from holdfast.training.settings import TrainingSettings
+from holdfast.training.tasks.general import eval_prompts, training_prompts
+from holdfast.training.tasks.names import PHRASE_TASKS, TEXT_TASKS
+from holdfast.training.tasks.source import open_topics
+from holdfast.training.tasks.task import AnswerForm, Task, TextTask
+
+RECORDED = Path(__file__).with_name("recorded_texts.json")
+NUM_TEXTS, MAX_EVENTS = 1000, 12
+CARRIED = "entities, carried"
+NAMES = (*PHRASE_TASKS, *TEXT_TASKS, CARRIED, "general")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_are_those_recorded(name: str) -> None:
+    assert digests(name) == json.loads(RECORDED.read_text())[name]
+
+
+def digests(name: str) -> dict[str, str]:
+    """SHA-256 over the vocabulary of a task, and over its texts with their thoughts."""
+    if name == "general":
+        return {"training": digest(training_prompts(NUM_TEXTS, 5)), "evaluation": digest(eval_prompts())}
+    settings = TrainingSettings(tasks=(name.partition(",")[0],), carry=name == CARRIED)
+    (topic,) = open_topics(settings).values()
+    assert not isinstance(topic, list)
+    drawn = phrases(topic) if isinstance(topic, Task) else examples(topic)
+    return {"words": digest(topic.words()), "texts": digest(list(drawn))}
+
+
+def digest(values: list[object] | list[str]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def phrases(task: Task) -> Iterator[object]:
+    """The phrases of texts and thoughts in each form of answer."""
+    texts = np.array(task.phrases.texts)
+    for form in get_args(AnswerForm):
+        drawn = task.draw(np.random.default_rng(5), NUM_TEXTS // 4, 1, MAX_EVENTS, form)
+        yield [texts[drawn.phrases].tolist(), texts[drawn.thoughts].tolist(), drawn.is_answer.tolist()]
+
+
+def examples(task: TextTask) -> Iterator[object]:
+    """Texts for training and, where a task has others for evaluation, as many of those."""
+    rng = random.Random(5)
+    makers = (task.example, getattr(task, "eval_example", task.example))
+    for number in range(NUM_TEXTS):
+        one = makers[number % 2](rng, 1 + number // 2 % MAX_EVENTS)
+        steps = [[each.settled_at, each.thought, each.state, each.at_once] for each in one.steps]
+        yield [one.prompt, one.answer, one.given, steps]
+
+
+if __name__ == "__main__":
+    RECORDED.write_text(json.dumps({name: digests(name) for name in NAMES}, indent=2) + "\n")
