@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from holdfast.training.export import export
-from holdfast.training.loop import start_run
-from holdfast.training.settings import SIZES, TrainingSettings
+from holdfast_thinking.run.export import export
+from holdfast_thinking.run.loop import start_run
+from holdfast_thinking.settings import SIZES, TrainingSettings
 
 
 def test_eval_of_a_model_folder(holdfast, tmp_path: Path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.training.settings import PRESETS
+from holdfast_thinking.settings import PRESETS
 
 TINY = ["--size", "tiny", "--steps", "2", "--batch", "4", "-n", "2", "--device", "cpu"]
 
@@ -46,7 +46,7 @@ def test_train_writes_a_model_and_resumes(holdfast, tmp_path: Path, monkeypatch)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["interrupt", "SIGTERM"])
 def test_interrupted_run_resumes_with_the_same_result(holdfast, tmp_path: Path, monkeypatch, number):
-    from holdfast.training import loop
+    from holdfast_thinking.run import loop
 
     monkeypatch.setitem(PRESETS, "short", replace(PRESETS["short"], eval_texts=2, eval_events=(1,)))
     wanted = ("--preset", "short", *TINY, "--steps", "4")
@@ -69,7 +69,7 @@ def test_interrupted_run_resumes_with_the_same_result(holdfast, tmp_path: Path, 
 
 
 def test_train_logs_losses_without_a_terminal(holdfast, tmp_path: Path, monkeypatch):
-    from holdfast.cli.commands import train as command
+    from holdfast_thinking.cli import train as command
 
     monkeypatch.setattr(command, "_LOG_STEPS", 10)
     wanted = ["--max-thought", "4", "--no-while-answering", "--eval-every", "0", "--no-compile"]

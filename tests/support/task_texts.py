@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.training.batch import Batch
-from holdfast.training.tasks.phrases import assemble
-from holdfast.training.tasks.task import AnswerForm, Task
-from holdfast.training.tokenizer import EOS, build_tokenizer
+from holdfast_thinking.model.batch import Batch
+from holdfast_thinking.model.tokenizer import EOS, build_tokenizer
+from holdfast_thinking.tasks.phrases import assemble
+from holdfast_thinking.tasks.task import AnswerForm, Task
 
 
 def draw_batch(

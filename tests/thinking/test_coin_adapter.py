@@ -6,8 +6,8 @@ import pytest
 
 from holdfast import LLM, SamplingParams
 from holdfast.models.locate import BUILTIN, COIN_ADAPTER, adapter_folder, locate
-from holdfast.training.eval.general import measure_general
-from holdfast.training.eval.model import open_model
+from holdfast_thinking.eval.general import measure_general
+from holdfast_thinking.eval.model import open_model
 from support.coin_free_questions import coin_free_questions
 from support.coin_questions import CoinQuestion, coin_questions
 

@@ -8,8 +8,7 @@ import pytest
 
 from holdfast import LLM, SamplingParams
 from holdfast.models.locate import COIN
-from holdfast.training.tasks import coin_talk
-from holdfast.training.tasks.wording import (
+from holdfast_thinking.grammar import (
     coin_asks,
     coin_frames,
     coin_shapes,
@@ -19,6 +18,7 @@ from holdfast.training.tasks.wording import (
     variable_phrases,
     variable_shapes,
 )
+from holdfast_thinking.tasks import coin_talk
 from support import coin_dev_questions as development
 from support import coin_questions as held_out
 from support.coin_free_questions import coin_free_questions

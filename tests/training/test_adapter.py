@@ -13,10 +13,10 @@ from holdfast.errors import BadWeights, ConfigError, ModelNotFound
 from holdfast.models.adapter import ADAPTER_FILE
 from holdfast.models.locate import locate
 from holdfast.thinking.config import WEIGHTS_FILE
-from holdfast.training.eval.general import measure_general
-from holdfast.training.eval.model import open_model
-from holdfast.training.export import export
-from holdfast.training.loop import resume_run, start_run, train
+from holdfast_thinking.eval.general import measure_general
+from holdfast_thinking.eval.model import open_model
+from holdfast_thinking.run.export import export
+from holdfast_thinking.run.loop import resume_run, start_run, train
 from support.plain_training import PLAIN
 
 CPU = torch.device("cpu")

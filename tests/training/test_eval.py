@@ -15,21 +15,21 @@ from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.engine.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.locate import COIN, locate
-from holdfast.training.eval.ablation import opposite, swap_last_thought
-from holdfast.training.eval.accuracy import is_right, measure_cell
-from holdfast.training.eval.cost import VARIANTS, measure_cost, plain_copy
-from holdfast.training.eval.eval_set import EvalPrompt, EvalSet, final_answer
-from holdfast.training.eval.latency import measure_latency
-from holdfast.training.eval.model import EvalModel, open_model
-from holdfast.training.eval.plot import plot_eval
-from holdfast.training.eval.prefill import coin_texts, measure_rounds
-from holdfast.training.eval.report import AccuracyCell, compare_pairs
-from holdfast.training.eval.run import EvalSettings, ModelFolder, run_eval
-from holdfast.training.eval.table import show_eval
-from holdfast.training.export import INFO_FILE, TrainingInfo, export, read_training_info
-from holdfast.training.loop import start_run
-from holdfast.training.settings import SIZES, TrainingSettings
-from holdfast.training.tasks.task import AnswerForm
+from holdfast_thinking.eval.ablation import opposite, swap_last_thought
+from holdfast_thinking.eval.accuracy import is_right, measure_cell
+from holdfast_thinking.eval.cost import VARIANTS, measure_cost, plain_copy
+from holdfast_thinking.eval.eval_set import EvalPrompt, EvalSet, final_answer
+from holdfast_thinking.eval.latency import measure_latency
+from holdfast_thinking.eval.model import EvalModel, open_model
+from holdfast_thinking.eval.plot import plot_eval
+from holdfast_thinking.eval.prefill import coin_texts, measure_rounds
+from holdfast_thinking.eval.report import AccuracyCell, compare_pairs
+from holdfast_thinking.eval.run import EvalSettings, ModelFolder, run_eval
+from holdfast_thinking.eval.table import show_eval
+from holdfast_thinking.run.export import INFO_FILE, TrainingInfo, export, read_training_info
+from holdfast_thinking.run.loop import start_run
+from holdfast_thinking.settings import SIZES, TrainingSettings
+from holdfast_thinking.tasks.task import AnswerForm
 
 SETTINGS = TrainingSettings(
     tasks=("parity", "variables"), max_events=4, size=SIZES["tiny"], chunk=4, variables_thought="all"

@@ -10,9 +10,9 @@ import torch
 from holdfast.errors import ConfigError
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import CONFIG_FILE
-from holdfast.training.build import chat_frame, message_start
-from holdfast.training.export import export
-from holdfast.training.loop import start_run
+from holdfast_thinking.model.build import chat_frame, message_start
+from holdfast_thinking.run.export import export
+from holdfast_thinking.run.loop import start_run
 from support import plain_training
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import pytest
 
 from holdfast import LLM
 from holdfast.errors import ConfigError
-from holdfast.training.samples import _whole_sentences, sample_prompts, write_samples
-from holdfast.training.tasks.general import read_chat, training_prompts
+from holdfast_thinking.data.general import read_chat, training_prompts
+from holdfast_thinking.data.samples import _whole_sentences, sample_prompts, write_samples
 from support.tiny import tiny_model
 
 

@@ -10,10 +10,9 @@ from safetensors.torch import load_file
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.thinking.config import WEIGHTS_FILE, read_thinking
-from holdfast.thinking.reference import open_reference
-from holdfast.training import loop
-from holdfast.training.export import export
-from holdfast.training.loop import (
+from holdfast_thinking.run import loop
+from holdfast_thinking.run.export import export
+from holdfast_thinking.run.loop import (
     StepMetrics,
     TrainingRun,
     learning_rate,
@@ -22,17 +21,18 @@ from holdfast.training.loop import (
     start_run,
     train,
 )
-from holdfast.training.plot import plot_curves
-from holdfast.training.settings import (
+from holdfast_thinking.run.plot import plot_curves
+from holdfast_thinking.run.state import STATE_FILE
+from holdfast_thinking.run.validation import validate
+from holdfast_thinking.settings import (
     PRESETS,
     BackboneSize,
     TrainingSettings,
     settings_from_json,
     settings_to_json,
 )
-from holdfast.training.train_state import STATE_FILE
-from holdfast.training.validation import validate
 from support.thinking_models import thinker_folder
+from thinking.reference import open_reference
 
 CPU = torch.device("cpu")
 TINY = TrainingSettings(

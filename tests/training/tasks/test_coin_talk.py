@@ -4,11 +4,11 @@ import random
 import re
 from itertools import pairwise
 
-from holdfast.training.tasks.coin_talk import UNKNOWN, ToldCoin, tell
-from holdfast.training.tasks.wording import coin_shapes, words
-from holdfast.training.tasks.wording.coin_grammar import CoinGrammar
-from holdfast.training.tasks.wording.coin_phrases import FLIPS, KEEPS, MARKS, unmarked
-from holdfast.training.tasks.wording.verbs import phrase
+from holdfast_thinking.grammar import coin_shapes, words
+from holdfast_thinking.grammar.coin import CoinGrammar
+from holdfast_thinking.grammar.coin_phrases import FLIPS, KEEPS, MARKS, unmarked
+from holdfast_thinking.grammar.verbs import phrase
+from holdfast_thinking.tasks.coin_talk import UNKNOWN, ToldCoin, tell
 
 SIDES = ("heads", "tails")
 DOWN = (

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from holdfast.training.tasks.parity import Parity
-from holdfast.training.tasks.phrases import DrawnTexts
+from holdfast_thinking.tasks.parity import Parity
+from holdfast_thinking.tasks.phrases import DrawnTexts
 from support.task_texts import chunk_texts, decode_texts, draw_batch
 
 CHUNK = 8

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.training.batch import Batch, join_batches
-from holdfast.training.tasks.phrases import DrawnTexts, PhraseTable, assemble
+from holdfast_thinking.model.batch import Batch, join_batches
+from holdfast_thinking.tasks.phrases import DrawnTexts, PhraseTable, assemble
 
 PIECES = PhraseTable(["ab|c", "d", "xy", "z"])
 TOKENS = PIECES.encoded(lambda text: [ord(letter) for letter in text])

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.training.batch import Batch
-from holdfast.training.tasks import preparation
-from holdfast.training.tasks.babi import read_babi
-from holdfast.training.tasks.general import read_chat
-from holdfast.training.tasks.gsm8k import read_gsm8k
-from holdfast.training.tasks.preparation import prepare_all
-from holdfast.training.tasks.text_examples import (
+from holdfast_thinking.data import preparation
+from holdfast_thinking.data.general import read_chat
+from holdfast_thinking.data.preparation import prepare_all
+from holdfast_thinking.data.text_examples import (
     ChatFrame,
     TextExample,
     TextRules,
     ThoughtStep,
     prepare_texts,
 )
-from holdfast.training.tasks.two_hop import TwoHop
-from holdfast.training.tokenizer import EOS, build_tokenizer
+from holdfast_thinking.model.batch import Batch
+from holdfast_thinking.model.tokenizer import EOS, build_tokenizer
+from holdfast_thinking.tasks.babi import read_babi
+from holdfast_thinking.tasks.gsm8k import read_gsm8k
+from holdfast_thinking.tasks.two_hop import TwoHop
 from support.task_texts import chunk_texts
 
 BABI = """1 Nora walked to the cellar.

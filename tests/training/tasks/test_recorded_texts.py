@@ -14,11 +14,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from holdfast.training.settings import TrainingSettings
-from holdfast.training.tasks.general import eval_prompts, training_prompts
-from holdfast.training.tasks.names import PHRASE_TASKS, TEXT_TASKS
-from holdfast.training.tasks.source import open_topics
-from holdfast.training.tasks.task import AnswerForm, Task, TextTask
+from holdfast_thinking.data.general import eval_prompts, training_prompts
+from holdfast_thinking.data.names import PHRASE_TASKS, TEXT_TASKS
+from holdfast_thinking.data.source import open_topics
+from holdfast_thinking.settings import TrainingSettings
+from holdfast_thinking.tasks.task import AnswerForm, Task, TextTask
 
 RECORDED = Path(__file__).with_name("recorded_texts.json")
 NUM_TEXTS, MAX_EVENTS = 1000, 12

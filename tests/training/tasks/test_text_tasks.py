@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.training.packed import IGNORED, PackSpec, pack
-from holdfast.training.tasks.coin_talk import CoinTalk
-from holdfast.training.tasks.entities import Entities
-from holdfast.training.tasks.general import eval_prompts, training_prompts
-from holdfast.training.tasks.idle_talk import OUTSIDE, Outside
-from holdfast.training.tasks.room_talk import RoomTalk
-from holdfast.training.tasks.rooms import PLACES, Rooms
-from holdfast.training.tasks.source import draw_prompts
-from holdfast.training.tasks.task import TextTask
-from holdfast.training.tasks.text_examples import ChatFrame, TextExample, TextRules, prepare_texts
-from holdfast.training.tasks.two_hop import TwoHop
-from holdfast.training.tasks.variable_talk import VariableTalk
-from holdfast.training.tasks.wording.words import INVENTED
-from holdfast.training.tokenizer import build_tokenizer
+from holdfast_thinking.data.general import eval_prompts, training_prompts
+from holdfast_thinking.data.source import draw_prompts
+from holdfast_thinking.data.text_examples import ChatFrame, TextExample, TextRules, prepare_texts
+from holdfast_thinking.grammar.words import INVENTED
+from holdfast_thinking.model.packed import IGNORED, PackSpec, pack
+from holdfast_thinking.model.tokenizer import build_tokenizer
+from holdfast_thinking.tasks.coin_talk import CoinTalk
+from holdfast_thinking.tasks.entities import Entities
+from holdfast_thinking.tasks.outside import OUTSIDE, Outside
+from holdfast_thinking.tasks.room_talk import RoomTalk
+from holdfast_thinking.tasks.rooms import PLACES, Rooms
+from holdfast_thinking.tasks.task import TextTask
+from holdfast_thinking.tasks.two_hop import TwoHop
+from holdfast_thinking.tasks.variable_talk import VariableTalk
 
 
 def examples(task: TextTask, count: int = 300, most: int = 9) -> list[TextExample]:

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from holdfast.training.tasks.task import AnswerForm
-from holdfast.training.tasks.variables import LARGEST, ThoughtContent, Variables
+from holdfast_thinking.tasks.task import AnswerForm
+from holdfast_thinking.tasks.variables import LARGEST, ThoughtContent, Variables
 from support.task_texts import chunk_texts, decode_texts, draw_batch
 
 THOUGHTS: tuple[ThoughtContent, ...] = get_args(ThoughtContent)

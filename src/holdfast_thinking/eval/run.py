@@ -1,0 +1,167 @@
+"""Run an evaluation: models, eval sets, and the measurements that are asked for."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from holdfast.errors import ConfigError
+from holdfast.worker.device import choose_device, cpu_name
+from holdfast_thinking.data.names import has_events, known_tasks
+from holdfast_thinking.eval.ablation import swap_last_thought, zero_states
+from holdfast_thinking.eval.accuracy import measure_cell
+from holdfast_thinking.eval.cost import measure_cost
+from holdfast_thinking.eval.examples import thought_examples
+from holdfast_thinking.eval.general import measure_general
+from holdfast_thinking.eval.latency import EVENTS as LATENCY_EVENTS
+from holdfast_thinking.eval.latency import TASK as LATENCY_TASK
+from holdfast_thinking.eval.latency import measure_latency
+from holdfast_thinking.eval.model import EvalModel, OpenLLM, open_model
+from holdfast_thinking.eval.prefill import measure_rounds
+from holdfast_thinking.eval.report import EvalReport
+from holdfast_thinking.run.export import read_training_info
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model to evaluate. A baseline gets fewer texts."""
+
+    name: str
+    folder: Path
+    is_baseline: bool = False
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """tasks, long_texts: empty and None mean those of the first model's training."""
+
+    tasks: tuple[str, ...] = ()
+    events: tuple[int, ...] = (10, 20, 40, 60, 80, 100)
+    count: int = 500
+    baseline_count: int = 100
+    seed: int = 1
+    long_texts: bool | None = None
+    deterministic: bool = True
+    ablate: bool = False
+    latency: bool = False
+    latency_count: int = 25
+    latency_task: str | None = None  # None: parity, or else the first task
+    rounds: bool = False
+    cost: bool = False
+    accuracy: bool = True
+    general: bool = False
+    num_examples: int = 2  # prompts of each task whose thoughts are kept
+
+
+def run_eval(
+    folders: Sequence[ModelFolder],
+    settings: EvalSettings,
+    open_llm: OpenLLM,
+    out: Path | None,
+    note: Note,
+) -> EvalReport:
+    """All models are loaded at once, so that they can be timed in turns."""
+    names = [each.name for each in folders]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"every model needs its own name, not {', '.join(names)}")
+    first = read_training_info(folders[0].folder)
+    tasks = settings.tasks or tuple(task for task in first.tasks if ":" not in task)
+    if not tasks and (settings.accuracy or settings.latency):
+        raise ConfigError(f"{folders[0].folder} was trained on files only; give a task: {known_tasks()}")
+    if settings.latency_task is not None and settings.latency_task not in tasks:
+        raise ConfigError(
+            f"latency is measured on {settings.latency_task}; add --task {settings.latency_task}"
+        )
+    long_texts = first.long_texts if settings.long_texts is None else settings.long_texts
+    models = []
+    for each in folders:
+        note(f"opening {each.name}: {each.folder}")
+        models.append(
+            open_model(
+                each.name, each.folder, open_llm, tasks, settings.seed, long_texts, settings.deterministic
+            )
+        )
+    report = _start(models, settings, tasks, long_texts)
+    counts = [settings.baseline_count if each.is_baseline else settings.count for each in folders]
+    if settings.latency:
+        task = settings.latency_task or (LATENCY_TASK if LATENCY_TASK in tasks else tasks[0])
+        note(f"latency of single requests: {settings.latency_count} texts of {task}, all models in turns")
+        events = _latency_events(task, settings.events)
+        report.latency = measure_latency(models, settings.latency_count, events, task)
+        report.save(out)
+    if settings.accuracy:
+        for model, count in zip(models, counts, strict=True):
+            _measure_accuracy(model, count, max(counts), tasks, settings, report, out, note)
+    thinkers = [each for each in models if each.thinking is not None]
+    for model in thinkers if settings.rounds else ():
+        note(f"{model.name}: predicted thoughts against chunk by chunk")
+        report.rounds += measure_rounds(model)
+        report.save(out)
+    for model in thinkers if settings.cost else ():
+        note(f"{model.name}: cost of a token")
+        report.cost += measure_cost(model, open_llm)
+        report.save(out)
+    for model in thinkers if settings.general else ():
+        note(f"{model.name}: general prompts")
+        report.general.append(measure_general(model, open_llm))
+        report.save(out)
+    report.save(out)
+    return report
+
+
+def _latency_events(task: str, events: tuple[int, ...]) -> int:
+    if not has_events(task):
+        return 0
+    return LATENCY_EVENTS if task == LATENCY_TASK else max(events)
+
+
+def _measure_accuracy(
+    model: EvalModel,
+    count: int,
+    num_drawn: int,
+    tasks: tuple[str, ...],
+    settings: EvalSettings,
+    report: EvalReport,
+    out: Path | None,
+    note: Note,
+) -> None:
+    """Draw num_drawn prompts and use the first count: models with fewer prompts get a subset of the
+    same.
+    """
+    for task in tasks:
+        for events in settings.events if has_events(task) else (0,):
+            prompts = model.eval_set.draw(task, events, num_drawn)[:count]
+            cell, results = measure_cell(model, task, events, prompts)
+            report.accuracy.append(cell)
+            length = f", {events} events" if events else ""
+            note(f"{model.name}, {task}{length}: {cell.accuracy:.1%} in {cell.seconds:.1f} s")
+            if model.thinking is not None:
+                report.examples += thought_examples(model, task, prompts, results)[: settings.num_examples]
+            if settings.ablate and model.thinking is not None:
+                report.zeroed.append(zero_states(model, task, events, prompts))
+                if task == "parity":
+                    report.swapped.append(swap_last_thought(model, events, prompts, results))
+            report.save(out)
+
+
+def _start(
+    models: Sequence[EvalModel], settings: EvalSettings, tasks: tuple[str, ...], long_texts: bool
+) -> EvalReport:
+    config = models[0].llm.config
+    device = choose_device(config.device, config.kernels)
+    report = EvalReport(
+        machine=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        torch=torch.__version__,
+        settings={**asdict(settings), "tasks": tasks, "long_texts": long_texts},
+    )
+    for each in models:
+        report.models[each.name] = {
+            **asdict(each.info),
+            "folder": str(each.folder),
+            "chunk": None if each.thinking is None else each.thinking.chunk,
+            "fingerprint": each.llm.engine.fingerprint.digest,
+        }
+    return report
