@@ -34,8 +34,10 @@ from pathlib import Path
 
 FORMS = ("thinking", "none", "cot")
 SEEDS = (0, 1, 2)
-TEXT_TASKS = ("entities", "two-hop")
-QUIET_TASKS = ("outside", "variable-talk", "entities", "rooms", "room-talk", "two-hop")  # for the adapter
+TASKS = Path(__file__).parents[1] / "benchmarks" / "thinking"
+ENTITIES, TWO_HOP = f"{TASKS / 'entities.py'}:Entities", f"{TASKS / 'two_hop.py'}:TwoHop"
+TEXT_TASKS = (ENTITIES, TWO_HOP)
+QUIET_TASKS = ("outside", "variable-talk", "stories")  # for the adapter
 # For texts longer than the trained ones: a state says all that holds, and a window hides the rest.
 CARRIED = ("--carry", "--chunk", "16", "--max-thought", "32", "--window", "128", "--accumulate", "1")
 GSM8K_PARTS = ((1868, 4), (3736, 2))  # a quarter and a half of the examples
@@ -44,8 +46,8 @@ SHARES = {
     "qa2": 3,
     "qa7": 2,
     "qa8": 2,
-    "entities": 3,
-    "two-hop": 1,
+    ENTITIES: 3,
+    TWO_HOP: 1,
     "coin-talk": 3,
     "chat": 3,
 }  # of a batch
@@ -70,7 +72,9 @@ class Command:
 def _share(task: str) -> int:
     """Of a task, or of the file of one."""
     kind, _, path = task.partition(":")
-    return SHARES[Path(path).name.partition("_")[0] if kind == "babi" else kind]
+    return SHARES[
+        Path(path).name.partition("_")[0] if kind == "jsonl" else "chat" if kind == "chat" else task
+    ]
 
 
 def _device(arguments: tuple[str, ...]) -> tuple[str, ...]:
@@ -123,7 +127,7 @@ class Plan:
 
     def _samples(self) -> Iterator[Command]:
         if self.options.tiny:
-            vocabulary = ("--task", "coin-talk", "--task", "entities", "--task", "two-hop")
+            vocabulary = ("--task", "coin-talk", "--task", ENTITIES, "--task", TWO_HOP)
             scratch = ("--size", "tiny", *vocabulary, "--form", "none", "--window", "0")
             yield self._train("tiny-backbone", *scratch, result="model.safetensors")
             return
@@ -146,7 +150,7 @@ class Plan:
         yield from self._forms("entities", list(TEXT_TASKS))
 
     def _long_entities(self) -> Iterator[Command]:
-        arguments = (*self._on_backbone(["entities"]), *CARRIED)
+        arguments = (*self._on_backbone([ENTITIES]), *CARRIED)
         yield self._train("long-entities", *arguments, result="model.safetensors")
 
     def _forms(self, group: str, tasks: list[str], *more: str) -> Iterator[Command]:
@@ -196,7 +200,7 @@ class Plan:
             return
         yield self._train(
             name,
-            *("--preset", "backbone", "--backbone", self.backbone, "--task", f"gsm8k:{path}"),
+            *("--preset", "backbone", "--backbone", self.backbone, "--task", f"jsonl:{path}"),
             *(
                 "--form",
                 form,
@@ -221,7 +225,7 @@ class Plan:
     def _eval_long_entities(self) -> Iterator[Command]:
         folders = [f"carried={self.out / 'long-entities'}"]
         out = self.out / "eval-long-entities"
-        yield self._eval_command(out.name, out, folders, ["entities"], "--events", self._lengths())
+        yield self._eval_command(out.name, out, folders, [ENTITIES], "--events", self._lengths())
 
     def _eval(self, out: Path, group: str, tasks: list[str], *more: str) -> Command:
         """Thinking and its two baselines."""
@@ -271,7 +275,7 @@ class Plan:
             :9
         ]
         folders = [f"{name}={self.out / f'gsm8k-{name}'}" for name in names]
-        yield self._eval_command("eval-gsm8k", self.out / "eval-gsm8k", folders, [f"gsm8k:{path}"])
+        yield self._eval_command("eval-gsm8k", self.out / "eval-gsm8k", folders, [f"jsonl:{path}"])
 
     def _lengths(self) -> str:
         return "2" if self.options.tiny else "12,24,36"
@@ -288,13 +292,23 @@ class Plan:
         if not self.options.babi:
             return []
         found = (sorted(Path(self.options.babi).glob(f"qa{number}_*_{part}.txt")) for number in (1, 2, 7, 8))
-        tasks = [f"babi:{path}" for paths in found for path in paths]
+        tasks = [f"jsonl:{self._converted('babi', path)}" for paths in found for path in paths]
         if not tasks:
             raise SystemExit(f"{self.options.babi} has no qa*_{part}.txt")
         return tasks
 
     def _gsm8k_file(self, part: str) -> Path | None:
-        return Path(self.options.gsm8k) / f"{part}.jsonl" if self.options.gsm8k else None
+        if not self.options.gsm8k:
+            return None
+        return self._converted("gsm8k", Path(self.options.gsm8k) / f"{part}.jsonl")
+
+    def _converted(self, data: str, source: Path) -> Path:
+        """The file as JSON lines with gold thoughts, written if it is not there yet."""
+        path = self.out / "data" / f"{source.stem}.jsonl"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run([sys.executable, str(TASKS / f"{data}.py"), str(source), str(path)], check=True)
+        return path
 
 
 STAGES = (

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from holdfast.errors import ConfigError
 from holdfast_thinking.data.names import known_tasks
+from holdfast_thinking.data.text_examples import AnswerForm
 from holdfast_thinking.model.loss import LossWeights
-from holdfast_thinking.tasks.task import AnswerForm
 from holdfast_thinking.tasks.variables import ThoughtContent
 
 _LARGEST_BATCH = 1 << 16
@@ -36,7 +36,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """tasks: names (`tasks/names.py`). backbone: a model (a folder, a .gguf file, a built-in name) to
+    """tasks: names (`data/names.py`). backbone: a model (a folder, a .gguf file, a built-in name) to
     start from, instead of a size.
     """
 
@@ -157,7 +157,7 @@ PRESETS = {
     ),
     # A pretrained language model: all tasks in chat form, backbone and blocks.
     "backbone": TrainingSettings(
-        tasks=("entities", "two-hop", "coin-talk", "variable-talk"),
+        tasks=("coin-talk", "variable-talk"),
         backbone="smollm2",
         chat=True,
         window=None,

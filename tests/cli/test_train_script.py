@@ -29,6 +29,8 @@ def options(tmp_path: Path, **changes: object) -> Namespace:
     for number in (1, 2, 7, 8):
         for part in ("train", "test"):
             (tmp_path / f"qa{number}_x_{part}.txt").touch()
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.jsonl").touch()
     fields = {"out": tmp_path / "out", "babi": str(tmp_path), "gsm8k": str(tmp_path), "backbone": "smollm2"}
     more = {
         "device": "cpu",

@@ -40,7 +40,7 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         backbone=str(base),
         adapter=True,
         steps=2,
-        tasks=("two-hop",),
+        tasks=("coin-talk",),
         chunk=4,
     )
     first = start_run(settings, CPU)

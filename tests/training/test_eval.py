@@ -15,6 +15,7 @@ from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.engine.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.locate import COIN, locate
+from holdfast_thinking.data.text_examples import AnswerForm
 from holdfast_thinking.eval.ablation import opposite, swap_last_thought
 from holdfast_thinking.eval.accuracy import is_right, measure_cell
 from holdfast_thinking.eval.cost import VARIANTS, measure_cost, plain_copy
@@ -29,7 +30,6 @@ from holdfast_thinking.eval.table import show_eval
 from holdfast_thinking.run.export import INFO_FILE, TrainingInfo, export, read_training_info
 from holdfast_thinking.run.loop import start_run
 from holdfast_thinking.settings import SIZES, TrainingSettings
-from holdfast_thinking.tasks.task import AnswerForm
 
 SETTINGS = TrainingSettings(
     tasks=("parity", "variables"), max_events=4, size=SIZES["tiny"], chunk=4, variables_thought="all"
@@ -86,9 +86,9 @@ def answered(text: str, thoughts: tuple[Thought, ...] = ()) -> Result:
 
 
 def test_prompts_are_the_same_for_every_answer_form(folder: Callable[[AnswerForm], Path]) -> None:
-    plain, chain, words = (eval_set(folder(form)) for form in ("none", "cot", "words"))
+    plain, chain = (eval_set(folder(form)) for form in ("none", "cot"))
     for task in SETTINGS.tasks:
-        asked = [each.draw(task, 3, 4) for each in (plain, chain, words)]
+        asked = [each.draw(task, 3, 4) for each in (plain, chain)]
         assert [each.token_ids for each in asked[0]] == [each.token_ids for each in asked[1]]
         assert len({tuple(each.final for each in some) for some in asked}) == 1
         assert all(each.num_answer > 6 and "So" in each.answer for each in asked[1])
@@ -97,7 +97,7 @@ def test_prompts_are_the_same_for_every_answer_form(folder: Callable[[AnswerForm
 
 def test_final_answer_of_a_chain_of_thought() -> None:
     assert final_answer(" Alice flips: tails. So tails.", "cot") == "tails."
-    assert final_answer(" tails heads", "words") == ""  # it came to no end
+    assert final_answer(" tails heads", "cot") == ""  # it came to no end
     assert final_answer(" tails.", "thinking") == "tails."
 
 
@@ -239,27 +239,27 @@ def test_wrong_eval_settings_are_refused_before_a_model_is_loaded(
 def test_file_and_text_tasks_are_evaluated_with_their_thoughts(
     folder: Callable[[AnswerForm], Path], tmp_path: Path
 ) -> None:
-    path = tmp_path / "qa9_test.txt"
-    path.write_text("1 Nora went to the hall.\n2 Where is Nora?\thall\t1\n")
-    tasks = (f"babi:{path}", "two-hop")
+    path = tmp_path / "qa9_test.jsonl"
+    path.write_text('{"prompt": "Nora went to the hall. Where is Nora?", "answer": "hall."}\n')
+    tasks = (f"jsonl:{path}", "outside")
     folders = [ModelFolder("own", folder("thinking"), False), ModelFolder("chain", folder("cot"), True)]
     settings = EvalSettings(
-        tasks=tasks, count=2, baseline_count=2, latency=True, latency_count=1, latency_task="two-hop"
+        tasks=tasks, count=2, baseline_count=2, latency=True, latency_count=1, latency_task="outside"
     )
     report = run_eval(folders, settings, open_llm, tmp_path, lambda text: None)
     assert [(cell.model, cell.task, cell.events, cell.count) for cell in report.accuracy] == [
         ("own", tasks[0], 0, 1),
-        ("own", "two-hop", 0, 2),
+        ("own", "outside", 0, 2),
         ("chain", tasks[0], 0, 1),
-        ("chain", "two-hop", 0, 2),
+        ("chain", "outside", 0, 2),
     ]
     assert {each.model for each in report.examples} == {"own"}
     assert report.examples[0].gold == "hall."
     assert re.sub(r" ‹[^›]*›", "", report.examples[0].prompt) == "Nora went to the hall. Where is Nora? A:"
-    assert [(each.task, each.events) for each in report.latency] == [("two-hop", 0)] * 2
+    assert [(each.task, each.events) for each in report.latency] == [("outside", 0)] * 2
     assert all(each.answer_ms > 0 and 0 < each.first_ms <= each.median_ms for each in report.latency)
     console = Console(file=io.StringIO(), width=220)
     show_eval(report, console)
     shown = console.file.getvalue()
-    assert "babi qa9_test" in shown and "paper, thinking states" in shown
+    assert "jsonl qa9_test" in shown
     assert (tmp_path / "tasks.png") in plot_eval(report, tmp_path)

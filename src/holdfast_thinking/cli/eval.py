@@ -13,7 +13,7 @@ from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.names import require_eval_tasks
+from holdfast_thinking.data.names import require_tasks
 
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
@@ -115,7 +115,7 @@ def thinking(
     folders = [_model_folder(each, is_baseline=False) for each in models]
     folders += [_model_folder(each, is_baseline=True) for each in baseline or ()]
     numbers = _numbers(events)
-    require_eval_tasks(task or ())
+    require_tasks(task or ())
     for _, folder, _ in folders:
         o.open_model(replace(engine, model=str(folder)))
     from holdfast_thinking.eval.run import EvalSettings, ModelFolder, run_eval

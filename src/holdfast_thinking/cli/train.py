@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast_thinking.settings import TrainingSettings
 
 train = App(help="Train models that think while they read.", no_args_is_help=True)
-_FORMS = ("thinking", "none", "cot", "words")
+_FORMS = ("thinking", "none", "cot")
 _THOUGHTS = ("changed", "all", "worked")
 _LOG_STEPS = 250  # steps between log lines without a terminal
 _INTERRUPTED = 130  # the exit code of a shell
@@ -60,8 +60,7 @@ def thinking(
     form: Annotated[
         str | None,
         typer.Option(
-            help="thinking, or a baseline: none, cot (writes the thoughts, or restates every event), words (one "
-            "word for each event)."
+            help="thinking, or a baseline: none, cot (writes the thoughts, or restates every event)."
         ),
     ] = None,
     max_events: Annotated[
@@ -254,7 +253,8 @@ def samples(
     task: Annotated[
         list[str] | None,
         typer.Option(
-            help="Add as many prompts of this task, about which nothing is to be thought. May be repeated."
+            help="Add as many prompts of this task, about which nothing is to be thought, or stories (of things in "
+            "boxes, people in rooms, towns). May be repeated."
         ),
     ] = None,
     engine: EngineConfig = o.ENGINE,

@@ -9,10 +9,7 @@ evaluation have different subjects and different forms.
 """
 
 import random
-from pathlib import Path
 
-from holdfast_thinking.data.json_lines import read_texts
-from holdfast_thinking.data.text_examples import TextExample
 from holdfast_thinking.tasks.filler import NAMES, split_list
 
 NUM_EVAL_PROMPTS = 200
@@ -142,11 +139,3 @@ def eval_prompts() -> list[str]:
     """The 200 prompts on which a thinking model should think nothing."""
     every = [form.format(s=subject) for form in _EVAL_FORMS for subject in _EVAL_SUBJECTS]
     return random.Random("general evaluation").sample(every, NUM_EVAL_PROMPTS)
-
-
-def read_chat(path: Path) -> list[TextExample]:
-    """JSON lines with a prompt and an answer each."""
-    return [
-        TextExample(prompt, answer, (), has_chain=False)
-        for _, (prompt, answer) in read_texts(path, "prompt", "answer")
-    ]

@@ -4,24 +4,23 @@ from collections.abc import Iterable
 
 from holdfast.errors import ConfigError
 
-PHRASE_TASKS = ("parity", "variables")
-TEXT_TASKS = ("coin-talk", "variable-talk", "outside", "entities", "two-hop", "rooms", "room-talk")
-FILE_TASKS = ("babi", "gsm8k", "chat")
+TASKS = ("parity", "variables", "coin-talk", "variable-talk", "outside")
+FILE_TASKS = ("jsonl", "chat")
 
 
 def known_tasks() -> str:
     """The names, for messages."""
-    return ", ".join((*PHRASE_TASKS, *TEXT_TASKS, *(f"{kind}:FILE" for kind in FILE_TASKS)))
+    return ", ".join((*TASKS, *(f"{kind}:FILE" for kind in FILE_TASKS), "FILE.py:CLASS"))
 
 
-def has_events(task: str) -> bool:
-    """Whether the texts of a task have a number of events."""
-    return task in ("parity", "variables", "coin-talk", "variable-talk", "entities", "rooms", "room-talk")
+def require_tasks(names: Iterable[str]) -> None:
+    """Refuse names that are no task's."""
+    for name in names:
+        kind, _, rest = name.rpartition(":") if is_own_task(name) else name.partition(":")
+        if name not in TASKS and not ((kind in FILE_TASKS or is_own_task(name)) and rest):
+            raise ConfigError(f"there is no task {name!r}; expected {known_tasks()}")
 
 
-def require_eval_tasks(tasks: Iterable[str]) -> None:
-    """Refuse tasks without an eval set."""
-    for task in tasks:
-        kind, _, path = task.partition(":")
-        if task not in (*PHRASE_TASKS, *TEXT_TASKS) and not (kind in FILE_TASKS and path):
-            raise ConfigError(f"there is no eval set for {task!r}; there are {known_tasks()}")
+def is_own_task(name: str) -> bool:
+    """Return whether the name is a class in a Python file."""
+    return name.rpartition(":")[0].endswith(".py")

@@ -1,10 +1,13 @@
 """A model's own answers to general prompts. Trained with them, it keeps its way of answering.
 
-Prompts of tasks may be among them: those that a model is to think nothing about.
+Prompts of tasks may be among them, those that a model is to think nothing about: `quiet_stories.txt`, or
+other tasks.
 """
 
 import json
+import random
 from collections.abc import Sequence
+from importlib import resources
 from itertools import chain
 from pathlib import Path
 
@@ -14,13 +17,23 @@ from holdfast.errors import ConfigError, EngineStopped
 from holdfast_thinking.data.general import training_prompts
 from holdfast_thinking.data.source import draw_prompts
 
+STORIES = "stories"  # a task of `sample_prompts` alone
 _TEMPERATURE = 0.7
 
 
 def sample_prompts(count: int, seed: int, tasks: Sequence[str] = ()) -> list[str]:
-    """count: of general prompts, and of those of each task."""
-    drawn = (draw_prompts(task, count, seed) for task in tasks)
+    """Draw `count` general prompts, and as many of each task, or of the stories that come with the package."""
+    drawn = (
+        quiet_stories(count, seed) if task == STORIES else draw_prompts(task, count, seed) for task in tasks
+    )
     return [*training_prompts(count, seed), *chain.from_iterable(drawn)]
+
+
+def quiet_stories(count: int, seed: int) -> list[str]:
+    """Draw stories with a question that are about no coin: things in boxes, people in rooms, towns."""
+    lines = resources.files("holdfast_thinking.data").joinpath("quiet_stories.txt").read_text("utf-8")
+    stories = [line for line in lines.splitlines() if not line.startswith("#")]
+    return random.Random(f"stories {seed}").sample(stories, min(count, len(stories)))
 
 
 def write_samples(llm: LLM, path: Path, prompts: Sequence[str], max_tokens: int, seed: int) -> int:

@@ -6,61 +6,51 @@ when the source is opened.
 """
 
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.general import read_chat
-from holdfast_thinking.data.names import FILE_TASKS, TEXT_TASKS, known_tasks
+from holdfast_thinking.data.jsonl import read_chat, read_thoughts
+from holdfast_thinking.data.names import is_own_task, require_tasks
 from holdfast_thinking.data.preparation import prepare_all
 from holdfast_thinking.data.text_examples import (
     ChatFrame,
     PreparedTexts,
     TextExample,
     TextRules,
+    TextTask,
     prepare_texts,
 )
 from holdfast_thinking.model.batch import Batch, join_batches
 from holdfast_thinking.settings import TrainingSettings
-from holdfast_thinking.tasks.babi import read_babi
 from holdfast_thinking.tasks.coin_talk import CoinTalk
-from holdfast_thinking.tasks.entities import Entities
-from holdfast_thinking.tasks.gsm8k import read_gsm8k
 from holdfast_thinking.tasks.outside import Outside
 from holdfast_thinking.tasks.parity import Parity
-from holdfast_thinking.tasks.phrases import assemble
-from holdfast_thinking.tasks.room_talk import RoomTalk
-from holdfast_thinking.tasks.rooms import Rooms
-from holdfast_thinking.tasks.task import Task, TextTask
-from holdfast_thinking.tasks.two_hop import TwoHop
 from holdfast_thinking.tasks.variable_talk import VariableTalk
 from holdfast_thinking.tasks.variables import Variables
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_TRAIN, _EVAL = 0, 1
+_TRAIN = 0
 _MOST_EVENTS = 6  # of a prompt without its answer
 _HELD_OUT = 10  # every tenth example of a file is for validation
-_READERS: dict[str, Callable[[Path], list[TextExample]]] = {
-    "babi": read_babi,
-    "gsm8k": read_gsm8k,
-    "chat": read_chat,
+_READERS: dict[str, Callable[[Path], list[TextExample]]] = {"jsonl": read_thoughts, "chat": read_chat}
+_TASKS: dict[str, Callable[[TrainingSettings], TextTask]] = {
+    "parity": lambda settings: Parity(settings.long_texts),
+    "variables": lambda settings: Variables(settings.variables_thought, settings.long_texts),
+    "coin-talk": lambda settings: CoinTalk(),
+    "variable-talk": lambda settings: VariableTalk(),
+    "outside": lambda settings: Outside(),
 }
-_TEXT_TASKS: dict[str, Callable[[], TextTask]] = {
-    "coin-talk": CoinTalk,
-    "variable-talk": VariableTalk,
-    "outside": Outside,
-    "two-hop": TwoHop,
-    "rooms": Rooms,
-    "room-talk": RoomTalk,
-}
-Topic = Task | TextTask | list[TextExample]
+Topic = TextTask | list[TextExample]
 
 
 def open_topics(settings: TrainingSettings) -> dict[str, Topic]:
@@ -69,25 +59,35 @@ def open_topics(settings: TrainingSettings) -> dict[str, Topic]:
 
 
 def _open_topic(name: str, settings: TrainingSettings) -> Topic:
+    require_tasks([name])
+    if name in _TASKS:
+        return _TASKS[name](settings)
+    if is_own_task(name):
+        return _load_task(name)(settings)
     kind, _, path = name.partition(":")
-    if name == "parity":
-        return Parity(settings.long_texts)
-    if name == "variables":
-        return Variables(settings.variables_thought, settings.long_texts)
-    if name == "entities":
-        return Entities(continues=settings.carry)
-    if name in _TEXT_TASKS:
-        return _TEXT_TASKS[name]()
-    if kind not in FILE_TASKS or not path:
-        raise ConfigError(f"there is no task {name!r}; expected {known_tasks()}")
     return _READERS[kind](Path(path))
+
+
+def _load_task(name: str) -> Callable[[TrainingSettings], TextTask]:
+    """Return the class of a task in a Python file, which is run."""
+    path, _, attribute = name.rpartition(":")
+    spec = spec_from_file_location(f"task_{Path(path).stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    found = getattr(module, attribute, None)
+    if not callable(found) or not hasattr(found, "example") or not hasattr(found, "words"):
+        raise ConfigError(f"{path} has no task {attribute}; expected a class with `words` and `example`")
+    task: Callable[[TrainingSettings], TextTask] = found
+    return task
 
 
 def draw_prompts(task: str, count: int, seed: int) -> list[str]:
     """Prompts of a task as chat messages, of a file without those held out."""
     topic = _open_topic(task, TrainingSettings(tasks=(task,)))
-    if isinstance(topic, Task):
-        raise ConfigError(_no_messages(task))
     rng = random.Random(f"prompts {seed} {task}")
     if isinstance(topic, list):
         examples = _split(topic, held_out=False)
@@ -95,10 +95,6 @@ def draw_prompts(task: str, count: int, seed: int) -> list[str]:
     else:
         examples = [topic.example(rng, rng.randint(1, _MOST_EVENTS)) for _ in range(count)]
     return [each.message for each in examples]
-
-
-def _no_messages(task: str) -> str:
-    return f"{task} has no chat messages; expected {', '.join(TEXT_TASKS)} or a file"
 
 
 def topic_texts(topics: dict[str, Topic]) -> list[str]:
@@ -144,15 +140,6 @@ class BatchSource:
             s.thinks_answer,
         )
 
-        def encode(text: str) -> list[int]:
-            return list(tokenizer.encode(text, add_special_tokens=False).ids)
-
-        self._tokens = {
-            name: topic.phrases.encoded(encode) for name, topic in topics.items() if isinstance(topic, Task)
-        }
-        phrases = [name for name, topic in topics.items() if isinstance(topic, Task)]
-        if s.follow_ups and phrases:
-            raise ConfigError(_no_messages(phrases[0]))
         if s.follow_ups and frame is not None and not frame.between:
             raise ConfigError(
                 "follow_ups need a chat template that writes each message of a conversation alike"
@@ -164,12 +151,27 @@ class BatchSource:
             limited = {
                 name: self._examples(name, topic)
                 for name, topic in topics.items()
-                if isinstance(topic, list) or (s.examples is not None and not isinstance(topic, Task))
+                if isinstance(topic, list) or s.examples is not None
             }
             if s.follow_ups:
                 self._limited = limited
             else:
                 self._prepared = prepare_all(limited, tokenizer, self._rules)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A process makes its tasks anew: it could not import the class of an own task."""
+        files = {name: topic if isinstance(topic, list) else None for name, topic in self._topics.items()}
+        return self.__dict__ | {"_topics": files}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for name, topic in state["_topics"].items():
+            self._topics[name] = _open_topic(name, self._settings) if topic is None else topic
+
+    def has_events(self, name: str) -> bool:
+        """Return whether texts of the task have a number of events. Those of a file have none."""
+        topic = self._topics[name]
+        return not isinstance(topic, list) and getattr(topic, "has_events", True)
 
     def batch(self, step: int) -> Batch:
         """The texts of a step: of each task its share, sorted by length."""
@@ -206,12 +208,8 @@ class BatchSource:
         ]
         return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
-    def eval_batch(self, name: str, events: int, count: int, index: int = 0) -> Batch:
+    def eval_batch(self, name: str, events: int, count: int) -> Batch:
         """Texts that training does not use: with exactly this number of events, or of a file."""
-        topic = self._topics[name]
-        if isinstance(topic, Task):
-            rng = self._rng(_EVAL, list(self._topics).index(name), events, index)
-            return self._draw(name, topic, rng, count, events, events)
         examples = self.eval_examples(name, events, count)
         return self._prepare(examples).batch(range(len(examples)))
 
@@ -224,14 +222,13 @@ class BatchSource:
         return self._prepare(examples).batch(range(len(examples)))
 
     def eval_examples(self, name: str, events: int, count: int) -> list[TextExample]:
-        """Texts of a task that is written as text."""
+        """The same as examples."""
         topic = self._topics[name]
         if isinstance(topic, list):
             held = _split(topic, held_out=True)
             if not held:
                 raise ConfigError(f"{name} has too few examples: one of {_HELD_OUT} is for validation")
             return [held[index % len(held)] for index in range(count)]
-        assert not isinstance(topic, Task)
         rng = random.Random(f"eval {self._settings.seed} {name} {events}")
         make = getattr(topic, "eval_example", topic.example)
         return [make(rng, events) for _ in range(count)]
@@ -254,10 +251,6 @@ class BatchSource:
         return prepare_texts(examples, self._tokenizer, self._rules)
 
     def _training_batch(self, name: str, index: int, count: int, step: int) -> Batch:
-        topic = self._topics[name]
-        if isinstance(topic, Task):
-            drawn = self._rng(_TRAIN, index, step)
-            return self._draw(name, topic, drawn, count, 1, self._settings.max_events)
         if name not in self._prepared:
             return self._prepare(self._texts(name, index, count, step)).batch(range(count))
         prepared = self._prepared[name]
@@ -269,7 +262,7 @@ class BatchSource:
             held = self._limited[name]
             return [held[at] for at in self._choose(name, index, count, step, len(held))]
         topic = self._topics[name]
-        assert not isinstance(topic, Task | list)
+        assert not isinstance(topic, list)
         return self._make(topic, random.Random(f"train {self._settings.seed} {name} {step}"), count)
 
     def _choose(self, name: str, index: int, count: int, step: int, size: int) -> NDArray[np.int64]:
@@ -292,13 +285,6 @@ class BatchSource:
         return np.random.Generator(
             np.random.Philox(np.random.SeedSequence(self._settings.seed, spawn_key=key))
         )
-
-    def _draw(
-        self, name: str, topic: Task, rng: np.random.Generator, count: int, fewest: int, most: int
-    ) -> Batch:
-        s = self._settings
-        drawn = topic.draw(rng, count, fewest, most, s.form)
-        return assemble(drawn, self._tokens[name], s.chunk, s.max_thought, self._eos_id)
 
 
 def _split(examples: list[TextExample], *, held_out: bool) -> list[TextExample]:

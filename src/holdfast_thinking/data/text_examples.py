@@ -1,4 +1,5 @@
-"""Examples written as text: a prompt, an answer, and thoughts at characters of the prompt.
+"""Examples written as text: a prompt, an answer, and thoughts at characters of the prompt; and the
+interface of tasks, which make them.
 
 They are tokenised once, before training (`PreparedTexts`); a batch is a gather of arrays.
 
@@ -7,20 +8,22 @@ They are tokenised once, before training (`PreparedTexts`); a batch is a gather 
     cot         prompt | the same thoughts as sentences, "So", answer
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import ConfigError
 from holdfast_thinking.model.batch import Batch, Ints
-from holdfast_thinking.tasks.task import AnswerForm
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+# thinking: thoughts and a plain answer. none: the plain answer only. cot: a chain of thought says what
+# is thought.
+AnswerForm = Literal["thinking", "none", "cot"]
 QUESTION_END = " A:"  # of a prompt that is no chat message
 
 
@@ -31,13 +34,14 @@ class ThoughtStep:
     thought: what is thought then; "": nothing. state: all that holds after the step; a model that carries its
     states thinks it instead of the thought. A chain of thought does not write it: there, what was said before
     stays in sight. at_once: it is written without a delay: what is asked for has to be there for the answer,
-    and a name may be in sight in its own chunk only.
+    and a name may be in sight in its own chunk only. said: how a chain of thought writes it; "": as the thought.
     """
 
     settled_at: int
     thought: str
     state: str = ""
     at_once: bool = False
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,26 @@ class TextExample:
     def written_answer(self, form: AnswerForm) -> str:
         if form != "cot" or not self.has_chain:
             return self.answer
-        return "".join(f"{step.thought}." for step in self.steps if step.thought) + f" So{self.answer}"
+        return (
+            "".join(f"{step.said or step.thought}." for step in self.steps if step.thought)
+            + f" So{self.answer}"
+        )
+
+
+class TextTask(Protocol):
+    """Makes texts with a number of events, one by one.
+
+    A class in a file of your own is called with the settings of the run. A task may have an
+    `eval_example` for texts of an evaluation, and `has_events = False` if its texts have no length.
+    """
+
+    def words(self) -> list[str]:
+        """Return texts whose words should be in the vocabulary of a new model."""
+        ...
+
+    def example(self, rng: random.Random, events: int) -> TextExample:
+        """Make a text for training, and for evaluation unless the task has an `eval_example`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -154,8 +177,6 @@ class PreparedTexts:
 
 
 def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules: TextRules) -> PreparedTexts:
-    if rules.form == "words":
-        raise ConfigError("only parity and variables have the form words; expected thinking, none or cot")
     prompts = tokenizer.encode_batch([rules.prompt(each) for each in examples], add_special_tokens=False)
     answers = tokenizer.encode_batch([rules.answer(each) for each in examples], add_special_tokens=False)
     rows = [[*p.ids, *a.ids, rules.eos_id] for p, a in zip(prompts, answers, strict=True)]

@@ -12,15 +12,14 @@ from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.locate import locate
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import ThinkingConfig
-from holdfast_thinking.data.names import PHRASE_TASKS, require_eval_tasks
+from holdfast_thinking.data.names import require_tasks
 from holdfast_thinking.data.source import BatchSource, open_topics
+from holdfast_thinking.data.text_examples import AnswerForm
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.model.build import chat_frame, open_backend
 from holdfast_thinking.run.export import TrainingInfo
 from holdfast_thinking.settings import TrainingSettings
-from holdfast_thinking.tasks.task import AnswerForm
 
-_CHAINS = ("cot", "words")
 _SO = "So"
 _SPARE = 8  # tokens an answer may be longer than twice the gold one
 
@@ -45,7 +44,7 @@ def final_answer(text: str, form: AnswerForm) -> str:
 
     "" if there is no "So".
     """
-    if form in _CHAINS:
+    if form == "cot":
         _, so, text = text.rpartition(_SO)
         if not so:
             return ""
@@ -66,7 +65,7 @@ class EvalSet:
         seed: int,
         long_texts: bool,
     ) -> None:
-        require_eval_tasks(tasks)
+        require_tasks(tasks)
         path = open_checkpoint(locate(str(folder)).path).path  # the backbone's, for an adapter
         self.tokenizer = open_backend(path)
         self.form: AnswerForm = info.form
@@ -88,10 +87,11 @@ class EvalSet:
         topics = open_topics(settings)
         self._source = BatchSource(settings, topics, self.tokenizer, eos_id=0, frame=frame, only_eval=True)
 
+    def has_events(self, task: str) -> bool:
+        return self._source.has_events(task)
+
     def draw(self, task: str, events: int, count: int) -> list[EvalPrompt]:
         """Texts with this number of events; of a file, its first examples, without training's split."""
-        if task in PHRASE_TASKS:
-            return self._prompts(self._source.eval_batch(task, events, count))
         return self._prompts(self._source.file_or_eval_batch(task, events, count))
 
     def _prompts(self, batch: Batch) -> list[EvalPrompt]:

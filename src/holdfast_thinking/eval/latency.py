@@ -85,7 +85,7 @@ def _latency(
     prompts = prompts[: len(timed)]
     times, results = [each.total for each in timed], [each.result for each in timed]
     tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else [times[0]] * 9
-    is_chain = model.info.form in ("cot", "words")
+    is_chain = model.info.form == "cot"
     final = fmean(_num_final(model, each) for each in prompts)
     return AnswerLatency(
         model=model.name,

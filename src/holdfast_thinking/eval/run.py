@@ -8,7 +8,7 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.worker.device import choose_device, cpu_name
-from holdfast_thinking.data.names import has_events, known_tasks
+from holdfast_thinking.data.names import known_tasks
 from holdfast_thinking.eval.ablation import swap_last_thought, zero_states
 from holdfast_thinking.eval.accuracy import measure_cell
 from holdfast_thinking.eval.cost import measure_cost
@@ -89,7 +89,7 @@ def run_eval(
     if settings.latency:
         task = settings.latency_task or (LATENCY_TASK if LATENCY_TASK in tasks else tasks[0])
         note(f"latency of single requests: {settings.latency_count} texts of {task}, all models in turns")
-        events = _latency_events(task, settings.events)
+        events = _latency_events(models[0], task, settings.events)
         report.latency = measure_latency(models, settings.latency_count, events, task)
         report.save(out)
     if settings.accuracy:
@@ -112,8 +112,8 @@ def run_eval(
     return report
 
 
-def _latency_events(task: str, events: tuple[int, ...]) -> int:
-    if not has_events(task):
+def _latency_events(model: EvalModel, task: str, events: tuple[int, ...]) -> int:
+    if not model.eval_set.has_events(task):
         return 0
     return LATENCY_EVENTS if task == LATENCY_TASK else max(events)
 
@@ -132,7 +132,7 @@ def _measure_accuracy(
     same.
     """
     for task in tasks:
-        for events in settings.events if has_events(task) else (0,):
+        for events in settings.events if model.eval_set.has_events(task) else (0,):
             prompts = model.eval_set.draw(task, events, num_drawn)[:count]
             cell, results = measure_cell(model, task, events, prompts)
             report.accuracy.append(cell)

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.names import has_events
 from holdfast_thinking.data.source import BatchSource, open_topics, topic_texts
 from holdfast_thinking.model.batch import join_batches
 from holdfast_thinking.model.build import BuiltModel, build
@@ -191,7 +190,7 @@ def measure_accuracy(run: TrainingRun, events: tuple[int, ...], count: int) -> d
     cells = [
         (name, number)
         for name in run.settings.tasks
-        for number in (events if has_events(name) else events[:1])
+        for number in (events if run.source.has_events(name) else events[:1])
     ]
     texts = join_batches([run.source.eval_batch(name, number, count) for name, number in cells])
     order = np.argsort(texts.num_tokens, kind="stable")

@@ -28,8 +28,6 @@ _FEW = 8  # events of a short text
 
 
 class CoinTalk:
-    name = "coin-talk"
-
     def words(self) -> list[str]:
         """Texts with all words, for a tokenizer."""
         modules = (coin_grammar, coin_starts, coin_asks, styles)

@@ -1,9 +1,14 @@
 """Filler texts: they shift events to every position of a chunk, and make texts long."""
 
+import random
+
 import numpy as np
 
-from holdfast_thinking.model.batch import Bools, Ints
-from holdfast_thinking.tasks.phrases import PhraseTable
+
+def split_list(text: str, mark: str = " ") -> tuple[str, ...]:
+    """A list of words, or of phrases with another mark between them."""
+    return tuple(each.strip() for each in text.split(mark))
+
 
 # fmt: off
 NAMES = (
@@ -26,12 +31,11 @@ SENTENCES = (
     "On the radio they talk about the weather, the roads and a football game that was played far away.",
     "Two children run up the stairs, laugh at something in the garden and run down again without a word.",
 )
-_ADVICE = "Listen well now please for once and then say what you know about this as best you can"
-
-
-def split_list(text: str, mark: str = " ") -> tuple[str, ...]:
-    """A list of words, or of phrases with another mark between them."""
-    return tuple(each.strip() for each in text.split(mark))
+_ADVICE = split_list("Listen well now please for once and then say what you know about this as best you can")
+OPENINGS = (*(" ".join(_ADVICE[:count]) + "." for count in range(1, 17)), *SENTENCES)
+_BETWEEN = (*SENTENCES, *(f"{one} {other}" for one, other in zip(SENTENCES, SENTENCES[3:], strict=False)))
+_WITHOUT_OPENING = 0.4  # share of texts
+_RATES = (0.0, 0.0, 0.1, 0.5)  # share of events with a filler before them, for a text
 
 
 def byte_names(count: int) -> list[str]:
@@ -46,32 +50,16 @@ def byte_names(count: int) -> list[str]:
     ]
 
 
-def filler_texts() -> list[str]:
-    """The filler phrases: openings of one to sixteen words, then one or two sentences."""
-    advice = _ADVICE.split(" ")
-    openings = [" ".join(advice[:count]) + "." for count in range(1, 17)]
-    several = [f" {one} {other}" for one, other in zip(SENTENCES, SENTENCES[3:], strict=False)]
-    return [*openings, *(f" {each}" for each in SENTENCES), *several, *SENTENCES]
+def draw_opening(rng: random.Random) -> str:
+    """Draw what is said before the first event, with the space after it; "" in some texts."""
+    return "" if rng.random() < _WITHOUT_OPENING else f"{rng.choice(OPENINGS)} "
 
 
-class Filler:
-    """Draws fillers as phrase numbers. Without long texts, only openings."""
+def draw_rate(rng: random.Random, long_texts: bool) -> float:
+    """Draw how many events of a text have a filler before them: none, few or many."""
+    return rng.choice(_RATES) if long_texts else 0.0
 
-    def __init__(self, phrases: PhraseTable, long_texts: bool) -> None:
-        self._long_texts = long_texts
-        texts = filler_texts()
-        self._between = phrases.numbers([each for each in texts if each.startswith(" ")])
-        self._openings = phrases.numbers([each for each in texts if not each.startswith(" ")])
 
-    def openings(self, rng: np.random.Generator, num_texts: int) -> Ints:
-        """[B]: the text before the first event; none in 40% of the texts."""
-        drawn = rng.choice(self._openings, num_texts)
-        return np.where(rng.random(num_texts) < 0.4, 0, drawn)
-
-    def between(self, rng: np.random.Generator, allowed: Bools) -> Ints:
-        """allowed [B, n] -> fillers [B, n]: none in half of the texts, few or many in the others."""
-        if not self._long_texts:
-            return np.zeros(allowed.shape, dtype=np.int64)
-        rate = rng.choice([0.0, 0.0, 0.1, 0.5], len(allowed))[:, None]
-        drawn = rng.choice(self._between, allowed.shape)
-        return np.where(allowed & (rng.random(allowed.shape) < rate), drawn, 0)
+def draw_filler(rng: random.Random, rate: float) -> str:
+    """Draw one or two sentences, with the space before them, or ""."""
+    return f" {rng.choice(_BETWEEN)}" if rng.random() < rate else ""

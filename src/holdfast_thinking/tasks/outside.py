@@ -52,7 +52,7 @@ _FIRST_WORDS = ("The A My Her His She He It They There What Nobody Everybody Som
 class Outside:
     """Prompts about anything else: the answer says what the model knows."""
 
-    name = "outside"
+    has_events = False
 
     def words(self) -> list[str]:
         return vocabulary()

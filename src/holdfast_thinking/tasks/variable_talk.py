@@ -37,8 +37,6 @@ _STYLES = (
 
 
 class VariableTalk:
-    name = "variable-talk"
-
     def words(self) -> list[str]:
         lists = [value for value in vars(shapes).values() if isinstance(value, tuple)]
         named = [f" {name}" for name in (*shapes.LETTERS, *shapes.CAPITALS, *shapes.NAMES)]

@@ -10,13 +10,16 @@ placed before an earlier one. This is an estimate of the earliest place where it
 
 Most calculations are placed where the question ends. An instruction follows it, and the answer starts
 with three words, so that there are chunks for them before the number.
+
+    python benchmarks/thinking/gsm8k.py train.jsonl gsm8k_train.jsonl    # for the task jsonl:FILE
 """
 
 import re
+import sys
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.json_lines import read_texts
+from holdfast_thinking.data.jsonl import read_texts, write_thoughts
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
 
 _CALCULATION = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
@@ -40,7 +43,8 @@ _WORDS = re.compile(r"[a-z]+|%")
 def read_gsm8k(path: Path) -> list[TextExample]:
     """All questions of a file."""
     examples = []
-    for line_number, (question, answer) in read_texts(path, "question", "answer"):
+    for line_number, fields in read_texts(path, "question", "answer"):
+        question, answer = fields["question"], fields["answer"]
         final = _FINAL.search(answer)
         if final is None:
             raise ConfigError(f"{path}, line {line_number}: the answer does not end with ####")
@@ -99,3 +103,7 @@ def _values(calculation: str) -> list[float]:
 
 def _value(text: str) -> float:
     return float(text.replace(",", ""))
+
+
+if __name__ == "__main__":
+    write_thoughts(read_gsm8k(Path(sys.argv[1])), Path(sys.argv[2]))

@@ -18,14 +18,18 @@ question, of what is asked for: " milk bathroom".
 
 Stories with facts of other kinds have the question before and after the story, and the supporting
 facts as thoughts.
+
+    python benchmarks/thinking/babi.py qa1_single-supporting-fact_train.txt qa1_train.jsonl    # for the task jsonl:FILE
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.errors import ConfigError
+from holdfast_thinking.data.jsonl import write_thoughts
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
 
 _MOVE = re.compile(
@@ -161,3 +165,7 @@ def _supported(question: str, answer: str, facts: dict[int, str], support: list[
 def _last_word(text: str) -> int:
     """The last character that is no mark."""
     return len(text.rstrip(".!?")) - 1
+
+
+if __name__ == "__main__":
+    write_thoughts(read_babi(Path(sys.argv[1])), Path(sys.argv[2]))

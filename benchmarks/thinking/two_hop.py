@@ -7,11 +7,14 @@ Every town has a country and a river, which training teaches by one-hop question
 Ostrand in?"). People are invented for each text. A quarter of the towns is in no two-hop text of
 training: their facts are known, their combination with a person is new. Evaluation asks two-hop
 questions only, half of them about such towns. A thought recalls what is known about a town.
+
+    holdfast train thinking --out DIR --preset backbone --task benchmarks/thinking/two_hop.py:TwoHop
 """
 
 import random
 
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
+from holdfast_thinking.settings import TrainingSettings
 from holdfast_thinking.tasks.filler import split_list
 
 _NUM_TOWNS, _NUM_COUNTRIES, _NUM_RIVERS = 160, 20, 30
@@ -36,9 +39,9 @@ _TAILS = split_list("mar strand dale burg wick ton rin vik lund heim ford sel ga
 
 
 class TwoHop:
-    name = "two-hop"
+    has_events = False
 
-    def __init__(self) -> None:
+    def __init__(self, settings: TrainingSettings) -> None:
         rng = random.Random(_SEED)
         words = [head + middle + tail for head in _HEADS for middle in _MIDDLES for tail in _TAILS]
         chosen = rng.sample(words, _NUM_TOWNS + _NUM_COUNTRIES + _NUM_RIVERS)

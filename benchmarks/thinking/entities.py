@@ -10,12 +10,15 @@ thought depends on the last one and the event alone; at the question, of what is
 change nothing stand between the events: people look at boxes, talk about things, or the weather is
 described, in some texts for long. Answers: " blue box.", " kitchen.", " ball and key.", " nothing.": things
 in alphabetical order.
+
+    holdfast train thinking --out DIR --preset backbone --task benchmarks/thinking/entities.py:Entities
 """
 
 import random
 from dataclasses import dataclass, field, replace
 
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
+from holdfast_thinking.settings import TrainingSettings
 from holdfast_thinking.tasks.filler import NAMES, SENTENCES
 
 # fmt: off
@@ -104,14 +107,12 @@ class _Story:
 
 
 class Entities:
-    """continues: some training texts continue a story that is not told, with all that holds given as a state. So
-    the next thought cannot depend on what was read long ago. Only for a model that carries its states.
+    """For a model that carries its states, some training texts continue a story that is not told, with all that
+    holds given as a state. So the next thought cannot depend on what was read long ago.
     """
 
-    name = "entities"
-
-    def __init__(self, continues: bool = False) -> None:
-        self._continued = _CONTINUED if continues else 0.0
+    def __init__(self, settings: TrainingSettings) -> None:
+        self._continued = _CONTINUED if settings.carry else 0.0
 
     def words(self) -> list[str]:
         rng = random.Random(0)
