@@ -15,7 +15,11 @@ import random
 
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
 from holdfast_thinking.settings import TrainingSettings
-from holdfast_thinking.tasks.filler import split_list
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(text.split(" "))
+
 
 _NUM_TOWNS, _NUM_COUNTRIES, _NUM_RIVERS = 160, 20, 30
 _SEED = 26
@@ -31,11 +35,11 @@ _IDLE = (
     "{who} plays the violin.",
     "{who} is forty years old.",
 )
-_HEADS = split_list(
+_HEADS = _split(
     "Os Kel Var Tor Mel Ful Gan Ris Bor Dal Nev Pol Hal Lin Sar Wen Yor Zan Cor Bel Tam Fen Gol Ard"
 )
 _MIDDLES = ("", "a", "e", "i", "o", "en", "ar", "il")
-_TAILS = split_list("mar strand dale burg wick ton rin vik lund heim ford sel gard nes")
+_TAILS = _split("mar strand dale burg wick ton rin vik lund heim ford sel gard nes")
 
 
 class TwoHop:
@@ -50,7 +54,7 @@ class TwoHop:
         self.facts = {town: (rng.choice(countries), rng.choice(rivers)) for town in self.towns}
         self.new_towns = frozenset(self.towns[::4])  # in no two-hop text of training
         self._surnames = [head + tail for head in _HEADS for tail in ("in", "ano", "sky", "er")]
-        self._first_names = split_list(
+        self._first_names = _split(
             "Velma Ivo Runa Teo Lark Mira Jonas Elin Oto Pia Sven Zora Emil Kaja Nilo Tess"
         )
 

@@ -1,13 +1,12 @@
 """A model's own answers to general prompts. Trained with them, it keeps its way of answering.
 
-Prompts of tasks may be among them, those that a model is to think nothing about: `quiet_stories.txt`, or
+Prompts of tasks may be among them, those that a model is to think nothing about: `words/stories.txt`, or
 other tasks.
 """
 
 import json
 import random
 from collections.abc import Sequence
-from importlib import resources
 from itertools import chain
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from holdfast.engine.llm import LLM
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast_thinking.data.general import training_prompts
 from holdfast_thinking.data.source import draw_prompts
+from holdfast_thinking.data.words import read_words
 
 STORIES = "stories"  # a task of `sample_prompts` alone
 _TEMPERATURE = 0.7
@@ -31,8 +31,7 @@ def sample_prompts(count: int, seed: int, tasks: Sequence[str] = ()) -> list[str
 
 def quiet_stories(count: int, seed: int) -> list[str]:
     """Draw stories with a question that are about no coin: things in boxes, people in rooms, towns."""
-    lines = resources.files("holdfast_thinking.data").joinpath("quiet_stories.txt").read_text("utf-8")
-    stories = [line for line in lines.splitlines() if not line.startswith("#")]
+    stories = read_words("stories").STORIES
     return random.Random(f"stories {seed}").sample(stories, min(count, len(stories)))
 
 

@@ -6,9 +6,8 @@ clauses around them.
 
 import random
 
-from holdfast_thinking.grammar import coin_frames as frames
 from holdfast_thinking.grammar import coin_phrases, words
-from holdfast_thinking.grammar import coin_shapes as shapes
+from holdfast_thinking.grammar.asks_and_starts import after
 from holdfast_thinking.grammar.coin_phrases import (
     ALONE,
     BARE_FLIP,
@@ -23,13 +22,49 @@ from holdfast_thinking.grammar.coin_phrases import (
     TO,
     VerbPhrases,
     any_flip,
+    frames,
     join,
     negated,
+    shapes,
     unmarked,
 )
-from holdfast_thinking.grammar.coin_starts import after
 from holdfast_thinking.grammar.verbs import Forms
 
+# Groups, how many flips, and whether the verb is that of one.
+_GROUPS = (
+    ("they both", 2, False), ("the twins each", 2, False), ("both of them", 2, False), ("all three of them", 3, False),
+    ("all four players", 4, False), ("the two brothers each", 2, False), ("both players", 2, False),
+    ("the three friends each", 3, False), ("each of the two", 2, True), ("each of the three children", 3, True),
+    ("we both", 2, False), ("you and I both", 2, False), ("both sisters", 2, False), ("all three", 3, False),
+    ("each of the four", 4, True), ("each twin", 2, True), ("the two of them each", 2, False), ("both {N} and {M}", 2, False),
+    ("all five guests", 5, False), ("the couple each", 2, False), ("three people in a row each", 3, False),
+    ("two strangers each", 2, False), ("{N} and also {M}", 2, False), ("first {N} and then {M}", 2, True),
+    ("only one of them", 1, True), ("exactly one of the two", 1, True), ("only {N}", 1, True), ("not {M} but {N}", 1, True),
+    ("{N}, not {M},", 1, True), ("{N} alone", 1, True), ("none of the three", 0, True), ("neither twin", 0, True),
+    ("neither of us", 0, True), ("neither player", 0, True), ("neither {N} nor {M}", 0, True), ("not one guest", 0, True),
+    ("no one at all", 0, True), ("hardly anyone, in fact nobody,", 0, True), ("absolutely nobody", 0, True),
+    ("not {N}, not {M}, nobody", 0, True), ("no player", 0, True), ("none of us", 0, True),
+)  # fmt: skip
+_TIMES = (
+    ("twice", 2), ("two times", 2), ("2 times", 2), ("three times", 3), ("3 times", 3), ("thrice", 3), ("four times", 4),
+    ("4 times", 4), ("five times", 5), ("5 times", 5), ("six times", 6), ("6 times", 6), ("seven times", 7),
+    ("twice in a row", 2), ("three times in a row", 3), ("and then back", 2), ("and back again", 2), ("and back", 2),
+    ("two more times", 2), ("and then once more", 2), ("and again", 2), ("and then flips it back", 2), ("once", 1),
+    ("exactly once", 1), ("one time", 1), ("and flips it again", 2), ("and undoes it at once", 2), ("10 times", 10),
+)  # fmt: skip
+_OTHER_TIMES = (
+    ("x2", 2), ("x3", 3), ("x4", 4), ("x 2", 2), ("(twice)", 2), ("(x2)", 2), ("an even number of times", 2), ("(x3)", 3),
+    ("an odd number of times", 3), ("one more time", 1), ("a second time", 1), ("just once", 1), ("only once", 1), ("x1", 1),
+    ("a single time", 1), ("zero times", 0), ("0 times", 0), ("once and then again", 2),
+    ("once, then once more", 2), ("and then does that again", 2), ("twice more", 2), ("again", 1),
+    ("and immediately back", 2), ("and then right back", 2), ("and puts it back the way it was", 2), ("and undoes that", 2),
+    ("but then flips it back", 2), ("but then turns it back", 2), ("but puts it right back", 2), ("but undoes it", 2),
+)  # fmt: skip
+_FLIPS_AS_NOUNS = (
+    ("one flip", 1), ("two flips", 2), ("three flips", 3), ("four flips", 4), ("five flips", 5), ("a double flip", 2),
+    ("a single flip", 1), ("no flips", 0), ("a pair of flips", 2), ("another two flips", 2), ("an odd number of flips", 1),
+    ("an even number of flips", 2), ("zero flips", 0), ("no flip at all", 0), ("one more flip", 1), ("a quick flip", 1),
+)  # fmt: skip
 _CITIES = ("Paris", "Rome", "Spain", "London", "Japan", "the city", "the village", "the coast")
 
 
@@ -312,13 +347,13 @@ class CoinGrammar:
 
     def _of_group(self) -> str:
         rng, flip = self.rng, any_flip(self.rng)
-        who, count, single = rng.choice(frames.GROUPS)
+        who, count, single = rng.choice(_GROUPS)
         said = flip.past if self._tense == "past" else flip.third if single else flip.plural
         once = rng.choice(("", "", " once", " one time", " exactly once")) if count > 1 else ""
         return f"{self._lead(0.3)}{who} {unmarked(said)}{FLIP if count % 2 else KEEP}{once}"
 
     def _flips_as_nouns(self) -> str:
-        rng, (flips, count) = self.rng, self.rng.choice(frames.FLIPS_AS_NOUNS)
+        rng, (flips, count) = self.rng, self.rng.choice(_FLIPS_AS_NOUNS)
         shape = rng.choice(frames.NOUN_SENTENCES)
         return shape.replace("{}", flips + (FLIP if count % 2 else KEEP))
 
@@ -419,7 +454,7 @@ class CoinGrammar:
     def _times(self) -> tuple[str, int]:
         rng, kind = self.rng, self.rng.random()
         if kind < 0.7:
-            return rng.choice(shapes.TIMES if kind < 0.35 else frames.OTHER_TIMES)
+            return rng.choice(_TIMES if kind < 0.35 else _OTHER_TIMES)
         place = min(rng.randrange(len(frames.NUMBERS)), rng.randrange(len(frames.NUMBERS)))
         number = frames.NUMBERS[place] if rng.random() < 0.6 else str(place + 2)
         return f"{rng.choice(frames.TIMES_BEFORE)}{number} times{rng.choice(frames.TIMES_AFTER)}", place + 2
@@ -497,15 +532,12 @@ def idle_clause(rng: random.Random) -> str:
 
 def vocabulary() -> list[str]:
     """Texts with all words of the sentences."""
-    lists = [
-        value for module in (shapes, frames) for value in vars(module).values() if isinstance(value, tuple)
-    ]
-    shown = [text for each in lists for text in each if isinstance(text, str)]
+    shown = [text for file in (shapes, frames) for each in file.lists.values() for text in each]
     pairs = (
-        *shapes.TIMES,
-        *frames.OTHER_TIMES,
-        *frames.FLIPS_AS_NOUNS,
-        *(each[:2] for each in frames.GROUPS),
+        *_TIMES,
+        *_OTHER_TIMES,
+        *_FLIPS_AS_NOUNS,
+        *(each[:2] for each in _GROUPS),
     )
     starts = (
         shapes.LEADS,

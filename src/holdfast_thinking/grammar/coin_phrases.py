@@ -6,12 +6,11 @@ phrase can. Marks say what happens to the coin, where it is decided.
 
 import random
 
-from holdfast_thinking.grammar import coin_frames as frames
-from holdfast_thinking.grammar import coin_shapes as shapes
-from holdfast_thinking.grammar import idle_shapes, words
+from holdfast_thinking.data.words import read_words
+from holdfast_thinking.grammar import words
 from holdfast_thinking.grammar.verbs import Forms, inflect, phrase, phrases
-from holdfast_thinking.tasks.filler import split_list
 
+frames, shapes, idle = read_words("coin_frames"), read_words("coin_shapes"), read_words("idle")
 FLIP, KEEP = "\x01", "\x02"
 TO = ("\x03", "\x04")  # heads, tails is up from here on
 START = "\x07"  # the first side is told
@@ -44,27 +43,26 @@ def _passive(forms: Forms) -> str | None:
 
 
 FLIPS, FLIPS_ONLY = _marked(shapes.FLIPS, FLIP), _marked(shapes.FLIPS_ONLY, FLIP)
-COMMON_FLIPS = FLIPS[: shapes.NUM_COMMON]
+COMMON_FLIPS = FLIPS[:5]
 BARE_FLIP = inflect("flip")
 KEEPS, NOT_DONE = _marked(shapes.KEEPS, KEEP), _marked(shapes.NOT_DONE, KEEP)
-ALONE = phrases(idle_shapes.ALONE)
+ALONE = phrases(idle.ALONE)
 DONE, FIRST = phrases(frames.DONE), phrases(frames.FIRST)
 MEANT, LET_DOWN = phrases(frames.MEANT), phrases(frames.LET_DOWN)
+_SET = (
+    *(f"{like} {done}" for like in shapes.LIKING for done in shapes.LIKED),
+    *(f"{verb} {{o}} {end}" for verb in shapes.LAYING for end in shapes.LAID),
+    *(f"{verb} {{o}} {end}" for verb in shapes.TURNING for end in shapes.TURNED),
+    *shapes.SETS,
+)
 PASSIVES = tuple(text for each in FLIPS if (text := _passive(each)))
 SETS = tuple(
-    tuple(mapped(phrase(text.replace("|", FLIP).replace("{s}", side)), after=mark) for text in shapes.SETS)
+    tuple(mapped(phrase(text.replace("|", FLIP).replace("{s}", side)), after=mark) for text in _SET)
     for side, mark in zip(shapes.SIDES, TO, strict=True)
 )
 
 
-IDLE_VERBS = split_list(
-    "see like buy sell find lose carry bring open close paint wash clean draw read hear remember forget cook break repair"
-    " build visit follow help call love need want keep show send hide steal count measure cut burn fill move pull push lift"
-    " drop catch throw feed ride drive climb cross enter leave admire describe imagine fix fold hold hang wear watch check"
-    " choose collect cover deliver design empty explain fetch guess hit ignore kick kiss lend name note order pack pick plant"
-    " play point polish pour print prove reach save search share shake shut sign smell stop study taste tear test tie touch"
-    " trade use wrap write"
-)
+IDLE_VERBS = read_words("idle_verbs").VERBS
 AND = (" and ", " and ", " and ", " and then ", ", then ", " and at once ", ", and ", " and quickly ")
 _OTHER_LINKS = (" and ", " and then ", ", then ", " and later ")
 WISHES = (
@@ -169,7 +167,7 @@ class VerbPhrases:
         rng, kind = self.rng, self.rng.random()
         if kind < 0.2:
             verb = rng.choice(("flip", "turn over", "flip over", "toss", "roll over", "invert", "spin"))
-            return phrase(f"{verb} {rng.choice(idle_shapes.FLIPPED)}")
+            return phrase(f"{verb} {rng.choice(idle.FLIPPED)}")
         verb = rng.choice(IDLE_VERBS) if kind < 0.9 else rng.choice(words.INVENTED)
         article = rng.choice(("the", "the", "a", "his", "her", "some", "every", "that"))
         return phrase(f"{verb} {article} {words.noun_phrase(rng)}")

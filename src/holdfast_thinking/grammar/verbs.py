@@ -9,37 +9,11 @@ The first word is a verb unless it is an adverb or a modal verb. Words with a st
 
 from typing import NamedTuple
 
-from holdfast_thinking.tasks.filler import split_list
+from holdfast_thinking.data.words import read_words
 
-_IRREGULAR = {
-    words.split()[0]: words.split()
-    for words in split_list(
-        # Base form, past, participle.
-        "be was been,become became become,begin began begun,bend bent bent,bet bet bet,blow blew blown,break broke broken,"
-        "bring brought brought,build built built,buy bought bought,catch caught caught,choose chose chosen,"
-        "come came come,cut cut cut,do did done,draw drew drawn,drink drank drunk,drive drove driven,"
-        "eat ate eaten,fall fell fallen,feed fed fed,feel felt felt,find found found,forbid forbade forbidden,"
-        "forget forgot forgotten,get got got,give gave given,go went gone,grow grew grown,hang hung hung,"
-        "have had had,hear heard heard,hide hid hidden,hit hit hit,hold held held,keep kept kept,kneel knelt knelt,"
-        "know knew known,lay laid laid,lead led led,leave left left,lend lent lent,let let let,lie lay lain,"
-        "lose lost lost,make made made,meet met met,pay paid paid,put put put,read read read,"
-        "ride rode ridden,rise rose risen,run ran run,say said said,see saw seen,sell sold sold,"
-        "send sent sent,set set set,reset reset reset,overwrite overwrote overwritten,shrink shrank shrunk,"
-        "shake shook shaken,shed shed shed,shine shone shone,shoot shot shot,show showed shown,shut shut shut,"
-        "sing sang sung,sink sank sunk,sit sat sat,sleep slept slept,slide slid slid,speak spoke spoken,"
-        "spend spent spent,spin spun spun,"
-        "stand stood stood,steal stole stolen,stick stuck stuck,swear swore sworn,swell swelled swollen,swing swung swung,"
-        "take took taken,"
-        "tear tore torn,tell told told,think thought thought,throw threw thrown,undo undid undone,"
-        "wake woke woken,wear wore worn,win won won,write wrote written",
-        ",",
-    )
-}
-_DOUBLED = split_list(
-    "beg begin bet chat chop clap cut dip drop flip forbid forget get grab hit hum let nod pat plan prefer put"
-    " regret rub run set shed shrug shut sit skip slip snip spin step stop strip swap tap tip top trim win wrap"
-)
-_NO_VERBS = split_list("only just simply merely actually would finally but ,")
+_verbs = read_words("verbs")
+_IRREGULAR = {forms.split()[0]: forms.split() for forms in _verbs.IRREGULAR}
+_NO_VERBS = ("only", "just", "simply", "merely", "actually", "would", "finally", "but", ",")
 _IRREGULAR_THIRD = {"be": "is", "have": "has", "do": "does", "go": "goes", "undo": "undoes"}
 
 
@@ -95,7 +69,7 @@ def _past(verb: str) -> str:
         return verb + "d"
     if _ends_in_y(verb):
         return verb[:-1] + "ied"
-    return verb + verb[-1] + "ed" if verb in _DOUBLED else verb + "ed"
+    return verb + verb[-1] + "ed" if verb in _verbs.DOUBLED else verb + "ed"
 
 
 def _ing(verb: str) -> str:
@@ -103,7 +77,7 @@ def _ing(verb: str) -> str:
         return verb[:-2] + "ying"
     if verb.endswith("e") and not verb.endswith("ee") and verb != "be":
         return verb[:-1] + "ing"
-    return verb + verb[-1] + "ing" if verb in _DOUBLED else verb + "ing"
+    return verb + verb[-1] + "ing" if verb in _verbs.DOUBLED else verb + "ing"
 
 
 def _ends_in_y(verb: str) -> bool:

@@ -14,14 +14,14 @@ import re
 from dataclasses import dataclass
 
 from holdfast_thinking.data.text_examples import TextExample, ThoughtStep
+from holdfast_thinking.grammar import asks_and_starts, styles, words
 from holdfast_thinking.grammar import coin as coin_grammar
-from holdfast_thinking.grammar import coin_asks, coin_starts, styles, words
 from holdfast_thinking.grammar.coin import CoinGrammar
-from holdfast_thinking.grammar.coin_phrases import FLIP, FLIP_IF, MARKS, START, TO, unmarked
-from holdfast_thinking.grammar.coin_shapes import ANSWER_MARKS, ASK_LEADS, SIDES
+from holdfast_thinking.grammar.coin_phrases import FLIP, FLIP_IF, MARKS, START, TO, shapes, unmarked
 from holdfast_thinking.grammar.styles import draw_style, draw_typing
 from holdfast_thinking.tasks.outside import idle_sentence, opening
 
+SIDES = shapes.SIDES
 UNKNOWN = " I do not know."
 _BEFORE_VOWEL = re.compile(r"\b([Aa]) (?=[aeiou])")
 _FEW = 8  # events of a short text
@@ -30,7 +30,7 @@ _FEW = 8  # events of a short text
 class CoinTalk:
     def words(self) -> list[str]:
         """Texts with all words, for a tokenizer."""
-        modules = (coin_grammar, coin_starts, coin_asks, styles)
+        modules = (coin_grammar, asks_and_starts, styles)
         said = [text for module in modules for text in module.vocabulary()]
         people = (*words.NAMES, *words.TITLES, *words.RELATIONS, *words.JOBS)
         typed = " doesnt dont didnt isnt wasnt wont cant couldnt wouldnt hasnt whats its theres thats lets"
@@ -99,7 +99,7 @@ class _Story:
         named = rng.choice((f"{a} {coin}", f"{a} {coin}", f"the {coin}", f"my {coin}", f"this {coin}"))
         side, other = SIDES[self._side], SIDES[1 - self._side]
         capital = named[0].upper() + named[1:]
-        told = words.fill(coin_starts.draw_start(rng), rng)
+        told = words.fill(asks_and_starts.draw_start(rng), rng)
         told = told.format(C=capital, c=named, s=side, S=side.capitalize(), x=other)
         self._append(told + START, self._style.end, self._style.heads_item)
         self._first = self._side
@@ -129,13 +129,13 @@ class _Story:
         self._write(gap)
         question, answer = self._question()
         if rng.random() < 0.1:
-            question = f"{rng.choice(ASK_LEADS)} {question[0].lower()}{question[1:]}"
+            question = f"{rng.choice(shapes.ASK_LEADS)} {question[0].lower()}{question[1:]}"
         if rng.random() < 0.5:
             question = question.replace("coin", self._grammar.coin)
         if rng.random() < 0.06:
             question = question.rstrip("?. ")
         self.question = self._typing.typed(question)
-        self.marked += f"{self.question}{rng.choice(ANSWER_MARKS)}"
+        self.marked += f"{self.question}{rng.choice(shapes.ANSWER_MARKS)}"
         prompt = unmarked(self.marked)
         if self._typing.is_lower:
             end = prompt[len(prompt.rstrip(":eranswA")) :]
@@ -146,10 +146,12 @@ class _Story:
         rng, side = self._rng, SIDES[self._side]
         down = rng.random() < 0.06
         if rng.random() >= 0.4:
-            question = coin_asks.draw_side_question(rng, down)
+            question = asks_and_starts.draw_side_question(rng, down)
             return self._named(question), f" {SIDES[self._side ^ down]}."
         asked = rng.choice(SIDES)
-        question = coin_asks.draw_yes_no(rng, down).replace("{s}", asked).replace("{S}", asked.capitalize())
+        question = (
+            asks_and_starts.draw_yes_no(rng, down).replace("{s}", asked).replace("{S}", asked.capitalize())
+        )
         return self._named(question), f" {'Yes' if (asked == side) != down else 'No'}, {side}."
 
     def _named(self, question: str) -> str:

@@ -4,35 +4,11 @@ import random
 
 import numpy as np
 
+from holdfast_thinking.data.words import read_words
 
-def split_list(text: str, mark: str = " ") -> tuple[str, ...]:
-    """A list of words, or of phrases with another mark between them."""
-    return tuple(each.strip() for each in text.split(mark))
-
-
-# fmt: off
-NAMES = (
-    "Alice", "Bob", "Carol", "Dave", "Erin", "Frank", "Grace", "Heidi", "Ivan", "Judy", "Karl", "Laura",
-    "Mallory", "Niels", "Olivia", "Peggy", "Quinn", "Rupert", "Sybil", "Trent", "Ursula", "Victor",
-    "Wendy", "Xavier", "Yvonne", "Zoe", "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo",
-    "Ida", "Jonas", "Kira", "Leo", "Mia", "Noah", "Oscar", "Paula", "Rosa", "Sam", "Tom", "Uma", "Vera",
-    "Will",
-)
-# fmt: on
-SENTENCES = (
-    "It is raining.",
-    "The cat sleeps on the mat.",
-    "Nobody says a word.",
-    "A train passes by in the distance.",
-    "Somebody opens the window, and somebody else closes it again.",
-    "Outside the sun goes down behind the old houses of the town.",
-    "There is tea and bread on the table for everyone who is hungry.",
-    "The clock on the wall strikes, but it has been wrong for years.",
-    "On the radio they talk about the weather, the roads and a football game that was played far away.",
-    "Two children run up the stairs, laugh at something in the garden and run down again without a word.",
-)
-_ADVICE = split_list("Listen well now please for once and then say what you know about this as best you can")
-OPENINGS = (*(" ".join(_ADVICE[:count]) + "." for count in range(1, 17)), *SENTENCES)
+_filler = read_words("filler")
+NAMES, SENTENCES = _filler.NAMES, _filler.SENTENCES
+OPENINGS = (*(" ".join(_filler.ADVICE[:count]) + "." for count in range(1, 17)), *SENTENCES)
 _BETWEEN = (*SENTENCES, *(f"{one} {other}" for one, other in zip(SENTENCES, SENTENCES[3:], strict=False)))
 _WITHOUT_OPENING = 0.4  # share of texts
 _RATES = (0.0, 0.0, 0.1, 0.5)  # share of events with a filler before them, for a text

@@ -8,10 +8,12 @@ words, so that a model learns to pass over whatever it does not know.
 import random
 
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample
-from holdfast_thinking.grammar import idle_shapes, outside_shapes, words
+from holdfast_thinking.data.words import read_words
+from holdfast_thinking.grammar import words
 from holdfast_thinking.grammar.coin import idle_clause
 from holdfast_thinking.tasks.filler import SENTENCES
 
+_idle, _outside = read_words("idle"), read_words("outside")
 OUTSIDE = " I only know coins and variables."
 
 
@@ -20,9 +22,9 @@ def idle_sentence(rng: random.Random) -> str:
     if kind < 0.06:
         return rng.choice(SENTENCES)
     if kind < 0.36:
-        told = _filled(rng.choice(idle_shapes.LOOSE), rng)
+        told = _filled(rng.choice(_idle.LOOSE), rng)
     elif kind < 0.44:
-        told = _filled(rng.choice(idle_shapes.FLIPPED_SHAPES), rng)
+        told = _filled(rng.choice(_idle.FLIPPED_SHAPES), rng)
     elif kind < 0.90:
         told = idle_clause(rng)
     else:
@@ -34,14 +36,13 @@ def idle_sentence(rng: random.Random) -> str:
 def opening(rng: random.Random) -> str:
     """One or two first sentences, or a request."""
     if rng.random() < 0.35:
-        return rng.choice(idle_shapes.OPENINGS)
+        return rng.choice(_idle.OPENINGS)
     return " ".join(idle_sentence(rng) for _ in range(rng.randint(1, 2)))
 
 
 def vocabulary() -> list[str]:
     """Texts with all words, for a tokenizer."""
-    shapes = (idle_shapes, outside_shapes)
-    lists = [value for module in shapes for value in vars(module).values() if isinstance(value, tuple)]
+    lists = [*_idle.lists.values(), *_outside.lists.values()]
     kinds = (words.NOUNS, words.ADJECTIVES, words.COMMON, words.PREPOSITIONS, words.PLACES, words.TIMES)
     return [*(" ".join(each) for each in (*lists, *kinds)), *SENTENCES, OUTSIDE, *_FIRST_WORDS]
 
@@ -78,15 +79,15 @@ class Outside:
 def _outside_shape(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.5:
-        return rng.choice(outside_shapes.COINS if kind < 0.12 else outside_shapes.ASKS)
+        return rng.choice(_outside.COINS if kind < 0.12 else _outside.ASKS)
     if kind < 0.7:
-        before = f"{rng.choice(outside_shapes.BEFORE)} " if rng.random() < 0.5 else ""
-        shape, end = before + rng.choice(outside_shapes.REQUESTS), rng.choice((".", ".", "", "!", "?"))
+        before = f"{rng.choice(_outside.BEFORE)} " if rng.random() < 0.5 else ""
+        shape, end = before + rng.choice(_outside.REQUESTS), rng.choice((".", ".", "", "!", "?"))
     elif kind < 0.8:
-        shape, end = rng.choice(outside_shapes.CHATS), rng.choice(("", "", ".", "!", "?"))
+        shape, end = rng.choice(_outside.CHATS), rng.choice(("", "", ".", "!", "?"))
     else:
-        before = f"{rng.choice(outside_shapes.BEFORE[:12])} " if rng.random() < 0.15 else ""
-        shape, end = before + rng.choice(outside_shapes.FACTS), rng.choice(("?", "?", "?", "", "??"))
+        before = f"{rng.choice(_outside.BEFORE[:12])} " if rng.random() < 0.15 else ""
+        shape, end = before + rng.choice(_outside.FACTS), rng.choice(("?", "?", "?", "", "??"))
     if rng.random() < 0.6 and shape[0] != "{":
         shape = shape[0].upper() + shape[1:]
     return shape + end
@@ -103,10 +104,10 @@ def _filled(shape: str, rng: random.Random) -> str:
         a=rng.choice(words.ADJECTIVES),
         b=rng.choice(words.ADJECTIVES),
         w=rng.choice(rng.choice(kinds)),
-        t=rng.choice(idle_shapes.FLIPPED),
+        t=rng.choice(_idle.FLIPPED),
         N=words.draw_name(rng),
         M=words.draw_name(rng),
         i=rng.randint(0, 99),
         j=rng.randint(0, 99),
-        s=rng.choice(outside_shapes.SUBJECTS),
+        s=rng.choice(_outside.SUBJECTS),
     )

@@ -16,8 +16,8 @@ import re
 
 from holdfast_thinking.data.text_examples import TextExample, ThoughtStep
 from holdfast_thinking.grammar import styles
-from holdfast_thinking.grammar import variable_phrases as drawn
-from holdfast_thinking.grammar import variable_shapes as shapes
+from holdfast_thinking.grammar import variables as drawn
+from holdfast_thinking.grammar.variables import CAPITALS, LETTERS, parts, shapes
 from holdfast_thinking.grammar.words import draw_name
 from holdfast_thinking.tasks.outside import idle_sentence, opening
 
@@ -38,8 +38,8 @@ _STYLES = (
 
 class VariableTalk:
     def words(self) -> list[str]:
-        lists = [value for value in vars(shapes).values() if isinstance(value, tuple)]
-        named = [f" {name}" for name in (*shapes.LETTERS, *shapes.CAPITALS, *shapes.NAMES)]
+        lists = shapes.lists.values()
+        named = [f" {name}" for name in (*LETTERS, *CAPITALS, *shapes.NAMES)]
         said = [re.sub(r"\{(\w)\}", r"\1", text) for each in lists for text in each]
         more = [re.sub(r"\{(\w)\}", r"\1", text) for text in (*drawn.vocabulary(), *styles.vocabulary())]
         first = [text[:1].upper() + text[1:] for text in said]
@@ -70,13 +70,13 @@ class _Told:
         self.values: dict[str, int] = {}
         self.steps: list[ThoughtStep] = []
         kind = rng.random()
-        named = shapes.LETTERS if kind < 0.75 else shapes.CAPITALS if kind < 0.87 else shapes.NAMES
+        named = LETTERS if kind < 0.75 else CAPITALS if kind < 0.87 else shapes.NAMES
         self._names = rng.sample(named, rng.randint(1, MOST_VARIABLES))
         if rng.random() < 0.5:
             self._names.sort()
         self._mark, self._gap, self._item = rng.choice(_STYLES)
         self._number_of_items = 0
-        self._is_lower = named is not shapes.CAPITALS and rng.random() < 0.2
+        self._is_lower = named is not CAPITALS and rng.random() < 0.2
         self._typing = styles.draw_typing(rng)
         self._last = ""  # the variable that "it" may mean
         self._words = rng.choice((0.0, 0.0, 0.3, 1.0))  # share of numbers written as words
@@ -127,15 +127,15 @@ class _Told:
         elif kind < 0.18 and others:
             self._swap(target, rng.choice(others))
         elif kind < 0.22 and 2 * own <= LARGEST:
-            self._compute(target, drawn.either(rng, shapes.DOUBLES, drawn.DOUBLED), own, "+", own)
+            self._compute(target, drawn.either(rng, shapes.DOUBLES, parts.DOUBLED), own, "+", own)
         elif kind < 0.26 and own % 2 == 0:
-            self._compute(target, drawn.either(rng, shapes.HALVES, drawn.HALVED), own, "-", own // 2)
+            self._compute(target, drawn.either(rng, shapes.HALVES, parts.HALVED), own, "-", own // 2)
         elif kind < 0.29:
-            self._state(drawn.either(rng, shapes.KEEPS, drawn.KEPT), target, self._number(rng.randint(1, 5)))
+            self._state(drawn.either(rng, shapes.KEEPS, parts.KEPT), target, self._number(rng.randint(1, 5)))
         elif kind < 0.32:
             self._by_one(target)
         elif kind < 0.34:
-            self._compute(target, rng.choice(drawn.CLEARED), 0, "+", 0)
+            self._compute(target, rng.choice(parts.CLEARED), 0, "+", 0)
         elif kind < 0.38 and others:
             self._compare(target, rng.choice(others))
         else:
@@ -152,7 +152,7 @@ class _Told:
             if other is None:
                 self._assign(target, amount)
             else:
-                shape = drawn.either(rng, drawn.COPIED, shapes.COPIES if rng.random() < 0.5 else shapes.SETS)
+                shape = drawn.either(rng, parts.COPIED, shapes.COPIES if rng.random() < 0.5 else shapes.SETS)
                 self._compute(target, shape, amount, "+", 0, other)
             return
         adds = own + amount <= LARGEST and (own < amount or rng.random() < 0.5)
@@ -175,7 +175,7 @@ class _Told:
         """A little more or less than another variable."""
         its, amount = self.values[other], self.rng.randint(1, 4)
         adds = its < amount or (its + amount <= LARGEST and self.rng.random() < 0.5)
-        shape = self.rng.choice(drawn.MORE_THAN if adds else drawn.LESS_THAN).replace("{a}", other)
+        shape = self.rng.choice(parts.MORE_THAN if adds else parts.LESS_THAN).replace("{a}", other)
         self._compute(target, shape, its, "+" if adds else "-", amount, self._number(amount))
 
     def _combine(self, target: str) -> None:
@@ -195,7 +195,7 @@ class _Told:
         value, its = self.values[one], self.values[other]
         self.values[other] = value
         statement = (
-            drawn.either(self.rng, shapes.SWAPS, drawn.SWAPPED).replace("{a}", one).replace("{b}", other)
+            drawn.either(self.rng, shapes.SWAPS, parts.SWAPPED).replace("{a}", one).replace("{b}", other)
         )
         self._compute(one, statement, its, "+", 0)
 
@@ -235,7 +235,7 @@ class _Told:
         rng, name = self.rng, self.rng.choice(list(self.values))
         value, end = self.values[name], rng.choice(shapes.MARKS)
         if rng.random() < 0.04:
-            unknown = rng.choice([each for each in shapes.LETTERS if each not in self.values])
+            unknown = rng.choice([each for each in LETTERS if each not in self.values])
             return self._example(drawn.draw_question(rng).replace("{v}", unknown) + end, UNKNOWN)
         if rng.random() < 0.25:
             asked = value if rng.random() < 0.5 else rng.randint(0, LARGEST)

@@ -16,6 +16,7 @@ from holdfast_thinking.data.general import eval_prompts, training_prompts
 from holdfast_thinking.data.names import TASKS
 from holdfast_thinking.data.source import open_topics
 from holdfast_thinking.data.text_examples import TextTask
+from holdfast_thinking.model.tokenizer import build_tokenizer
 from holdfast_thinking.settings import TrainingSettings
 
 RECORDED = Path(__file__).with_name("recorded_texts.json")
@@ -40,7 +41,8 @@ def digests(name: str) -> dict[str, str]:
         task = f"{OWN / task}.py:{CLASSES[task]}"
     (topic,) = open_topics(TrainingSettings(tasks=(task,), carry=name == CARRIED)).values()
     assert not isinstance(topic, list)
-    return {"words": digest(topic.words()), "texts": digest(list(examples(topic)))}
+    tokens = sorted(build_tokenizer(topic.words()).get_vocab())
+    return {"vocabulary": digest(tokens), "texts": digest(list(examples(topic)))}
 
 
 def digest(values: list[object] | list[str]) -> str:
