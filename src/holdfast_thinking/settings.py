@@ -1,16 +1,25 @@
-"""The settings of a training run: the same settings on the same machine give the same weights."""
+"""The settings of a training run: the same settings on the same machine give the same weights.
+
+Those that are declared with `option` are options of `holdfast train thinking`; `--set` sets any other.
+"""
+
+# ruff: noqa: RUF009  (option() makes a dataclass field)
 
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
+import msgspec
+
+from holdfast.core.options import option
 from holdfast.errors import ConfigError
 from holdfast_thinking.data.names import known_tasks
 from holdfast_thinking.data.text_examples import AnswerForm
-from holdfast_thinking.model.loss import LossWeights
-from holdfast_thinking.tasks.variables import ThoughtContent
 
+# What a thought of the task variables says: the changed value, all of them, or the calculation and all.
+ThoughtContent = Literal["changed", "all", "worked"]
 _LARGEST_BATCH = 1 << 16
 _LARGEST_PAGE = 64  # tokens of a KV page on a GPU; 16 on a CPU
 
@@ -26,6 +35,7 @@ class BackboneSize:
     kv_heads: int
 
 
+GENERAL_FILE = "general.jsonl"  # in the folder of a run: the backbone's own answers
 SIZES = {
     "tiny": BackboneSize(layers=4, hidden=64, inner=192, heads=4, kv_heads=2),
     "small": BackboneSize(layers=4, hidden=128, inner=384, heads=4, kv_heads=2),
@@ -35,50 +45,78 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
-    """tasks: names (`data/names.py`). backbone: a model (a folder, a .gguf file, a built-in name) to
-    start from, instead of a size.
-    """
+class LossWeights:
+    answer: float = 1.0
+    text: float = 0.0
+    thought: float = 1.0
 
-    tasks: tuple[str, ...] = ("parity",)
+
+_TASK, _MODEL, _RUN = "What is trained", "The model", "The run"
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    tasks: tuple[str, ...] = option(
+        ("parity",),
+        f"One of {known_tasks()}, or NAME=SHARE, its share of a batch; may be repeated.",
+        panel=_TASK,
+        name="task",
+        metavar="TASK",
+    )
     shares: tuple[int, ...] = ()  # of a batch, for each task; empty: equal ones
-    form: AnswerForm = "thinking"
+    form: AnswerForm = option(
+        "thinking",
+        "A baseline: none has the answer only, cot writes the thoughts, or restates every event.",
+        panel=_TASK,
+        metavar="FORM",
+    )
     max_events: int = 10
     size: BackboneSize = SIZES["small"]
-    backbone: str | None = None
-    adapter: bool = False  # train T and C only, and export them without the backbone
+    backbone: str | None = option(
+        None,
+        "A model to start from, instead of a new one: a folder, a .gguf file, a built-in name. T and C of a "
+        "thinking model or an adapter are trained further.",
+        panel=_MODEL,
+    )
+    adapter: bool = option(False, "Train T and C only; the backbone stays as it is.", panel=_MODEL)
     chat: bool = False  # texts are messages in the backbone's chat template
     follow_ups: float = 0.0  # share of the messages that follow another one and its answer
-    window: int | None = 64  # of attention; None: none, or the backbone's own
-    chunk: int = 8
-    max_thought: int = 8
-    l_in: int = 1
-    l_out: int | None = None  # None: all layers but the last
+    window: int | None = option(
+        64, "Attention window; 0: no limit, or the one --backbone has (its default).", panel=_MODEL
+    )
+    chunk: int = option(8, "Number of tokens of a chunk, C.", panel=_MODEL)
+    max_thought: int = option(8, "Maximum number of tokens of a thought.", panel=_MODEL)
+    l_in: int = option(1, "Number of layers after which a state is added.", panel=_MODEL)
+    l_out: int | None = option(
+        None, "Number of layers after which T reads. Default: all but the last.", panel=_MODEL
+    )
     while_answering: bool = True
-    carry: bool = (
-        False  # a state stays up to the next thought; tasks may think all that holds, not what changed
+    carry: bool = option(
+        False, "Add a state to all chunks up to the next thought, or to the next chunk only.", panel=_MODEL
     )
     variables_thought: ThoughtContent = "changed"
     long_texts: bool = True  # filler sentences between the events of half of the texts
     thought_delay: int = 0  # tokens after the one that settles a thought before it is written
     thinks_answer: bool = False  # the last thought about a chat message is the answer
-    examples: int | None = None  # use only so many texts of each file and each task that is written as text
+    examples: int | None = None  # use only so many texts of each file and each task
     context: int = 4096
-    steps: int = 1500
-    minutes: float | None = None  # if set, the run sets steps to fit, and then this to None
+    steps: int = option(1500, "Number of steps.", panel=_RUN)
+    minutes: float | None = option(
+        None, "Duration of the run: as many steps as fit, with --steps at most those.", panel=_RUN
+    )  # if set, the run sets steps to fit, and then this to None
     most_steps: int | None = None  # with minutes: no more steps than this
-    batch: int = 256
+    batch: int = option(256, "Number of texts of a step.", panel=_RUN)
     accumulate: int = 1  # micro-batches of a step, by length of the texts, to need less memory
-    learning_rate: float = 1e-3
+    learning_rate: float = option(1e-3, "Maximum learning rate.", panel=_RUN)
     block_rate: float = 1.0  # learning rate of T and C, as a multiple of that
     warmup: int = 100
     weight_decay: float = 0.05
     clip: float = 1.0
     weights: LossWeights = field(default_factory=LossWeights)
-    seed: int = 0
+    seed: int = option(0, "Seed of weights and texts.", panel=_RUN)
     compile: bool | None = None  # None: on a GPU
     workers: int | None = None  # processes that make batches; None: four with a GPU, else a thread
-    eval_every: int = 250
+    eval_every: int = option(250, "Number of steps between evaluations; 0: only at the end.", panel=_RUN)
     eval_texts: int = 128
     eval_events: tuple[int, ...] = ()  # empty: max_events and twice that
     save_every: int = 500
@@ -178,6 +216,36 @@ PRESETS = {
         save_every=1000,
         dtype="bfloat16",
     ),
+    # The built-in adapter: T and C for the default model, trained on coins and on the model's own answers.
+    # T reads its last thought in hidden states, which are still small after 16 layers.
+    "smollm2-coin": TrainingSettings(
+        tasks=("coin-talk", f"chat:{GENERAL_FILE}"),
+        shares=(1, 1),
+        backbone="smollm2",
+        adapter=True,
+        chat=True,
+        follow_ups=0.5,
+        thinks_answer=True,
+        window=None,
+        max_events=12,
+        chunk=4,
+        carry=True,
+        l_in=16,
+        l_out=16,
+        max_thought=32,
+        context=2048,
+        steps=10000,
+        batch=96,
+        accumulate=2,
+        learning_rate=6e-4,
+        block_rate=2.5,
+        weight_decay=0.01,
+        weights=LossWeights(thought=2.0),
+        eval_every=0,
+        eval_texts=64,
+        save_every=1000,
+        dtype="bfloat16",
+    ),
     # Learns parity of one to four events on a laptop in about a minute.
     "short": TrainingSettings(
         max_events=4,
@@ -192,6 +260,38 @@ PRESETS = {
         eval_texts=64,
     ),
 }
+
+
+def read_changes(texts: Iterable[str], weights: LossWeights) -> dict[str, Any]:
+    """Read texts such as "max_events=4", "size=tiny", "eval_events=4,8" or "weights.thought=2"."""
+    hints, changes = get_type_hints(TrainingSettings), dict[str, Any]()
+    for each in texts:
+        name, is_set, text = each.partition("=")
+        name, _, part = name.strip().replace("-", "_").partition(".")
+        if name not in hints or not is_set or bool(part) != (name == "weights"):
+            raise ConfigError(f"--set {each}: expected FIELD=VALUE, with one of {', '.join(hints)}")
+        if name == "size" and text not in SIZES:
+            raise ConfigError(f"size is {text!r}; expected one of {', '.join(SIZES)}")
+        if name == "weights" and part not in vars(weights):
+            raise ConfigError(f"--set {each}: expected weights.answer, weights.text or weights.thought")
+        if name == "size":
+            changes[name] = SIZES[text]
+        elif name == "weights":
+            value = convert_setting(f"{name}.{part}", text, float)
+            changes[name] = replace(changes.get(name, weights), **{part: value})
+        else:
+            changes[name] = convert_setting(name, text, hints[name])
+    return changes
+
+
+def convert_setting(name: str, text: str, hint: Any) -> Any:
+    """Read a value of a type from text. None is "null", items of a tuple are separated by commas."""
+    is_tuple = getattr(hint, "__origin__", None) is tuple
+    value = [each for each in text.split(",") if each] if is_tuple else text
+    try:
+        return msgspec.convert(value, hint, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name} is {text!r}: {error}") from None
 
 
 def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:

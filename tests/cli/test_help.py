@@ -81,11 +81,11 @@ COMMANDS = {
     ("bench", "demo"): ["forced rollbacks", "--kernels"],
     ("bench", "divergence"): ["--runs", "--read", "--save", "--plot", "--load-format"],
     ("train",): ["thinking"],
-    ("train", "thinking"): ["--out", "--preset", "--task", "--form", "--max-events"],
+    ("train", "thinking"): ["--out", "--preset", "--task", "--form", "--set"],
     ("eval",): ["thinking"],
     ("eval", "thinking"): [
-        *("--baseline", "--task", "--events", "--count", "--baseline-count", "--seed", "--no-deterministic"),
-        *("--ablate", "--latency", "--rounds", "--cost", "--out", "--device", "--max-num-seqs"),
+        *("--baseline", "--task", "--events", "--count", "--seed", "--ablate", "--latency"),
+        *("--out", "--device", "--max-num-seqs"),
     ],
 }
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.thinking.eval import measure_general
 from holdfast import LLM, SamplingParams
 from holdfast.errors import BadWeights, ConfigError, ModelNotFound
 from holdfast.models.adapter import ADAPTER_FILE
 from holdfast.models.locate import locate
 from holdfast.thinking.config import WEIGHTS_FILE
-from holdfast_thinking.eval.general import measure_general
 from holdfast_thinking.eval.model import open_model
 from holdfast_thinking.run.export import export
 from holdfast_thinking.run.loop import resume_run, start_run, train
@@ -102,9 +102,9 @@ def test_where_nothing_is_thought_the_bits_are_the_backbones(
 
 def test_general_prompts_compare_an_adapter_with_its_backbone(adapter: Path, tmp_path: Path) -> None:
     quiet = silenced(adapter, tmp_path / "quiet")
-    model = open_model("quiet", quiet, engine, ("parity",), 1, True, True)
+    model = open_model("quiet", quiet, engine, ("parity",), 1, True)
     found = measure_general(model, engine, ["Hello", "What is tea?"], max_tokens=4)
-    assert (found.count, found.silent, found.same_bits, found.thoughts) == (2, 2, 2, [])
+    assert found == {"count": 2, "silent": 2, "same_bits": 2, "thoughts": []}
 
 
 def test_adapter_of_other_weights_is_refused(adapter: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""`holdfast train`: options, progress and interrupts for `holdfast_thinking`."""
+"""`holdfast train`: options, progress and interrupts for `holdfast_thinking.run`."""
 
+import inspect
 import signal
 import tempfile
 import threading
@@ -7,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -17,19 +19,24 @@ from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.cli.requirements import require_packages
+from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.names import known_tasks
+from holdfast_thinking.settings import (
+    GENERAL_FILE,
+    PRESETS,
+    TrainingSettings,
+    convert_setting,
+    read_changes,
+)
 
 if TYPE_CHECKING:
     from holdfast_thinking.run.loop import StepMetrics, TrainingRun
-    from holdfast_thinking.settings import TrainingSettings
 
 train = App(help="Train models that think while they read.", no_args_is_help=True)
-_FORMS = ("thinking", "none", "cot")
-_THOUGHTS = ("changed", "all", "worked")
 _LOG_STEPS = 250  # steps between log lines without a terminal
 _INTERRUPTED = 130  # the exit code of a shell
+_NUM_GENERAL, _GENERAL_TASKS = 400, ("outside", "variable-talk", "stories")  # of `GENERAL_FILE`
 
 
 @train.callback()
@@ -37,143 +44,60 @@ def start() -> None:
     """Train models that think while they read."""
 
 
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Add an option for each setting that is declared as one; `changes` has those that are given."""
+    fields = {one.name: one for one in option_fields(TrainingSettings)}
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        values = {fields[name].field_name: given.pop(name) for name in fields}
+        command(**given, changes={name: value for name, value in values.items() if value not in (None, [])})
+
+    parameters = []
+    for name, one in fields.items():
+        hint = list[str] if name == "task" else str if one.choices else one.type
+        panel, choices = one.option.panel, f"{' | '.join(one.choices)}. " if one.choices else ""
+        shown = typer.Option(
+            help=choices + one.option.help,
+            metavar=one.option.metavar,
+            rich_help_panel=panel,
+            show_default=False,
+        )
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(
+            inspect.Parameter(name, kind, default=None, annotation=Annotated[hint | None, shown])
+        )
+    own = inspect.signature(command).parameters.values()
+    hints = get_type_hints(command, include_extras=True)
+    own_parameters = [
+        one.replace(annotation=hints[one.name], kind=kind) for one in own if one.name != "changes"
+    ]
+    first, *others = own_parameters
+    call.__signature__ = inspect.Signature([first, *parameters, *others])  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in (first, *parameters, *others)}
+    return call
+
+
 @train.command()
+@_with_settings
 def thinking(
     out: Annotated[Path, typer.Option(help="Folder for the model, its curves and the train state.")],
+    changes: dict[str, Any],
     preset: Annotated[
         str | None,
         typer.Option(
-            help="coin: the built-in model. backbone: tasks in chat form on a pretrained model. short: parity of "
-            "four events, one minute on a laptop."
+            help="coin, smollm2-coin: the built-in models. backbone: a pretrained model, texts in chat form. short: "
+            "parity of four events, one minute on a laptop."
         ),
     ] = None,
-    task: Annotated[
+    set_: Annotated[
         list[str] | None,
-        typer.Option(help=f"One of {known_tasks()}; may be repeated."),
-    ] = None,
-    shares: Annotated[
-        str | None,
         typer.Option(
-            help="Shares of a batch, a number for each --task, separated by commas. Default: equal."
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Any other field of TrainingSettings: max_events=4, size=tiny, chat=true, weights.thought=2. May be "
+            "repeated.",
         ),
-    ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            help="thinking, or a baseline: none, cot (writes the thoughts, or restates every event)."
-        ),
-    ] = None,
-    max_events: Annotated[
-        int | None, typer.Option("--max-events", "-n", min=1, help="Maximum number of events of a text, N.")
-    ] = None,
-    size: Annotated[
-        str | None, typer.Option(help="Size of a new backbone: tiny, small, coin or large.")
-    ] = None,
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            help="A model to start from, instead of a size: a folder, a .gguf file, a built-in name. T and C of a "
-            "thinking model or an adapter are trained further."
-        ),
-    ] = None,
-    adapter: Annotated[
-        bool | None,
-        typer.Option(
-            "--adapter", help="Train T and C only; the backbone stays as it is.", show_default=False
-        ),
-    ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--no-chat", help="Texts are messages in the backbone's chat template."),
-    ] = None,
-    follow_ups: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Share of the messages that follow another one and its answer, with --chat.",
-        ),
-    ] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(min=0, help="Attention window; 0: no limit, or the one --backbone has (its default)."),
-    ] = None,
-    chunk: Annotated[int | None, typer.Option(min=1, help="Number of tokens of a chunk, C.")] = None,
-    max_thought: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of tokens of a thought.")
-    ] = None,
-    l_in: Annotated[
-        int | None, typer.Option(min=1, help="Number of layers after which a state is added.")
-    ] = None,
-    l_out: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of layers after which T reads. Default: all but the last."),
-    ] = None,
-    thought_delay: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Number of tokens after the one that settles a thought before it is written."
-        ),
-    ] = None,
-    thinks_answer: Annotated[
-        bool | None,
-        typer.Option(
-            "--think-answer/--no-think-answer",
-            help="Think the answer at the end of a chat message. Default: with --adapter.",
-            show_default=False,
-        ),
-    ] = None,
-    while_answering: Annotated[
-        bool | None,
-        typer.Option(
-            "--while-answering/--no-while-answering",
-            help="Think while answering as well, or only while reading.",
-        ),
-    ] = None,
-    carry: Annotated[
-        bool | None,
-        typer.Option(
-            "--carry/--no-carry",
-            help="Add a state to all chunks up to the next thought, or to the next chunk only.",
-        ),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps.")] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Duration of the run: as many steps as fit, with --steps at most those."),
-    ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Number of texts of a step.")] = None,
-    accumulate: Annotated[
-        int | None, typer.Option(min=1, help="Number of passes of a step (gradient accumulation).")
-    ] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Maximum learning rate.")] = None,
-    block_rate: Annotated[
-        float | None, typer.Option(min=0.0, help="Learning rate of T and C, as a multiple.")
-    ] = None,
-    variables_thought: Annotated[
-        str | None, typer.Option(help="Contents of a thought in the variables task: changed, all or worked.")
-    ] = None,
-    examples: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Use only so many texts of each file and task. Default: a task makes new ones for every step.",
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and texts.")] = None,
-    eval_every: Annotated[
-        int | None, typer.Option(min=0, help="Number of steps between evaluations; 0: only at the end.")
-    ] = None,
-    eval_texts: Annotated[
-        int | None, typer.Option(min=1, help="Number of texts of each task and length in an evaluation.")
-    ] = None,
-    compile_: Annotated[
-        bool | None,
-        typer.Option("--compile/--no-compile", help="Compile the layers. Default: on a GPU."),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="Processes that generate texts; 0: a thread. Default: 4 on a GPU."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     overwrite: Annotated[
@@ -184,62 +108,66 @@ def thinking(
 ) -> None:
     """Train a thinking model, or a baseline, and write it as a model folder."""
     require_packages("matplotlib", extra="train", what="training")
-    from holdfast.numerics.settings import apply_numeric_settings
-    from holdfast_thinking.run.loop import resume_run, start_run
-    from holdfast_thinking.settings import SIZES
-
-    if num_threads is not None:
-        apply_numeric_settings(num_threads)
-    changes: dict[str, Any] = {
-        "tasks": tuple(task) if task else None,
-        "form": _one_of("--form", form, _FORMS),
-        "max_events": max_events,
-        "size": None if size is None else SIZES[_one_of("--size", size, tuple(SIZES)) or ""],
-        "backbone": backbone,
-        "adapter": adapter,
-        "chat": chat,
-        "follow_ups": follow_ups,
-        "examples": examples,
-        "chunk": chunk,
-        "max_thought": max_thought,
-        "l_in": l_in,
-        "l_out": l_out,
-        "thought_delay": thought_delay,
-        "thinks_answer": adapter if thinks_answer is None else thinks_answer,
-        "while_answering": while_answering,
-        "carry": carry,
-        "steps": steps,
-        "minutes": minutes,
-        "batch": batch,
-        "accumulate": accumulate,
-        "learning_rate": learning_rate,
-        "block_rate": block_rate,
-        "variables_thought": _one_of("--variables-thought", variables_thought, _THOUGHTS),
-        "seed": seed,
-        "eval_every": eval_every,
-        "eval_texts": eval_texts,
-        "compile": compile_,
-        "workers": workers,
-    }
-    changes = {name: value for name, value in changes.items() if value is not None}
-    if task or shares:
-        changes["shares"] = () if shares is None else _numbers("--shares", shares)
-    if steps is not None and minutes is not None:
-        changes["most_steps"] = steps
-    if window is not None or backbone is not None:
-        changes["window"] = window or None
-    if resume and (changes or preset):
+    if resume and (changes or preset or set_):
         raise ConfigError(
             "--resume continues with the settings of the run in --out; other options cannot be given"
         )
+    settings = None if resume else _settings(preset, changes, set_ or [], out)
+    from holdfast.numerics.settings import apply_numeric_settings
+    from holdfast_thinking.run.loop import resume_run, start_run
+
+    if num_threads is not None:
+        apply_numeric_settings(num_threads)
     where = _device(device)
-    if resume:
+    if settings is None:
         run = resume_run(out, where)
     else:
-        settings = _settings(preset, changes)
         _require_place(out, overwrite)
+        if f"chat:{out / GENERAL_FILE}" in settings.tasks and not (out / GENERAL_FILE).exists():
+            _write_general(settings, out / GENERAL_FILE, where.type)
         run = start_run(settings, where)
     _train(run, out)
+
+
+def _settings(preset: str | None, changes: dict[str, Any], more: list[str], out: Path) -> TrainingSettings:
+    """Return the preset with the options that are given."""
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(f"--preset is {preset!r}; expected one of {', '.join(PRESETS)}")
+    base = TrainingSettings() if preset is None else PRESETS[preset]
+    if "task" in changes or "tasks" in changes:
+        named = [_named_task(each) for each in changes["tasks"]]
+        changes["tasks"] = tuple(name for name, _ in named)
+        changes["shares"] = tuple(share for _, share in named) if any(share > 1 for _, share in named) else ()
+    else:
+        files = {f"chat:{GENERAL_FILE}": f"chat:{out / GENERAL_FILE}"}
+        changes["tasks"] = tuple(files.get(name, name) for name in base.tasks)
+    if "form" in changes:
+        changes["form"] = convert_setting("form", changes["form"], get_type_hints(TrainingSettings)["form"])
+    if "steps" in changes and "minutes" in changes:
+        changes["most_steps"] = changes["steps"]
+    if "window" in changes or "backbone" in changes:
+        changes["window"] = changes.get("window") or None
+    if "adapter" in changes:
+        changes["thinks_answer"] = changes["adapter"]
+    return replace(base, **(changes | read_changes(more, base.weights)))
+
+
+def _named_task(text: str) -> tuple[str, int]:
+    """Return a task and its share: 1 if none is given."""
+    name, is_shared, share = text.rpartition("=")
+    return (name, int(share)) if is_shared and share.isdecimal() else (text, 1)
+
+
+def _write_general(settings: TrainingSettings, path: Path, device: str) -> None:
+    """Write the backbone's own answers, with which an adapter learns where to think nothing."""
+    from holdfast.engine.llm import LLM
+    from holdfast_thinking.data.samples import sample_prompts, write_samples
+
+    assert settings.backbone is not None
+    note(f"the answers of {settings.backbone} to general prompts: {path}")
+    prompts = sample_prompts(_NUM_GENERAL, settings.seed, _GENERAL_TASKS)
+    llm = LLM(settings.backbone, device=device, max_model_len=settings.context)
+    write_samples(llm, path, prompts, max_tokens=48, seed=settings.seed)
 
 
 @train.command()
@@ -268,13 +196,6 @@ def samples(
     note(f"{written} answers written: {out}")
 
 
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{option} is {text!r}; expected whole numbers with commas between them") from None
-
-
 def _require_place(out: Path, overwrite: bool) -> None:
     """The folder can be written, and no run in it would be overwritten."""
     from holdfast_thinking.run.state import STATE_FILE
@@ -287,21 +208,6 @@ def _require_place(out: Path, overwrite: bool) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{out} cannot be written to: {error.strerror or error}") from error
-
-
-def _settings(preset: str | None, changes: dict[str, Any]) -> "TrainingSettings":
-    from holdfast_thinking.settings import PRESETS, TrainingSettings
-
-    if preset is not None:
-        _one_of("--preset", preset, tuple(PRESETS))
-        return replace(PRESETS[preset], **changes)
-    return replace(TrainingSettings(), **changes)
-
-
-def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
-    if value is not None and value not in known:
-        raise ConfigError(f"{option} is {value!r}; expected one of {', '.join(known)}")
-    return value
 
 
 def _device(name: str) -> Any:

@@ -82,7 +82,7 @@ class EvalSet:
             thinks_answer=info.thinks_answer,
             carry=thinking is not None and thinking.carry,
         )
-        self._chunk = 0 if thinking is None else thinking.chunk
+        self.chunk = 0 if thinking is None else thinking.chunk
         frame = chat_frame(open_tokenizer(path), str(folder)) if info.chat else None
         topics = open_topics(settings)
         self._source = BatchSource(settings, topics, self.tokenizer, eos_id=0, frame=frame, only_eval=True)
@@ -100,7 +100,7 @@ class EvalSet:
             num_prompt, num_tokens = int(batch.num_prompt[index]), int(batch.num_tokens[index]) - 1
             ids = batch.token_ids[index].tolist()
             answer = self.tokenizer.decode(ids[num_prompt:num_tokens], skip_special_tokens=False)
-            num_chunks = num_prompt // self._chunk if self._chunk else 0
+            num_chunks = num_prompt // self.chunk if self.chunk else 0
             gold = tuple(
                 tuple(int(token) for token in thought if token >= 0)
                 for thought in batch.thoughts[index, :num_chunks]

@@ -29,14 +29,13 @@ class EvalModel:
     thinking: ThinkingConfig | None
     llm: LLM
     eval_set: EvalSet
-    deterministic: bool
 
     def params(self, max_tokens: int, **more: object) -> SamplingParams:
-        """Greedy sampling; deterministic if the evaluation is."""
+        """Greedy sampling."""
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=0.0,
-            deterministic=self.deterministic,
+            deterministic=True,
             **more,  # type: ignore[arg-type]
         )
 
@@ -94,7 +93,6 @@ def open_model(
     tasks: tuple[str, ...],
     seed: int,
     long_texts: bool,
-    deterministic: bool,
 ) -> EvalModel:
     info = read_training_info(folder)
     checkpoint = open_checkpoint(locate(str(folder)).path)
@@ -102,4 +100,4 @@ def open_model(
     thinking = None if own is None else read_thinking(own, checkpoint.config)
     eval_set = EvalSet(folder, info, thinking, tasks, seed, long_texts)
     llm = open_llm(folder)
-    return EvalModel(name, folder, info, thinking, llm, eval_set, deterministic)
+    return EvalModel(name, folder, info, thinking, llm, eval_set)

@@ -116,59 +116,6 @@ class AnswerLatency:
 
 
 @dataclass
-class PrefillRounds:
-    """Prefill with predicted thoughts against chunk by chunk, on texts of similar length."""
-
-    model: str
-    density: str
-    count: int
-    prompt_tokens: float
-    chunks: float
-    thoughts: float
-    rounds: float
-    guessed: float
-    guessed_right: float
-    ms: float
-    rounds_by_chunk: float
-    ms_by_chunk: float
-    same_answers: bool
-    right: int
-
-    @property
-    def speedup(self) -> float:
-        return self.ms_by_chunk / self.ms
-
-
-@dataclass
-class TokenCost:
-    """Microseconds for each prompt token and each answer token; streams: number of requests."""
-
-    model: str
-    variant: str  # thinks, does not think, plain folder
-    texts: str
-    streams: int
-    prompt_tokens: float
-    thoughts: float
-    prompt_us: float
-    answer_us: float
-
-
-@dataclass
-class GeneralPrompts:
-    """Prompts about anything. silent: those with no thought in prompt and answer.
-
-    same_bits: of those, answers with the tokens and logprob bits of the backbone without blocks; None
-    if the model is no adapter.
-    """
-
-    model: str
-    count: int
-    silent: int
-    same_bits: int | None
-    thoughts: list[str]  # of the others, the first of each
-
-
-@dataclass
 class ThoughtExample:
     """A prompt with the model's thoughts, each after the token of the prompt it follows."""
 
@@ -190,9 +137,6 @@ class EvalReport:
     zeroed: list[ZeroedStates] = field(default_factory=list)
     swapped: list[SwappedThoughts] = field(default_factory=list)
     latency: list[AnswerLatency] = field(default_factory=list)
-    rounds: list[PrefillRounds] = field(default_factory=list)
-    cost: list[TokenCost] = field(default_factory=list)
-    general: list[GeneralPrompts] = field(default_factory=list)
     examples: list[ThoughtExample] = field(default_factory=list)
 
     def mean_accuracy(self, model: str, task: str) -> float | None:
@@ -212,8 +156,6 @@ class EvalReport:
         for name in ("accuracy", "zeroed"):
             for row, cell in zip(fields[name], getattr(self, name), strict=True):
                 row["accuracy"] = cell.accuracy
-        for row, rounds in zip(fields["rounds"], self.rounds, strict=True):
-            row["speedup"] = rounds.speedup
         pairs = dict.fromkeys((cell.model, cell.task) for cell in self.accuracy)
         fields["mean_accuracy"] = [
             {

@@ -10,50 +10,35 @@ from holdfast.errors import ConfigError
 from holdfast.worker.device import choose_device, cpu_name
 from holdfast_thinking.data.names import known_tasks
 from holdfast_thinking.eval.ablation import swap_last_thought, zero_states
-from holdfast_thinking.eval.accuracy import measure_cell
-from holdfast_thinking.eval.cost import measure_cost
-from holdfast_thinking.eval.examples import thought_examples
-from holdfast_thinking.eval.general import measure_general
+from holdfast_thinking.eval.accuracy import measure_cell, thought_examples
 from holdfast_thinking.eval.latency import EVENTS as LATENCY_EVENTS
 from holdfast_thinking.eval.latency import TASK as LATENCY_TASK
 from holdfast_thinking.eval.latency import measure_latency
 from holdfast_thinking.eval.model import EvalModel, OpenLLM, open_model
-from holdfast_thinking.eval.prefill import measure_rounds
 from holdfast_thinking.eval.report import EvalReport
 from holdfast_thinking.run.export import read_training_info
 
 Note = Callable[[str], None]
+_NUM_TIMED = 25  # texts, for latency
+_NUM_EXAMPLES = 2  # prompts of each task whose thoughts are kept
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model to evaluate. A baseline gets fewer texts."""
-
     name: str
     folder: Path
-    is_baseline: bool = False
 
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """tasks, long_texts: empty and None mean those of the first model's training."""
+    """tasks: empty means those of the first model's training."""
 
     tasks: tuple[str, ...] = ()
     events: tuple[int, ...] = (10, 20, 40, 60, 80, 100)
     count: int = 500
-    baseline_count: int = 100
     seed: int = 1
-    long_texts: bool | None = None
-    deterministic: bool = True
     ablate: bool = False
     latency: bool = False
-    latency_count: int = 25
-    latency_task: str | None = None  # None: parity, or else the first task
-    rounds: bool = False
-    cost: bool = False
-    accuracy: bool = True
-    general: bool = False
-    num_examples: int = 2  # prompts of each task whose thoughts are kept
 
 
 def run_eval(
@@ -69,45 +54,21 @@ def run_eval(
         raise ConfigError(f"every model needs its own name, not {', '.join(names)}")
     first = read_training_info(folders[0].folder)
     tasks = settings.tasks or tuple(task for task in first.tasks if ":" not in task)
-    if not tasks and (settings.accuracy or settings.latency):
+    if not tasks:
         raise ConfigError(f"{folders[0].folder} was trained on files only; give a task: {known_tasks()}")
-    if settings.latency_task is not None and settings.latency_task not in tasks:
-        raise ConfigError(
-            f"latency is measured on {settings.latency_task}; add --task {settings.latency_task}"
-        )
-    long_texts = first.long_texts if settings.long_texts is None else settings.long_texts
     models = []
     for each in folders:
         note(f"opening {each.name}: {each.folder}")
-        models.append(
-            open_model(
-                each.name, each.folder, open_llm, tasks, settings.seed, long_texts, settings.deterministic
-            )
-        )
-    report = _start(models, settings, tasks, long_texts)
-    counts = [settings.baseline_count if each.is_baseline else settings.count for each in folders]
+        models.append(open_model(each.name, each.folder, open_llm, tasks, settings.seed, first.long_texts))
+    report = _start(models, settings, tasks, first.long_texts)
     if settings.latency:
-        task = settings.latency_task or (LATENCY_TASK if LATENCY_TASK in tasks else tasks[0])
-        note(f"latency of single requests: {settings.latency_count} texts of {task}, all models in turns")
+        task = LATENCY_TASK if LATENCY_TASK in tasks else tasks[0]
+        note(f"latency of single requests: {_NUM_TIMED} texts of {task}, all models in turns")
         events = _latency_events(models[0], task, settings.events)
-        report.latency = measure_latency(models, settings.latency_count, events, task)
+        report.latency = measure_latency(models, _NUM_TIMED, events, task)
         report.save(out)
-    if settings.accuracy:
-        for model, count in zip(models, counts, strict=True):
-            _measure_accuracy(model, count, max(counts), tasks, settings, report, out, note)
-    thinkers = [each for each in models if each.thinking is not None]
-    for model in thinkers if settings.rounds else ():
-        note(f"{model.name}: predicted thoughts against chunk by chunk")
-        report.rounds += measure_rounds(model)
-        report.save(out)
-    for model in thinkers if settings.cost else ():
-        note(f"{model.name}: cost of a token")
-        report.cost += measure_cost(model, open_llm)
-        report.save(out)
-    for model in thinkers if settings.general else ():
-        note(f"{model.name}: general prompts")
-        report.general.append(measure_general(model, open_llm))
-        report.save(out)
+    for model in models:
+        _measure_accuracy(model, tasks, settings, report, out, note)
     report.save(out)
     return report
 
@@ -120,26 +81,21 @@ def _latency_events(model: EvalModel, task: str, events: tuple[int, ...]) -> int
 
 def _measure_accuracy(
     model: EvalModel,
-    count: int,
-    num_drawn: int,
     tasks: tuple[str, ...],
     settings: EvalSettings,
     report: EvalReport,
     out: Path | None,
     note: Note,
 ) -> None:
-    """Draw num_drawn prompts and use the first count: models with fewer prompts get a subset of the
-    same.
-    """
     for task in tasks:
         for events in settings.events if model.eval_set.has_events(task) else (0,):
-            prompts = model.eval_set.draw(task, events, num_drawn)[:count]
+            prompts = model.eval_set.draw(task, events, settings.count)
             cell, results = measure_cell(model, task, events, prompts)
             report.accuracy.append(cell)
             length = f", {events} events" if events else ""
             note(f"{model.name}, {task}{length}: {cell.accuracy:.1%} in {cell.seconds:.1f} s")
             if model.thinking is not None:
-                report.examples += thought_examples(model, task, prompts, results)[: settings.num_examples]
+                report.examples += thought_examples(model, task, prompts, results)[:_NUM_EXAMPLES]
             if settings.ablate and model.thinking is not None:
                 report.zeroed.append(zero_states(model, task, events, prompts))
                 if task == "parity":

@@ -9,24 +9,6 @@ from rich.table import Table
 from holdfast_thinking.eval.report import AnswerLatency, EvalReport, compare_pairs, task_label
 
 _NONE = "-"
-_PAPER_FORMS = ("thinking states", "chain of thought", "no chain of thought")
-# Published figures, arXiv 2602.08332: parity and variables with a 0.5B backbone trained on lengths up to
-# 10 / 20 / 40, GSM8K and two-hop questions with 1.5B.
-PAPER = {
-    name: dict(zip(_PAPER_FORMS, figures, strict=True))
-    for name, figures in {
-        "parity": ("98.4 / 99.0 / 100", "12.4 / 38.1 / 64.4", "54.7 / 57.5 / 59.6"),
-        "variables": ("33.8 / 87.2 / 97.7", "6.8 / 35.5 / 87.8", "2.2 / 2.2 / 2.2"),
-        "gsm8k": ("42.2", "60.5", "34.1"),
-        "two-hop": ("54.9", "54.8", "33.5"),
-    }.items()
-}
-
-
-def paper_name(task: str) -> str | None:
-    """The paper's task, or None."""
-    kind = task.partition(":")[0]
-    return kind if kind in PAPER else None
 
 
 def show_eval(report: EvalReport, console: Console | None = None) -> None:
@@ -34,8 +16,7 @@ def show_eval(report: EvalReport, console: Console | None = None) -> None:
         console = Console(highlight=False)
         if not console.is_terminal:
             console.width = 150  # for a file
-    mode = "deterministic" if report.settings["deterministic"] else "ordinary"
-    console.print(f"{report.machine}, torch {report.torch}; greedy, {mode}, seed {report.settings['seed']}")
+    console.print(f"{report.machine}, torch {report.torch}; greedy, seed {report.settings['seed']}")
     for name, fields in report.models.items():
         chunk = "" if fields["chunk"] is None else f", chunks of {fields['chunk']}"
         tasks = ", ".join(map(task_label, fields["tasks"]))
@@ -49,16 +30,8 @@ def show_eval(report: EvalReport, console: Console | None = None) -> None:
         _show_zeroed(report, console)
     if report.swapped:
         _show_swapped(report, console)
-    if report.accuracy:
-        _show_paper(report, console)
     if report.latency:
         _show_latency(report.latency, console)
-    if report.rounds:
-        _show_rounds(report, console)
-    if report.cost:
-        _show_cost(report, console)
-    if report.general:
-        _show_general(report, console)
     if report.examples:
         _show_examples(report, console)
 
@@ -166,68 +139,11 @@ def _show_latency(found: Sequence[AnswerLatency], console: Console) -> None:
         console.print(f"{one.model} answers an example with:{one.example}", markup=False)
 
 
-def _show_paper(report: EvalReport, console: Console) -> None:
-    """Our models beside the published figures, for the tasks both have."""
-    tasks = [task for task in dict.fromkeys(cell.task for cell in report.accuracy) if paper_name(task)]
-    if not tasks:
-        return
-    table = _table("beside the paper's, % (its texts and backbones differ)", "model", *map(task_label, tasks))
-    for model in dict.fromkeys(cell.model for cell in report.accuracy):
-        table.add_row(model, *(_percent(report.mean_accuracy(model, task)) for task in tasks))
-    for form in _PAPER_FORMS:
-        table.add_row(f"paper, {form}", *(PAPER[paper_name(task) or ""][form] for task in tasks))
-    console.print(table)
-
-
-def _show_general(report: EvalReport, console: Console) -> None:
-    table = _table(
-        "general prompts: without any thought, and of those the backbone's tokens and logprob bits",
-        *("model", "prompts", "no thought, %", "same bits, %"),
-    )
-    for one in report.general:
-        same = _NONE if one.same_bits is None else _share(one.same_bits, one.silent)
-        table.add_row(one.model, str(one.count), _share(one.silent, one.count), same)
-    console.print(table)
-
-
 def _show_examples(report: EvalReport, console: Console) -> None:
     for one in report.examples:
         verdict = "right" if one.is_right else f"wrong, gold: {one.gold}"
         console.print(f"{one.model}, {task_label(one.task)} ({verdict})", markup=False)
         console.print(f"  {one.prompt.strip()} {one.answer}", markup=False, soft_wrap=True)
-
-
-def _show_rounds(report: EvalReport, console: Console) -> None:
-    table = _table(
-        "prefill with predicted thoughts against chunk by chunk, one request at a time",
-        *("model", "thoughts", "tokens", "chunks", "thoughts", "guessed", "right", "rounds", "ms"),
-        *("rounds, by chunk", "ms, by chunk", "faster", "same", "% right"),
-    )
-    for one in report.rounds:
-        table.add_row(
-            *(one.model, one.density, f"{one.prompt_tokens:.0f}", f"{one.chunks:.0f}", f"{one.thoughts:.1f}"),
-            *(f"{one.guessed:.1f}", f"{one.guessed_right:.1f}", f"{one.rounds:.1f}", f"{one.ms:.2f}"),
-            *(f"{one.rounds_by_chunk:.1f}", f"{one.ms_by_chunk:.2f}", f"{one.speedup:.2f}x"),
-            *("yes" if one.same_answers else "[red]no[/]", _share(one.right, one.count)),
-        )
-    console.print(table)
-
-
-def _show_cost(report: EvalReport, console: Console) -> None:
-    table = _table(
-        "microseconds for each token, all requests together",
-        *("model", "texts", "requests", "variant", "tokens", "thoughts", "prompt", "answer"),
-        *("prompt, of plain", "answer, of plain"),
-    )
-    plain = {(one.model, one.texts, one.streams): one for one in report.cost if one.variant == "plain folder"}
-    for one in report.cost:
-        base = plain[one.model, one.texts, one.streams]
-        table.add_row(
-            *(one.model, one.texts, str(one.streams), one.variant, f"{one.prompt_tokens:.0f}"),
-            *(f"{one.thoughts:.1f}", f"{one.prompt_us:.2f}", f"{one.answer_us:.2f}"),
-            *(f"{one.prompt_us / base.prompt_us:.2f}x", f"{one.answer_us / base.answer_us:.2f}x"),
-        )
-    console.print(table)
 
 
 def _percent(share: float | None) -> str:

@@ -17,13 +17,7 @@ from torch import Tensor
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.model.model import ThinkingModel
 from holdfast_thinking.model.packed import Packed, Targets, ThoughtList, pack, send
-
-
-@dataclass(frozen=True)
-class LossWeights:
-    answer: float = 1.0
-    text: float = 0.0
-    thought: float = 1.0
+from holdfast_thinking.settings import LossWeights
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from holdfast_thinking.model.build import BuiltModel
 from holdfast_thinking.model.model import BLOCKS
 from holdfast_thinking.model.tokenizer import save_tokenizer
 from holdfast_thinking.run.state import STATE_FILE, read_run_info
-from holdfast_thinking.settings import TrainingSettings
-from holdfast_thinking.tasks.variables import ThoughtContent
+from holdfast_thinking.settings import ThoughtContent, TrainingSettings
 
 INFO_FILE = "training.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -24,9 +24,9 @@ each: " a 3 b 5 c 2. a 3 + 5 a 8 b 5 c 2. c 2 - 1 a 8 b 5 c 1. So 1."
 """
 
 import random
-from typing import Literal
 
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
+from holdfast_thinking.settings import ThoughtContent
 from holdfast_thinking.tasks.filler import OPENINGS, SENTENCES, draw_filler, draw_opening, draw_rate
 
 LETTERS = "abcdkmnpxyz"
@@ -34,7 +34,6 @@ NUM_VARIABLES = 3
 LARGEST = 9
 _STEP = 5  # the largest constant that is added or subtracted
 _STARTS = ("Let", "Given", "We start with", "First,")
-ThoughtContent = Literal["changed", "all", "worked"]
 _KINDS = ("const", "copy", "add", "take", "add other", "take other")
 _WEIGHTS = (0.1, 0.1, 0.25, 0.25, 0.2, 0.1)
 

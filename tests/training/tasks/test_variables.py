@@ -6,7 +6,8 @@ from typing import get_args
 import pytest
 
 from holdfast_thinking.data.text_examples import AnswerForm
-from holdfast_thinking.tasks.variables import LARGEST, ThoughtContent, Variables
+from holdfast_thinking.settings import ThoughtContent
+from holdfast_thinking.tasks.variables import LARGEST, Variables
 from support.task_texts import chunk_texts, decode_texts, draw_batch
 
 THOUGHTS: tuple[ThoughtContent, ...] = get_args(ThoughtContent)
