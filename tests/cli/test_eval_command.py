@@ -1,13 +1,13 @@
-"""`holdfast eval thinking`: from folders to tables, JSON and plots, and what it refuses."""
+"""`holdfast eval thinking`: from folders to tables and JSON, and what it refuses."""
 
 import json
 from pathlib import Path
 
 import torch
 
-from holdfast.training.export import export
-from holdfast.training.loop import start_run
-from holdfast.training.settings import SIZES, TrainingSettings
+from holdfast_thinking.run.export import export
+from holdfast_thinking.run.loop import start_run
+from holdfast_thinking.settings import SIZES, TrainingSettings
 
 
 def test_eval_of_a_model_folder(holdfast, tmp_path: Path):
@@ -15,12 +15,11 @@ def test_eval_of_a_model_folder(holdfast, tmp_path: Path):
     model, out = tmp_path / "model", tmp_path / "out"
     export(start_run(settings, torch.device("cpu")).built, settings, model)
     asked = ("eval", "thinking", f"own={model}", "--events", "2,3", "--count", "2", "--device", "cpu")
-    done = holdfast(*asked, "--ablate", "--no-deterministic", "--out", out)
+    done = holdfast(*asked, "--ablate", "--out", out)
     assert done.exit_code == 0, done.stderr
-    assert "own" in done.stdout and "N = 2" in done.stdout and "ordinary" in done.stdout
+    assert "own" in done.stdout and "N = 2" in done.stdout
     held = json.loads((out / "eval-thinking.json").read_text())
     assert [each["events"] for each in held["accuracy"]] == [2, 3]
-    assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_wrong_eval_options_are_refused(holdfast, tmp_path: Path, model: str):
@@ -30,7 +29,6 @@ def test_wrong_eval_options_are_refused(holdfast, tmp_path: Path, model: str):
         ([model, "--events", "ten"], "--events"),
         ([model, "--events", "0"], "--events"),
         ([model, "--baseline", f"b={tmp_path}/none"], "no model folder"),
-        (["coin", "--no-accuracy"], "nothing to measure"),
     ):
         done = holdfast("eval", "thinking", *wrong)
         assert done.exit_code == 2 and named in done.stderr, (wrong, done.stderr)

@@ -77,7 +77,7 @@ def _cases(folder: Path) -> list[tuple[list[str], str]]:
         (["certify", "--device", "cuda"], NO_GPU),
         (["certify", "--shapes", "gpt-9"], "gpt-9"),
         (["eval", "thinking", missing], "there is no model folder"),
-        (["eval", "thinking", "coin", "--task", "chess"], "there is no eval set for 'chess'"),
+        (["eval", "thinking", "coin", "--task", "chess"], "there is no task 'chess'"),
         (["eval", "thinking", "coin", "--device", "cuda"], NO_GPU),
         (["bench", "demo", missing], NO_MODEL),
         (["bench", "determinism", missing], NO_MODEL),

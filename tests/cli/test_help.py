@@ -73,11 +73,11 @@ COMMANDS = {
     ("bench", "determinism"): ["--runs"],
     ("bench", "demo"): ["forced rollbacks", "--kernels"],
     ("train",): ["thinking"],
-    ("train", "thinking"): ["--out", "--preset", "--task", "--form", "--max-events"],
+    ("train", "thinking"): ["--out", "--preset", "--task", "--form", "--set"],
     ("eval",): ["thinking"],
     ("eval", "thinking"): [
-        *("--baseline", "--task", "--events", "--count", "--baseline-count", "--seed", "--no-deterministic"),
-        *("--ablate", "--latency", "--rounds", "--cost", "--out", "--device", "--max-num-seqs"),
+        *("--baseline", "--task", "--events", "--count", "--seed", "--ablate", "--latency"),
+        *("--out", "--device", "--max-num-seqs"),
     ],
 }
 

@@ -1,5 +1,6 @@
 """`holdfast train thinking`: one command from nothing to a model folder, and what it refuses."""
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -8,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.training.settings import PRESETS
+from holdfast_thinking.settings import PRESETS
 
-TINY = ["--size", "tiny", "--steps", "2", "--batch", "4", "-n", "2", "--device", "cpu"]
+SMALL = ("size=tiny", "max_events=2")
+TINY = [*("--steps", "2", "--batch", "4", "--device", "cpu"), *(f"--set={each}" for each in SMALL)]
 
 
 def test_train_help(holdfast, monkeypatch):
@@ -20,11 +22,10 @@ def test_train_help(holdfast, monkeypatch):
         "--preset",
         "--task",
         "--form",
-        "--max-events",
         "--window",
         "--resume",
         "--minutes",
-        "--compile",
+        "--set",
     ):
         assert word in shown
     assert " thinking " in holdfast("train", "--help").stdout
@@ -46,7 +47,7 @@ def test_train_writes_a_model_and_resumes(holdfast, tmp_path: Path, monkeypatch)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["interrupt", "SIGTERM"])
 def test_interrupted_run_resumes_with_the_same_result(holdfast, tmp_path: Path, monkeypatch, number):
-    from holdfast.training import loop
+    from holdfast_thinking.run import loop
 
     monkeypatch.setitem(PRESETS, "short", replace(PRESETS["short"], eval_texts=2, eval_events=(1,)))
     wanted = ("--preset", "short", *TINY, "--steps", "4")
@@ -69,28 +70,35 @@ def test_interrupted_run_resumes_with_the_same_result(holdfast, tmp_path: Path, 
 
 
 def test_train_logs_losses_without_a_terminal(holdfast, tmp_path: Path, monkeypatch):
-    from holdfast.cli.commands import train as command
+    from holdfast_thinking.cli import train as command
 
     monkeypatch.setattr(command, "_LOG_STEPS", 10)
-    wanted = ["--max-thought", "4", "--no-while-answering", "--eval-every", "0", "--no-compile"]
+    more = ("while_answering=false", "compile=false", "weights.thought=2")
+    wanted = ["--max-thought", "4", "--eval-every", "0", *(f"--set={each}" for each in more)]
     out = ["train", "thinking", "--out", str(tmp_path / "m"), *TINY, "--steps", "11", *wanted]
     done = holdfast(*out)
     assert done.exit_code == 0, done.stderr
     assert "step 10 of 11: loss" in done.stderr and "ms a step" in done.stderr
-    assert '"max_thought": 4' in (tmp_path / "m" / "thinking.json").read_text()
+    thinking = json.loads((tmp_path / "m" / "thinking.json").read_text())
+    assert (thinking["max_thought"], thinking["while_answering"]) == (4, False)
 
 
 def test_wrong_train_options_are_refused(holdfast, tmp_path: Path):
     out = ["train", "thinking", "--out", str(tmp_path / "m")]
     for wrong, named in (
         (["--task", "juggling"], "juggling"),
-        (["--size", "huge"], "--size"),
-        (["--form", "loud"], "--form"),
+        (["--set", "size=huge"], "size is 'huge'"),
+        (["--set", "warmth=3"], "expected FIELD=VALUE"),
+        (["--set", "warmup"], "expected FIELD=VALUE"),
+        (["--set", "warmup=warm"], "warmup is 'warm'"),
+        (["--set", "weights.all=1"], "weights.answer"),
+        (["--form", "loud"], "form is 'loud'"),
+        (["--task", "own.py:Own"], "own.py cannot be read"),
         (["--preset", "gold"], "--preset"),
         (["--resume"], "no run to resume"),
         (["--resume", "--steps", "4"], "--resume"),
         (["--device", "abacus"], "abacus"),
-        (["--task", f"babi:{tmp_path}/none.txt"], "none.txt"),
+        (["--task", f"jsonl:{tmp_path}/none.jsonl"], "none.jsonl"),
         (["--chunk", "7"], "divide a KV page"),
         (["--l-in", "9"], "l_in"),
         (["--l-in", "3", "--l-out", "2"], "l_out"),
@@ -100,3 +108,25 @@ def test_wrong_train_options_are_refused(holdfast, tmp_path: Path):
         done = holdfast(*out, *wrong)
         assert done.exit_code == 2
         assert named in done.stderr
+
+
+def test_preset_of_the_adapter_trains_with_its_backbones_own_answers(holdfast, tmp_path: Path, monkeypatch):
+    from holdfast_thinking.cli import train as command
+
+    monkeypatch.setattr(command, "_NUM_GENERAL", 80)
+    plain, out = tmp_path / "plain", tmp_path / "adapter"
+    vocabulary = ["--task", "coin-talk", "--form", "none", "--window", "0"]
+    assert holdfast("train", "thinking", "--out", str(plain), *vocabulary, *TINY).exit_code == 0
+    shape = ["--backbone", str(plain), "--l-in", "1", "--l-out", "2", "--steps", "1", "--batch", "4"]
+    more = [
+        f"--set={each}"
+        for each in ("eval_texts=1", "accumulate=1", "max_events=1", "eval_events=1", "follow_ups=0")
+    ]
+    done = holdfast(
+        "train", "thinking", "--out", str(out), "--preset", "smollm2-coin", *shape, *more, "--device", "cpu"
+    )
+    assert done.exit_code == 0, done.stderr
+    general = [json.loads(line) for line in (out / "general.jsonl").read_text().splitlines()]
+    assert general and (out / "adapter.json").is_file()
+    info = json.loads((out / "training.json").read_text())
+    assert info["tasks"] == ["coin-talk", f"chat:{out / 'general.jsonl'}"] and info["thinks_answer"]

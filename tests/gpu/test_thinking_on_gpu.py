@@ -10,8 +10,8 @@ from holdfast import SamplingParams
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.thinking.reference import open_reference
 from support.thinking_models import thinker_folder
+from thinking.reference import open_reference
 
 SIZES = {
     "hidden_size": 256,

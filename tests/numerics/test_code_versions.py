@@ -89,9 +89,7 @@ DECIDES_NOTHING = {
     "sandbox/worker_process.py": "carries messages",
     "scheduler/": "what runs when; verification.py is guarded",
     "server/": "from HTTP to the engine; the receipt has the prompt's ids and all settings",
-    "thinking/reference.py": "the definition that tests compare with",
     "thinking/thought_predictor.py": "candidates, which are verified",
-    "training/": "makes models, whose weights have a digest",
     "version.py": "the release's number",
     "worker/device.py": "describes the device for the fingerprint",
     "worker/gpu_presence.py": "refuses a device that is not there",
@@ -171,7 +169,7 @@ def test_kernels_of_one_backend_are_not_in_another_component() -> None:
 def recorded_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a copy of the package, recorded as it is, and the digests' cache."""
     folder = tmp_path_factory.mktemp("recorded")
-    without = shutil.ignore_patterns("__pycache__", "server", "cli", "bench", "training", "builtin")
+    without = shutil.ignore_patterns("__pycache__", "server", "cli", "bench", "builtin")
     shutil.copytree(HERE, folder / "holdfast", ignore=without)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HOLDFAST_CACHE_DIR", str(folder / "cache"))

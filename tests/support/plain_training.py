@@ -1,6 +1,6 @@
 """Settings of a tiny plain model, trained for a step: the backbone of tests."""
 
-from holdfast.training.settings import BackboneSize, TrainingSettings
+from holdfast_thinking.settings import BackboneSize, TrainingSettings
 
 PLAIN = TrainingSettings(
     tasks=("parity",),

@@ -1,17 +1,15 @@
 """A task's texts as text again: prompts, answers, and what is thought in which chunk."""
 
+import random
 from typing import Any
 
-import numpy as np
-
-from holdfast.training.batch import Batch
-from holdfast.training.tasks.phrases import assemble
-from holdfast.training.tasks.task import AnswerForm, Task
-from holdfast.training.tokenizer import EOS, build_tokenizer
+from holdfast_thinking.data.text_examples import AnswerForm, TextRules, TextTask, prepare_texts
+from holdfast_thinking.model.batch import Batch
+from holdfast_thinking.model.tokenizer import EOS, build_tokenizer
 
 
 def draw_batch(
-    task: Task,
+    task: TextTask,
     count: int,
     fewest: int,
     most: int,
@@ -19,12 +17,13 @@ def draw_batch(
     chunk: int = 8,
     max_thought: int = 8,
     form: AnswerForm = "thinking",
+    carry: bool = False,
     seed: int = 1,
 ) -> tuple[Batch, Any]:
-    tokenizer = build_tokenizer(task.words())
-    tokens = task.phrases.encoded(lambda text: list(tokenizer.encode(text).ids))
-    drawn = task.draw(np.random.default_rng(seed), count, fewest, most, form)
-    return assemble(drawn, tokens, chunk, max_thought, tokenizer.token_to_id(EOS)), tokenizer
+    tokenizer, rng = build_tokenizer(task.words()), random.Random(seed)
+    examples = [task.example(rng, rng.randint(fewest, most)) for _ in range(count)]
+    rules = TextRules(form, chunk, max_thought, tokenizer.token_to_id(EOS), carry=carry)
+    return prepare_texts(examples, tokenizer, rules).batch(range(count)), tokenizer
 
 
 def decode_texts(batch: Batch, tokenizer: Any) -> list[tuple[str, str]]:
@@ -34,9 +33,7 @@ def decode_texts(batch: Batch, tokenizer: Any) -> list[tuple[str, str]]:
         ids = batch.token_ids[row, : batch.num_tokens[row]].tolist()
         prompt, answer = ids[: batch.num_prompt[row]], ids[batch.num_prompt[row] :]
         assert answer[-1] == tokenizer.token_to_id(EOS)
-        text = tokenizer.decode(prompt), tokenizer.decode(answer[:-1])
-        assert tokenizer.encode("".join(text)).ids == ids[:-1]  # phrases are cut where words end
-        texts.append(text)
+        texts.append((tokenizer.decode(prompt), tokenizer.decode(answer[:-1])))
     return texts
 
 

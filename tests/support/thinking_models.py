@@ -13,12 +13,12 @@ from torch import Tensor
 from holdfast.models.config import parse_config
 from holdfast.models.families import FAMILIES
 from holdfast.thinking.config import ThinkingConfig
-from holdfast.thinking.reference import Reference
-from holdfast.training.build import BuiltModel
-from holdfast.training.export import export
-from holdfast.training.model import ThinkingModel, fresh_model
-from holdfast.training.settings import TrainingSettings
-from holdfast.training.tokenizer import build_tokenizer
+from holdfast_thinking.model.build import BuiltModel
+from holdfast_thinking.model.model import ThinkingModel, fresh_model
+from holdfast_thinking.model.tokenizer import build_tokenizer
+from holdfast_thinking.run.export import export
+from holdfast_thinking.settings import TrainingSettings
+from thinking.reference import Reference
 
 VOCAB = 40
 END, START = 1, 2

@@ -15,9 +15,9 @@ from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.thinking.blocks import ThoughtBlocks, load_blocks
 from holdfast.thinking.config import read_thinking
-from holdfast.thinking.reference import Reference, open_reference
 from support.thinking_engines import Ids
 from support.thinking_models import thinker_folder
+from thinking.reference import Reference, open_reference
 
 CHUNK, LONGEST = 8, 5
 PATHS = [("c", torch.float32), ("torch", torch.float32), ("c", torch.bfloat16)]

@@ -8,17 +8,8 @@ import pytest
 
 from holdfast import LLM, SamplingParams
 from holdfast.models.locate import COIN
-from holdfast.training.tasks import coin_talk
-from holdfast.training.tasks.wording import (
-    coin_asks,
-    coin_frames,
-    coin_shapes,
-    coin_starts,
-    idle_shapes,
-    outside_shapes,
-    variable_phrases,
-    variable_shapes,
-)
+from holdfast_thinking.data.words import read_words
+from holdfast_thinking.tasks import coin_talk
 from support import coin_dev_questions as development
 from support import coin_questions as held_out
 from support.coin_free_questions import coin_free_questions
@@ -30,17 +21,9 @@ EXPECTED_FREE = {1: 0.92, 2: 0.88}
 
 
 def test_no_template_is_in_the_training_texts() -> None:
-    modules = (
-        coin_asks,
-        coin_frames,
-        coin_shapes,
-        coin_starts,
-        idle_shapes,
-        outside_shapes,
-        variable_phrases,
-        variable_shapes,
-    )
-    trained = {_plain(text) for module in modules for text in _texts(module)}
+    files = ("coin_asks", "coin_frames", "coin_shapes", "coin_starts", "idle", "outside")
+    lists = [read_words(name).lists for name in (*files, "variables", "variable_phrases")]
+    trained = {_plain(text) for each in lists for texts in each.values() for text in texts}
     rng, task = random.Random(1), coin_talk.CoinTalk()
     told = " ".join(task.example(rng, 12).prompt for _ in range(400))
     own = {_plain(text) for text in _texts(held_out) if " " in text}

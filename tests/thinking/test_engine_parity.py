@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.thinking.reference import open_reference
 from support.thinking_engines import (
     Ids,
     answer,
@@ -20,6 +19,7 @@ from support.thinking_engines import (
     thoughts_of,
 )
 from support.thinking_models import thinker_folder
+from thinking.reference import open_reference
 
 # family, chunk, the layers behind which the state is added and the rows are read, of three, and whether
 # states are carried

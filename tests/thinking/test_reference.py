@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from holdfast.models.config import parse_config
-from holdfast.thinking.reference import Reference
-from holdfast.training.model import ThinkingModel
+from holdfast_thinking.model.model import ThinkingModel
 from models.tiny import tiny_model
 from support.thinking_models import END, named_weights, thinking_config, tiny_thinker
+from thinking.reference import Reference
 
 PROMPT = [5, 9, 11, 3, 7, 8, 22, 31, 4, 17]
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.thinking.eval import measure_general
 from holdfast import LLM, SamplingParams
 from holdfast.errors import BadWeights, ConfigError, ModelNotFound
 from holdfast.models.adapter import ADAPTER_FILE
 from holdfast.models.locate import locate
 from holdfast.thinking.config import WEIGHTS_FILE
-from holdfast.training.eval.general import measure_general
-from holdfast.training.eval.model import open_model
-from holdfast.training.export import export
-from holdfast.training.loop import resume_run, start_run, train
+from holdfast_thinking.eval.model import open_model
+from holdfast_thinking.run.export import export
+from holdfast_thinking.run.loop import resume_run, start_run, train
 from support.plain_training import PLAIN
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         backbone=str(base),
         adapter=True,
         steps=2,
-        tasks=("two-hop",),
+        tasks=("coin-talk",),
         chunk=4,
     )
     first = start_run(settings, CPU)
@@ -102,9 +102,9 @@ def test_where_nothing_is_thought_the_bits_are_the_backbones(
 
 def test_general_prompts_compare_an_adapter_with_its_backbone(adapter: Path, tmp_path: Path) -> None:
     quiet = silenced(adapter, tmp_path / "quiet")
-    model = open_model("quiet", quiet, engine, ("parity",), 1, True, True)
+    model = open_model("quiet", quiet, engine, ("parity",), 1, True)
     found = measure_general(model, engine, ["Hello", "What is tea?"], max_tokens=4)
-    assert (found.count, found.silent, found.same_bits, found.thoughts) == (2, 2, 2, [])
+    assert found == {"count": 2, "silent": 2, "same_bits": 2, "thoughts": []}
 
 
 def test_adapter_of_other_weights_is_refused(adapter: Path, tmp_path: Path) -> None:

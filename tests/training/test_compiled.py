@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from holdfast.training.compiled import compile_rowwise
-from holdfast.training.layer import DecoderLayer
-from holdfast.training.loop import start_run
-from holdfast.training.loss import packed_loss
-from holdfast.training.prefetch import send_step
-from holdfast.training.settings import PRESETS, SIZES
+from holdfast_thinking.model.compiled import compile_rowwise
+from holdfast_thinking.model.layer import DecoderLayer
+from holdfast_thinking.model.loss import packed_loss
+from holdfast_thinking.run.loop import start_run
+from holdfast_thinking.run.prefetch import send_step
+from holdfast_thinking.settings import PRESETS, SIZES
 
 CPU = torch.device("cpu")
 COIN = replace(PRESETS["coin"], size=SIZES["tiny"], max_events=6, batch=12)

@@ -11,25 +11,30 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.thinking.eval import (
+    VARIANTS,
+    coin_texts,
+    measure_cost,
+    measure_rounds,
+    plain_copy,
+    plot_accuracy,
+)
 from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.engine.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.locate import COIN, locate
-from holdfast.training.eval.ablation import opposite, swap_last_thought
-from holdfast.training.eval.accuracy import is_right, measure_cell
-from holdfast.training.eval.cost import VARIANTS, measure_cost, plain_copy
-from holdfast.training.eval.eval_set import EvalPrompt, EvalSet, final_answer
-from holdfast.training.eval.latency import measure_latency
-from holdfast.training.eval.model import EvalModel, open_model
-from holdfast.training.eval.plot import plot_eval
-from holdfast.training.eval.prefill import coin_texts, measure_rounds
-from holdfast.training.eval.report import AccuracyCell, compare_pairs
-from holdfast.training.eval.run import EvalSettings, ModelFolder, run_eval
-from holdfast.training.eval.table import show_eval
-from holdfast.training.export import INFO_FILE, TrainingInfo, export, read_training_info
-from holdfast.training.loop import start_run
-from holdfast.training.settings import SIZES, TrainingSettings
-from holdfast.training.tasks.task import AnswerForm
+from holdfast_thinking.data.text_examples import AnswerForm
+from holdfast_thinking.eval.ablation import opposite, swap_last_thought
+from holdfast_thinking.eval.accuracy import is_right, measure_cell
+from holdfast_thinking.eval.eval_set import EvalPrompt, EvalSet, final_answer
+from holdfast_thinking.eval.latency import measure_latency
+from holdfast_thinking.eval.model import EvalModel, open_model
+from holdfast_thinking.eval.report import AccuracyCell, compare_pairs
+from holdfast_thinking.eval.run import EvalSettings, ModelFolder, run_eval
+from holdfast_thinking.eval.table import show_eval
+from holdfast_thinking.run.export import INFO_FILE, TrainingInfo, export, read_training_info
+from holdfast_thinking.run.loop import start_run
+from holdfast_thinking.settings import SIZES, TrainingSettings
 
 SETTINGS = TrainingSettings(
     tasks=("parity", "variables"), max_events=4, size=SIZES["tiny"], chunk=4, variables_thought="all"
@@ -74,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[AnswerForm], P
 
 @pytest.fixture(scope="module")
 def model(folder: Callable[[AnswerForm], Path]) -> EvalModel:
-    return open_model("own", folder("thinking"), open_llm, SETTINGS.tasks, 1, True, True)
+    return open_model("own", folder("thinking"), open_llm, SETTINGS.tasks, 1, True)
 
 
 def eval_set(folder: Path) -> EvalSet:
@@ -86,9 +91,9 @@ def answered(text: str, thoughts: tuple[Thought, ...] = ()) -> Result:
 
 
 def test_prompts_are_the_same_for_every_answer_form(folder: Callable[[AnswerForm], Path]) -> None:
-    plain, chain, words = (eval_set(folder(form)) for form in ("none", "cot", "words"))
+    plain, chain = (eval_set(folder(form)) for form in ("none", "cot"))
     for task in SETTINGS.tasks:
-        asked = [each.draw(task, 3, 4) for each in (plain, chain, words)]
+        asked = [each.draw(task, 3, 4) for each in (plain, chain)]
         assert [each.token_ids for each in asked[0]] == [each.token_ids for each in asked[1]]
         assert len({tuple(each.final for each in some) for some in asked}) == 1
         assert all(each.num_answer > 6 and "So" in each.answer for each in asked[1])
@@ -97,7 +102,7 @@ def test_prompts_are_the_same_for_every_answer_form(folder: Callable[[AnswerForm
 
 def test_final_answer_of_a_chain_of_thought() -> None:
     assert final_answer(" Alice flips: tails. So tails.", "cot") == "tails."
-    assert final_answer(" tails heads", "words") == ""  # it came to no end
+    assert final_answer(" tails heads", "cot") == ""  # it came to no end
     assert final_answer(" tails.", "thinking") == "tails."
 
 
@@ -137,7 +142,7 @@ def test_swapped_last_thought_flips_the_answer_of_a_trained_model(model: EvalMod
     assert found.count + found.without_thought == 3
     assert found.unchanged == found.count > 0  # what was thought anyway changes nothing
     assert found.flipped == 0  # it never says heads or tails
-    coin = open_model("coin", locate(COIN).path, open_llm, ("parity",), 1, False, True)
+    coin = open_model("coin", locate(COIN).path, open_llm, ("parity",), 1, False)
     prompts = coin.eval_set.draw("parity", 5, 4)
     cell, results = measure_cell(coin, "parity", 5, prompts)
     found = swap_last_thought(coin, 5, prompts, results)
@@ -156,12 +161,12 @@ def test_think_off_equals_the_plain_model(model: EvalModel) -> None:
 
 
 def test_predicted_thoughts_change_rounds_but_no_answer(model: EvalModel) -> None:
-    found = measure_rounds(model, count=1, most_tokens=48)
-    assert [each.density for each in found] == ["rare", "few", "medium", "dense"]
+    found = list(measure_rounds(model, count=1, most_tokens=48))
+    assert [each["density"] for each in found] == ["rare", "few", "medium", "dense"]
     for each in found:
-        assert each.same_answers
-        assert each.rounds_by_chunk >= each.chunks
-        assert each.rounds <= each.rounds_by_chunk
+        assert each["same_answers"]
+        assert each["rounds_by_chunk"] >= each["chunks"]
+        assert each["rounds"] <= each["rounds_by_chunk"]
 
 
 def test_coin_texts_have_the_density_of_events(model: EvalModel) -> None:
@@ -173,7 +178,7 @@ def test_coin_texts_have_the_density_of_events(model: EvalModel) -> None:
 
 
 def test_latency_of_two_models(model: EvalModel, folder: Callable[[AnswerForm], Path]) -> None:
-    chain = open_model("chain", folder("cot"), open_llm, SETTINGS.tasks, 1, True, False)
+    chain = open_model("chain", folder("cot"), open_llm, SETTINGS.tasks, 1, True)
     own, other = measure_latency([model, chain], 2, events=3)
     assert own.ratio is None and other.ratio == other.median_ms / own.median_ms
     assert own.prompt_tokens == other.prompt_tokens
@@ -183,24 +188,24 @@ def test_latency_of_two_models(model: EvalModel, folder: Callable[[AnswerForm], 
 
 
 def test_cost_of_three_variants(model: EvalModel) -> None:
-    found = measure_cost(model, open_llm, rounds=2, streams=(1,), most_tokens=40)
-    assert [each.variant for each in found] == [*VARIANTS] * 2
-    assert {each.texts for each in found} == {"trivial", "thought-rich"}
-    assert all(each.prompt_us > 0 for each in found)
-    assert all(each.thoughts == 0 for each in found if each.variant != "thinks")
+    found = list(measure_cost(model, open_llm, rounds=2, streams=(1,), most_tokens=40))
+    assert [each["variant"] for each in found] == [*VARIANTS] * 2
+    assert {each["texts"] for each in found} == {"trivial", "thought-rich"}
+    assert all(each["prompt_us"] > 0 for each in found)
+    assert all(each["thoughts"] == 0 for each in found if each["variant"] != "thinks")
 
 
 def test_eval_report_is_written_as_json(folder: Callable[[AnswerForm], Path], tmp_path: Path) -> None:
     folders = [
         ModelFolder("own", folder("thinking")),
-        ModelFolder("plain", folder("none"), is_baseline=True),
+        ModelFolder("plain", folder("none")),
     ]
-    settings = EvalSettings(events=(2, 4, 5), count=2, baseline_count=1, ablate=True)
+    settings = EvalSettings(events=(2, 4, 5), count=2, ablate=True)
     notes: list[str] = []
     report = run_eval(folders, settings, open_llm, tmp_path, notes.append)
     held = json.loads((tmp_path / "eval-thinking.json").read_text())
     assert [(each["model"], each["count"]) for each in held["accuracy"]] == [("own", 2)] * 6 + [
-        ("plain", 1)
+        ("plain", 2)
     ] * 6
     assert len(held["zeroed"]) == 6 and len(held["swapped"]) == 3
     assert held["settings"]["tasks"] == ["parity", "variables"]
@@ -212,6 +217,7 @@ def test_eval_report_is_written_as_json(folder: Callable[[AnswerForm], Path], tm
     shares = [each.accuracy for each in report.accuracy if each.model == "own" and each.task == "parity"]
     assert report.mean_accuracy("own", "parity") == sum(shares[1:]) / 2  # of 4 and 5 events
     assert notes
+    assert plot_accuracy(tmp_path).read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match="its own name"):
         run_eval(folders[:1] * 2, settings, open_llm, None, notes.append)
 
@@ -227,39 +233,27 @@ def test_training_info_of_a_folder(folder: Callable[[AnswerForm], Path], tmp_pat
             read_training_info(tmp_path)
 
 
-def test_wrong_eval_settings_are_refused_before_a_model_is_loaded(
-    folder: Callable[[AnswerForm], Path],
-) -> None:
-    own = [ModelFolder("own", folder("thinking"), is_baseline=False)]
-    settings = EvalSettings(tasks=("variables",), latency=True, latency_task="parity")
-    with pytest.raises(ConfigError, match="latency is measured on parity"):
-        run_eval(own, settings, open_llm, None, print)
-
-
 def test_file_and_text_tasks_are_evaluated_with_their_thoughts(
     folder: Callable[[AnswerForm], Path], tmp_path: Path
 ) -> None:
-    path = tmp_path / "qa9_test.txt"
-    path.write_text("1 Nora went to the hall.\n2 Where is Nora?\thall\t1\n")
-    tasks = (f"babi:{path}", "two-hop")
-    folders = [ModelFolder("own", folder("thinking"), False), ModelFolder("chain", folder("cot"), True)]
-    settings = EvalSettings(
-        tasks=tasks, count=2, baseline_count=2, latency=True, latency_count=1, latency_task="two-hop"
-    )
+    path = tmp_path / "qa9_test.jsonl"
+    path.write_text('{"prompt": "Nora went to the hall. Where is Nora?", "answer": "hall."}\n')
+    tasks = (f"jsonl:{path}", "outside")
+    folders = [ModelFolder("own", folder("thinking")), ModelFolder("chain", folder("cot"))]
+    settings = EvalSettings(tasks=tasks[::-1], count=2, latency=True)
     report = run_eval(folders, settings, open_llm, tmp_path, lambda text: None)
     assert [(cell.model, cell.task, cell.events, cell.count) for cell in report.accuracy] == [
+        ("own", "outside", 0, 2),
         ("own", tasks[0], 0, 1),
-        ("own", "two-hop", 0, 2),
+        ("chain", "outside", 0, 2),
         ("chain", tasks[0], 0, 1),
-        ("chain", "two-hop", 0, 2),
     ]
     assert {each.model for each in report.examples} == {"own"}
-    assert report.examples[0].gold == "hall."
-    assert re.sub(r" ‹[^›]*›", "", report.examples[0].prompt) == "Nora went to the hall. Where is Nora? A:"
-    assert [(each.task, each.events) for each in report.latency] == [("two-hop", 0)] * 2
+    assert report.examples[-1].gold == "hall."
+    assert re.sub(r" ‹[^›]*›", "", report.examples[-1].prompt) == "Nora went to the hall. Where is Nora? A:"
+    assert [(each.task, each.events) for each in report.latency] == [("outside", 0)] * 2
     assert all(each.answer_ms > 0 and 0 < each.first_ms <= each.median_ms for each in report.latency)
     console = Console(file=io.StringIO(), width=220)
     show_eval(report, console)
     shown = console.file.getvalue()
-    assert "babi qa9_test" in shown and "paper, thinking states" in shown
-    assert (tmp_path / "tasks.png") in plot_eval(report, tmp_path)
+    assert "jsonl qa9_test" in shown

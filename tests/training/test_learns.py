@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.thinking.reference import open_reference
-from holdfast.training.export import export
-from holdfast.training.loop import measure_accuracy, start_run, train
-from holdfast.training.settings import PRESETS
+from holdfast_thinking.run.export import export
+from holdfast_thinking.run.loop import measure_accuracy, start_run, train
+from holdfast_thinking.settings import PRESETS
+from thinking.reference import open_reference
 
 SEED = "A coin's state is heads. Alice flips, then Bob flips. What's the state? A:"
 

@@ -10,13 +10,14 @@ import torch
 from holdfast.errors import ConfigError
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import CONFIG_FILE
-from holdfast.training.build import chat_frame, message_start
-from holdfast.training.export import export
-from holdfast.training.loop import start_run
+from holdfast_thinking.model.build import chat_frame, message_start
+from holdfast_thinking.run.export import export
+from holdfast_thinking.run.loop import start_run
 from support import plain_training
 
 CPU = torch.device("cpu")
-PLAIN = replace(plain_training.PLAIN, tasks=("entities",), max_events=2)
+ENTITIES = f"{Path(__file__).parents[2]}/benchmarks/thinking/entities.py:Entities"
+PLAIN = replace(plain_training.PLAIN, tasks=(ENTITIES,), max_events=2)
 TURNS = "{% for m in messages %}{{ before[m.role] }}{{ m.content }}{{ after[m.role] }}{% endfor %}{{ before.assistant }}"
 BOXES = "{% set before = {'user': 'What is in the red box? ', 'assistant': 'The red box is '} %}"
 PERIODS = "{% set after = {'user': '\n', 'assistant': '.\n'} %}"
@@ -82,8 +83,6 @@ def test_share_of_the_messages_follows_another_one(plain: Path) -> None:
     assert 8 < (resets == 1).sum() < 32 and (resets <= 1).all()
     with pytest.raises(ConfigError, match="follow_ups"):
         replace(settings, follow_ups=0.5, chat=False)
-    with pytest.raises(ConfigError, match="parity has no chat messages"):
-        start_run(replace(settings, follow_ups=0.5, tasks=("entities", "parity")), CPU)
     with_template(plain, SAME + TURNS)
     assert start_run(replace(settings, follow_ups=0.5), CPU).source.batch(0)
     with_template(plain, SINGLE + BOXES + PERIODS + TURNS)

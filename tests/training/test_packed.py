@@ -10,13 +10,13 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.errors import ConfigError
-from holdfast.training.layer import attend, attend_locally, fold_groups, visible_locally
-from holdfast.training.loop import start_run
-from holdfast.training.loss import packed_loss
-from holdfast.training.model import attend_whole
-from holdfast.training.packed import IGNORED, NO_TEXT, WholeTexts, list_whole, pack, padded, send
-from holdfast.training.prefetch import prefetch_steps, send_step
-from holdfast.training.settings import PRESETS, SIZES
+from holdfast_thinking.model.layer import attend, attend_locally, fold_groups, visible_locally
+from holdfast_thinking.model.loss import packed_loss
+from holdfast_thinking.model.model import attend_whole
+from holdfast_thinking.model.packed import IGNORED, NO_TEXT, WholeTexts, list_whole, pack, padded, send
+from holdfast_thinking.run.loop import start_run
+from holdfast_thinking.run.prefetch import prefetch_steps, send_step
+from holdfast_thinking.settings import PRESETS, SIZES
 
 CPU = torch.device("cpu")
 COIN = replace(PRESETS["coin"], size=SIZES["tiny"], max_events=6, batch=12)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from holdfast.thinking.reference import Reference, ReferenceState
-from holdfast.training.batch import Batch
-from holdfast.training.loss import LossWeights, compute_loss, count_tokens
-from holdfast.training.model import ThinkingModel
-from holdfast.training.packed import pack, send
-from holdfast.training.validation import validate
+from holdfast_thinking.model.batch import Batch
+from holdfast_thinking.model.loss import LossWeights, compute_loss, count_tokens
+from holdfast_thinking.model.model import ThinkingModel
+from holdfast_thinking.model.packed import pack, send
+from holdfast_thinking.run.validation import validate
 from support.thinking_models import END, VOCAB, named_weights, thinking_config, tiny_thinker
+from thinking.reference import Reference, ReferenceState
 
 CPU = torch.device("cpu")
 

@@ -7,14 +7,15 @@ import pytest
 
 from holdfast import LLM
 from holdfast.errors import ConfigError
-from holdfast.training.samples import _whole_sentences, sample_prompts, write_samples
-from holdfast.training.tasks.general import read_chat, training_prompts
+from holdfast_thinking.data.general import training_prompts
+from holdfast_thinking.data.jsonl import read_chat
+from holdfast_thinking.data.samples import _whole_sentences, sample_prompts, write_samples
 from support.tiny import tiny_model
 
 
 def test_answers_are_written_as_chat_texts(tmp_path: Path) -> None:
-    prompts = sample_prompts(2, 0, ["two-hop"])
-    assert prompts[:2] == training_prompts(2, 0) and len(prompts) == 4
+    prompts = sample_prompts(2, 0, ["outside", "stories"])
+    assert prompts[:2] == training_prompts(2, 0) and len(prompts) == 6
     llm = LLM(str(tiny_model(tmp_path / "model", max_position_embeddings=2048)), device="cpu", max_num_seqs=4)
     file = tmp_path / "new" / "general.jsonl"
     written = write_samples(llm, file, prompts, 60, 0)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.text.tokenizer import open_tokenizer
-from holdfast.training.tasks.parity import Parity
-from holdfast.training.tasks.variables import Variables
-from holdfast.training.tokenizer import SPECIAL, build_tokenizer, save_tokenizer
+from holdfast_thinking.model.tokenizer import SPECIAL, build_tokenizer, save_tokenizer
+from holdfast_thinking.tasks.parity import Parity
+from holdfast_thinking.tasks.variables import Variables
 
 SEED = "A coin's state is heads. Alice flips, then Bob flips. What's the state? A:"
 

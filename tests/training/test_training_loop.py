@@ -10,10 +10,9 @@ from safetensors.torch import load_file
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.thinking.config import WEIGHTS_FILE, read_thinking
-from holdfast.thinking.reference import open_reference
-from holdfast.training import loop
-from holdfast.training.export import export
-from holdfast.training.loop import (
+from holdfast_thinking.run import loop
+from holdfast_thinking.run.export import export
+from holdfast_thinking.run.loop import (
     StepMetrics,
     TrainingRun,
     learning_rate,
@@ -22,17 +21,18 @@ from holdfast.training.loop import (
     start_run,
     train,
 )
-from holdfast.training.plot import plot_curves
-from holdfast.training.settings import (
+from holdfast_thinking.run.plot import plot_curves
+from holdfast_thinking.run.state import STATE_FILE
+from holdfast_thinking.run.validation import validate
+from holdfast_thinking.settings import (
     PRESETS,
     BackboneSize,
     TrainingSettings,
     settings_from_json,
     settings_to_json,
 )
-from holdfast.training.train_state import STATE_FILE
-from holdfast.training.validation import validate
 from support.thinking_models import thinker_folder
+from thinking.reference import open_reference
 
 CPU = torch.device("cpu")
 TINY = TrainingSettings(
@@ -81,14 +81,14 @@ def test_batch_depends_on_seed_and_step() -> None:
 
 
 def test_tasks_have_their_shares_of_a_batch() -> None:
-    settings = replace(TINY, tasks=("parity", "two-hop"), shares=(1, 3), form="none")
+    settings = replace(TINY, tasks=("parity", "outside"), shares=(1, 3), form="none")
     batch = start_run(settings, CPU).source.batch(0)
-    asks = [start_run(settings, CPU).built.tokenizer.decode(row.tolist()) for row in batch.token_ids]
-    assert sum("coin" in each.lower() for each in asks) == 2 and len(asks) == 8
+    texts = [start_run(settings, CPU).built.tokenizer.decode(row.tolist()) for row in batch.token_ids]
+    assert sum("I only know coins" in each for each in texts) == 6 and len(texts) == 8
 
 
 def test_texts_are_new_in_every_step_and_depend_on_seed_and_step_alone() -> None:
-    settings = replace(TINY, tasks=("entities",))
+    settings = replace(TINY, tasks=("coin-talk",))
     one, same = start_run(settings, CPU).source, start_run(settings, CPU).source
     seen = [tuple(row.tolist()) for step in range(4) for row in one.batch(step).token_ids]
     assert len(set(seen)) == len(seen)
@@ -98,7 +98,7 @@ def test_texts_are_new_in_every_step_and_depend_on_seed_and_step_alone() -> None
 
 
 def test_every_text_comes_once_in_an_epoch() -> None:
-    source = start_run(replace(TINY, tasks=("two-hop",), examples=12, form="none"), CPU).source
+    source = start_run(replace(TINY, tasks=("outside",), examples=12, form="none"), CPU).source
     seen = [tuple(row.tolist()) for step in range(3) for row in source.batch(step).token_ids]
     lines = [tuple(token for token in row if token) for row in seen]
     assert len(lines) == 24 and {lines.count(each) for each in lines} <= {2, 4}

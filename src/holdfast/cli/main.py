@@ -18,7 +18,7 @@ from holdfast.cli.help_format import App, HelpGroup
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.version import __version__
 
-# Each command: its module in `holdfast.cli.commands`, and the function or the App in it.
+# Each command: its module in `holdfast.cli.commands`, or another one, and the function or the App in it.
 _COMMANDS = {
     "serve": ("serve", "serve"),
     "generate": ("generate", "generate"),
@@ -31,8 +31,8 @@ _COMMANDS = {
     "doctor": ("doctor", "doctor"),
     "receipt": ("receipt", "receipt"),
     "bench": ("bench", "bench"),
-    "train": ("train", "train"),
-    "eval": ("eval", "evaluate"),
+    "train": ("holdfast_thinking.cli.train", "train"),
+    "eval": ("holdfast_thinking.cli.eval", "evaluate"),
 }
 
 
@@ -75,7 +75,7 @@ class _Commands(HelpGroup):
 def _import_command(name: str) -> Any:
     """The command, made of its function and its module's COMMAND_SETTINGS, or the group of an App."""
     module, attribute = _COMMANDS[name]
-    imported = import_module(f"holdfast.cli.commands.{module}")
+    imported = import_module(module if "." in module else f"holdfast.cli.commands.{module}")
     found = getattr(imported, attribute)
     if not isinstance(found, typer.Typer):
         single = App(add_completion=False)

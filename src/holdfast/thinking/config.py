@@ -2,7 +2,7 @@
 
 An adapter is a folder with these files only (`holdfast.models.adapter`). A folder without them is a
 plain model. Chunk k covers the absolute positions k c .. (k + 1) c - 1 of prompt and answer.
-`holdfast.thinking.reference` defines what is computed.
+`tests/thinking/reference.py` defines what is computed.
 """
 
 import json

@@ -4,11 +4,11 @@ import random
 import re
 from itertools import pairwise
 
-from holdfast.training.tasks.coin_talk import UNKNOWN, ToldCoin, tell
-from holdfast.training.tasks.wording import coin_shapes, words
-from holdfast.training.tasks.wording.coin_grammar import CoinGrammar
-from holdfast.training.tasks.wording.coin_phrases import FLIPS, KEEPS, MARKS, unmarked
-from holdfast.training.tasks.wording.verbs import phrase
+from holdfast_thinking.grammar import words
+from holdfast_thinking.grammar.coin import CoinGrammar
+from holdfast_thinking.grammar.coin_phrases import FLIPS, KEEPS, MARKS, shapes, unmarked
+from holdfast_thinking.grammar.verbs import phrase
+from holdfast_thinking.tasks.coin_talk import UNKNOWN, ToldCoin, tell
 
 SIDES = ("heads", "tails")
 DOWN = (
@@ -182,5 +182,5 @@ def test_verbs_have_their_forms() -> None:
 
 def test_wordings_are_many() -> None:
     assert len(set(FLIPS)) > 90 and len(set(KEEPS)) > 120
-    assert len(set(coin_shapes.STARTS)) > 100
-    assert len(set(coin_shapes.ASKS)) > 90 and len(set(coin_shapes.YES_NO)) > 70
+    assert len(set(shapes.STARTS)) > 100
+    assert len(set(shapes.ASKS)) > 90 and len(set(shapes.YES_NO)) > 70

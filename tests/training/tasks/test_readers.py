@@ -1,117 +1,30 @@
 """Texts of files and how they become tokens, with small excerpts written here."""
 
+import json
 import pickle
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.training.batch import Batch
-from holdfast.training.tasks import preparation
-from holdfast.training.tasks.babi import read_babi
-from holdfast.training.tasks.general import read_chat
-from holdfast.training.tasks.gsm8k import read_gsm8k
-from holdfast.training.tasks.preparation import prepare_all
-from holdfast.training.tasks.text_examples import (
+from holdfast_thinking.data import preparation
+from holdfast_thinking.data.jsonl import read_chat, read_thoughts, write_thoughts
+from holdfast_thinking.data.preparation import prepare_all
+from holdfast_thinking.data.source import draw_prompts
+from holdfast_thinking.data.text_examples import (
     ChatFrame,
     TextExample,
     TextRules,
     ThoughtStep,
     prepare_texts,
 )
-from holdfast.training.tasks.two_hop import TwoHop
-from holdfast.training.tokenizer import EOS, build_tokenizer
+from holdfast_thinking.model.batch import Batch
+from holdfast_thinking.model.tokenizer import EOS, build_tokenizer
+from holdfast_thinking.tasks.coin_talk import CoinTalk
 from support.task_texts import chunk_texts
-
-BABI = """1 Nora walked to the cellar.
-2 Piet took the lamp.
-3 Where is Nora? \tcellar\t1
-4 Nora went to the attic.
-5 Where is Nora? \tattic\t4
-6 Nora got the cup there.
-7 Nora gave the cup to Piet.
-8 Piet dropped the lamp.
-9 What is Piet carrying? \tcup\t7
-1 Piet is in the garden.
-2 Where is Piet?\tgarden\t1
-"""
-GSM8K = (
-    '{"question": "Ola has 12 pens and buys 3 boxes of 4. She loses half. How many are left?", "answer": '
-    '"3*4=<<3*4=12>>12 pens bought.\\n12+12=<<12+12=24>>24.\\n24/2=<<24/2=12>>12\\n#### 12"}\n'
-    '{"question": "A dozen eggs, twice.", "answer": "<<12*2=24>>24\\n#### 24"}\n'
-)
-
-
-def test_babi_thoughts_are_what_a_fact_changes(tmp_path: Path) -> None:
-    path = tmp_path / "qa.txt"
-    path.write_text(BABI)
-    first, second, third, fourth = read_babi(path)
-    assert first.prompt == "Nora walked to the cellar. Piet took the lamp. Where is Nora? A:"
-    assert first.answer == " cellar."
-    assert [each.thought for each in first.steps] == [" Nora cellar", " Piet lamp one", ""]
-    assert [each.state for each in first.steps] == [
-        " Nora cellar",
-        " Nora cellar Piet lamp one",
-        " Nora cellar",
-    ]
-    assert first.written_answer("cot") == " Nora cellar. Piet lamp one. So cellar."
-    assert first.prompt[: first.steps[2].settled_at + 1].endswith("Where is Nora")
-    assert first.prompt[: first.steps[0].settled_at + 1].endswith("cellar")
-    assert [each.thought for each in second.steps][-2:] == [" Nora attic", ""]
-    assert [each.thought for each in third.steps][-4:-1] == [
-        " Nora attic cup one",
-        " Nora attic none, Piet lamp cup two",
-        " Piet cup one",
-    ]
-    assert "Nora" not in fourth.prompt
-
-
-def test_babi_story_of_another_kind_has_its_supporting_facts(tmp_path: Path) -> None:
-    path = tmp_path / "qa.txt"
-    path.write_text("1 The hill is north of the lake.\n2 Owls sleep.\n3 What is north? \thill\t1\n")
-    (example,) = read_babi(path)
-    assert example.prompt == "What is north? The hill is north of the lake. Owls sleep. What is north? A:"
-    assert [each.thought for each in example.steps] == [" The hill is north of the lake"]
-
-
-@pytest.mark.parametrize("text", ["Mary went.\n", "1 Where?\there\t7\n", "1\n", "1 Where?\there\tx\n"])
-def test_bad_babi_story_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "qa.txt"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="line 1"):
-        read_babi(path)
-
-
-def test_gsm8k_examples(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_text(GSM8K)
-    first, second = read_gsm8k(path)
-    assert first.answer == " The answer is 12."
-    assert first.written_answer("cot") == " 3*4=12. 12+12=24. 24/2=12. So The answer is 12."
-    assert [each.thought for each in first.steps] == [" 3*4=12", " 12+12=24", " 24/2=12"]
-    ends = [first.prompt[: each.settled_at + 1] for each in first.steps]
-    bought = "Ola has 12 pens and buys 3 boxes of 4."
-    assert ends == [bought, bought, f"{bought} She loses half."]  # none before one it follows
-    assert second.prompt[: second.steps[0].settled_at + 1] == "A dozen eggs, twice."
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{",
-        "[1]",
-        '{"question": 1, "answer": "#### 1"}',
-        '{"question": "q"}',
-        '{"question": "q", "answer": "no end"}',
-    ],
-)
-def test_bad_gsm8k_line_is_refused(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_text(line + "\n")
-    with pytest.raises(ConfigError, match="line 1"):
-        read_gsm8k(path)
 
 
 def _prepared(examples: list[TextExample], **rules: Any) -> tuple[Batch, Any]:
@@ -123,19 +36,22 @@ def _prepared(examples: list[TextExample], **rules: Any) -> tuple[Batch, Any]:
     return prepare_texts(examples, tokenizer, chosen).batch(range(len(examples))), tokenizer
 
 
-def test_thought_is_in_the_chunk_of_its_last_token(tmp_path: Path) -> None:
-    path = tmp_path / "qa.txt"
-    path.write_text(BABI)
-    batch, tokenizer = _prepared(read_babi(path))
+STORY = TextExample(
+    "Nora walked to the cellar. Piet took the lamp. Where is Nora? A:",
+    " cellar.",
+    (ThoughtStep(24, " Nora cellar"), ThoughtStep(44, " Piet lamp one"), ThoughtStep(59, "", " Nora")),
+)
+
+
+def test_thought_is_in_the_chunk_of_its_last_token() -> None:
+    batch, tokenizer = _prepared([STORY])
     # Nora walked to the | cellar . Piet took | the lamp . Where | is Nora ? A
     assert chunk_texts(batch, tokenizer, 0) == {1: " Nora cellar", 2: " Piet lamp one"}
     assert batch.token_ids[0, batch.num_tokens[0] - 1] == tokenizer.token_to_id(EOS)
 
 
-def test_delayed_thought_is_in_the_chunk_of_a_later_token(tmp_path: Path) -> None:
-    path = tmp_path / "qa.txt"
-    path.write_text(BABI)
-    batch, tokenizer = _prepared(read_babi(path), thought_delay=3)
+def test_delayed_thought_is_in_the_chunk_of_a_later_token() -> None:
+    batch, tokenizer = _prepared([STORY], thought_delay=3)
     assert chunk_texts(batch, tokenizer, 0) == {1: " Nora cellar", 3: " Piet lamp one"}
 
 
@@ -217,8 +133,52 @@ def test_general_text_has_no_thoughts_and_no_chain(tmp_path: Path) -> None:
         read_chat(path)
 
 
+def test_gold_thoughts_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    asked = ThoughtStep(59, "", " Nora", at_once=True)
+    examples = [replace(STORY, steps=(*STORY.steps[:2], asked)), replace(STORY, steps=())]
+    write_thoughts(examples, path)
+    assert read_thoughts(path) == examples
+    line = json.loads(path.read_text().splitlines()[0])
+    assert line["thoughts"][0] == {"at": 24, "text": "Nora cellar"}
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "named"),
+    [
+        ("tails", "thoughts: expected a list"),
+        (["tails"], r"thoughts\[0\]: expected an object"),
+        ([{"text": "tails"}], r"thoughts\[0\]: expected an object"),
+        ([{"at": 1, "say": "tails"}], r"thoughts\[0\]: expected an object"),
+        ([{"at": "1", "text": "tails"}], "at is '1'; expected int"),
+        ([{"at": True, "text": "tails"}], "at is True; expected int"),
+        ([{"at": 1, "text": 2}], "text is 2; expected str"),
+        ([{"at": 6, "text": "tails"}], "at is 6; expected 0 to 5"),
+        ([{"at": 3, "text": "a"}, {"at": 2, "text": "b"}], r"thoughts\[1\]: at is 2; expected 3 to 5"),
+    ],
+)
+def test_bad_gold_thoughts_are_refused(tmp_path: Path, thoughts: object, named: str) -> None:
+    path = tmp_path / "own.jsonl"
+    fields = {"prompt": "a b c?", "answer": "b"}
+    path.write_text("\n".join(json.dumps(each) for each in (fields, {**fields, "thoughts": thoughts})))
+    with pytest.raises(ConfigError, match=f"line 2: .*{named}"):
+        read_thoughts(path)
+
+
+def test_prompts_of_a_task_are_drawn_as_messages(tmp_path: Path) -> None:
+    drawn = draw_prompts("outside", 20, 1)
+    assert len(drawn) == 20 and not any(each.endswith(" A:") for each in drawn)
+    assert drawn == draw_prompts("outside", 20, 1) != draw_prompts("outside", 20, 2)
+    file = tmp_path / "chat.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{n}?", "answer": "."}) + "\n" for n in range(20)))
+    assert sorted(draw_prompts(f"chat:{file}", 99, 0)) == sorted(f"{n}?" for n in range(20) if n % 10 < 9)
+    for wrong in ("nothing", "chat:", "juggling.py:Juggling", f"{__file__}:Juggling"):
+        with pytest.raises(ConfigError, match=r"expected|cannot be read"):
+            draw_prompts(wrong, 1, 0)
+
+
 def test_texts_do_not_depend_on_the_processes_that_tokenise_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, rules = TwoHop(), TextRules("thinking", 4, 24, 0)
+    task, rules = CoinTalk(), TextRules("thinking", 4, 24, 0)
     tokenizer = build_tokenizer(task.words())
     monkeypatch.setattr(preparation, "_SHARD", 3)
     rng = random.Random(0)

@@ -9,21 +9,22 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
-import numpy as np
 import pytest
 
-from holdfast.training.settings import TrainingSettings
-from holdfast.training.tasks.general import eval_prompts, training_prompts
-from holdfast.training.tasks.names import PHRASE_TASKS, TEXT_TASKS
-from holdfast.training.tasks.source import open_topics
-from holdfast.training.tasks.task import AnswerForm, Task, TextTask
+from holdfast_thinking.data.general import eval_prompts, training_prompts
+from holdfast_thinking.data.names import TASKS
+from holdfast_thinking.data.source import open_topics
+from holdfast_thinking.data.text_examples import TextTask
+from holdfast_thinking.model.tokenizer import build_tokenizer
+from holdfast_thinking.settings import TrainingSettings
 
 RECORDED = Path(__file__).with_name("recorded_texts.json")
 NUM_TEXTS, MAX_EVENTS = 1000, 12
+OWN = Path(__file__).parents[3] / "benchmarks" / "thinking"
+CLASSES = {"entities": "Entities", "two_hop": "TwoHop"}
 CARRIED = "entities, carried"
-NAMES = (*PHRASE_TASKS, *TEXT_TASKS, CARRIED, "general")
+NAMES = (*TASKS, *CLASSES, CARRIED, "general")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -35,23 +36,17 @@ def digests(name: str) -> dict[str, str]:
     """SHA-256 over the vocabulary of a task, and over its texts with their thoughts."""
     if name == "general":
         return {"training": digest(training_prompts(NUM_TEXTS, 5)), "evaluation": digest(eval_prompts())}
-    settings = TrainingSettings(tasks=(name.partition(",")[0],), carry=name == CARRIED)
-    (topic,) = open_topics(settings).values()
+    task = name.partition(",")[0]
+    if task in CLASSES:
+        task = f"{OWN / task}.py:{CLASSES[task]}"
+    (topic,) = open_topics(TrainingSettings(tasks=(task,), carry=name == CARRIED)).values()
     assert not isinstance(topic, list)
-    drawn = phrases(topic) if isinstance(topic, Task) else examples(topic)
-    return {"words": digest(topic.words()), "texts": digest(list(drawn))}
+    tokens = sorted(build_tokenizer(topic.words()).get_vocab())
+    return {"vocabulary": digest(tokens), "texts": digest(list(examples(topic)))}
 
 
 def digest(values: list[object] | list[str]) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
-
-
-def phrases(task: Task) -> Iterator[object]:
-    """The phrases of texts and thoughts in each form of answer."""
-    texts = np.array(task.phrases.texts)
-    for form in get_args(AnswerForm):
-        drawn = task.draw(np.random.default_rng(5), NUM_TEXTS // 4, 1, MAX_EVENTS, form)
-        yield [texts[drawn.phrases].tolist(), texts[drawn.thoughts].tolist(), drawn.is_answer.tolist()]
 
 
 def examples(task: TextTask) -> Iterator[object]:

@@ -1,0 +1,1 @@
+"""`holdfast train` and `holdfast eval`."""

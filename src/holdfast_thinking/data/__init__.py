@@ -1,0 +1,1 @@
+"""What training reads: examples as text, files, batches."""

@@ -1,0 +1,68 @@
+"""A model's own answers to general prompts. Trained with them, it keeps its way of answering.
+
+Prompts of tasks may be among them, those that a model is to think nothing about: `words/stories.txt`, or
+other tasks.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.llm import LLM
+from holdfast.errors import ConfigError, EngineStopped
+from holdfast_thinking.data.general import training_prompts
+from holdfast_thinking.data.source import draw_prompts
+from holdfast_thinking.data.words import read_words
+
+STORIES = "stories"  # a task of `sample_prompts` alone
+_TEMPERATURE = 0.7
+
+
+def sample_prompts(count: int, seed: int, tasks: Sequence[str] = ()) -> list[str]:
+    """Draw `count` general prompts, and as many of each task, or of the stories that come with the package."""
+    drawn = (
+        quiet_stories(count, seed) if task == STORIES else draw_prompts(task, count, seed) for task in tasks
+    )
+    return [*training_prompts(count, seed), *chain.from_iterable(drawn)]
+
+
+def quiet_stories(count: int, seed: int) -> list[str]:
+    """Draw stories with a question that are about no coin: things in boxes, people in rooms, towns."""
+    stories = read_words("stories").STORIES
+    return random.Random(f"stories {seed}").sample(stories, min(count, len(stories)))
+
+
+def write_samples(llm: LLM, path: Path, prompts: Sequence[str], max_tokens: int, seed: int) -> int:
+    """Returns the number of answers. An answer that does not end in time ends with its last sentence."""
+    params = [
+        SamplingParams(max_tokens=max_tokens, temperature=_TEMPERATURE, seed=seed + index)
+        for index in range(len(prompts))
+    ]
+    conversations = [[{"role": "user", "content": each}] for each in prompts]
+    results = llm.chat(conversations, params, use_tqdm=False, want_receipts=False)
+    lines = []
+    for prompt, result in zip(prompts, results, strict=True):
+        if result.error is not None:
+            raise EngineStopped(str(result.error))
+        answer = result.text.strip()
+        if result.finish_reason == "length":
+            answer = _whole_sentences(answer)
+        if answer:
+            lines.append(json.dumps({"prompt": prompt, "answer": answer}))
+    if not lines:
+        raise ConfigError(f"no answer ends within max_tokens, which is {max_tokens}; nothing was written")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+    return len(lines)
+
+
+def _whole_sentences(text: str) -> str:
+    """The text up to its last full stop; "" without one."""
+    last = max(text.rfind(mark) for mark in ".!?")
+    return text[: last + 1]

@@ -1,0 +1,291 @@
+"""Examples written as text: a prompt, an answer, and thoughts at characters of the prompt; and the
+interface of tasks, which make them.
+
+They are tokenised once, before training (`PreparedTexts`); a batch is a gather of arrays.
+
+    none        prompt | answer
+    thinking    prompt | answer, a thought in the chunk of the token with its character
+    cot         prompt | the same thoughts as sentences, "So", answer
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast_thinking.model.batch import Batch, Ints
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# thinking: thoughts and a plain answer. none: the plain answer only. cot: a chain of thought says what
+# is thought.
+AnswerForm = Literal["thinking", "none", "cot"]
+QUESTION_END = " A:"  # of a prompt that is no chat message
+
+
+@dataclass(frozen=True)
+class ThoughtStep:
+    """settled_at: the character of the prompt from which on the thought can be inferred.
+
+    thought: what is thought then; "": nothing. state: all that holds after the step; a model that carries its
+    states thinks it instead of the thought. A chain of thought does not write it: there, what was said before
+    stays in sight. at_once: it is written without a delay: what is asked for has to be there for the answer,
+    and a name may be in sight in its own chunk only. said: how a chain of thought writes it; "": as the thought.
+    """
+
+    settled_at: int
+    thought: str
+    state: str = ""
+    at_once: bool = False
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class TextExample:
+    """has_chain: whether an answer with a chain of thought says the thoughts; general text has none. given: all that
+    holds before the text, which continues a story; the thought where it begins, not to be learned. Only for a
+    model that carries its states. follows: the message before it in a conversation, with its answer; thought
+    about as well.
+    """
+
+    prompt: str
+    answer: str
+    steps: tuple[ThoughtStep, ...]
+    has_chain: bool = True
+    given: str = ""
+    follows: "TextExample | None" = None
+
+    @property
+    def message(self) -> str:
+        """The prompt as a chat message."""
+        return self.prompt.removesuffix(QUESTION_END)
+
+    def written_answer(self, form: AnswerForm) -> str:
+        if form != "cot" or not self.has_chain:
+            return self.answer
+        return (
+            "".join(f"{step.said or step.thought}." for step in self.steps if step.thought)
+            + f" So{self.answer}"
+        )
+
+
+class TextTask(Protocol):
+    """Makes texts with a number of events, one by one.
+
+    A class in a file of your own is called with the settings of the run. A task may have an
+    `eval_example` for texts of an evaluation, and `has_events = False` if its texts have no length.
+    """
+
+    def words(self) -> list[str]:
+        """Return texts whose words should be in the vocabulary of a new model."""
+        ...
+
+    def example(self, rng: random.Random, events: int) -> TextExample:
+        """Make a text for training, and for evaluation unless the task has an `eval_example`."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChatFrame:
+    """The text around a message: the chat template, rendered for one question. between: from an answer to the
+    next message of a conversation."""
+
+    before: str
+    after: str
+    between: str = ""
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """How examples become tokens. frame: None for plain texts. thought_delay: number of tokens read after
+    the one that settles a thought before it is written. The thought's chunk then has several tokens that
+    can know it; T writes it from what these hold. carry: the model carries its states. thinks_answer: the
+    last thought about a chat message is the answer, so that a frozen backbone only has to say it.
+    """
+
+    form: AnswerForm
+    chunk: int
+    max_thought: int
+    eos_id: int
+    frame: ChatFrame | None = None
+    thought_delay: int = 0
+    carry: bool = False
+    thinks_answer: bool = False
+
+    def prompt(self, example: TextExample) -> str:
+        if self.frame is None:
+            return example.prompt
+        return self.start(example) + example.message + self.frame.after
+
+    def start(self, example: TextExample) -> str:
+        """What is before the message: of a conversation, all of it so far."""
+        if self.frame is None:
+            return ""
+        if example.follows is None:
+            return self.frame.before
+        return self.prompt(example.follows) + self.answer(example.follows) + self.frame.between
+
+    def answer(self, example: TextExample) -> str:
+        text = example.written_answer(self.form)
+        return text if self.frame is None else text.lstrip()
+
+    def steps(self, example: TextExample) -> list[ThoughtStep]:
+        """The thoughts about the prompt, at its characters. General text has none."""
+        own = example.steps
+        if self.thinks_answer and self.frame is not None and example.has_chain:
+            answer = self.answer(example)
+            own = (*own, ThoughtStep(len(example.message) - 1, answer, state=answer, at_once=True))
+        before = [] if example.follows is None else self.steps(example.follows)
+        shift = len(self.start(example))
+        return [*before, *(replace(step, settled_at=shift + step.settled_at) for step in own)]
+
+
+@dataclass(frozen=True)
+class PreparedTexts:
+    """N tokenised texts, and S thoughts of them in the order of their texts."""
+
+    tokens: Ints  # of all texts
+    starts: Ints  # [N + 1]: where a text starts in `tokens`
+    num_prompt: Ints  # [N]
+    chunks: Ints  # [S]: the chunk of each thought
+    thought_tokens: Ints  # [S, M], padded with -1
+    thought_starts: Ints  # [N + 1]: where the thoughts of a text start
+    num_given: Ints  # [N]: of how many first chunks the thoughts are given
+    chunk: int
+
+    def __len__(self) -> int:
+        return len(self.num_prompt)
+
+    def batch(self, chosen: "Sequence[int] | NDArray[np.int64]") -> Batch:
+        """These texts, padded to the longest."""
+        rows = np.asarray(chosen, dtype=np.int64)
+        lens = self.starts[rows + 1] - self.starts[rows]
+        num_chunks = -(-int(lens.max()) // self.chunk)
+        ids = np.zeros((len(rows), num_chunks * self.chunk), dtype=np.int64)
+        row, column = _ragged(lens)
+        ids[row, column] = self.tokens[self.starts[rows][row] + column]
+        thoughts = np.full((len(rows), num_chunks, self.thought_tokens.shape[1]), -1, dtype=np.int64)
+        counts = self.thought_starts[rows + 1] - self.thought_starts[rows]
+        text, index = _ragged(counts)
+        which = self.thought_starts[rows][text] + index
+        thoughts[text, self.chunks[which]] = self.thought_tokens[which]
+        return Batch(ids, self.num_prompt[rows], lens, thoughts, self.num_given[rows])
+
+
+def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules: TextRules) -> PreparedTexts:
+    prompts = tokenizer.encode_batch([rules.prompt(each) for each in examples], add_special_tokens=False)
+    answers = tokenizer.encode_batch([rules.answer(each) for each in examples], add_special_tokens=False)
+    rows = [[*p.ids, *a.ids, rules.eos_id] for p, a in zip(prompts, answers, strict=True)]
+    placed: list[dict[int, list[int]]] = [{} for _ in examples]
+    if rules.form == "thinking":
+        steps = [rules.steps(each) for each in examples]
+        said = {text for each in steps for step in each for text in (step.thought, step.state)}
+        known = sorted(said | {each.given for each in examples})
+        encoded = tokenizer.encode_batch(known, add_special_tokens=False)
+        ids = {text: each.ids for text, each in zip(known, encoded, strict=True)}
+        placed = [
+            _place(each, example, prompt.offsets, len(row), ids, rules)
+            for each, example, prompt, row in zip(steps, examples, prompts, rows, strict=True)
+        ]
+    flat = [(chunk, thought) for each in placed for chunk, thought in sorted(each.items())]
+    width = max((len(thought) for _, thought in flat), default=1)
+    tokens = np.full((len(flat), width), -1, dtype=np.int64)
+    for index, (_, thought) in enumerate(flat):
+        tokens[index, : len(thought)] = thought
+    return PreparedTexts(
+        tokens=np.array([token for row in rows for token in row], dtype=np.int64),
+        starts=_bounds([len(row) for row in rows]),
+        num_prompt=np.array([len(each.ids) for each in prompts], dtype=np.int64),
+        chunks=np.array([chunk for chunk, _ in flat], dtype=np.int64),
+        thought_tokens=tokens,
+        thought_starts=_bounds([len(each) for each in placed]),
+        num_given=np.array(
+            [
+                _first_chunk(each, prompt.offsets, rules) + 1 if each.given else 0
+                for each, prompt in zip(examples, prompts, strict=True)
+            ],
+            dtype=np.int64,
+        ),
+        chunk=rules.chunk,
+    )
+
+
+def join_prepared(parts: Sequence[PreparedTexts]) -> PreparedTexts:
+    """Concatenate prepared texts."""
+    width = max(each.thought_tokens.shape[1] for each in parts)
+    padded = [
+        np.pad(part.thought_tokens, ((0, 0), (0, width - part.thought_tokens.shape[1])), constant_values=-1)
+        for part in parts
+    ]
+    return PreparedTexts(
+        tokens=np.concatenate([each.tokens for each in parts]),
+        starts=_bounds(np.concatenate([np.diff(each.starts) for each in parts])),
+        num_prompt=np.concatenate([each.num_prompt for each in parts]),
+        chunks=np.concatenate([each.chunks for each in parts]),
+        thought_tokens=np.concatenate(padded),
+        thought_starts=_bounds(np.concatenate([np.diff(each.thought_starts) for each in parts])),
+        num_given=np.concatenate([each.num_given for each in parts]),
+        chunk=parts[0].chunk,
+    )
+
+
+def _place(
+    steps: Sequence[ThoughtStep],
+    example: TextExample,
+    offsets: Sequence[tuple[int, int]],
+    num_tokens: int,
+    ids: dict[str, list[int]],
+    rules: TextRules,
+) -> dict[int, list[int]]:
+    """The thoughts by chunk: a step is in the chunk of its token or, where max_thought is reached, in
+    a later one. A step after the last chunk is dropped, and a longer step is truncated. A step's state
+    replaces what its chunk has. What is given is in the chunk where the message begins, which has nothing else.
+    """
+    by_chunk: dict[int, list[int]] = {}
+    chunk = 0
+    if example.given:
+        chunk = _first_chunk(example, offsets, rules)
+        by_chunk[chunk] = ids[example.given][: rules.max_thought]
+        chunk += 1
+    for step in steps:
+        said = (step.state or step.thought) if rules.carry else step.thought
+        thought = ids[said][: rules.max_thought]
+        token = _token_at(offsets, step.settled_at) + (0 if step.at_once else rules.thought_delay)
+        chunk = max(chunk, token // rules.chunk)
+        if rules.carry and step.state:
+            by_chunk.pop(chunk, None)
+        if len(by_chunk.get(chunk, ())) + len(thought) > rules.max_thought:
+            chunk += 1
+        if (chunk + 1) * rules.chunk > num_tokens:
+            break
+        if thought:
+            by_chunk.setdefault(chunk, []).extend(thought)
+    return by_chunk
+
+
+def _first_chunk(example: TextExample, offsets: Sequence[tuple[int, int]], rules: TextRules) -> int:
+    """The chunk where the message begins: that of the last token before it."""
+    return _token_at(offsets, max(0, len(rules.start(example)) - 1)) // rules.chunk
+
+
+def _token_at(offsets: Sequence[tuple[int, int]], character: int) -> int:
+    """The first token that ends after the character."""
+    low, high = 0, len(offsets) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if offsets[middle][1] > character else (middle + 1, high)
+    return low
+
+
+def _bounds(lens: "Sequence[int] | Ints") -> Ints:
+    return np.concatenate(([0], np.cumsum(np.asarray(lens, dtype=np.int64)))).astype(np.int64)
+
+
+def _ragged(lens: Ints) -> tuple[Ints, Ints]:
+    """For rows of these lengths: row and column of every item."""
+    row = np.repeat(np.arange(len(lens)), lens)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(lens) - lens, lens)

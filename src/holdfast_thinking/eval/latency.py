@@ -1,0 +1,116 @@
+"""Latency of answers: all models on the same texts, one request at a time, in turns.
+
+Two times: from the request to the end of the answer, and from the last token of the prompt, for a
+reader that had read the prompt as it came.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+
+from holdfast.core.results import Result
+from holdfast.errors import ConfigError
+from holdfast_thinking.eval.accuracy import is_right
+from holdfast_thinking.eval.eval_set import EvalPrompt
+from holdfast_thinking.eval.model import EvalModel
+from holdfast_thinking.eval.report import AnswerLatency
+
+TASK, EVENTS = "parity", 40
+_WARM_UPS = 3
+_EXAMPLE_EVENTS = 2
+
+
+def measure_latency(
+    models: Sequence[EvalModel], count: int, events: int = EVENTS, task: str = TASK
+) -> list[AnswerLatency]:
+    """The ratios of each model are to the first model's times."""
+    prompts = [each.eval_set.draw(task, events, count + _WARM_UPS) for each in models]
+    timed: list[list[_Timed]] = [[] for _ in models]
+    if len(prompts[0]) <= _WARM_UPS:
+        raise ConfigError(f"{task} has {len(prompts[0])} texts; latency needs more than {_WARM_UPS}")
+    for number in range(len(prompts[0])):
+        for index, model in enumerate(models):
+            measured = _time(model, prompts[index][number])
+            if number >= _WARM_UPS:
+                timed[index].append(measured)
+    found = [
+        _latency(model, drawn[_WARM_UPS:], took, task, events)
+        for model, drawn, took in zip(models, prompts, timed, strict=True)
+    ]
+    for each in found[1:]:
+        each.ratio = each.median_ms / found[0].median_ms
+        each.answer_ratio = each.answer_ms / found[0].answer_ms
+    return found
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Seconds to the first tokens, how many they were, and seconds to the end of the answer."""
+
+    first: float
+    num_first: int
+    total: float
+    result: Result
+
+    @property
+    def answer(self) -> float:
+        """Seconds from the last token of the prompt on: all answer tokens at the pace of the later ones.
+
+        Without later ones it is the time to the first tokens, which has the prompt in it.
+        """
+        later = len(self.result.token_ids) - self.num_first
+        return (self.total - self.first) * (later + self.num_first) / later if later > 0 else self.first
+
+
+def _time(model: EvalModel, prompt: EvalPrompt) -> _Timed:
+    first, num_first = None, 0
+    started = time.perf_counter()
+    stream = model.stream(prompt)
+    for delta in stream:
+        if first is None and delta.token_ids:
+            first, num_first = time.perf_counter() - started, len(delta.token_ids)
+    total = time.perf_counter() - started
+    assert stream.result is not None
+    return _Timed(total if first is None else first, num_first, total, stream.result)
+
+
+def _latency(
+    model: EvalModel,
+    prompts: Sequence[EvalPrompt],
+    timed: Sequence[_Timed],
+    task: str,
+    events: int,
+) -> AnswerLatency:
+    prompts = prompts[: len(timed)]
+    times, results = [each.total for each in timed], [each.result for each in timed]
+    tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else [times[0]] * 9
+    is_chain = model.info.form == "cot"
+    final = fmean(_num_final(model, each) for each in prompts)
+    return AnswerLatency(
+        model=model.name,
+        form=model.info.form,
+        count=len(times),
+        median_ms=1000 * median(times),
+        p10_ms=1000 * tenths[0],
+        p90_ms=1000 * tenths[-1],
+        prompt_tokens=fmean(len(each.token_ids) for each in prompts),
+        answer_tokens=fmean(len(each.token_ids) for each in results),
+        looked_up=fmean(each.stats.looked_up for each in results),
+        rounds=fmean(each.stats.prefill_passes for each in results),
+        accuracy=fmean(is_right(model, *each) for each in zip(prompts, results, strict=True)),
+        first_ms=1000 * median(each.first for each in timed),
+        answer_ms=1000 * median(each.answer for each in timed),
+        task=task,
+        events=events,
+        tokens_per_event=(
+            (fmean(each.num_answer for each in prompts) - final) / events if is_chain and events else None
+        ),
+        example=model.eval_set.draw(task, _EXAMPLE_EVENTS if events else 0, 1)[0].answer,
+    )
+
+
+def _num_final(model: EvalModel, prompt: EvalPrompt) -> int:
+    """Number of tokens after the chain of thought: " So heads."."""
+    text = f" So {prompt.final}"
+    return len(model.eval_set.tokenizer.encode(text, add_special_tokens=False).ids)

@@ -1,0 +1,1 @@
+"""A thinking model in its parallel form: layers, packed texts, losses."""

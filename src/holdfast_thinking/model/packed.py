@@ -1,0 +1,287 @@
+"""A micro-batch for the device: texts packed without padding between them, with all indices.
+
+    rows     | text 0 ... . | text 1 .. . | text 2 ........ | spare |      texts start at a chunk
+    chunks   |____|____|____|____|____|...
+
+Every selection on the device (rows of the answer, chunks with a thought, rows that get a state) is
+a list of indices made on the host. Its length is rounded up, so that a step has few shapes and the
+host never waits for a size from the device. Padding of a list has no effect: its targets are
+IGNORED, its states go to spare rows that no token attends to.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.errors import ConfigError
+from holdfast_thinking.model.batch import Batch, Bools, Ints
+
+IGNORED = -100  # a target without a loss
+NO_TEXT = -1  # the text index of a spare row
+_LEAST = 16
+_ALIGNED = 8  # the keys of an attention mask are a multiple of this
+
+A = TypeVar("A", Ints, Tensor)
+S = TypeVar("S", Ints, Tensor)
+
+
+@dataclass(frozen=True)
+class Targets(Generic[A]):
+    """Rows [n] and the next token of each, or IGNORED."""
+
+    rows: A
+    ids: A
+
+
+@dataclass(frozen=True)
+class ThoughtList(Generic[A]):
+    """Thoughts of similar length: their chunks [n], and their tokens [n, m] padded with -1.
+
+    In T's lists the chunks are those the thought is about, in C's those that get the state.
+    """
+
+    chunks: A
+    tokens: A
+
+
+@dataclass(frozen=True)
+class WholeTexts(Generic[A]):
+    """For layers without a window: rows of each text [B, longest], the index of each packed row in it,
+    and the number of tokens of each text.
+    """
+
+    rows: A
+    back: A
+    lens: A
+
+
+@dataclass(frozen=True)
+class Packed(Generic[A]):
+    """R rows of texts, chunk-aligned, the last chunk spare."""
+
+    token_ids: A  # [R]
+    positions: A  # [R]
+    texts: A  # [R], NO_TEXT for spare rows
+    answer: Targets[A]
+    text: Targets[A] | None
+    state_thoughts: tuple[ThoughtList[A], ...]  # input of C
+    target_thoughts: tuple[ThoughtList[A], ...]  # targets of T
+    thought: Targets[A] | None  # their tokens and ends; rows: of [n, m + 1] of each list, flat
+    whole: WholeTexts[A] | None
+    longest: int  # number of tokens of the longest text
+
+    def map(self, change: Callable[[A], S]) -> "Packed[S]":
+        """Apply a function to every array, always in the same order."""
+
+        def thoughts(each: ThoughtList[A]) -> ThoughtList[S]:
+            return ThoughtList(change(each.chunks), change(each.tokens))
+
+        return Packed(
+            change(self.token_ids),
+            change(self.positions),
+            change(self.texts),
+            Targets(change(self.answer.rows), change(self.answer.ids)),
+            None if self.text is None else Targets(change(self.text.rows), change(self.text.ids)),
+            tuple(thoughts(each) for each in self.state_thoughts),
+            tuple(thoughts(each) for each in self.target_thoughts),
+            None if self.thought is None else Targets(change(self.thought.rows), change(self.thought.ids)),
+            None
+            if self.whole is None
+            else WholeTexts(change(self.whole.rows), change(self.whole.back), change(self.whole.lens)),
+            self.longest,
+        )
+
+
+@dataclass(frozen=True)
+class PackSpec:
+    """The properties of a model that decide how texts are packed for it."""
+
+    windows: tuple[int | None, ...]  # of each layer
+    end_id: int | None  # end of a thought; None: the model does not think
+    while_answering: bool = False
+    carry: bool = False  # a state is added up to the next thought that is not trivial
+    reset_ids: tuple[int, ...] = ()  # which end a state that is carried
+    max_len: int | None = None  # positions
+
+
+def is_local(window: int | None, longest: int) -> bool:
+    """Whether a window hides anything in texts of this length."""
+    return window is not None and window < longest
+
+
+def block_of(window: int) -> int:
+    """Number of rows of an attention block: they attend to their own block and the one before."""
+    return round_up(window, _ALIGNED)
+
+
+def round_up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def padded(count: int, unit: int = 1) -> int:
+    """The count rounded up by at most a sixteenth, so that there are few sizes."""
+    return round_up(max(count, 1), lcm(unit, max(_LEAST, 1 << max(0, count.bit_length() - 5))))
+
+
+def pack(batch: Batch, spec: PackSpec, with_text: bool = False) -> Packed[Ints]:
+    chunk = batch.token_ids.shape[1] // batch.thoughts.shape[1]
+    longest = int(batch.num_tokens.max())
+    if spec.max_len is not None and longest > spec.max_len:
+        raise ConfigError(
+            f"a text has {longest} tokens, and the model is trained with {spec.max_len} positions; use shorter texts"
+        )
+    ends = np.cumsum(round_up_all(batch.num_tokens, chunk))
+    starts = ends - round_up_all(batch.num_tokens, chunk)  # [B]
+    windows = set(spec.windows)
+    blocks = [block_of(each) for each in windows if each is not None and is_local(each, longest)]
+    num_rows = padded(int(ends[-1]) + chunk, lcm(chunk, *blocks))
+    text, position = np.nonzero(np.arange(batch.token_ids.shape[1]) < batch.num_tokens[:, None])
+    rows = starts[text] + position
+    token_ids, positions = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
+    texts = np.full(num_rows, NO_TEXT, np.int64)
+    token_ids[rows], positions[rows], texts[rows] = batch.token_ids[text, position], position, text
+    targets: list[ThoughtList[Ints]] = []
+    states: list[ThoughtList[Ints]] = []
+    if spec.end_id is not None:
+        targets = _list_target_thoughts(batch, starts // chunk, num_rows // chunk, spec.while_answering)
+        states = _list_state_thoughts(batch, starts // chunk, num_rows // chunk, chunk, spec)
+    return Packed(
+        token_ids,
+        positions,
+        texts,
+        _list_targets(batch, batch.is_answer(), starts, num_rows),
+        _list_targets(batch, ~batch.is_answer(), starts, num_rows) if with_text else None,
+        tuple(states),
+        tuple(targets),
+        _list_thought_targets(batch, targets, spec.end_id, spec.while_answering)
+        if spec.end_id is not None and targets
+        else None,
+        list_whole(batch.num_tokens, starts, text, position, rows, num_rows)
+        if len(blocks) < len(windows)
+        else None,
+        longest,
+    )
+
+
+def send(packed: Packed[Ints], device: torch.device) -> Packed[Tensor]:
+    """Copy to the device in one transfer, without waiting for it."""
+    arrays: list[Ints] = []
+
+    def collect(array: Ints) -> Ints:
+        arrays.append(array)
+        return array
+
+    packed.map(collect)
+    flat = torch.from_numpy(np.concatenate([each.reshape(-1) for each in arrays]))
+    if device.type == "cuda":
+        flat = flat.pin_memory().to(device, non_blocking=True)
+    ends = iter(np.cumsum([each.size for each in arrays]).tolist())
+
+    def take(array: Ints) -> Tensor:
+        last = next(ends)
+        return flat[last - array.size : last].view(array.shape)
+
+    return packed.map(take)
+
+
+def round_up_all(counts: Ints, unit: int) -> Ints:
+    return -(-counts // unit) * unit
+
+
+def _list_targets(batch: Batch, is_target: Bools, starts: Ints, num_rows: int) -> Targets[Ints]:
+    """A target is predicted by the row before it. The first token of a text is no target."""
+    positions = np.arange(batch.token_ids.shape[1])
+    text, position = np.nonzero(is_target & (positions > 0) & (positions < batch.num_tokens[:, None]))
+    return _pad_targets(starts[text] + position - 1, batch.token_ids[text, position], num_rows)
+
+
+def _pad_targets(rows: Ints, ids: Ints, num_rows: int) -> Targets[Ints]:
+    missing = padded(len(ids)) - len(ids)
+    return Targets(_pad_indices(rows, missing, num_rows), np.pad(ids, (0, missing), constant_values=IGNORED))
+
+
+def _list_target_thoughts(
+    batch: Batch, first: Ints, num_chunks: int, while_answering: bool
+) -> list[ThoughtList[Ints]]:
+    text, chunk = np.nonzero(batch.is_thought_about(while_answering))
+    lists = []
+    for among, width in _by_length((batch.thoughts[text, chunk] >= 0).sum(axis=1), batch.thoughts.shape[2]):
+        tokens = _set_width(batch.thoughts[text[among], chunk[among]], width)
+        missing = padded(len(tokens)) - len(tokens)
+        chunks = _pad_indices(first[text[among]] + chunk[among], missing, num_chunks)
+        lists.append(ThoughtList(chunks, np.pad(tokens, ((0, missing), (0, 0)), constant_values=-1)))
+    return lists
+
+
+def _list_thought_targets(
+    batch: Batch, lists: Sequence[ThoughtList[Ints]], end_id: int, while_answering: bool
+) -> Targets[Ints]:
+    """The tokens of each thought and its end."""
+    lens = (batch.thoughts >= 0).sum(axis=2)[batch.is_thought_about(while_answering)]
+    parts = []
+    for each, (among, _) in zip(lists, _by_length(lens, batch.thoughts.shape[2]), strict=True):
+        ids = np.pad(each.tokens, ((0, 0), (0, 1)), constant_values=-1)
+        own = lens[among]
+        ids[np.arange(len(own)), own] = end_id
+        parts.append(ids.reshape(-1))
+    flat = np.concatenate(parts)
+    rows = np.nonzero(flat >= 0)[0]
+    return _pad_targets(rows, flat[rows], len(flat))
+
+
+def _list_state_thoughts(
+    batch: Batch, first: Ints, num_chunks: int, size: int, spec: PackSpec
+) -> list[ThoughtList[Ints]]:
+    """The thought of each chunk that has a next one, if it is not trivial; with `carry` the last such since
+    a reset."""
+    numbers = np.arange(batch.thoughts.shape[1])
+    said_in = np.where(batch.thoughts[:, :, 0] >= 0, numbers, -1)  # [B, K]
+    if spec.carry:
+        said_in = np.maximum.accumulate(said_in, axis=1)
+        reset_in = np.where(batch.is_reset(spec.reset_ids), numbers, -1)
+        said_in = np.where(said_in >= np.maximum.accumulate(reset_in, axis=1), said_in, -1)
+    has_next = (numbers + 1) * size < batch.num_tokens[:, None]
+    text, chunk = np.nonzero((said_in >= 0) & has_next)
+    said = batch.thoughts[text, said_in[text, chunk]]
+    lists = []
+    for among, width in _by_length((said >= 0).sum(axis=1), batch.thoughts.shape[2]):
+        tokens = _set_width(said[among], width)
+        missing = padded(len(tokens)) - len(tokens)
+        chunks = np.pad(first[text[among]] + chunk[among] + 1, (0, missing), constant_values=num_chunks - 1)
+        lists.append(ThoughtList(chunks, np.pad(tokens, ((0, missing), (0, 0)), constant_values=-1)))
+    return lists
+
+
+def list_whole(
+    lens: Ints, starts: Ints, text: Ints, position: Ints, rows: Ints, num_rows: int
+) -> WholeTexts[Ints]:
+    width = padded(int(lens.max()))
+    back = np.arange(num_rows) % (len(starts) * width)
+    back[rows] = text * width + position
+    return WholeTexts((starts[:, None] + np.arange(width)) % num_rows, back, lens)
+
+
+def _by_length(lens: Ints, longest: int) -> list[tuple[Ints, int]]:
+    """Indices grouped by length, with the maximum of each group: 0, 2, 6, 12, 24 .. tokens."""
+    lists, least, most = [], -1, 0
+    while least < int(lens.max(initial=-1)):
+        among = np.nonzero((lens > least) & (lens <= most))[0]
+        if len(among):
+            lists.append((among, min(most, longest)))
+        least, most = most, 2 if most == 0 else 6 if most == 2 else 2 * most
+    return lists
+
+
+def _set_width(tokens: Ints, width: int) -> Ints:
+    tokens = tokens[:, :width]
+    return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])), constant_values=-1)
+
+
+def _pad_indices(indices: Ints, missing: int, size: int) -> Ints:
+    """Pad with different indices: zero gradients that all go to one row would be added one by one."""
+    return np.concatenate((indices, np.arange(missing) % size))

@@ -1,0 +1,1 @@
+"""A training run: its loop, state, validation and export."""

@@ -1,0 +1,145 @@
+"""Write a trained model as a model folder, with T and C if it thinks, and training.json. An adapter's
+folder has T and C only.
+
+training.json says how the model was trained; `holdfast eval` reads it.
+"""
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import BadWeights
+from holdfast.models.adapter import AdapterInfo, write_adapter
+from holdfast.models.locate import locate
+from holdfast.text.tokenizer import open_tokenizer
+from holdfast.thinking.config import WEIGHTS_FILE, write_thinking
+from holdfast_thinking.data.text_examples import AnswerForm
+from holdfast_thinking.model.build import BuiltModel
+from holdfast_thinking.model.model import BLOCKS
+from holdfast_thinking.model.tokenizer import save_tokenizer
+from holdfast_thinking.run.state import STATE_FILE, read_run_info
+from holdfast_thinking.settings import ThoughtContent, TrainingSettings
+
+INFO_FILE = "training.json"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+
+
+def export(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
+    """Write config.json, model.safetensors, tokenizer, training.json; for a thinking model also
+    thinking.json and thinking.safetensors; for an adapter only those two, adapter.json and
+    training.json.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_training_info(folder, settings)
+    tensors = named_tensors(built, _DTYPES[settings.dtype])
+    blocks = {name: tensor for name, tensor in tensors.items() if name.startswith(BLOCKS)}
+    thinking = built.model.thinking
+    if thinking is not None:
+        save_file(blocks, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_thinking(folder, thinking)
+    if settings.adapter:
+        assert built.base is not None and built.base_norms is not None
+        write_adapter(folder, AdapterInfo(_absolute(built.base), built.base_norms))
+        return
+    config = json.dumps(built.fields, indent=2) + "\n"
+    folder.joinpath("config.json").write_text(config, encoding="utf-8")
+    backbone = {name: tensor for name, tensor in tensors.items() if name not in blocks}
+    save_file(backbone, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_tokenizer(built, settings, folder)
+
+
+def _absolute(backbone: str) -> str:
+    """A path that holds in other working folders; a name stays as it is."""
+    path = Path(backbone).expanduser()
+    return str(path.resolve()) if path.exists() else backbone
+
+
+def _write_tokenizer(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
+    if settings.backbone is None:
+        save_tokenizer(built.tokenizer, folder)
+        return
+    source = locate(settings.backbone).path
+    if source.is_dir() and source.joinpath("tokenizer.json").is_file():
+        for name in _TOKENIZER_FILES:
+            if source.joinpath(name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        return
+    folder.joinpath("tokenizer.json").write_text(built.tokenizer.to_str(), encoding="utf-8")
+    fields: dict[str, object] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": built.tokenizer.id_to_token(built.eos_id),
+        **open_tokenizer(source).special_tokens,
+    }
+    if built.chat_template is not None:
+        fields["chat_template"] = built.chat_template
+    folder.joinpath("tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def named_tensors(built: BuiltModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All parameters by their names in the checkpoint."""
+    return {
+        name: parameter.detach().to("cpu", dtype).contiguous()
+        for name, parameter in built.model.named_parameters()
+    }
+
+
+@dataclass(frozen=True)
+class TrainingInfo:
+    """The contents of training.json. max_events is N: the number of events of the longest training
+    text.
+    """
+
+    form: AnswerForm
+    tasks: tuple[str, ...]
+    max_events: int
+    seed: int = 0
+    steps: int = 0
+    long_texts: bool = True
+    variables_thought: ThoughtContent = "changed"
+    chat: bool = False
+    thought_delay: int = 0
+    thinks_answer: bool = False
+
+
+def write_training_info(folder: Path, settings: TrainingSettings) -> None:
+    info = TrainingInfo(**{name: getattr(settings, name) for name in TrainingInfo.__dataclass_fields__})
+    folder.joinpath(INFO_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
+
+
+def read_training_info(folder: Path) -> TrainingInfo:
+    """Read training.json; without one, the settings of a run saved in the folder."""
+    path = folder / INFO_FILE
+    try:
+        if path.is_file():
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        elif folder.joinpath(STATE_FILE).is_file():
+            fields = read_run_info(folder)["settings"]
+        else:
+            raise BadWeights(
+                f"{folder} has no {INFO_FILE}, which says how it was trained; train it with holdfast train "
+                'thinking, or write one: {"form": "thinking", "tasks": ["parity"], "max_events": 40}'
+            )
+        return _parse(fields)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadWeights(f"{path} does not say how the model was trained: {error!r}") from error
+
+
+def _parse(fields: dict[str, Any]) -> TrainingInfo:
+    known = {name: fields[name] for name in TrainingInfo.__dataclass_fields__ if name in fields}
+    info = TrainingInfo(**known | {"tasks": tuple(fields["tasks"])})
+    if info.form not in get_args(AnswerForm) or not isinstance(info.max_events, int):
+        raise ValueError(f"form {info.form!r}, max_events {info.max_events!r}")
+    return info

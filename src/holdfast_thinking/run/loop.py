@@ -1,0 +1,271 @@
+"""The training loop: AdamW with warm-up and cosine, bf16 on a GPU, gradients accumulated and
+clipped.
+
+A step is a pure function of (weights, optimizer moments, settings, step). On the same CPU with the
+same number of threads, a resumed run has the same bits as one that was not interrupted.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.errors import ConfigError
+from holdfast_thinking.data.source import BatchSource, open_topics, topic_texts
+from holdfast_thinking.model.batch import join_batches
+from holdfast_thinking.model.build import BuiltModel, build
+from holdfast_thinking.model.compiled import autocast, compile_rowwise
+from holdfast_thinking.model.loss import packed_loss
+from holdfast_thinking.model.model import BLOCKS, ThinkingModel
+from holdfast_thinking.run.prefetch import DeviceStep, StepBuilder, prefetch_steps
+from holdfast_thinking.run.state import load_state, read_run_info, save_state
+from holdfast_thinking.run.validation import validate
+from holdfast_thinking.settings import TrainingSettings, settings_from_json, settings_to_json
+
+_EVAL_BATCH, _EVAL_BATCH_THINKING = 128, 512  # texts; chunk by chunk means many small passes
+_LOG_EVERY = 10
+_MEASURED_AT = (50, 400, 1500, 4000)  # steps after which the number of steps is set from the time of a step
+_NUM_TIMED = 20  # steps of a measurement
+_MARGIN = 0.03  # share of the time kept for saving and for variation
+_LAST_SHARE = 0.02  # of the learning rate, at the end of the cosine
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """Losses of a step. accuracy: "task events" -> share of right answers, if it was evaluated."""
+
+    step: int
+    loss: float
+    answer: float
+    thought: float
+    accuracy: dict[str, float] | None = None
+
+
+ReportStep = Callable[[StepMetrics], None]
+
+
+@dataclass
+class TrainingRun:
+    """A training run: settings, model, optimizer, step, and the metrics so far."""
+
+    settings: TrainingSettings
+    device: torch.device
+    built: BuiltModel
+    source: BatchSource
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    metrics: list[StepMetrics] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def model(self) -> ThinkingModel:
+        return self.built.model
+
+    @property
+    def step_builder(self) -> StepBuilder:
+        return StepBuilder(self.settings, self.source, self.model.pack_spec)
+
+    def save(self, folder: Path) -> None:
+        info: dict[str, Any] = {"settings": settings_to_json(self.settings), "step": self.step}
+        info["moments"] = [vars(each) for each in self.metrics]
+        save_state(folder, self.model, self.optimizer, info)
+
+
+class StepBudget:
+    """Measures the time of a step: once the run is warm, and again later, because other users of the
+    machine come and go; that of an evaluation only once.
+
+    The time of a run starts before its texts are made. A run that is resumed before the last
+    measurement has all its minutes again. Where steps become slower later, the run ends before its last
+    step.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._device, self._start, self._minutes = run.device, run.started, run.settings.minutes
+        self._ends: list[float] = []
+        self.eval_seconds: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._minutes is not None and self.seconds_left(self._minutes) <= 0
+
+    def is_due(self, step: int) -> bool:
+        """Called after every step: whether to set the number of steps now."""
+        if any(last - _NUM_TIMED <= step <= last for last in _MEASURED_AT):
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self._ends.append(time.monotonic())
+        return step in _MEASURED_AT and len(self._ends) > 1
+
+    def is_final(self, step: int) -> bool:
+        """Whether no measurement follows."""
+        return step >= _MEASURED_AT[-1]
+
+    def step_seconds(self) -> float:
+        """The median of the last steps."""
+        ends = self._ends[-_NUM_TIMED - 1 :]
+        return statistics.median(b - a for a, b in pairwise(ends))
+
+    def seconds_left(self, minutes: float) -> float:
+        return minutes * 60 * (1 - _MARGIN) - (time.monotonic() - self._start)
+
+
+def start_run(settings: TrainingSettings, device: torch.device) -> TrainingRun:
+    started = time.monotonic()
+    topics = open_topics(settings)
+    built = build(settings, topic_texts(topics) if settings.backbone is None else [])
+    built.model.to(device)
+    if device.type == "cuda":
+        # cuDNN's attention makes a new plan for every number of tokens, which takes longer than many steps.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    if device.type == "cuda" if settings.compile is None else settings.compile:
+        compile_rowwise(built.model, device)
+    source = BatchSource(settings, topics, built.tokenizer, built.eos_id, built.frame)
+    optimizer = _optimizer(built.model, settings)
+    return TrainingRun(settings, device, built, source, optimizer, started=started)
+
+
+def resume_run(folder: Path, device: torch.device) -> TrainingRun:
+    """The run saved in a folder, with its own settings."""
+    info = read_run_info(folder)
+    run = start_run(settings_from_json(info["settings"]), device)
+    load_state(folder, run.model, run.optimizer)
+    run.step = info["step"]
+    run.metrics = [StepMetrics(**each) for each in info["moments"]]
+    return run
+
+
+def train(
+    run: TrainingRun,
+    folder: Path | None = None,
+    until: int | None = None,
+    report: ReportStep | None = None,
+    stops: Callable[[], bool] = lambda: False,
+) -> None:
+    """Train up to the last step, to step `until`, or until stops() between two steps.
+
+    The run is saved to the folder at intervals and at the end.
+    """
+    budget = StepBudget(run)
+    workers = run.settings.workers
+    if workers is None:
+        workers = 4 if run.device.type == "cuda" else 0
+    steps = prefetch_steps(run.step_builder, run.device, run.step, workers)
+    while run.step < (run.settings.steps if until is None else min(until, run.settings.steps)):
+        if stops():
+            break
+        s = run.settings
+        losses = _take_step(run, next(steps))
+        run.step += 1
+        if s.minutes is not None and budget.is_due(run.step):
+            run.settings = s = _fit_minutes(run, budget, s.minutes)
+        elif budget.is_over:
+            run.settings = s = replace(s, steps=run.step, minutes=None)
+        is_last = run.step == s.steps
+        is_evaluated = is_last or (s.eval_every > 0 and run.step % s.eval_every == 0)
+        if is_evaluated or run.step % _LOG_EVERY == 0:
+            loss, answer, thought = losses.tolist()
+            if not math.isfinite(loss):
+                raise ConfigError(f"the loss of step {run.step} is {loss}; train with a lower learning rate")
+            accuracy = measure_accuracy(run, s.eval_lengths, s.eval_texts) if is_evaluated else None
+            run.metrics.append(StepMetrics(run.step, loss, answer, thought, accuracy))
+            if report is not None:
+                report(run.metrics[-1])
+        if folder is not None and s.save_every > 0 and run.step % s.save_every == 0 and not is_last:
+            run.save(folder)
+    steps.close()
+    if folder is not None:
+        run.save(folder)
+
+
+def measure_accuracy(run: TrainingRun, events: tuple[int, ...], count: int) -> dict[str, float]:
+    """The share of right answers for each task and number of events, with the model's own thoughts."""
+    cells = [
+        (name, number)
+        for name in run.settings.tasks
+        for number in (events if run.source.has_events(name) else events[:1])
+    ]
+    texts = join_batches([run.source.eval_batch(name, number, count) for name, number in cells])
+    order = np.argsort(texts.num_tokens, kind="stable")
+    is_right = np.zeros(len(texts), dtype=np.bool_)
+    run.model.eval()
+    batch_size = _EVAL_BATCH if run.model.thinking is None else _EVAL_BATCH_THINKING
+    for first in range(0, len(order), batch_size):
+        among = order[first : first + batch_size]
+        with autocast(run.device):
+            found = validate(run.model, texts.take(among).take_range(0, len(among)), run.device)
+        is_right[among] = found.is_right
+    run.model.train()
+    shares = is_right.reshape(len(cells), count).mean(axis=1).tolist()
+    return {f"{name} {number}": share for (name, number), share in zip(cells, shares, strict=True)}
+
+
+def learning_rate(settings: TrainingSettings, step: int) -> float:
+    """Linear warm-up, then cosine decay."""
+    if step < settings.warmup:
+        return settings.learning_rate * (step + 1) / settings.warmup
+    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    share = _LAST_SHARE + (1 - _LAST_SHARE) * 0.5 * (1 + math.cos(math.pi * done))
+    return settings.learning_rate * share
+
+
+def _take_step(run: TrainingRun, step: DeviceStep) -> torch.Tensor:
+    """One step of the optimizer; its losses [total, answer, thought], on the device."""
+    s = run.settings
+    sums = torch.zeros(3, device=run.device)
+    run.optimizer.zero_grad(set_to_none=True)
+    for texts in step.passes:
+        with autocast(run.device):
+            losses = packed_loss(run.model, texts, step.counts, s.weights)
+        losses.total.backward()  # type: ignore[no-untyped-call]
+        sums += torch.stack((losses.total.detach(), losses.answer, losses.thought))
+    torch.nn.utils.clip_grad_norm_(run.model.parameters(), s.clip, foreach=True)
+    for group in run.optimizer.param_groups:
+        group["lr"] = group["rate"] * learning_rate(s, run.step)
+    run.optimizer.step()
+    return sums
+
+
+def _fit_minutes(run: TrainingRun, budget: StepBudget, minutes: float) -> TrainingSettings:
+    """The settings with as many steps as the minutes allow, evaluations included.
+
+    After the last measurement the number of steps is final.
+    """
+    s = run.settings
+    if budget.eval_seconds is None:
+        start = time.monotonic()
+        measure_accuracy(run, s.eval_lengths, s.eval_texts)
+        budget.eval_seconds = time.monotonic() - start
+    left = budget.seconds_left(minutes) - budget.eval_seconds
+    a_step = budget.step_seconds() + (budget.eval_seconds / s.eval_every if s.eval_every > 0 else 0.0)
+    steps = max(run.step + 1, run.step + int(left / a_step))
+    if s.most_steps is not None:
+        steps = max(run.step, min(steps, s.most_steps))
+    return replace(s, steps=steps, minutes=None if budget.is_final(run.step) else minutes)
+
+
+def _optimizer(model: ThinkingModel, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """AdamW with weight decay for matrices; none for norms, biases and scales."""
+    groups = []
+    for is_block, rate in ((False, 1.0), (True, settings.block_rate)):
+        trained = [
+            each
+            for name, each in model.named_parameters()
+            if each.requires_grad and name.startswith(BLOCKS) == is_block
+        ]
+        matrices = [each for each in trained if each.dim() > 1]
+        others = [each for each in trained if each.dim() <= 1]
+        groups += [
+            {"params": matrices, "weight_decay": settings.weight_decay, "rate": rate},
+            {"params": others, "weight_decay": 0.0, "rate": rate},
+        ]
+    groups = [each for each in groups if each["params"]]
+    fused = next(model.parameters()).is_cuda
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=fused)

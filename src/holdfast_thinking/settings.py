@@ -1,0 +1,316 @@
+"""The settings of a training run: the same settings on the same machine give the same weights.
+
+Those that are declared with `option` are options of `holdfast train thinking`; `--set` sets any other.
+"""
+
+# ruff: noqa: RUF009  (option() makes a dataclass field)
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as dataclass_fields
+from typing import Any, Literal, get_type_hints
+
+import msgspec
+
+from holdfast.core.options import option
+from holdfast.errors import ConfigError
+from holdfast_thinking.data.names import known_tasks
+from holdfast_thinking.data.text_examples import AnswerForm
+
+# What a thought of the task variables says: the changed value, all of them, or the calculation and all.
+ThoughtContent = Literal["changed", "all", "worked"]
+_LARGEST_BATCH = 1 << 16
+_LARGEST_PAGE = 64  # tokens of a KV page on a GPU; 16 on a CPU
+
+
+@dataclass(frozen=True)
+class BackboneSize:
+    """Shape of a new backbone."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+
+
+GENERAL_FILE = "general.jsonl"  # in the folder of a run: the backbone's own answers
+SIZES = {
+    "tiny": BackboneSize(layers=4, hidden=64, inner=192, heads=4, kv_heads=2),
+    "small": BackboneSize(layers=4, hidden=128, inner=384, heads=4, kv_heads=2),
+    "coin": BackboneSize(layers=6, hidden=256, inner=704, heads=4, kv_heads=2),
+    "large": BackboneSize(layers=8, hidden=512, inner=1408, heads=8, kv_heads=4),
+}
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    answer: float = 1.0
+    text: float = 0.0
+    thought: float = 1.0
+
+
+_TASK, _MODEL, _RUN = "What is trained", "The model", "The run"
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    tasks: tuple[str, ...] = option(
+        ("parity",),
+        f"One of {known_tasks()}, or NAME=SHARE, its share of a batch; may be repeated.",
+        panel=_TASK,
+        name="task",
+        metavar="TASK",
+    )
+    shares: tuple[int, ...] = ()  # of a batch, for each task; empty: equal ones
+    form: AnswerForm = option(
+        "thinking",
+        "A baseline: none has the answer only, cot writes the thoughts, or restates every event.",
+        panel=_TASK,
+        metavar="FORM",
+    )
+    max_events: int = 10
+    size: BackboneSize = SIZES["small"]
+    backbone: str | None = option(
+        None,
+        "A model to start from, instead of a new one: a folder, a .gguf file, a built-in name. T and C of a "
+        "thinking model or an adapter are trained further.",
+        panel=_MODEL,
+    )
+    adapter: bool = option(False, "Train T and C only; the backbone stays as it is.", panel=_MODEL)
+    chat: bool = False  # texts are messages in the backbone's chat template
+    follow_ups: float = 0.0  # share of the messages that follow another one and its answer
+    window: int | None = option(
+        64, "Attention window; 0: no limit, or the one --backbone has (its default).", panel=_MODEL
+    )
+    chunk: int = option(8, "Number of tokens of a chunk, C.", panel=_MODEL)
+    max_thought: int = option(8, "Maximum number of tokens of a thought.", panel=_MODEL)
+    l_in: int = option(1, "Number of layers after which a state is added.", panel=_MODEL)
+    l_out: int | None = option(
+        None, "Number of layers after which T reads. Default: all but the last.", panel=_MODEL
+    )
+    while_answering: bool = True
+    carry: bool = option(
+        False, "Add a state to all chunks up to the next thought, or to the next chunk only.", panel=_MODEL
+    )
+    variables_thought: ThoughtContent = "changed"
+    long_texts: bool = True  # filler sentences between the events of half of the texts
+    thought_delay: int = 0  # tokens after the one that settles a thought before it is written
+    thinks_answer: bool = False  # the last thought about a chat message is the answer
+    examples: int | None = None  # use only so many texts of each file and each task
+    context: int = 4096
+    steps: int = option(1500, "Number of steps.", panel=_RUN)
+    minutes: float | None = option(
+        None, "Duration of the run: as many steps as fit, with --steps at most those.", panel=_RUN
+    )  # if set, the run sets steps to fit, and then this to None
+    most_steps: int | None = None  # with minutes: no more steps than this
+    batch: int = option(256, "Number of texts of a step.", panel=_RUN)
+    accumulate: int = 1  # micro-batches of a step, by length of the texts, to need less memory
+    learning_rate: float = option(1e-3, "Maximum learning rate.", panel=_RUN)
+    block_rate: float = 1.0  # learning rate of T and C, as a multiple of that
+    warmup: int = 100
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    weights: LossWeights = field(default_factory=LossWeights)
+    seed: int = option(0, "Seed of weights and texts.", panel=_RUN)
+    compile: bool | None = None  # None: on a GPU
+    workers: int | None = None  # processes that make batches; None: four with a GPU, else a thread
+    eval_every: int = option(250, "Number of steps between evaluations; 0: only at the end.", panel=_RUN)
+    eval_texts: int = 128
+    eval_events: tuple[int, ...] = ()  # empty: max_events and twice that
+    save_every: int = 500
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the exported weights
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_events",
+            "chunk",
+            "max_thought",
+            "l_in",
+            "steps",
+            "batch",
+            "accumulate",
+            "eval_texts",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if _LARGEST_PAGE % self.chunk:
+            raise ConfigError(
+                f"chunk is {self.chunk}; it must divide a KV page to be served: 1, 2, 4, 8 or 16, on a GPU also 32 or 64"
+            )
+        for name in ("learning_rate", "block_rate", "clip", "minutes"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} is {value}; it must be a number above 0")
+        if self.batch > _LARGEST_BATCH:
+            raise ConfigError(f"batch is {self.batch}; at most {_LARGEST_BATCH} texts are possible")
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"seed is {self.seed}; it must be from 0 to 2^63 - 1")
+        if not self.tasks:
+            raise ConfigError(f"no task to train; name one: {known_tasks()}")
+        if self.adapter and (self.backbone is None or self.form != "thinking"):
+            raise ConfigError("an adapter has the form thinking and needs a backbone, which stays as it is")
+        if self.adapter and self.window is not None:
+            raise ConfigError("an adapter leaves its backbone as it is and has no window of its own")
+        if self.chat and self.backbone is None:
+            raise ConfigError("chat needs a backbone with a chat template")
+        if not 0 <= self.follow_ups <= 1:
+            raise ConfigError(f"follow_ups is {self.follow_ups}; expected a share from 0 to 1")
+        if self.follow_ups and not self.chat:
+            raise ConfigError(
+                "follow_ups are messages of a chat; they need chat, and a backbone with a template"
+            )
+        if self.shares and (len(self.shares) != len(self.tasks) or min(self.shares) < 1):
+            raise ConfigError(f"shares are {self.shares}; expected {len(self.tasks)} numbers of 1 or more")
+        if self.accumulate > self.batch:
+            raise ConfigError(f"a batch of {self.batch} texts cannot have {self.accumulate} passes")
+
+    @property
+    def eval_lengths(self) -> tuple[int, ...]:
+        return self.eval_events or (self.max_events, 2 * self.max_events)
+
+
+PRESETS = {
+    # The built-in model: coins and variables, in fixed and in free wording, a few million parameters, a
+    # sliding window for unseen lengths. What it knows is in the state it carries, not in the window.
+    "coin": TrainingSettings(
+        tasks=("parity", "variables", "coin-talk", "variable-talk", "outside"),
+        shares=(2, 4, 8, 6, 2),
+        max_events=40,
+        size=SIZES["coin"],
+        chunk=4,
+        max_thought=12,
+        carry=True,
+        variables_thought="worked",
+        steps=6000,
+        batch=220,
+        learning_rate=1e-3,
+        warmup=200,
+        # Most thoughts are trivial, so the mean loss of thoughts is small against that of answers.
+        weights=LossWeights(thought=4.0),
+        eval_every=1000,
+        save_every=1000,
+        dtype="bfloat16",
+    ),
+    # A pretrained language model: all tasks in chat form, backbone and blocks.
+    "backbone": TrainingSettings(
+        tasks=("coin-talk", "variable-talk"),
+        backbone="smollm2",
+        chat=True,
+        window=None,
+        max_events=12,
+        chunk=8,
+        max_thought=24,
+        thought_delay=3,
+        context=2048,
+        steps=3000,
+        batch=96,
+        accumulate=2,
+        learning_rate=4e-4,
+        block_rate=2.5,
+        weight_decay=0.01,
+        weights=LossWeights(thought=2.0),
+        eval_every=500,
+        eval_texts=64,
+        save_every=1000,
+        dtype="bfloat16",
+    ),
+    # The built-in adapter: T and C for the default model, trained on coins and on the model's own answers.
+    # T reads its last thought in hidden states, which are still small after 16 layers.
+    "smollm2-coin": TrainingSettings(
+        tasks=("coin-talk", f"chat:{GENERAL_FILE}"),
+        shares=(1, 1),
+        backbone="smollm2",
+        adapter=True,
+        chat=True,
+        follow_ups=0.5,
+        thinks_answer=True,
+        window=None,
+        max_events=12,
+        chunk=4,
+        carry=True,
+        l_in=16,
+        l_out=16,
+        max_thought=32,
+        context=2048,
+        steps=10000,
+        batch=96,
+        accumulate=2,
+        learning_rate=6e-4,
+        block_rate=2.5,
+        weight_decay=0.01,
+        weights=LossWeights(thought=2.0),
+        eval_every=0,
+        eval_texts=64,
+        save_every=1000,
+        dtype="bfloat16",
+    ),
+    # Learns parity of one to four events on a laptop in about a minute.
+    "short": TrainingSettings(
+        max_events=4,
+        long_texts=False,
+        size=SIZES["tiny"],
+        steps=200,
+        batch=64,
+        accumulate=2,
+        learning_rate=3e-3,
+        warmup=30,
+        eval_every=100,
+        eval_texts=64,
+    ),
+}
+
+
+def read_changes(texts: Iterable[str], weights: LossWeights) -> dict[str, Any]:
+    """Read texts such as "max_events=4", "size=tiny", "eval_events=4,8" or "weights.thought=2"."""
+    hints, changes = get_type_hints(TrainingSettings), dict[str, Any]()
+    for each in texts:
+        name, is_set, text = each.partition("=")
+        name, _, part = name.strip().replace("-", "_").partition(".")
+        if name not in hints or not is_set or bool(part) != (name == "weights"):
+            raise ConfigError(f"--set {each}: expected FIELD=VALUE, with one of {', '.join(hints)}")
+        if name == "size" and text not in SIZES:
+            raise ConfigError(f"size is {text!r}; expected one of {', '.join(SIZES)}")
+        if name == "weights" and part not in vars(weights):
+            raise ConfigError(f"--set {each}: expected weights.answer, weights.text or weights.thought")
+        if name == "size":
+            changes[name] = SIZES[text]
+        elif name == "weights":
+            value = convert_setting(f"{name}.{part}", text, float)
+            changes[name] = replace(changes.get(name, weights), **{part: value})
+        else:
+            changes[name] = convert_setting(name, text, hints[name])
+    return changes
+
+
+def convert_setting(name: str, text: str, hint: Any) -> Any:
+    """Read a value of a type from text. None is "null", items of a tuple are separated by commas."""
+    is_tuple = getattr(hint, "__origin__", None) is tuple
+    value = [each for each in text.split(",") if each] if is_tuple else text
+    try:
+        return msgspec.convert(value, hint, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name} is {text!r}: {error}") from None
+
+
+def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
+    return asdict(settings)
+
+
+def settings_from_json(fields: dict[str, Any]) -> TrainingSettings:
+    """The inverse of `settings_to_json`. Raises `ConfigError` for the settings of another version."""
+    names = {each.name for each in dataclass_fields(TrainingSettings)}
+    if unknown := sorted(fields.keys() - names):
+        raise ConfigError(
+            f"another version of Holdfast saved this run: there is no setting {unknown[0]} any more"
+        )
+    if missing := sorted(names - fields.keys()):
+        raise ConfigError(
+            f"another version of Holdfast saved this run: it does not have the setting {missing[0]}"
+        )
+    plain: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    plain |= {"size": BackboneSize(**fields["size"]), "weights": LossWeights(**fields["weights"])}
+    return TrainingSettings(**plain)

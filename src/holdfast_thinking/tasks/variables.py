@@ -1,0 +1,100 @@
+"""A few integers that are changed one by one: the thought after each change is the changed value.
+
+    Let a = 3, b = 5, c = 2. a = a + b. c = c - 1. What is the value of c? A: 1.
+    changed                           a 8        c 1
+    all                               a 8 b 5 c 2
+                                                 a 8 b 5 c 1
+    worked       a 3 b 5 c 2          a 3 + 5 a 8 b 5 c 2
+                                                 c 2 - 1 a 8 b 5 c 1
+
+A change is a = 4, a = b, or a plus or minus a small number or another variable; values are 0 to 9.
+Variables are in alphabetical order, in texts and in thoughts. With any order, C and T (one layer
+each) learn slowly which value belongs to which variable; likely positions of a letter help them.
+
+A change is decided by the mark after it: "a = a" may continue with "+ b". "all" has the values of
+all variables, so that no value is further back than the last thought. "worked" has them too, after
+the calculation: T is one layer, so a token of a thought is one attention and one step. The name of the
+changed variable comes first, so that its value can be looked up by name, operands have tokens of their
+own, and a variable has the same place in all thoughts. An assignment of a number or a variable is
+written as + 0, and the initial values are a thought as well. With "all" and "worked", where states
+are carried, a chunk with several changes has only the thought of the last.
+
+As a chain of thought: " a = 8. c = 1. So 1."; with "all" and "worked" the thoughts, one sentence
+each: " a 3 b 5 c 2. a 3 + 5 a 8 b 5 c 2. c 2 - 1 a 8 b 5 c 1. So 1."
+"""
+
+import random
+
+from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
+from holdfast_thinking.settings import ThoughtContent
+from holdfast_thinking.tasks.filler import OPENINGS, SENTENCES, draw_filler, draw_opening, draw_rate
+
+LETTERS = "abcdkmnpxyz"
+NUM_VARIABLES = 3
+LARGEST = 9
+_STEP = 5  # the largest constant that is added or subtracted
+_STARTS = ("Let", "Given", "We start with", "First,")
+_KINDS = ("const", "copy", "add", "take", "add other", "take other")
+_WEIGHTS = (0.1, 0.1, 0.25, 0.25, 0.2, 0.1)
+
+
+class Variables:
+    def __init__(self, thought: ThoughtContent = "changed", long_texts: bool = True) -> None:
+        self._thought: ThoughtContent = thought
+        self._long_texts = long_texts
+
+    def words(self) -> list[str]:
+        starts = [*_STARTS, *(f" {each}" for each in _STARTS)]
+        return [*OPENINGS, *SENTENCES, *starts, *(f" {each}" for each in LETTERS), " So What is the value of"]
+
+    def example(self, rng: random.Random, events: int) -> TextExample:
+        values = {name: rng.randint(0, LARGEST) for name in sorted(rng.sample(LETTERS, NUM_VARIABLES))}
+        first = ", ".join(f"{name} = {value}" for name, value in values.items())
+        text = f"{draw_opening(rng)}{rng.choice(_STARTS)} {first}."
+        steps = []
+        if self._thought == "worked":
+            steps.append(ThoughtStep(len(text) - 1, _listed(values), state=_listed(values)))
+        rate, end = draw_rate(rng, self._long_texts), "." if rng.random() < 0.7 else ";"
+        for _ in range(events):
+            text += draw_filler(rng, rate)
+            target, told, work = _change(rng, values)
+            text += f" {target} = {told}{end}"
+            steps.append(self._step(len(text) - 1, target, work, values))
+        asked = rng.choice(list(values))
+        question = f" What is the value of {asked}?{QUESTION_END}"
+        return TextExample(text + question, f" {values[asked]}.", tuple(steps))
+
+    def _step(self, at: int, target: str, work: str, values: dict[str, int]) -> ThoughtStep:
+        if self._thought == "changed":
+            said = f" {target} = {values[target]}"
+            return ThoughtStep(at, f" {target} {values[target]}", said=said)
+        every = _listed(values) if self._thought == "all" else f" {target} {work}{_listed(values)}"
+        return ThoughtStep(at, every, state=every)
+
+
+def _listed(values: dict[str, int]) -> str:
+    return "".join(f" {name} {value}" for name, value in values.items())
+
+
+def _change(rng: random.Random, values: dict[str, int]) -> tuple[str, str, str]:
+    """Change a variable. Return its name, what the text assigns to it, and the calculation.
+
+    Values stay in 0 .. LARGEST: a sum outside becomes a difference, a difference a sum. If both are
+    outside, the other variable is copied.
+    """
+    target = rng.choice(list(values))
+    other = rng.choice([each for each in values if each != target])
+    own, its = values[target], values[other]
+    (kind,) = rng.choices(_KINDS, _WEIGHTS)
+    amount = its if kind.endswith("other") else rng.randint(1, _STEP)
+    is_less = own >= amount if kind.startswith("take") else own + amount > LARGEST
+    changed = own - amount if is_less else own + amount
+    if kind == "const":
+        values[target] = changed = rng.randint(0, LARGEST)
+        return target, str(changed), f"{changed} + 0"
+    if kind == "copy" or not 0 <= changed <= LARGEST:
+        values[target] = its
+        return target, other, f"{its} + 0"
+    values[target] = changed
+    sign = "-" if is_less else "+"
+    return target, f"{target} {sign} {other if kind.endswith('other') else amount}", f"{own} {sign} {amount}"
