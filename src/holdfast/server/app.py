@@ -14,7 +14,6 @@ from holdfast.server.api.schema.openapi import make_documented_app
 from holdfast.server.api.score import score_routes
 from holdfast.server.api.tokenize import token_routes
 from holdfast.server.api.unsupported import unsupported_routes
-from holdfast.server.docs_page.routes import docs_router
 from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import inspector_router
@@ -38,7 +37,6 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
         unsupported_routes(),
     ):
         app.include_router(routes)
-    app.include_router(docs_router())
     if frontend.config.has_inspector:
         app.include_router(inspector_router(hub))
     add_middleware(app, frontend.config, frontend.tenants, frontend.metrics.refused, frontend.count_request)

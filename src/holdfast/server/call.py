@@ -175,32 +175,6 @@ class Call:
             await self._wait(_QUIET_SECONDS)
         self._raise_errors()
 
-    async def confirm_text(self, text: str) -> None:
-        """Wait until the answer has this text, and drop that. Raises if the answer goes on differently.
-
-        The first delta that remains has the rest of its text, and its tokens.
-        """
-        stream = self.streams[0]
-        while text:
-            while stream.deltas and text:
-                delta = stream.deltas.popleft()
-                given, more = text[: len(delta.text)], delta.text[len(text) :]
-                if not delta.text.startswith(given) or (delta.finish_reason and len(given) < len(text)):
-                    raise _contradiction()
-                text = text[len(given) :]
-                if more:
-                    stream.deltas.appendleft(delta._replace(text=more))
-                    return
-                self._count(stream, delta)
-                if delta.finish_reason is not None:
-                    end = Delta(finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
-                    stream.deltas.appendleft(end)
-            self._raise_errors()
-            if text and stream.result is not None:
-                raise _contradiction()
-            if text:
-                await self._wait(_QUIET_SECONDS)
-
     async def deltas(self) -> AsyncIterator[tuple[int, Delta | None]]:
         """(index of the prompt, delta) as they arrive; (0, None) after 15 seconds without one, and when
         the engine process is restarted.

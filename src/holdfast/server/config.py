@@ -19,7 +19,7 @@ from holdfast.server.tools.formats import ToolParserName
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_MAY_BE_ZERO = ("port", "max_waiting", "reconnect_timeout", "hang_timeout", "drain_timeout")
+_MAY_BE_ZERO = ("port", "max_waiting", "hang_timeout", "drain_timeout")
 
 _server = partial(option, panel="Server")
 _limit = partial(option, panel="Limits")
@@ -109,11 +109,6 @@ class ServerConfig:
         60.0, "Seconds a client may take no byte of its response before its request is aborted."
     )
     request_timeout: float = _limit(600.0, "Seconds a request may take in total.")
-    reconnect_timeout: float = _limit(
-        60.0,
-        "Seconds a resumable stream goes on without its client, and is kept after its end; 0 refuses such streams.",
-    )
-    reconnect_memory: int = _limit(64 << 20, "Maximum bytes of events that are kept for resumable streams.")
     resume: bool = _server(
         True,
         "Continue requests whose engine process died in the next one. Without it they end with an error.",

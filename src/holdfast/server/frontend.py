@@ -23,7 +23,6 @@ from holdfast.server.ipc.engine_client import EngineClient
 from holdfast.server.ipc.messages import FingerprintReady
 from holdfast.server.middleware.access_log import AccessLogEntry
 from holdfast.server.prompts import Prompts
-from holdfast.server.streams.stream_store import StreamStore
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces
 from holdfast.server.tenants.directory import TenantDirectory
@@ -64,7 +63,6 @@ class Frontend:
         self.about = about  # what to expect of a built-in demo model
         self.shared_prompts = shared_prompts
         self.created = int(time.time())
-        self.streams = StreamStore(config.reconnect_timeout, config.reconnect_memory, metrics.streams)
         self.start_up = StartUpStage("")  # of an engine that is not ready yet
         self._calls: set[Call] = set()
 
@@ -171,7 +169,6 @@ class Frontend:
     def render_metrics(self, accept: str, reader: Tenant) -> tuple[bytes, str]:
         """The metrics that this tenant may see, with their content type. Without keys there is one
         series, and all see it."""
-        self.streams.measure()
         self.metrics.replicas.set_replicas(self.supervisor.replicas)
         self.metrics.tenants.set_places((call.tenant, *call.num_answers) for call in self._calls)
         return self.metrics.render(accept, reader)
