@@ -96,6 +96,19 @@ def test_same_bits_alone_and_beside_other_requests(
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
+def test_prompts_that_share_a_prefix_at_once(engine: Engine, pooling: PoolingType) -> None:
+    """For the last hidden state it is computed once; the mean needs all states of each prompt."""
+    prompts = [(*PROMPTS[3][:144], number, 9) for number in range(5)]
+    fresh = restart(engine, prefix_cache=False)
+    truth = [embed(fresh, [prompt], pooling)[0] for prompt in prompts]
+    one = restart(engine)
+    results = answer(one, [prepare(one, prompt, pooling) for prompt in prompts])
+    assert bits_of(results) == truth
+    shared = 144 if pooling == "last" else 0
+    assert [result.stats.cached_tokens for result in results] == [0] + [shared] * 4
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
 def test_same_bits_after_preemption(engine: Engine, pooling: PoolingType) -> None:
     """The answers of older requests take the pages of a prompt that is half pooled."""
     prompt = PROMPTS[3] * 4

@@ -77,6 +77,26 @@ def test_warm_prefix_cache_changes_no_bit(llm: LLM) -> None:
     llm.engine.scheduler.prefix_cache.clear()
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_prompts_that_share_a_prefix_are_computed_once_and_change_no_bit(
+    llm: LLM, deterministic: bool
+) -> None:
+    """The prefix is longer than a pass."""
+    cache = llm.engine.scheduler.prefix_cache
+    prefix = [3 + n * n % 200 for n in range(176)]
+    prompts = [[*prefix, 210 + number, 7, 9] for number in range(6)]
+    alone = []
+    for prompt in prompts:
+        cache.clear()
+        alone += llm.generate([prompt], settings(deterministic=deterministic))
+    cache.clear()
+    together = llm.generate(prompts, settings(deterministic=deterministic))
+    assert [result.stats.cached_tokens for result in together] == [0] + [176] * 5
+    if deterministic:
+        assert [bits(result) for result in together] == [bits(result) for result in alone]
+    cache.clear()
+
+
 @pytest.mark.parametrize("chunk", [32, 64, 200])
 @pytest.mark.parametrize("mode", ["auto", "verify"])
 def test_chunked_prefill_and_preemption_change_no_bit(

@@ -17,6 +17,7 @@ from holdfast.core.results import Result
 from holdfast.core.sampling_params import score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.kv_cache.prefix_cache import PrefixCursor
 from holdfast.numerics.layer import run_layers
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.receipts.receipt import ReceiptFactory
@@ -181,7 +182,7 @@ def test_revocation_discards_all_pages(engine: Engine) -> None:
         engine.step()
     engine.check()
     ids = tuple(range(100, 180))
-    pages = engine.scheduler.prefix_cache.match(ids, canonical_only=False).pages
+    pages = PrefixCursor(engine.scheduler.prefix_cache, engine.scheduler.pool.page_size).match(ids).pages
     assert (
         pages == ()
     )  # what the ordinary request had computed in certified passes is not in the prefix cache

@@ -1,10 +1,12 @@
-"""Chains of full pages: found again, evicted, and fast pages kept from deterministic requests."""
+"""Chains of full pages: found again, evicted, announced, and fast pages kept from deterministic requests."""
+
+from collections.abc import Sequence
 
 import pytest
 
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
-from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixNode
+from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch, PrefixNode
 
 A, B, C = (1, 2), (3, 4), (5, 6)
 IDS = tuple(range(100, 120))
@@ -31,18 +33,31 @@ def add(
     return tuple(pages), node
 
 
+def match_in(
+    cache: PrefixCache,
+    token_ids: Sequence[int],
+    *,
+    canonical_only: bool,
+    size: int = 2,
+    salt: str = "",
+    shared_len: int = 0,
+) -> PrefixMatch:
+    """The match of a new request."""
+    return PrefixCursor(cache, size, salt, shared_len, canonical_only=canonical_only).match(token_ids)
+
+
 def found(cache: PrefixCache, *token_ids: int, canonical_only: bool) -> tuple[tuple[int, ...], int]:
     """The pages of the match, and how many leading ones are canonical."""
-    match = cache.match(token_ids, canonical_only=canonical_only)
+    match = match_in(cache, token_ids, canonical_only=canonical_only)
     return match.pages, match.num_canonical
 
 
 def test_only_full_pages_match(pool: PagePool, cache: PrefixCache) -> None:
     pages, node = add(pool, cache, A, B)
     assert found(cache, *A, *B, 9, canonical_only=True) == (pages, 2)
-    assert cache.match([*A, *B, 9], canonical_only=True).node is node
+    assert match_in(cache, [*A, *B, 9], canonical_only=True).node is node
     assert found(cache, *A, 3, canonical_only=True) == (pages[:1], 1)
-    assert cache.match([1], canonical_only=True).node is cache.root
+    assert match_in(cache, [1], canonical_only=True).node is cache.root
     assert found(cache, 9, *A, canonical_only=True) == ((), 0)
     pool.check(dict.fromkeys(pages, 1))
     cache.check()
@@ -123,54 +138,203 @@ def test_check_finds_a_page_that_is_not_in_the_tree(pool: PagePool, cache: Prefi
         cache.check()
 
 
-# Tracked matches
+# A request that waits
 
 
-@pytest.mark.parametrize("canonical_only", [True, False])
-def test_a_tracked_match_stays_current_while_other_pages_come_and_go(
-    pool: PagePool, cache: PrefixCache, canonical_only: bool
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where the pages end that were looked up."""
+    stops: list[int] = []
+    key = PrefixCursor._key
+
+    def counted(cursor: PrefixCursor, tokens: Sequence[int], stop: int) -> tuple[int | str, ...]:
+        stops.append(stop)
+        return key(cursor, tokens, stop)
+
+    monkeypatch.setattr(PrefixCursor, "_key", counted)
+    return stops
+
+
+def test_a_page_is_looked_up_once_however_often_its_request_is_matched(
+    pool: PagePool, cache: PrefixCache, keys: list[int]
 ) -> None:
-    add(pool, cache, A)
-    match = cache.match([*A, *B, *C], canonical_only=canonical_only)
-    assert not cache.is_current(match)
-    cache.track(match)
-    others, _ = add(pool, cache, C, B, A)
-    add(pool, cache, A, C)
-    assert cache.is_current(match)
-    pool.drop(others[2])
-    for _ in range(pool.num_available):
-        pool.take()
-    assert not pool.is_cached(others[2]) and cache.is_current(match)
+    pages, node = add(pool, cache, A, B)
+    cursor, prompt = PrefixCursor(cache, 2), (*A, *B, *C, 9)
+    assert [cursor.match(prompt).pages for _ in range(3)] == [pages] * 3
+    assert keys == [2, 4, 6, 6, 6]
+    keys.clear()
+    more = pool.take()
+    cache.insert(node, C, more, canonical=True)
+    match = cursor.match(prompt)
+    assert (match.pages, match.num_canonical, keys) == ((*pages, more), 3, [6])
+    keys.clear()
+    assert cursor.match(prompt).pages == (*pages, more) and not keys
 
 
-def test_an_extension_an_upgrade_and_an_eviction_end_a_tracked_match(
-    pool: PagePool, cache: PrefixCache
-) -> None:
-    fast, node = add(pool, cache, A, canonical=False)
-
-    def track() -> None:
-        match = cache.match([*A, *B], canonical_only=False)
-        cache.track(match)
-        assert cache.is_current(match)
-        tracked.append(match)
-
-    tracked: list[object] = []
-    track()
-    extension = pool.take()
-    cache.insert(node, B, extension, canonical=False)
-    assert not cache.is_current(tracked[-1])  # type: ignore[arg-type]
-    track()
+def test_a_request_that_waits_finds_what_came_and_went(pool: PagePool, cache: PrefixCache) -> None:
+    fast, node = add(pool, cache, A, B, canonical=False)
+    cursor, prompt = PrefixCursor(cache, 2), (*A, *B, *C, 9)
+    assert cursor.match(prompt).pages == fast
     canonical, _ = add(pool, cache, A)
-    assert not cache.is_current(tracked[-1])  # type: ignore[arg-type]
-    track()
-    pool.drop(extension)
+    assert cursor.match(prompt).pages == (canonical[0], fast[1])
+    assert cursor.match(prompt).num_canonical == 1
+    pool.drop(fast[1])
     for _ in range(pool.num_available):
         pool.take()
-    assert not cache.is_current(tracked[-1])  # type: ignore[arg-type]
-    assert found(cache, *A, *B, canonical_only=False) == (canonical, 1) and fast
-    track()
+    assert cursor.match(prompt).pages == canonical and not node.is_attached
     cache.clear()
-    assert not cache.is_current(tracked[-1])  # type: ignore[arg-type]
+    assert cursor.match(prompt).pages == ()
+    pool.drop(canonical[0])
+    again = pool.take()
+    cache.insert(cache.root, A, again, canonical=True)
+    assert cursor.match(prompt).pages == (again,)
+
+
+def test_a_request_that_restarts_forgets_the_nodes_of_its_tokens(pool: PagePool, cache: PrefixCache) -> None:
+    """Its tokens may be others then."""
+    one, other = add(pool, cache, A, B)[0], add(pool, cache, A, C)[0]
+    cursor = PrefixCursor(cache, 2)
+    assert cursor.match((*A, *B)).pages == one
+    cursor.reset()
+    assert cursor.match((*A, *C)).pages == (one[0], other[1])
+
+
+# Announced pages
+
+
+def lead(
+    cache: PrefixCache, number: int, length: int, *, canonical_only: bool = True, tenant: str = ""
+) -> tuple[PrefixCursor, PageTable]:
+    """A request that starts with a prompt of IDS."""
+    cursor = PrefixCursor(cache, 2, canonical_only=canonical_only, tenant=tenant, number=number)
+    match, table = cursor.match(IDS[:length]), PageTable(cache._pool)
+    for page in match.pages:
+        cache._pool.hold(page)
+    table.adopt(match.pages)
+    table.grow(length)
+    cursor.move_to(match.node, len(match.pages))
+    cursor.announce(length, ids)
+    cache.check()
+    return cursor, table
+
+
+def publish(leader: tuple[PrefixCursor, PageTable], length: int, canonical_len: int | None = None) -> None:
+    cursor, table = leader
+    canonical_len = length if canonical_len is None else canonical_len
+    cursor.extend(length, canonical_len=canonical_len, page_table=table, tokens=ids, thoughts=None)
+    cursor._prefix_cache.check()
+
+
+def test_a_younger_request_finds_who_computes_its_pages(cache: PrefixCache) -> None:
+    leader = lead(cache, 1, 9)
+    younger = PrefixCursor(cache, 2, canonical_only=True, number=2)
+    match = younger.match((*IDS[:6], 7, 7))
+    assert (match.pages, match.leader, match.leader_len) == ((), leader[0], 6)
+    assert match.is_coming
+    publish(leader, 4)
+    assert match.is_coming
+    now = younger.match((*IDS[:6], 7, 7))
+    assert (now.pages, now.leader, now.leader_len) == (leader[1].pages[:2], leader[0], 6)
+    publish(leader, 9)
+    assert not match.is_coming and not now.is_coming
+    done = younger.match((*IDS[:6], 7, 7))
+    assert (done.pages, done.leader) == (leader[1].pages[:3], None)
+
+
+@pytest.mark.parametrize("how", ["reset", "close", "withdraw"])
+def test_a_leader_that_stops_leaves_nothing_behind(cache: PrefixCache, how: str) -> None:
+    leader = lead(cache, 1, 9)
+    publish(leader, 3)
+    match = PrefixCursor(cache, 2, canonical_only=True, number=2).match(IDS)
+    assert match.is_coming
+    getattr(leader[0], how)()
+    assert not match.is_coming
+    cache.check()
+    assert PrefixCursor(cache, 2, canonical_only=True, number=2).match(IDS).leader is None
+    assert cache.root.children[IDS[:2]].children == {}
+    leader[1].release()
+    cache.clear()
+    assert cache.root.children == {}
+
+
+def test_whom_a_request_may_wait_for(cache: PrefixCache) -> None:
+    ordinary = lead(cache, 5, 4, canonical_only=False, tenant="a")
+
+    def leader_of(number: int, *, canonical_only: bool, tenant: str = "a", salt: str = "") -> object:
+        cursor = PrefixCursor(cache, 2, salt, canonical_only=canonical_only, tenant=tenant, number=number)
+        return cursor.match(IDS).leader
+
+    assert leader_of(6, canonical_only=False) is ordinary[0]
+    assert leader_of(4, canonical_only=False) is None  # older
+    assert leader_of(6, canonical_only=True) is None  # may not read fast pages
+    assert leader_of(6, canonical_only=False, tenant="b") is None
+    assert leader_of(6, canonical_only=False, salt="s") is None
+    deterministic = lead(cache, 7, 6, tenant="a")
+    assert leader_of(8, canonical_only=True) is leader_of(8, canonical_only=False) is deterministic[0]
+    publish(ordinary, 4, canonical_len=0)
+    assert leader_of(8, canonical_only=True) is deterministic[0]
+    publish(deterministic, 6)
+    assert leader_of(8, canonical_only=True) is None
+
+
+def test_the_deepest_leader_is_found_behind_one_that_ended(cache: PrefixCache) -> None:
+    first, second = lead(cache, 1, 4), lead(cache, 2, 8)
+    waiting = PrefixCursor(cache, 2, canonical_only=True, number=3)
+    assert (waiting.match(IDS).leader, waiting.match(IDS).leader_len) == (second[0], 8)
+    first[0].reset()
+    cache.check()
+    assert (waiting.match(IDS).leader, waiting.match(IDS).leader_len) == (second[0], 8)
+
+
+def test_nobody_waits_for_a_leader_that_is_behind(cache: PrefixCache) -> None:
+    """Pages that another one added are in the cache; the leader would compute them before it is of use."""
+    lead(cache, 1, 8)
+    other = lead(cache, 2, 6)
+    publish(other, 6)
+    match = PrefixCursor(cache, 2, canonical_only=True, number=3).match(IDS)
+    assert (match.pages, match.leader) == (other[1].pages, None)
+
+
+def test_nodes_are_added_when_somebody_asks(cache: PrefixCache, keys: list[int]) -> None:
+    leader, table = lead(cache, 1, 16)
+    assert keys == [2, 2]  # its own match, and its first page
+    keys.clear()
+    waiting = PrefixCursor(cache, 2, canonical_only=True, number=2)
+    assert waiting.match((*IDS[:4], 7, 7)).leader_len == 4
+    assert sorted(keys) == [2, 4, 4, 6, 6]
+    keys.clear()
+    publish((leader, table), 10)
+    assert keys == [2, 4, 6, 8, 10, 12]
+    assert PrefixCursor(cache, 2, canonical_only=True, number=2).match(IDS).leader_len == 16
+
+
+def test_a_deterministic_leader_takes_over_from_an_ordinary_one(cache: PrefixCache) -> None:
+    ordinary = lead(cache, 1, 8, canonical_only=False)
+    assert PrefixCursor(cache, 2, number=2).match(IDS).leader is ordinary[0]
+    deterministic = lead(cache, 3, 6)
+    for canonical_only in (False, True):
+        match = PrefixCursor(cache, 2, canonical_only=canonical_only, number=4).match(IDS[:7])
+        assert (match.leader, match.leader_len) == (deterministic[0], 6)
+    deterministic[0].reset()
+    cache.check()
+    publish(ordinary, 6, canonical_len=0)
+    match = PrefixCursor(cache, 2, number=4).match(IDS)
+    assert (len(match.pages), match.leader, match.leader_len) == (3, ordinary[0], 8)
+
+
+def test_pages_in_the_cache_are_not_announced(pool: PagePool, cache: PrefixCache) -> None:
+    """Those after an evicted one."""
+    pages, _ = add(pool, cache, IDS[:2], IDS[2:4], IDS[4:6])  # type: ignore[arg-type]
+    pool.drop(pages[0])
+    for page in [pool.take() for _ in range(pool.num_available)]:  # evicts the first page
+        pool.drop(page)
+    assert match_in(cache, IDS, canonical_only=True).pages == ()
+    leader, table = lead(cache, 1, 6)
+    match = PrefixCursor(cache, 2, canonical_only=True, number=2).match(IDS)
+    assert (match.leader, match.leader_len) == (leader, 2)
+    publish((leader, table), 2)
+    assert not match.is_coming
+    assert len(match_in(cache, IDS, canonical_only=True).pages) == 3
 
 
 # Cursors
@@ -193,16 +357,16 @@ def test_a_cursor_adds_full_pages_with_their_thoughts() -> None:
     assert (cache.num_pages, cursor.next_len) == (0, 4)
     cursor.extend(13, canonical_len=8, page_table=table, tokens=ids, thoughts=thoughts)
     assert (cache.num_pages, cursor.next_len) == (3, 16)
-    canonical = cache.match(IDS, canonical_only=True)
+    canonical = match_in(cache, IDS, size=4, canonical_only=True)
     assert (canonical.pages, canonical.num_canonical) == (table.pages[:2], 2)
     assert canonical.thoughts == [(0,), (1,), (2,), (3,)]
-    both = cache.match(IDS, canonical_only=False)
+    both = match_in(cache, IDS, size=4, canonical_only=False)
     assert (both.pages, both.num_canonical) == (table.pages[:3], 2)
     assert both.thoughts == [(chunk,) for chunk in range(6)]
     other = PrefixCursor(cache, 4)
     other.move_to(both.node, 3)
     other.extend(16, canonical_len=16, page_table=table, tokens=ids, thoughts=None)
-    assert cache.match(IDS, canonical_only=False).pages[3:] == (table.pages[3],)
+    assert match_in(cache, IDS, size=4, canonical_only=False).pages[3:] == (table.pages[3],)
 
 
 def test_a_cursor_starts_again_after_reset_and_adds_nothing_after_close() -> None:
@@ -228,9 +392,9 @@ def test_salt_separates_chains_and_leaves_nothing_behind(pool: PagePool, cache: 
             4, canonical_len=4, page_table=table, tokens=lambda start, stop: IDS[start:stop], thoughts=None
         )
     for salt, table in tables.items():
-        match = cache.match(IDS[:5], canonical_only=True, salt=salt)
+        match = match_in(cache, IDS[:5], canonical_only=True, salt=salt)
         assert match.pages == tuple(table.pages)
-    assert cache.match(IDS[:5], canonical_only=True, salt="c").pages == ()
+    assert match_in(cache, IDS[:5], canonical_only=True, salt="c").pages == ()
     assert len(cache.root.children) == 3
     cache.check()
     cache.clear()
@@ -241,7 +405,7 @@ def test_salt_begins_after_the_shared_pages(pool: PagePool, cache: PrefixCache) 
     """Five of six tokens are shared: two pages of two. The third page is each salt's own."""
     held = {}
     for salt in ("a", "b"):
-        match = cache.match(IDS[:6], canonical_only=True, salt=salt, shared_len=5)
+        match = match_in(cache, IDS[:6], canonical_only=True, salt=salt, shared_len=5)
         table = PageTable(pool)
         table.adopt(match.pages)
         table.grow(6)
@@ -251,8 +415,8 @@ def test_salt_begins_after_the_shared_pages(pool: PagePool, cache: PrefixCache) 
         held[salt] = tuple(table[index] for index in range(3))
     assert held["a"][:2] == held["b"][:2] and held["a"][2] != held["b"][2]
     for salt, pages in held.items():
-        assert cache.match(IDS[:6], canonical_only=True, salt=salt, shared_len=5).pages == pages
-        assert cache.match(IDS[:6], canonical_only=True, salt=salt, shared_len=3).pages == pages[:1]
-        assert cache.match(IDS[:6], canonical_only=True, salt=salt).pages == ()
-    assert cache.match(IDS[:6], canonical_only=True, salt="c", shared_len=5).pages == held["a"][:2]
+        assert match_in(cache, IDS[:6], canonical_only=True, salt=salt, shared_len=5).pages == pages
+        assert match_in(cache, IDS[:6], canonical_only=True, salt=salt, shared_len=3).pages == pages[:1]
+        assert match_in(cache, IDS[:6], canonical_only=True, salt=salt).pages == ()
+    assert match_in(cache, IDS[:6], canonical_only=True, salt="c", shared_len=5).pages == held["a"][:2]
     cache.check()

@@ -131,6 +131,10 @@ class ScriptedRunner:
 
         return wait
 
+    def forget_unread(self) -> None:
+        """A plan raised: no result of those under way is read."""
+        self._unread.clear()
+
     def run(self, plan: StepPlan) -> list[PassResult]:
         results = []
         for one in plan.passes:

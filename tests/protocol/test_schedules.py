@@ -59,6 +59,7 @@ class Client:
     has_grammar: bool = False
     tenant: str = ""
     max_running: int | None = None
+    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,11 @@ class World:
     error_rate: float
     seed: int
     corrupt_from: int | None = None
+    fails_at: int | None = None  # the step whose plan raises
 
 
 COMMON = ((1, 2, 3), (2, 2, 1, 3, 1))
+_SHARED = tuple(n * n % 3 + 1 for n in range(30))
 _ENDLESS = SamplingParams(max_tokens=25, ignore_eos=True, temperature=0)
 
 
@@ -148,6 +151,42 @@ def worlds() -> st.SearchStrategy[World]:
     )
 
 
+def bursts() -> st.SearchStrategy[World]:
+    """Many requests at once whose prompts begin alike and then differ, so that they wait for each other. Some
+    leaders are aborted, preempted, or fail."""
+    begun = st.builds(
+        lambda length, tail: _SHARED[:length] + tail,
+        st.sampled_from([9, 13, 22, 22, 25, 30]),
+        st.lists(st.integers(1, 2), max_size=3).map(tuple),
+    )
+    one = st.tuples(
+        begun,
+        st.sampled_from([0, 0, 0, 1, 2, 3]),
+        st.sampled_from([None, None, None, 1, 2, 3, 5]),
+        st.sampled_from(["", "", "", "s"]),
+        st.sampled_from(["", "", "", "b"]),
+        st.sampled_from([1, 1, 2]),
+    )
+    limits = st.tuples(st.integers(2, 6), st.sampled_from([16, 17, 24, 64]))
+    fails = st.sampled_from([None, None, None, 0, 1, 2, 4])
+    return st.builds(_burst, worlds(), st.lists(one, min_size=6, max_size=6), limits, fails)
+
+
+def _burst(
+    world: World,
+    how: list[tuple[tuple[int, ...], int, int | None, str, str, int]],
+    limits: tuple[int, int],
+    fails_at: int | None,
+) -> World:
+    some = [*world.clients * 6][:6]
+    clients = tuple(
+        replace(client, prompt=prompt, arrives=arrives, aborts=aborts, salt=salt, tenant=tenant, n=n)
+        for client, (prompt, arrives, aborts, salt, tenant, n) in zip(some, how, strict=True)
+    )
+    config = replace(world.config, max_num_seqs=limits[0], max_pass_tokens=max(limits), prefix_cache=True)
+    return replace(world, clients=clients, config=config, fails_at=fails_at)
+
+
 @dataclass
 class Played:
     """What became of a world. Requests are numbered in the order of their clients, n in a row for each."""
@@ -192,10 +231,11 @@ def requests_of(world: World) -> list[tuple[Client, Request]]:
                 0,
                 frozenset({EOS}),
                 index=index,
-                leader=first if index else None,
                 score_from=client.score_from if scores and not index else None,
                 tenant=client.tenant,
                 max_running=client.max_running,
+                cache_salt=client.salt,
+                shared_len=9 if client.salt else 0,
             )
             requests.append((client, request))
     return requests
@@ -230,7 +270,11 @@ def play(world: World) -> Played:
         assert plan or in_flight or not scheduler.has_work, "work, but an empty plan"
         if plan:
             in_flight.append((plan, runner.start(plan)))
-        if in_flight and (not plan or len(in_flight) > world.config.async_scheduling):
+        if in_flight and step == world.fails_at:
+            played.note(scheduler.fail(in_flight[0][0], "the pass broke"))
+            in_flight.clear()
+            runner.forget_unread()
+        elif in_flight and (not plan or len(in_flight) > world.config.async_scheduling):
             oldest, wait = in_flight.popleft()
             played.note(scheduler.update(oldest, wait()))
             scheduler.check()
@@ -245,13 +289,13 @@ def play(world: World) -> Played:
 
 
 def check_answer(played: Played, client: Client, request: Request) -> None:
-    """A deterministic answer is the reference's, or a beginning of it where it was aborted."""
+    """A deterministic answer is the reference's, or a beginning of it where it was aborted or its pass failed."""
     number = request.request_id
     answer, ended = tuple(played.answers[number]), played.ended[number]
     truth = reference(client.prompt, client.params)
     scores = reference_scores(client.prompt, request.score_from) if request.score_from is not None else []
-    if ended.reason == "abort":
-        assert client.aborts is not None
+    if ended.reason in ("abort", "error"):
+        assert client.aborts is not None if ended.reason == "abort" else ended.error_code == "pass_failed"
         assert answer == truth[: len(answer)]
         assert played.scores[number] == scores[: len(played.scores[number])]
     else:
@@ -271,16 +315,15 @@ def check_passes(played: Played) -> None:
         assert one.num_tokens <= played.world.config.max_pass_tokens
 
 
-@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(worlds())
-def test_deterministic_answer_equals_the_reference(world: World) -> None:
-    played = play(world)
+def check_right(played: Played) -> None:
+    """The answers of a run with a right certificate. An ordinary answer is the reference's as well if no fast token is
+    wrong."""
     for client, request in played.requests:
         number = request.request_id
         stats = played.ended[number].stats
         assert stats.candidates == stats.accepted + stats.rolled_back
         assert len(played.answers[number]) == stats.accepted + stats.canonical_tokens
-        if client.params.deterministic:
+        if client.params.deterministic or played.world.error_rate == 0:
             check_answer(played, client, request)
         else:
             assert all(0 <= token_id < VOCAB for token_id in played.answers[number])
@@ -288,8 +331,20 @@ def test_deterministic_answer_equals_the_reference(world: World) -> None:
     check_passes(played)
 
 
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(worlds())
+def test_deterministic_answer_equals_the_reference(world: World) -> None:
+    check_right(play(world))
+
+
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(bursts())
+def test_requests_that_wait_for_each_others_pages_answer_as_the_reference(world: World) -> None:
+    check_right(play(world))
+
+
 @settings(max_examples=examples(250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(worlds(), st.integers(0, 60))
+@given(st.one_of(worlds(), bursts().map(lambda world: replace(world, fails_at=None))), st.integers(0, 60))
 def test_wrong_certificate_is_revoked_and_answers_are_right_afterwards(world: World, since: int) -> None:
     sizes = tuple(range(1, 65))
     config = replace(world.config, determinism="auto", certified_sizes=sizes, spot_check_rate=1.0)

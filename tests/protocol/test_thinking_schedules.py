@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_thinker import ScriptedThinker, Told, reference, reference_scores
-from test_schedules import PAGE_SIZE, ROWS, AnyForm, Client, NoText, World, requests_of, worlds
+from test_schedules import PAGE_SIZE, ROWS, AnyForm, Client, NoText, World, bursts, requests_of, worlds
 
 from holdfast.core.events import CertificateChecked, Event, PromptScored, RequestEnded, ThoughtsCommitted
 from holdfast.core.request import Request
@@ -34,7 +34,7 @@ def thinkers() -> st.SearchStrategy[ThinkingWorld]:
     )
     return st.builds(
         _thinking,
-        worlds(),
+        st.one_of(worlds(), bursts()),
         st.lists(how, min_size=6, max_size=6),
         st.sampled_from([1, 2, 4]),
         st.booleans(),

@@ -1,7 +1,9 @@
 """A scheduler with a scripted model, driven step by step."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from scripted import EOS, ScriptedRunner, chain, context_of, next_token
 
@@ -72,13 +74,14 @@ class Driver:
         *,
         stop_at: int | None = None,
         grammar: Grammar | None = None,
+        scope: Mapping[str, Any] = MappingProxyType({}),
         **params: object,
     ) -> int:
+        """scope: further fields of the request."""
         number = len(self.answers)
         settings = {"deterministic": True, "ignore_eos": True, "temperature": 0, **params}
-        request = Request(
-            number, tuple(prompt), SamplingParams(max_tokens=max_tokens, **settings), 0, frozenset({EOS})
-        )  # type: ignore[arg-type]
+        sampling = SamplingParams(max_tokens=max_tokens, **settings)  # type: ignore[arg-type]
+        request = Request(number, tuple(prompt), sampling, 0, frozenset({EOS}), **scope)
         self.answers[number] = []
         self.texts[number] = StopAt(stop_at)
         self.scheduler.submit(request, self.texts[number], grammar)

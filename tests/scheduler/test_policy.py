@@ -14,6 +14,7 @@ from holdfast.scheduler.policy import (
     certified_size,
     choose_due,
     fill_spare,
+    is_sooner_shared,
     may_admit,
     prefill_to_defer,
     round_up,
@@ -164,3 +165,13 @@ def test_only_short_bursts_are_assumed_accepted() -> None:
     assert not assume_accepted(1.0, MAX_OPTIMISTIC_BURST + 1) and not assume_accepted(
         MIN_ACCEPTANCE_RATE - 0.01, 2
     )
+
+
+@pytest.mark.parametrize(
+    ("num_shared", "num_forgone", "waits"),
+    [(256, 0, True), (192, 0, False), (64, 192, True), (64, 128, False), (2000, 0, True)],
+)
+def test_a_request_waits_if_that_saves_as_much_as_it_costs(
+    num_shared: int, num_forgone: int, waits: bool
+) -> None:
+    assert is_sooner_shared(num_shared, num_forgone, 256) is waits

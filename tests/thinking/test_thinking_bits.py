@@ -100,6 +100,20 @@ def test_thinking_answer_is_invariant_to_load_cache_and_chunking(
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_prompts_that_share_a_prefix_at_once_share_its_thoughts(
+    engine: Engine, mode: DeterminismMode
+) -> None:
+    prefix = draw_prompt(random.Random(8), 112, 290)
+    prompts = [(*prefix, 5 + number, 6, 7) for number in range(5)]
+    fresh = schedule(engine, prefix_cache=False, speculation="off")
+    truth = [result_bits(ask_all(fresh, [prompt], SAMPLED)[0]) for prompt in prompts]
+    results = ask_all(schedule(engine, determinism=mode, max_pass_tokens=48), prompts, SAMPLED)
+    assert outcomes(results) == truth
+    assert any(thought for _, thought in thoughts_of(results[0]))
+    assert [result.stats.cached_tokens for result in results] == [0] + [112] * 4
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_preemption_inside_and_at_end_of_chunk(
     engine: Engine, truths: list[ResultBits], mode: DeterminismMode
 ) -> None:

@@ -28,10 +28,9 @@ class Request:
     """One prompt and how to answer it. `request_id` counts up with arrival, and requests are queued
     in that order.
 
-    score_from is the first position whose token's logprob is asked for, if any. leader is the
-    request with the same prompt whose pages this one waits for. bad_words are token sequences that
-    may not be completed. echo_text is the beginning of the answer's text. grammars has one for each
-    answer, if the output is structured. read_len is the length of the prompt if the tokens after it
+    score_from is the first position whose token's logprob is asked for, if any. bad_words are token
+    sequences that may not be completed. echo_text is the beginning of the answer's text. grammars has
+    one for each answer, if the output is structured. read_len is the length of the prompt if the tokens after it
     are an answer to be scored. want_receipt: the result gets a receipt. cache_salt separates the
     prefix cache: pages are shared among requests with the same salt; the first shared_len tokens are
     before the salt, their full pages are shared by all. tenant is an opaque name:
@@ -47,7 +46,6 @@ class Request:
     seed: int
     eos_ids: frozenset[int] = frozenset()
     index: int = 0
-    leader: int | None = None
     score_from: int | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     echo_text: str = ""
@@ -84,7 +82,6 @@ class Request:
                 request_id=self.request_id + index,
                 seed=branch_seed(self.seed, index),
                 index=index,
-                leader=self.request_id if index else None,
                 score_from=None if index else self.score_from,
                 sent=self.sent[index : index + 1],
             )

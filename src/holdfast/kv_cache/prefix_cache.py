@@ -13,6 +13,10 @@ page's key. If the beginning of its prompt is shared by all, the salt is part of
 after it. No bit of an answer depends on it.
 
     root -- (t0..t15) -- ("salt", t16..t31) -- (t32..t47)        the first 16 to 31 tokens are shared
+
+A running request announces the pages that it will compute: their nodes have it as leader. A request
+that waits finds there that another one computes what it needs. Only the next node is added at once, the
+others when somebody asks what comes after it.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,6 +41,7 @@ class PrefixNode:
     fast_thoughts: PageThoughts = ()
     children: dict[PageTokens, "PrefixNode"] = field(default_factory=dict)
     is_attached: bool = True
+    leader: "PrefixCursor | None" = None  # of the running request that computes its page
 
     def page(self, canonical_only: bool) -> int | None:
         if self.canonical is not None or canonical_only:
@@ -46,14 +51,20 @@ class PrefixNode:
 
 @dataclass(eq=False, slots=True)
 class PrefixMatch:
-    """The longest chain of full pages that a prompt starts with: its pages, its last node, how
-    many leading pages are canonical, and the tokens of the page after it, if the prompt has a
-    whole one."""
+    """The longest chain of full pages that a prompt starts with: its pages, its last node, and how
+    many leading pages are canonical. leader: a running request that computes more pages of this
+    prompt, up to position leader_len - 1."""
 
     pages: tuple[int, ...]
     node: PrefixNode
     num_canonical: int
-    next_tokens: PageTokens | None = None
+    leader: "PrefixCursor | None" = None
+    leader_len: int = 0
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether the leader still computes the pages of leader_len."""
+        return self.leader is not None and self.leader.will_reach(self.leader_len)
 
     @property
     def thoughts(self) -> list[tuple[int, ...]]:
@@ -74,8 +85,6 @@ class PrefixCache:
         self._pool = pool
         self._root = PrefixNode(None, ())
         self._node_of: dict[int, PrefixNode] = {}
-        self._tracked: PrefixMatch | None = None
-        self._tracked_pages: frozenset[int] = frozenset()
         pool.on_evict = self._forget
 
     @property
@@ -86,40 +95,9 @@ class PrefixCache:
     def num_pages(self) -> int:
         return len(self._node_of)
 
-    def match(
-        self, token_ids: Sequence[int], *, canonical_only: bool, salt: str = "", shared_len: int = 0
-    ) -> PrefixMatch:
-        """The longest known chain of full pages at the beginning of token_ids. Holds no page."""
-        size = self._pool.page_size
-        salted = shared_len - shared_len % size  # the position of the page with the salt
-        pages: list[int] = []
-        num_canonical = 0
-        node = self._root
-        next_tokens: PageTokens | None = None
-        for start in range(0, len(token_ids) - size + 1, size):
-            next_tokens = _key(tuple(token_ids[start : start + size]), start == salted, salt)
-            child = node.children.get(next_tokens)
-            page = child.page(canonical_only) if child is not None else None
-            if child is None or page is None:
-                break
-            if num_canonical == len(pages) and child.canonical == page:
-                num_canonical += 1
-            pages.append(page)
-            node, next_tokens = child, None
-        return PrefixMatch(tuple(pages), node, num_canonical, next_tokens)
-
     def no_match(self) -> PrefixMatch:
         """The match of a request that shares no pages."""
         return PrefixMatch((), self._root, 0)
-
-    def track(self, match: PrefixMatch) -> None:
-        """Remember the match until the cache changes in a way that could change it. One match is
-        tracked at a time."""
-        self._tracked, self._tracked_pages = match, frozenset(match.pages)
-
-    def is_current(self, match: PrefixMatch) -> bool:
-        """Whether a tracked match is still what `match` would return."""
-        return match is self._tracked
 
     def insert(
         self,
@@ -143,11 +121,6 @@ class PrefixCache:
             return node
         self._node_of[page] = node
         self._pool.mark_cached(page)
-        tracked = self._tracked
-        if tracked is not None:
-            extends = tokens == tracked.next_tokens and node.parent is tracked.node
-            if extends or node.fast in self._tracked_pages:
-                self._tracked = None
         return node
 
     def clear(self) -> None:
@@ -155,49 +128,69 @@ class PrefixCache:
         for page in tuple(self._node_of):
             self._pool.unmark_cached(page)
             self._forget(page)
-        self._tracked = None
 
     def _forget(self, page: int) -> None:
-        if page in self._tracked_pages:
-            self._tracked = None
         node = self._node_of.pop(page)
         if node.canonical == page:
             node.canonical = None
         else:
             node.fast = None
-        while node.parent is not None and not node.children and node.canonical is None and node.fast is None:
-            if not node.is_attached:
+        self.prune(node)
+
+    def prune(self, node: PrefixNode) -> None:
+        """Remove the node if nothing needs it, and then its parents."""
+        while node.parent is not None and not node.children and node.is_attached:
+            if node.canonical is not None or node.fast is not None or node.leader is not None:
                 break
             del node.parent.children[node.tokens]
             node.is_attached = False
             node = node.parent
 
     def check(self) -> None:
-        """Raise unless nodes and pages refer to each other and every leaf has a page."""
+        """Raise unless nodes and pages refer to each other, every leaf has a page or a leader, and
+        leaders will compute what they announced."""
         seen: set[int] = set()
-        stack = list(self._root.children.values())
+        stack = [(node, self._pool.page_size) for node in self._root.children.values()]
         while stack:
-            node = stack.pop()
+            node, length = stack.pop()
             known = [page for page in (node.canonical, node.fast) if page is not None]
-            assert known or node.children, "a leaf without a page"
+            assert known or node.children or node.leader, "a leaf without a page"
+            assert node.leader is None or node.leader.will_reach(length), "a leader that computes nothing"
             for page in known:
                 assert self._node_of.get(page) is node and self._pool.is_cached(page)
                 seen.add(page)
-            stack.extend(node.children.values())
+            stack.extend((child, length + self._pool.page_size) for child in node.children.values())
         assert seen == set(self._node_of), "the prefix cache has pages that are not in its tree"
 
 
 class PrefixCursor:
-    """How far one request's pages are in the prefix cache: the node of its last cached page."""
+    """How far one request's pages are in the prefix cache: the node of its last cached page. While it
+    runs, which pages it will add; while it waits, what is known of the nodes of its tokens."""
 
     def __init__(
-        self, prefix_cache: PrefixCache, page_size: int, salt: str = "", shared_len: int = 0
+        self,
+        prefix_cache: PrefixCache,
+        page_size: int,
+        salt: str = "",
+        shared_len: int = 0,
+        *,
+        canonical_only: bool = False,
+        tenant: str = "",
+        number: int = 0,
     ) -> None:
+        """number: of its request, by arrival."""
         self._prefix_cache = prefix_cache
         self._page_size = page_size
         self._salt = salt
         self._salted = shared_len - shared_len % page_size
+        self._canonical_only = canonical_only
+        self._tenant = tenant
+        self._number = number
         self._is_open = True
+        self._tokens: Callable[[int, int], tuple[int, ...]] | None = None  # of what it announced
+        self._announced_len = 0
+        self._last, self._last_len = prefix_cache.root, 0  # the last node that it added for that
+        self.num_forgone = 0  # tokens that others compute as well, because they did not wait
         self.reset()
 
     def move_to(self, node: PrefixNode, num_pages: int) -> None:
@@ -207,11 +200,95 @@ class PrefixCursor:
 
     def reset(self) -> None:
         """The request has no pages."""
+        self.withdraw()
+        self._known = self._prefix_cache.root  # of a request that waits: the last node of its tokens
         self.move_to(self._prefix_cache.root, 0)
 
     def close(self) -> None:
         """Add no more pages."""
+        self.withdraw()
         self._is_open = False
+
+    def match(self, token_ids: Sequence[int]) -> PrefixMatch:
+        """The longest chain of full pages at the beginning of token_ids, and a request that computes
+        more of them. Holds no page. A request that waits looks up only what is new since its last
+        match."""
+        size = self._page_size
+        path: list[PrefixNode] = []
+        node = self._known
+        while node.parent is not None:
+            if node.is_attached:
+                path.append(node)
+            node = node.parent
+        path.reverse()
+        del path[len(token_ids) // size :]
+        for stop in range((len(path) + 1) * size, len(token_ids) + 1, size):
+            last = path[-1] if path else node
+            if last.leader is not None and last.leader._last is last:
+                last.leader._announce_after(last, stop - size)
+            child = last.children.get(self._key(token_ids[stop - size : stop], stop))
+            if child is None:
+                break
+            path.append(child)
+        pages: list[int] = []
+        num_canonical = 0
+        for one in path:
+            page = one.page(self._canonical_only)
+            if page is None:
+                break
+            if num_canonical == len(pages) and one.canonical == page:
+                num_canonical += 1
+            pages.append(page)
+            node = one
+        self._known = path[-1] if path else node
+        for num_pages in range(len(path), len(pages), -1):
+            leader = path[num_pages - 1].leader
+            if leader is not None and leader._leads(self, len(pages)):
+                return PrefixMatch(tuple(pages), node, num_canonical, leader, num_pages * size)
+        return PrefixMatch(tuple(pages), node, num_canonical)
+
+    def _leads(self, other: "PrefixCursor", num_found: int) -> bool:
+        """Whether a request that found num_found pages may wait for this one. It is of the same tenant
+        and older, so it gets its share of each pass first; its pages can be read by the other; and it
+        is as far."""
+        return (
+            self._tenant == other._tenant
+            and self._number < other._number
+            and (self._canonical_only or not other._canonical_only)
+            and self._num_pages >= num_found
+        )
+
+    def announce(self, length: int, tokens: Callable[[int, int], tuple[int, ...]]) -> None:
+        """The request will compute the full pages among positions 0 .. length - 1."""
+        if self._is_open:
+            self._tokens, self._announced_len, self.num_forgone = tokens, length, 0
+            self._announce_after(self._node, self.next_len - self._page_size)
+
+    def _announce_after(self, node: PrefixNode, length: int) -> None:
+        """Add the next node that this request has to lead, after the node of the page that ends at this
+        length."""
+        while length + self._page_size <= self._announced_len and self._tokens is not None:
+            start, length = length, length + self._page_size
+            node = _child(node, self._key(self._tokens(start, length), length))
+            is_free = node.leader is None or (self._canonical_only and not node.leader._canonical_only)
+            if is_free and node.page(self._canonical_only) is None:
+                node.leader = self
+                break
+        self._last, self._last_len = node, length
+
+    def withdraw(self) -> None:
+        """The request will not compute what it announced. Nobody waits for it any more."""
+        node, self._last, self._tokens = self._last, self._prefix_cache.root, None
+        self._announced_len = self._last_len = 0
+        while node.parent is not None:
+            if node.leader is self:
+                node.leader = None
+                self._prefix_cache.prune(node)
+            node = node.parent
+
+    def will_reach(self, length: int) -> bool:
+        """Whether the page that ends at this length is announced and not in the cache yet."""
+        return self.next_len <= length <= self._announced_len
 
     def extend(
         self,
@@ -219,7 +296,7 @@ class PrefixCursor:
         *,
         canonical_len: int,
         page_table: PageTable,
-        tokens: Callable[[int, int], PageTokens],
+        tokens: Callable[[int, int], tuple[int, ...]],
         thoughts: Callable[[int, int], PageThoughts] | None,
     ) -> None:
         """Add the full pages among positions 0 .. length - 1. tokens(start, stop) and
@@ -228,16 +305,22 @@ class PrefixCursor:
             start, stop = self.next_len - self._page_size, self.next_len
             node = self._prefix_cache.insert(
                 self._node,
-                _key(tokens(start, stop), start == self._salted, self._salt),
+                self._key(tokens(start, stop), stop),
                 page_table[self._num_pages],
                 canonical=stop <= canonical_len,
                 thoughts=() if thoughts is None else thoughts(start, stop),
             )
+            if node.leader is self:
+                node.leader = None
             self.move_to(node, self._num_pages + 1)
+        if self._last_len < self.next_len:
+            self._announce_after(self._node, self.next_len - self._page_size)
 
-
-def _key(tokens: PageTokens, is_salted: bool, salt: str) -> PageTokens:
-    return (salt, *tokens) if salt and is_salted else tokens
+    def _key(self, tokens: Sequence[int], stop: int) -> PageTokens:
+        """The key of the node of the page that ends at position stop - 1."""
+        if self._salt and stop - self._page_size == self._salted:
+            return (self._salt, *tokens)
+        return tuple(tokens)
 
 
 def _child(parent: PrefixNode, tokens: PageTokens) -> PrefixNode:

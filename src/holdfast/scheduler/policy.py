@@ -214,3 +214,13 @@ def may_admit(num_needed: int, num_available: int, num_running: int) -> bool:
     """Whether a request's pages are available, and one more for each running request, which will
     need one soon."""
     return num_needed + num_running <= num_available
+
+
+def is_sooner_shared(num_shared: int, num_forgone: int, cost: int) -> bool:
+    """Whether a request waits until another one has computed num_shared tokens that both need.
+    num_forgone: what requests that did not wait compute again of the other one's tokens.
+
+    The time of a pass of n tokens is about that of reference_tokens + n. All that wait for the other one
+    lose a pass together, which costs as much as `cost` tokens. So no more than these are computed again.
+    """
+    return num_forgone + num_shared >= cost

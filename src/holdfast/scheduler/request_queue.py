@@ -16,15 +16,21 @@ another tenant's
 
 These conditions are not true the other way round afterwards, so two tenants never preempt each other
 in turn. One tenant alone gets everything, in order of arrival.
+
+A request waits for pages that a running one computes, if that is sooner (`is_sooner_shared` in
+policy.py). It is passed over until they are in the prefix cache, or until the other one ends or is
+preempted. Younger ones may start meanwhile, but leave it a place and its pages. A request waits only
+for an older one of its tenant, which comes before it in each pass as well. So it loses at most the
+pass after the one with these pages, two with async scheduling, and no other tenant can hold it up.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixMatch
 from holdfast.scheduler.phase import Phase
-from holdfast.scheduler.policy import SchedulerConfig, may_admit
+from holdfast.scheduler.policy import SchedulerConfig, is_sooner_shared, may_admit
 from holdfast.scheduler.request_state import RequestState
 from holdfast.scheduler.spot_checks import SpotChecker
 from holdfast.scheduler.waiting import WaitingRequests
@@ -55,7 +61,6 @@ class RequestQueue:
         self._num_running: Counter[str] = Counter()  # by tenant
         self._last_admitted: dict[str, int] = {}  # when each tenant was, by number of admissions
         self._num_admissions = 0
-        self._match_of_head: tuple[RequestState, PrefixMatch] | None = None
         # Indices of requests that ended stay taken until no plan in flight uses them.
         self._num_request_indices = config.max_num_seqs * (2 if config.async_scheduling else 1)
         self._free_indices = list(range(self._num_request_indices - 1, -1, -1))
@@ -78,50 +83,69 @@ class RequestQueue:
     def admit(self, step: int, *, in_flight: bool, has_checks: bool) -> None:
         """Start waiting requests while there are places and pages. in_flight: a plan is in flight.
         has_checks: spot checks hold pages."""
-        passed_over: set[str] = set()  # tenants that get nothing more in this step
+        lines = {tenant: self._startable(tenant) for tenant in self.waiting.tenants}
         is_short = False  # of pages, for one of them
-        while (state := self._next_waiting(passed_over)) is not None:
-            if not self._find_place(state, step, in_flight=in_flight):
-                passed_over.add(state.request.tenant)
-            elif not self._try_start(state, step, in_flight=in_flight, others_wait=is_short):
-                passed_over.add(state.request.tenant)
+        while lines:
+            tenant = min(lines, key=self._turn)
+            victim = None
+            if len(self.running) >= self._config.max_num_seqs:
+                victim = self._find_victim(tenant, step)
+                if victim is None:
+                    del lines[tenant]  # it gets nothing more in this step
+                    continue
+            found = next(lines[tenant], None)
+            if found is None:
+                del lines[tenant]
+                continue
+            if victim is not None:
+                self._preempt(victim, in_flight=in_flight)
+            if not self._try_start(*found, step, in_flight=in_flight, others_wait=is_short):
+                del lines[tenant]
                 is_short = True
         is_idle = not self.running and not in_flight and not has_checks
         assert not (is_idle and self.waiting), "an idle engine must be able to admit"
 
-    def _next_waiting(self, passed_over: Collection[str]) -> RequestState | None:
-        """The oldest request that can start, of the tenant whose turn it is."""
-        heads = (self._head(tenant) for tenant in self.waiting.tenants if tenant not in passed_over)
-        return min(
-            (state for state in heads if state is not None),
-            key=lambda state: (
-                self._num_running[state.request.tenant],
-                self._last_admitted.get(state.request.tenant, 0),
-                state.request_id,
-            ),
-            default=None,
+    def _turn(self, tenant: str) -> tuple[int, int, int]:
+        """The order of tenants."""
+        waiting = self.waiting.of(tenant)
+        return (
+            self._num_running[tenant],
+            self._last_admitted.get(tenant, 0),
+            waiting[0].request_id if waiting else 0,
         )
 
-    def _head(self, tenant: str) -> RequestState | None:
-        for state in self.waiting.of(tenant):
+    def _startable(self, tenant: str) -> Iterator[tuple[RequestState, PrefixMatch]]:
+        """The waiting requests of a tenant that can start now, oldest first, with their matches. Those
+        that wait for another one's pages are passed over; a place and pages are left for them."""
+        num_passed = num_pages = 0
+        for state in tuple(self.waiting.of(tenant)):
             limit = state.request.max_running
-            if limit is not None and self._num_running[tenant] >= limit:
-                return None
-            if not self._waits_for_leader(state):
-                return state
-        return None
+            if limit is not None and self._num_running[tenant] + num_passed >= limit:
+                return
+            num_needed = self._pool.pages_for(state.tokens.committed_len)
+            num_running = len(self.running) + num_passed
+            if num_passed and (
+                num_running >= self._config.max_num_seqs
+                or not may_admit(num_pages + num_needed, self._pool.num_available, num_running)
+            ):
+                return
+            match = state.awaited
+            if match is None or not match.is_coming:
+                match = self._match(state)
+                state.awaited = match if self._is_worth_waiting(match) else None
+            if state.awaited is None:
+                yield state, match
+            else:
+                num_passed += 1
+                num_pages += num_needed - match.leader_len // self._pool.page_size
 
-    def _find_place(self, state: RequestState, step: int, *, in_flight: bool) -> bool:
-        """Whether the request may run, after another tenant's request is preempted for it if
-        necessary."""
-        if len(self.running) < self._config.max_num_seqs:
-            return True
-        num_own = self._num_running[state.request.tenant]
-        if num_own == len(self.running):
-            return False
+    def _find_victim(self, tenant: str, step: int) -> RequestState | None:
+        """A running request of another tenant to preempt if all places are taken, so that one of this
+        tenant may run."""
+        num_own = self._num_running[tenant]
         # The largest tenant, its youngest request; of tenants with one request each, the one that ran longest.
         victim = max(
-            self._unprotected(step),
+            self._unprotected(step) if num_own < len(self.running) else (),
             key=lambda other: (
                 num := self._num_running[other.request.tenant],
                 -other.admitted_at if num == 1 else other.request_id,
@@ -129,7 +153,7 @@ class RequestQueue:
             default=None,
         )
         if victim is None:
-            return False
+            return None
         num_others = self._num_running[victim.request.tenant]
         is_over = (
             num_own == 0
@@ -137,18 +161,16 @@ class RequestQueue:
             and step - victim.admitted_at >= SLICE_STEPS
             and victim.has_progressed
         )
-        if num_others < num_own + 2 and not is_over:
-            return False
-        self._preempt(victim, in_flight=in_flight)
-        return True
+        return victim if num_others >= num_own + 2 or is_over else None
 
-    def _try_start(self, state: RequestState, step: int, *, in_flight: bool, others_wait: bool) -> bool:
+    def _try_start(
+        self, state: RequestState, match: PrefixMatch, step: int, *, in_flight: bool, others_wait: bool
+    ) -> bool:
         """Start the request if its pages are available, or can be taken from other tenants.
 
         others_wait: another tenant waits for pages. Then only tenants within their share get any.
         """
         length = state.tokens.committed_len
-        match = self._match(state)
         for page in match.pages:
             self._pool.hold(page)
         num_needed = self._pool.pages_for(length) - len(match.pages)
@@ -170,6 +192,10 @@ class RequestQueue:
         self.waiting.remove(state)
         state.admit(match)
         state.page_table.grow(length)
+        if self._config.prefix_cache:
+            state.announce_pages()
+        if match.leader is not None:
+            match.leader.num_forgone += match.leader_len - state.computed_len
         self._start(state, step)
         return True
 
@@ -223,30 +249,20 @@ class RequestQueue:
         self.enqueue(victim)
 
     def _match(self, state: RequestState) -> PrefixMatch:
-        """The request's match in the prefix cache. That of a request that waits for pages is
-        remembered from step to step."""
+        """The request's match in the prefix cache."""
         if not self._config.prefix_cache:
             return self._prefix_cache.no_match()
-        if self._match_of_head is not None:
-            head, match = self._match_of_head
-            if head is state and self._prefix_cache.is_current(match):
-                return match
-        match = self._prefix_cache.match(
-            state.tokens.ids(0, state.cacheable_len),
-            canonical_only=state.deterministic,
-            salt=state.request.cache_salt,
-            shared_len=state.request.shared_len,
-        )
-        self._match_of_head = state, match
-        self._prefix_cache.track(match)
-        return match
+        return state.prefix_cursor.match(state.tokens.ids(0, state.cacheable_len))
 
-    def _waits_for_leader(self, state: RequestState) -> bool:
-        """Whether another answer to the same prompt is computing pages that this request can
-        share."""
-        leader = self.running.get(state.request.leader) if state.request.leader is not None else None
-        shares = self._config.prefix_cache and state.cacheable_len >= self._pool.page_size
-        return shares and leader is not None and leader.phase is Phase.PREFILL
+    def _is_worth_waiting(self, match: PrefixMatch) -> bool:
+        """Whether the request of this match had better wait for its leader."""
+        if match.leader is None:
+            return False
+        num_shared = match.leader_len - len(match.pages) * self._pool.page_size
+        num_passes = 2 if self._config.async_scheduling else 1  # results are read one pass later
+        return is_sooner_shared(
+            num_shared, match.leader.num_forgone, num_passes * self._config.reference_tokens
+        )
 
     def _start(self, state: RequestState, step: int) -> None:
         tenant = state.request.tenant

@@ -75,8 +75,15 @@ class RequestState:
         self.tokens = TokenLog(request.prompt_ids)
         self.page_table = PageTable(pool)
         self.prefix_cursor = PrefixCursor(
-            prefix_cache, pool.page_size, request.cache_salt, request.shared_len
+            prefix_cache,
+            pool.page_size,
+            request.cache_salt,
+            request.shared_len,
+            canonical_only=request.deterministic,
+            tenant=request.tenant,
+            number=request.request_id,
         )
+        self.awaited: PrefixMatch | None = None  # while it waits for pages that another one computes
         self.request_index = -1  # row in the device's table of sampled tokens, while the request runs
         self.in_flight = InFlightSpans()
         self.phase = Phase.QUEUED
@@ -463,6 +470,7 @@ class RequestState:
         self.computed_len = len(match.pages) * self._page_size
         self.canonical_len = match.num_canonical * self._page_size
         self.prefix_cursor.move_to(match.node, len(match.pages))
+        self.awaited = None
         self.stats.cached_tokens += self.computed_len
         if self._restart_grammar and self.grammar is not None:
             self.grammar.restart()
@@ -529,6 +537,13 @@ class RequestState:
         from now on."""
         self.canonical_len = 0
         self.prefix_cursor.close()
+
+    def announce_pages(self) -> None:
+        """Let other requests know which full pages the prefill will add to the prefix cache."""
+        length = self.prefill_len if self.only_scored else self.tokens.committed_len
+        if self.thoughts is not None:
+            length = self.thoughts.shared_len(length, self.tokens.ids)
+        self.prefix_cursor.announce(length, self.tokens.ids)
 
     def cache_pages(self) -> None:
         """Add full pages to the prefix cache: canonical ones for all requests, fast ones for

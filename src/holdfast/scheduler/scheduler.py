@@ -465,6 +465,9 @@ class Scheduler:
         assert state.canonical_len <= state.computed_len <= state.tokens.total_len
         for page in state.page_table.pages[state.valid_len // self.pool.page_size :]:
             assert holders[page] == 1, f"page {page} is shared and still written to by {state.request_id}"
+        cursor = state.prefix_cursor
+        is_awaited = cursor.will_reach(cursor.next_len)
+        assert state.phase is Phase.PREFILL or not is_awaited, "pages that others wait for never come"
         spans = state.in_flight.spans
         if spans:
             assert spans[-1].stop <= min(state.page_table.capacity, state.expected_len)
