@@ -21,7 +21,6 @@ from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent_answer import SentAnswer
 from holdfast.errors import EngineStopped, GuaranteeLost, HoldfastError
-from holdfast.server.cache_isolation import SharedPrompts, cache_scope
 from holdfast.server.errors import ApiError, answer_error, to_api_error
 from holdfast.server.ipc.request_table import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
@@ -48,12 +47,10 @@ class Call:
         meter: TokenMeter,
         metrics: RequestMetrics,
         begin_span: Callable[[SamplingParams | None], TraceSpan],
-        shared_prompts: SharedPrompts | None = None,
         timeout: float,
     ) -> None:
         self.request_id = request_id  # of the HTTP request
         self.tenant = tenant
-        self._shared_prompts = shared_prompts or SharedPrompts()
         self.began = time.monotonic()
         self.first_token: float | None = None
         self.prompts: list[Sequence[int]] = []
@@ -100,7 +97,6 @@ class Call:
         self._num_choices = params.n
         self._is_continued = sent is not None
         self._trace_span(params if completion_ids is None and pooling is None else None)
-        scope = cache_scope(self.tenant, cache_salt, prompt_ids, self._shared_prompts)
         with _as_api_error():
             stream = self._requests.submit(
                 self._updated,
@@ -109,8 +105,7 @@ class Call:
                 completion_ids=completion_ids,
                 echo_text=echo_text,
                 want_receipt=want_receipt,
-                cache_salt=scope.salt,
-                shared_len=scope.shared_len,
+                cache_salt=self.tenant.salt(cache_salt),
                 pooling=pooling,
                 tenant=self.tenant.id,
                 max_running=self.tenant.limits.max_running,

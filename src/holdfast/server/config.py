@@ -52,7 +52,7 @@ class ServerConfig:
     )
     trusted_proxies: tuple[str, ...] = _server(
         (),
-        "Address or network (10.0.0.0/8) of a proxy whose X-Forwarded-For or Forwarded header says who the client is. "
+        "Address or network (10.0.0.0/8) of a proxy whose X-Forwarded-For header says who the client is. "
         "Repeat the option for several.",
         name="trusted_proxy",
         metavar="ADDRESS",
@@ -75,12 +75,6 @@ class ServerConfig:
         None,
         "Serve the inspector, a page that shows the engine at work, at /. A key sees its own requests there.",
         unset="on a loopback address only",
-    )
-    shared_prompts: str | None = _server(
-        None,
-        "A JSON file with prompts whose cached pages all API keys share. Other prompts are cached for each key alone.",
-        metavar="FILE",
-        unset="no prompts are shared",
     )
     reasoning_parser: ReasoningParserName = _server(
         "auto",

@@ -14,7 +14,6 @@ from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
 from holdfast.engine.status import StartUpStage
 from holdfast.errors import EngineStopped
 from holdfast.server.admission import Admission
-from holdfast.server.cache_isolation import SharedPrompts
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, to_api_error
@@ -49,7 +48,6 @@ class Frontend:
         tenants: TenantDirectory,
         defaults: RequestDefaults = NO_DEFAULTS,
         about: str | None = None,
-        shared_prompts: SharedPrompts | None = None,
     ) -> None:
         self.config = config
         self.names = names
@@ -61,9 +59,9 @@ class Frontend:
         self.tenants = tenants
         self.defaults = defaults
         self.about = about  # what to expect of a built-in demo model
-        self.shared_prompts = shared_prompts
         self.created = int(time.time())
         self.start_up = StartUpStage("")  # of an engine that is not ready yet
+        self.num_begun = 0  # calls, since the start
         self._calls: set[Call] = set()
 
     @property
@@ -118,9 +116,9 @@ class Frontend:
                 metrics=self.metrics.request(deterministic),
                 begin_span=lambda params: self.traces.begin(request.headers, replace(traced, params=params)),
                 timeout=self.config.request_timeout,
-                shared_prompts=self.shared_prompts,
             )
             self._calls.add(call)
+            self.num_begun += 1
             try:
                 yield call
             except ApiError as error:
