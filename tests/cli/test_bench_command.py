@@ -14,7 +14,6 @@ from holdfast.bench.determinism.planted.report import PlantedReport
 from holdfast.bench.determinism.planted.run import PlantedResult
 from holdfast.bench.speed import cpu
 from holdfast.bench.tiny import tiny_engine
-from holdfast.cli.options import engine as o
 from holdfast.core.results import Stats
 from holdfast.errors import ConfigError
 
@@ -147,17 +146,6 @@ def test_missing_folder_is_refused_before_measuring(holdfast, model, monkeypatch
     result = holdfast("bench", "cpu", model, "--plot", tmp_path / "none" / "a.png")
     assert result.exit_code == 2
     assert "there is no folder" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("needle", "determinism"), ("lookup", "ngram"), ("forms", "structured")]
-)
-def test_old_command_names_are_deprecated(holdfast, monkeypatch, old, new):
-    monkeypatch.setattr(o, "open_model", refuse_to_open)
-    result = holdfast("bench", old, "a-model")
-    assert f"use `holdfast bench {new}`" in result.stderr
-    assert "opened a-model" in result.stderr
-    assert f" {old} " not in holdfast("bench", "--help").stdout
 
 
 @pytest.mark.parametrize(

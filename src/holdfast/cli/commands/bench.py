@@ -3,8 +3,6 @@
 Each command calls into `holdfast.bench`.
 """
 
-import functools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -290,19 +288,3 @@ bench.command()(frontend)
 bench.command()(gpu)
 bench.command()(paper)
 bench.command()(serve)
-
-
-def _add_old_name(old: str, command: Callable[..., None]) -> None:
-    """Accept the old name of a command for one release."""
-
-    @functools.wraps(command)
-    def run(*args: object, **options: object) -> None:
-        note(f"`holdfast bench {old}` is deprecated; use `holdfast bench {command.__name__}`")
-        command(*args, **options)
-
-    bench.command(old, hidden=True)(run)
-
-
-_add_old_name("needle", determinism)
-_add_old_name("lookup", ngram)
-_add_old_name("forms", structured)
