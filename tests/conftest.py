@@ -152,7 +152,7 @@ def certified_at_startup() -> Iterator[None]:
 
     made: Any = EngineConfig.__init__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(made.__wrapped__.__kwdefaults__, "certification", "startup")
+        patch.setitem(made.__kwdefaults__, "certification", "startup")
         yield
 
 

@@ -128,7 +128,7 @@ def test_api_key_is_sent(chat, server, monkeypatch):
         (("--dtype", "auto"), "--dtype"),
         (("--determinism", "verify"), "--determinism"),
         (("--max-model-len", "64", "--num-threads", "1"), "--max-model-len, --num-threads"),
-        (("--max-num-batched-tokens", "64"), "--max-num-batched-tokens"),
+        (("--max-pass-tokens", "64"), "--max-pass-tokens"),
         (("a-model",), "MODEL"),
     ],
 )

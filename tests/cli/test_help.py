@@ -50,7 +50,7 @@ COMMANDS = {
     ("replay",): ["--force", "--against", "--load", "--prompt-ids", "--json", "--num-threads"],
     ("continue",): ["--max-tokens", "--force", "--receipt", "--prompt-ids", "--json", "--num-threads"],
     ("models",): ["--json", "built-in ones"],
-    ("receipt", "redact"): ["--keep-salt", "--unsalted"],
+    ("receipt", "redact"): ["--keep-salt"],
     ("doctor",): ["default model", "fingerprint"],
     ("serve",): [
         *(
@@ -62,7 +62,7 @@ COMMANDS = {
             "--config",
             "--inspector",
         ),
-        *("--dtype", "--max-model-len", "--max-num-seqs", "--gpu-memory-utilization", "--kv-memory"),
+        *("--dtype", "--max-model-len", "--max-num-seqs", "--kv-memory"),
         *("--determinism", "--max-body-bytes", "--max-waiting", "--request-timeout", "--drain-timeout"),
         *("--log-format", "--log-level", "--otlp-endpoint", "HOLDFAST_MODEL", "HOLDFAST_API_KEY"),
         *("\nServer:\n", "\nLimits:\n", "\nEngine:\n", "\nLogs:\n", "HOLDFAST_KV_MEMORY"),

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import SamplingParams
 from holdfast.receipts.signing import PublicKey, SigningKey
-from support.receipts import as_format_1, receipt_of, resealed
+from support.receipts import receipt_of, resealed
 
 PARAMS = SamplingParams(deterministic=True)
 
@@ -41,7 +41,6 @@ def test_check_says_what_it_checked(holdfast, signed, public):
     for receipt, seal, signature in (
         (signed, "intact", "not checked"),
         (receipt_of(PARAMS), "intact", "absent"),
-        (as_format_1(signed), "absent", "absent"),
     ):
         result = holdfast("receipt", "check", "-", "--json", stdin=json.dumps(receipt))
         said = json.loads(result.stdout)
@@ -61,8 +60,7 @@ def test_check_names_what_is_wrong_and_exits_with_1(holdfast, signed, public):
         ),
         (other, ("--public-key", public), ("signature  other key", "signed with another key")),
         (receipt_of(PARAMS), ("--public-key", public), ("signature  absent", "it is not signed")),
-        (as_format_1(signed), ("--public-key", public), ("seal       absent", "it is not signed")),
-        ({**as_format_1(signed), "seed": 5}, (), ("seed: expected `str`",)),
+        ({**signed, "seed": 5}, (), ("seed: expected `str`",)),
     ):
         result = holdfast("receipt", "check", "-", *options, stdin=json.dumps(receipt))
         assert result.exit_code == 1, result.stdout
@@ -90,18 +88,6 @@ def test_redacted_receipt_is_still_valid(holdfast, signed, public):
         redacted = holdfast("receipt", "redact", "-", *options, stdin=json.dumps(signed)).stdout
         assert json.loads(redacted)["prompt"] == {**signed["prompt"], "token_ids": None, "salt": salt}
         assert holdfast("receipt", "check", "-", "--public-key", public, stdin=redacted).exit_code == 0
-
-
-def test_format_1_is_redacted_only_knowingly(holdfast):
-    old = json.dumps(as_format_1(receipt_of(PARAMS)))
-    refused = holdfast("receipt", "redact", "-", stdin=old)
-    assert refused.exit_code == 2 and refused.stdout == ""
-    assert "has no salt: guesses of the prompt can be tried" in refused.stderr
-    assert "--unsalted" in refused.stderr
-    printed = holdfast("receipt", "redact", "-", "--unsalted", stdin=old)
-    assert printed.exit_code == 0
-    assert json.loads(printed.stdout)["prompt"]["token_ids"] is None
-    assert holdfast("receipt", "redact", "-", stdin=printed.stdout).exit_code == 0  # it has no prompt
 
 
 def test_redact_says_what_stays(holdfast):

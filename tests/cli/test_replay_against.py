@@ -9,7 +9,7 @@ from holdfast import SamplingParams
 from holdfast.cli.options import engine as o
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.receipt import digest_logprobs, redact
-from support.receipts import PARTS, as_format_1, prompt_of, receipt_of, resealed
+from support.receipts import PARTS, prompt_of, receipt_of, resealed
 
 PARAMS = SamplingParams(deterministic=True, max_tokens=2)
 
@@ -103,7 +103,3 @@ def test_what_cannot_be_compared_exits_with_2(compare, holdfast):
     assert compare(whole, whole, "--load", "2").exit_code == 2
     assert "--dtype" in compare(whole, whole, "--dtype", "fp32").stderr
     assert "stdin can be read once" in holdfast("replay", "-", "--against", "-", stdin="{}").stderr
-
-
-def test_older_format_is_compared(compare):
-    assert compare(as_format_1(receipt_of(PARAMS)), receipt_of(PARAMS), "--json").exit_code == 0

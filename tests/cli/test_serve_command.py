@@ -145,13 +145,6 @@ def test_exit_code_is_the_server_s(holdfast, served, code):
     assert holdfast("serve").exit_code == code
 
 
-def test_gpu_memory_utilization_is_accepted_with_a_note(holdfast, served):
-    result = start(holdfast, "--gpu-memory-utilization", "0.9")
-    assert "--kv-memory" in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert served.engine == EngineConfig()
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -163,7 +156,7 @@ def test_gpu_memory_utilization_is_accepted_with_a_note(holdfast, served):
         ("--kv-memory", "lots"),
         ("--determinism", "perhaps"),
         ("--log-level", "loud"),
-        ("--gpu-memory-utilization", "90"),
+        ("--gpu-memory-utilization", "0.9"),
         ("--chat-template", "/no/such/file"),
         ("--no-such-option",),
     ],
@@ -399,47 +392,6 @@ def test_command_line_overrides_environment_overrides_file(holdfast, served, wri
     monkeypatch.delenv("HOLDFAST_MODEL")
     start(holdfast, "--config", path)
     assert served.engine.model == "file"
-
-
-# Other names of an option
-
-
-@pytest.mark.parametrize("name", ["max_num_batched_tokens", "max_pass_rows"])
-@pytest.mark.parametrize("place", ["command line", "environment", "file"])
-def test_alias_of_an_option_is_accepted_everywhere(holdfast, served, write, monkeypatch, name, place):
-    option = f"--{name.replace('_', '-')}"
-    if place == "command line":
-        result = start(holdfast, option, "640")
-    elif place == "environment":
-        monkeypatch.setenv(f"HOLDFAST_{name.upper()}", "640")
-        result = start(holdfast)
-    else:
-        result = start(holdfast, "--config", write(f"{name}: 640"))
-    assert served.engine == EngineConfig(max_pass_tokens=640)
-    note = "--max-pass-rows is now called --max-pass-tokens; the old name will be removed\n"
-    assert result.stderr == (note if name == "max_pass_rows" else "")
-
-
-def test_source_decides_between_an_option_and_its_alias(holdfast, served, monkeypatch):
-    monkeypatch.setenv("HOLDFAST_MAX_PASS_TOKENS", "512")
-    start(holdfast, "--max-num-batched-tokens", "640")
-    assert served.engine.max_pass_tokens == 640
-
-
-def test_option_beside_its_alias_is_refused(holdfast, served):
-    said = refused(holdfast, served, "--max-pass-tokens", "640", "--max-num-batched-tokens", "640")
-    assert "--max-pass-tokens and --max-num-batched-tokens are the same option" in said
-
-
-def test_old_value_of_kernels_is_accepted_with_a_note(holdfast, served):
-    result = start(holdfast, "--kernels", "compiled")
-    assert served.engine.kernels == "c"
-    assert result.stderr == "kernels 'compiled' is now called 'c'; the old name will be removed\n"
-
-
-def test_help_hides_deprecated_names(holdfast, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
-    assert "max-pass-rows" not in holdfast("serve", "--help").stdout
 
 
 # Keys

@@ -82,12 +82,6 @@ def test_unknown_device_is_refused(wanted: str) -> None:
         EngineConfig(device=wanted)
 
 
-@pytest.mark.parametrize(("old", "new"), [("compiled", "c"), ("library", "torch")])
-def test_deprecated_kernels_are_normalised_with_a_warning(old: Any, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"now called '{new}'"):
-        assert EngineConfig(kernels=old).kernels == new
-
-
 def test_kernels_must_match_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     for kernels in ("c", "torch"):

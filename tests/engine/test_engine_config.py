@@ -1,7 +1,6 @@
-"""`EngineConfig` and `LLM`: bad settings, other names of a setting, and the types a server sends."""
+"""`EngineConfig` and `LLM`: bad settings, and the types a server sends."""
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,7 @@ import torch
 from holdfast.core.sampling_params import RequestDefaults, SamplingParams
 from holdfast.engine.config import EngineConfig, parse_bytes
 from holdfast.engine.llm import LLM
-from holdfast.errors import ConfigError, ModelError
-
-
-def test_old_name_of_max_pass_tokens_warns_at_the_caller() -> None:
-    with pytest.warns(DeprecationWarning, match="max_pass_rows is now called max_pass_tokens") as caught:
-        config = EngineConfig(max_pass_rows=640)  # type: ignore[call-arg]
-    assert config == EngineConfig(max_pass_tokens=640)
-    assert caught[0].filename == __file__
-
-
-def test_llm_accepts_the_old_name_with_a_warning(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ModelError),
-        pytest.warns(DeprecationWarning, match="max_pass_tokens") as caught,
-    ):
-        LLM(str(tmp_path), max_pass_rows=640)  # type: ignore[call-arg]
-    assert caught[0].filename == __file__
-
-
-def test_vllm_name_of_max_pass_tokens_is_accepted() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        config = EngineConfig(max_num_batched_tokens=640)  # type: ignore[call-arg]
-    assert config == EngineConfig(max_pass_tokens=640)
-
-
-def test_two_names_of_max_pass_tokens_are_refused() -> None:
-    with pytest.raises(ConfigError, match="the same setting"):
-        EngineConfig(max_num_batched_tokens=640, max_pass_tokens=640)  # type: ignore[call-arg]
+from holdfast.errors import ConfigError
 
 
 def test_only_the_model_is_positional() -> None:
@@ -51,9 +22,11 @@ def test_only_the_model_is_positional() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("gpu_memory_utilization", ": use kv_memory"),
-        ("tensor_parallel_size", ": an engine uses one GPU"),
-        ("max_model_length", ": did you mean max_model_len?"),
+        ("gpu_memory_utilization", ": use kv_memory, such as 20GiB"),
+        ("max_num_batched_tokens", ": use max_pass_tokens"),
+        ("data_parallel_size", ": holdfast serve has --replicas"),
+        ("tensor_parallel_size", ": Holdfast uses one GPU"),
+        ("max_model_leng", ": did you mean max_model_len?"),
         ("xyz", ""),
     ],
 )

@@ -26,7 +26,7 @@ from holdfast.receipts.receipt import (
     redact,
 )
 from holdfast.structured.behaviour import grammar_library
-from support.receipts import as_format_1, ask, edits, prompt_of, receipt_of, resealed
+from support.receipts import ask, edits, prompt_of, receipt_of, resealed
 
 PROMPT = "the quick brown fox"
 
@@ -141,16 +141,6 @@ def test_omitted_prompt_must_be_given(auto_llm: LLM) -> None:
     assert require_prompt(parse_receipt(made), ids) == ids
     with pytest.raises(InvalidRequest, match="is not the receipt's"):
         require_prompt(parse_receipt(made), [])
-
-
-def test_receipt_of_format_1_is_replayed(auto_llm: LLM) -> None:
-    made = ask(auto_llm, PROMPT, settings(logprobs=2))
-    old = as_format_1(made)
-    assert replay(auto_llm, parse_receipt(old)).same
-    hidden = parse_receipt({**old, "prompt": {**old["prompt"], "token_ids": None}})
-    assert replay(auto_llm, hidden, made["prompt"]["token_ids"]).same
-    with pytest.raises(InvalidRequest, match="is not the receipt's"):
-        replay(auto_llm, hidden, [1])
 
 
 def test_request_the_engine_cannot_serve_is_refused(auto_llm: LLM, tiny_llama: Path) -> None:

@@ -40,10 +40,9 @@ def match_in(
     canonical_only: bool,
     size: int = 2,
     salt: str = "",
-    shared_len: int = 0,
 ) -> PrefixMatch:
     """The match of a new request."""
-    return PrefixCursor(cache, size, salt, shared_len, canonical_only=canonical_only).match(token_ids)
+    return PrefixCursor(cache, size, salt, canonical_only=canonical_only).match(token_ids)
 
 
 def found(cache: PrefixCache, *token_ids: int, canonical_only: bool) -> tuple[tuple[int, ...], int]:
@@ -406,24 +405,3 @@ def test_salt_separates_chains_and_leaves_nothing_behind(pool: PagePool, cache: 
     cache.check()
     cache.clear()
     assert not cache.root.children
-
-
-def test_salt_begins_after_the_shared_pages(pool: PagePool, cache: PrefixCache) -> None:
-    """Five of six tokens are shared: two pages of two. The third page is each salt's own."""
-    held = {}
-    for salt in ("a", "b"):
-        match = match_in(cache, IDS[:6], canonical_only=True, salt=salt, shared_len=5)
-        table = PageTable(pool)
-        table.adopt(match.pages)
-        table.grow(6)
-        cursor = PrefixCursor(cache, 2, salt, 5)
-        cursor.move_to(match.node, len(match.pages))
-        cursor.extend(6, canonical_len=6, page_table=table, tokens=lambda a, b: IDS[a:b], thoughts=None)
-        held[salt] = tuple(table[index] for index in range(3))
-    assert held["a"][:2] == held["b"][:2] and held["a"][2] != held["b"][2]
-    for salt, pages in held.items():
-        assert match_in(cache, IDS[:6], canonical_only=True, salt=salt, shared_len=5).pages == pages
-        assert match_in(cache, IDS[:6], canonical_only=True, salt=salt, shared_len=3).pages == pages[:1]
-        assert match_in(cache, IDS[:6], canonical_only=True, salt=salt).pages == ()
-    assert match_in(cache, IDS[:6], canonical_only=True, salt="c", shared_len=5).pages == held["a"][:2]
-    cache.check()

@@ -39,6 +39,7 @@ DECIDES_NOTHING = {
     "core/framing.py": "messages to other processes",
     "core/logprobs.py": "data for the client",
     "core/options.py": "declares settings",
+    "core/other_engines.py": "words",
     "core/results.py": "data for the client",
     "core/sent_answer.py": "data from the server to the engine; the engine verifies it",
     "engine/async_engine.py": "calls the engine",

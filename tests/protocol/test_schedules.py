@@ -235,7 +235,6 @@ def requests_of(world: World) -> list[tuple[Client, Request]]:
                 tenant=client.tenant,
                 max_running=client.max_running,
                 cache_salt=client.salt,
-                shared_len=9 if client.salt else 0,
             )
             requests.append((client, request))
     return requests

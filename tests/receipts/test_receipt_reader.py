@@ -84,16 +84,11 @@ def test_malformed_text_is_refused(text: str | bytes) -> None:
     refused(text)
 
 
-@pytest.mark.parametrize("format_", ["holdfast-receipt/3", "", None, 1, ["holdfast-receipt/1"], {}])
+@pytest.mark.parametrize(
+    "format_", ["holdfast-receipt/1", "holdfast-receipt/3", "", None, 1, ["holdfast-receipt/2"], {}]
+)
 def test_other_format_is_refused(format_: Any) -> None:
-    assert "this version reads holdfast-receipt/2 and holdfast-receipt/1" in refused(
-        changed("format", format_)
-    )
-
-
-@pytest.mark.parametrize(("old", "new"), [("compiled", "c"), ("library", "torch")])
-def test_kernels_of_older_receipts_are_normalised(old: str, new: str) -> None:
-    assert read_receipt(changed("engine.kernels", old)).engine.kernels == new
+    assert "this version reads holdfast-receipt/2" in refused(changed("format", format_))
 
 
 @pytest.mark.parametrize("key", [key for key in VALID if key != "format"])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.core.sampling_params import params_to_json
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.check import check_content, check_signature
 from holdfast.receipts.reader import parse_receipt, read_receipt
@@ -19,7 +18,6 @@ from holdfast.receipts.receipt import digest_logprobs, redact, seal_of
 from holdfast.receipts.signing import PublicKey, SigningKey
 from support.receipts import (
     FieldPath,
-    as_format_1,
     at,
     edits,
     leaves,
@@ -152,46 +150,16 @@ def test_rewriting_keeps_the_seal() -> None:
 
 
 def test_states_without_a_key() -> None:
-    states = [(one.seal, one.signature) for one in map(check, (SIGNED, UNSIGNED, as_format_1(UNSIGNED)))]
-    assert states == [("intact", "not checked"), ("intact", "absent"), ("absent", "absent")]
-    said = [check(one).describe() for one in (SIGNED, UNSIGNED, as_format_1(UNSIGNED))]
-    assert said == ["seal intact, signature not checked", "seal intact, not signed", "unsealed (format 1)"]
+    states = [(one.seal, one.signature) for one in map(check, (SIGNED, UNSIGNED))]
+    assert states == [("intact", "not checked"), ("intact", "absent")]
+    said = [check(one).describe() for one in (SIGNED, UNSIGNED)]
+    assert said == ["seal intact, signature not checked", "seal intact, not signed"]
 
 
 def check(content: dict[str, Any]) -> Any:
     checked = check_signature(parse_receipt(content), None)
     assert checked == check_content(content, None)
     return checked
-
-
-def test_receipt_that_an_earlier_version_wrote_is_read() -> None:
-    file = Path(__file__).with_name("receipt-1.json")
-    read = read_receipt(file)
-    assert check_signature(read, None).describe() == "unsealed (format 1)"
-    assert [len(one.token_ids) for one in read.choices] == [6, 6]
-    written = json.loads(file.read_text())
-    now = {**read.as_dict(), "fingerprint": written["fingerprint"]}
-    added = now["settings"].keys() - written["settings"].keys()
-    defaults = params_to_json(SamplingParams())
-    assert {name: now["settings"].pop(name) for name in added} == {name: defaults[name] for name in added}
-    assert now == written
-    written["fingerprint"]["parts"]["config"]["rms_norm_eps"] = 2e-06
-    with pytest.raises(InvalidRequest, match="fingerprint's digest is not that of its parts"):
-        parse_receipt(written)
-
-
-def test_format_1_is_read() -> None:
-    old = as_format_1(UNSIGNED)
-    read = parse_receipt(old)
-    assert read.as_dict() == {**old, "fingerprint": UNSIGNED["fingerprint"]}
-    assert (read.seal, read.machine, read.prompt_salt) == (None, None, None)
-    with pytest.raises(InvalidRequest, match="it is not signed"):
-        check_signature(read, KEY.public_key)
-    for mixed in ({**old, "seal": UNSIGNED["seal"]}, {**old, "prompt": UNSIGNED["prompt"]}):
-        with pytest.raises(InvalidRequest, match="unknown field"):
-            parse_receipt(mixed)
-    with pytest.raises(InvalidRequest, match="missing required field"):
-        parse_receipt({**old, "format": "holdfast-receipt/2"})
 
 
 def test_random_mutations_are_read_or_refused() -> None:

@@ -158,12 +158,12 @@ def test_nobody_waits_for_another_tenant_or_salt(leader: dict[str, str], followe
     assert spans_of(driver.plan(), other)
 
 
-def test_requests_with_one_salt_share_after_it() -> None:
+def test_requests_with_one_salt_share() -> None:
     driver = Driver("auto", certified=EVERY_SIZE, speculation="off", num_pages=200)
     for number in range(8):
-        driver.submit((*LONG[:60], number + 1), 1, scope={"cache_salt": "ab"[number % 2], "shared_len": 20})
+        driver.submit((*LONG[:60], number + 1), 1, scope={"cache_salt": "ab"[number % 2]})
     driver.finish()
-    assert num_computed(driver) == 20 + 2 * 40 + 8
+    assert num_computed(driver) == 2 * 60 + 8
 
 
 def test_a_deterministic_request_waits_for_none_that_is_not() -> None:

@@ -31,9 +31,8 @@ def tiny_server(tiny_llama: Path, receipt_key: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def deterministic_server(tiny_llama: Path) -> Iterator[Server]:
-    """A tiny model whose requests are deterministic unless they say otherwise. It keeps resumable
-    streams for a second."""
-    options = ("--max-num-seqs", "16", "--served-model-name", "tiny", "--reconnect-timeout", "1")
+    """A tiny model whose requests are deterministic unless they say otherwise."""
+    options = ("--max-num-seqs", "16", "--served-model-name", "tiny")
     with serving(tiny_llama, "--deterministic", *options) as server:
         yield server
 

@@ -106,31 +106,9 @@ def test_bad_continuations_are_refused(tiny_server: Server) -> None:
         ({"receipt": redact(receipt), "max_tokens": 16}, "does not contain its prompt"),
         ({"receipt": {**receipt, "seed": "1"}, "max_tokens": 16}, "receipt"),
         ({"receipt": receipt, "max_tokens": 16, "temperature": 0}, "temperature"),
-        ({"receipt": receipt, "max_tokens": 16, "resumable": True}, "resumable requires stream"),
     ):
         refused = tiny_server.post("/v1/continue", body)
         assert refused.status_code == 400 and message in refused.json()["error"]["message"], refused.text
-
-
-def test_answer_continues_from_the_text_so_far(tiny_server: Server) -> None:
-    path, settings = "/v1/completions", {**ASKED, "max_tokens": 24, "return_receipt": False}
-    (whole,) = tiny_server.post(path, settings).json()["choices"]
-    text, ids = whole["text"], whole["token_ids"]
-    for length in (1, len(text) // 2, len(text)):
-        body = {**settings, "text_so_far": text[:length]}
-        (rest,) = tiny_server.post(path, body).json()["choices"]
-        assert rest["text"] == text[length:] and rest["finish_reason"] == "length"
-        assert rest["token_ids"] == ids[len(ids) - len(rest["token_ids"]) :]
-        streamed = Client(tiny_server, path, **body, stream=True).wait()
-        assert streamed.is_done and not streamed.error and streamed.text == text[length:]
-    for wrong in ("?" + text, text[:5] + "?", text + "?"):
-        for stream in (False, True):
-            refused = tiny_server.post(path, {**settings, "text_so_far": wrong, "stream": stream})
-            assert refused.status_code == 409 and refused.json()["error"]["code"] == "guarantee_lost"
-    for change in ({"deterministic": False}, {"n": 2}, {"echo": True}, {"prompt": ["a", "b"]}):
-        refused = tiny_server.post(path, {**settings, "text_so_far": text, **change})
-        assert refused.status_code == 400 and refused.json()["error"]["param"] == "text_so_far"
-    tiny_server.wait_idle()
 
 
 def test_thoughts_go_on_after_those_of_the_receipt(thinking_server: Server) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import time
@@ -92,33 +91,6 @@ def test_client_that_does_not_read_is_disconnected(server: Server) -> None:
     assert not streaming.is_over
     end_streams(server)
     assert streaming.wait().is_done and not streaming.error
-
-
-def test_lost_stream_goes_on_and_is_resumed(server: Server) -> None:
-    body = {"prompt": [Prompt.STREAM], "stream": True, "resumable": True}
-    with open_request(server, body) as connection:
-        received = b""
-        while not (found := re.search(rb"^id: (\S+)\n", received, re.MULTILINE)):
-            received += connection.recv(1 << 16)
-        drop(connection)
-    wait_until(lambda: server.metric("holdfast_streams_detached") == 1)
-    assert server.metric("holdfast_kv_pages_used") == 1
-    again = Client(server, headers={"Last-Event-ID": found[1].decode()}).wait_first()
-    assert server.metric("holdfast_streams_detached") == 0 and not again.is_over
-    end_streams(server)
-    assert again.wait().is_done and not again.error
-    server.wait_idle()
-
-
-@pytest.mark.long
-def test_resumable_flood_that_is_not_read_is_bounded(server: Server) -> None:
-    """Once its client is disconnected, the events that are kept exceed the limit: it is aborted."""
-    num_abandoned = server.metric("holdfast_streams_abandoned_total")
-    body = {"prompt": [Prompt.FLOOD], "stream": True, "resumable": True}
-    with open_request(server, body, receive_bytes=4096):
-        wait_until(lambda: server.metric("holdfast_streams_abandoned_total") == num_abandoned + 1)
-    server.wait_idle()
-    assert server.metric("holdfast_streams_kept_bytes") < 64 << 20
 
 
 def test_slow_reader_gets_everything(server: Server) -> None:

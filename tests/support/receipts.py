@@ -1,7 +1,6 @@
 """Receipts for tests. As a program it prints one of the default model."""
 
 import copy
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -75,24 +74,6 @@ def unsigned(receipt: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def prompt_of(ids: Sequence[int], salt: str = "5" * 32) -> dict[str, Any]:
     """The receipt's entry of a prompt."""
     return {"digest": digest_prompt(ids, salt), "salt": salt, "token_ids": list(ids)}
-
-
-def as_format_1(receipt: dict[str, Any]) -> dict[str, Any]:
-    """The same receipt as the format before would hold it."""
-    dropped = ("machine", "signer", "seal", "signature")
-    old = {name: value for name, value in receipt.items() if name not in dropped}
-    ids = receipt["prompt"]["token_ids"]
-    parts = receipt["fingerprint"]["parts"]
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return {
-        **old,
-        "format": "holdfast-receipt/1",
-        "prompt": {
-            "token_ids": ids,
-            "digest": hashlib.sha256(json.dumps(ids).replace(" ", "").encode()).hexdigest(),
-        },
-        "fingerprint": {"parts": parts, "digest": hashlib.sha256(text.encode()).hexdigest()},
-    }
 
 
 def leaves(value: Any, path: FieldPath = ()) -> Iterator[FieldPath]:

@@ -32,8 +32,7 @@ class Request:
     sequences that may not be completed. echo_text is the beginning of the answer's text. grammars has
     one for each answer, if the output is structured. read_len is the length of the prompt if the tokens
     after it are an answer to be scored. want_receipt: the result gets a receipt. cache_salt separates
-    the prefix cache: pages are shared among requests with the same salt; the first shared_len tokens
-    are before the salt, their full pages are shared by all. tenant is an opaque name:
+    the prefix cache: pages are shared among requests with the same salt. tenant is an opaque name:
     tenants get equal shares of the engine while it is busy. max_running is the number of requests of
     this tenant that may run at once.
     pooling: the result is an embedding of the prompt. sent is what the client has of each answer
@@ -52,7 +51,6 @@ class Request:
     read_len: int | None = None
     want_receipt: bool = True
     cache_salt: str = ""
-    shared_len: int = 0
     tenant: str = ""
     max_running: int | None = None
     pooling: Pooling | None = None

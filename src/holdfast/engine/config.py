@@ -12,10 +12,10 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Literal
 
-from holdfast.core.options import accept_aliases, check_choices, option
+from holdfast.core.options import check_choices, option
 from holdfast.core.sampling_params import MAX_SEED, RequestDefaults, show
 from holdfast.errors import ConfigError
-from holdfast.numerics.recipe import DEPRECATED_KERNELS, KernelBackend
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode, Speculation
 
 LoadFormat = Literal["auto", "dummy"]
@@ -59,7 +59,6 @@ _EXPERTS_PASS_TOKENS = 16384  # on a GPU
 _option = partial(option, panel="Engine")
 
 
-@accept_aliases
 @dataclass(frozen=True)
 class EngineConfig:
     """Settings of one engine. None means: decided by the device or the model.
@@ -116,16 +115,13 @@ class EngineConfig:
     )
     max_pass_tokens: int | None = _option(
         None,
-        "Maximum number of tokens in one pass; vLLM's name max_num_batched_tokens is accepted as well.",
+        "Maximum number of tokens in one pass; vLLM calls it max_num_batched_tokens.",
         unset="512 on a CPU, 8192 on a GPU, 16384 on a GPU with experts",
-        aliases=("max_num_batched_tokens",),
-        deprecated=("max_pass_rows",),
     )
     num_threads: int | None = _option(None, "Number of CPU threads.", unset="torch's default")
     kernels: KernelBackend = _option(
         "auto",
         "On a CPU: c (our C kernels) or torch (torch operations only). On a GPU: triton.",
-        old_values=DEPRECATED_KERNELS,
     )
     portable: bool = _option(
         False,

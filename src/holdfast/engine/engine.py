@@ -185,7 +185,6 @@ class Engine:
         want_receipt: bool = True,
         request_id: int | None = None,
         cache_salt: str = "",
-        shared_len: int = 0,
         tenant: str = "",
         max_running: int | None = None,
         token: CancelToken | None = None,
@@ -199,8 +198,7 @@ class Engine:
         tokens (`score_params`). With pooling the result has the prompt's embedding. echo_text is the
         text the prompt's ids were made from, where it is known. A caller that numbers its requests
         itself gives the request_id; the next params.n - 1 ids belong to the request, too. Requests
-        share cached pages if they have the same cache_salt; those of the first shared_len tokens of
-        the prompt are shared by all. tenant is an opaque name: tenants get
+        share cached pages if they have the same cache_salt. tenant is an opaque name: tenants get
         equal shares of the engine while it is busy, and at most max_running requests of one run at
         once. sent is what the client has of the answers already, if another engine began them: the
         outputs continue after it. Raises `Cancelled` soon after the token is cancelled.
@@ -215,7 +213,6 @@ class Engine:
             want_receipt=want_receipt,
             request_id=request_id,
             cache_salt=cache_salt,
-            shared_len=shared_len,
             tenant=tenant,
             max_running=max_running,
             token=token,

@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.core.garbage_collection import paused_collection
-from holdfast.core.options import option_fields, takes_fields_of
+from holdfast.core.options import takes_fields_of
+from holdfast.core.other_engines import argument_hint
 from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.compile_ahead import compile_ahead
 from holdfast.engine.config import EngineConfig
@@ -16,23 +17,6 @@ from holdfast.engine.status import ShowProgress
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
-
-_GGUF = "a model is loaded as it is stored; give a .gguf file for quantised weights"
-_ONE_GPU = "an engine uses one GPU"
-_LEAVE_OUT = "there is nothing to choose; leave it out"
-_VLLM_OPTIONS = {  # that mean nothing here: what to give instead
-    "gpu_memory_utilization": "use kv_memory, such as kv_memory='20GiB'",
-    "kv_cache_memory_bytes": "use kv_memory",
-    "seed": "use default_seed, or SamplingParams(seed=...)",
-    "enable_prefix_caching": "use prefix_cache",
-    "speculative_config": "use speculation",
-    "revision": "it is part of the model's name: org/name@revision",
-    "trust_remote_code": "code from a model is never run; leave it out",
-    "quantization": _GGUF,
-    "kv_cache_dtype": _GGUF,
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE_GPU),
-    **dict.fromkeys(("enforce_eager", "block_size", "swap_space", "enable_chunked_prefill"), _LEAVE_OUT),
-}
 
 
 class LoadedModel(ABC):
@@ -95,9 +79,8 @@ class LoadedModel(ABC):
 
 def _refuse_unknown(owner: str, names: Iterable[str]) -> None:
     known = [one.name for one in fields(EngineConfig)]
-    known += [alias for one in option_fields(EngineConfig) for alias in one.all_aliases]
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, 1)
-            hint = _VLLM_OPTIONS.get(name) or (f"did you mean {near[0]}?" if near else "")
+            hint = argument_hint(name, known) or (f"did you mean {near[0]}?" if near else "")
             raise TypeError(f"{owner} has no option {name!r}" + (f": {hint}" if hint else ""))

@@ -119,7 +119,7 @@ def require_prompt(
         raise InvalidRequest("the receipt does not contain its prompt; give the prompt to replay the request")
     ids = list(receipt.prompt_ids or () if prompt_ids is None else prompt_ids)
     salt = receipt.prompt_salt if prompt_salt is None else prompt_salt
-    if receipt.machine is not None and salt is None:
+    if salt is None:
         raise InvalidRequest(
             "the receipt does not contain the salt of its prompt; give prompt_salt, the salt in the whole receipt"
         )

@@ -172,7 +172,6 @@ class PrefixCursor:
         prefix_cache: PrefixCache,
         page_size: int,
         salt: str = "",
-        shared_len: int = 0,
         *,
         canonical_only: bool = False,
         tenant: str = "",
@@ -182,7 +181,6 @@ class PrefixCursor:
         self._prefix_cache = prefix_cache
         self._page_size = page_size
         self._salt = salt
-        self._salted = shared_len - shared_len % page_size
         self._canonical_only = canonical_only
         self._tenant = tenant
         self._number = number
@@ -318,7 +316,7 @@ class PrefixCursor:
 
     def _key(self, tokens: Sequence[int], stop: int) -> PageTokens:
         """The key of the node of the page that ends at position stop - 1."""
-        if self._salt and stop - self._page_size == self._salted:
+        if self._salt and stop == self._page_size:
             return (self._salt, *tokens)
         return tuple(tokens)
 

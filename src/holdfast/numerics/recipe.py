@@ -15,7 +15,6 @@ from typing import Literal, get_args
 KernelBackend = Literal["auto", "c", "torch", "triton"]  # values of the option `kernels`
 KERNEL_BACKENDS = get_args(KernelBackend)
 PORTABLE = "portable"  # the variant of C kernels that every CPU computes with the same bits
-DEPRECATED_KERNELS = {"compiled": "c", "library": "torch"}  # accepted for one release
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def read_options(args: Mapping[str, Any]) -> tuple[ServerConfig, EngineConfig, R
         name: one
         for config in (ServerConfig, EngineConfig, ReplicasConfig)
         for one in option_fields(config)
-        for name in (one.name, one.field_name, *one.all_aliases)
+        for name in (one.name, one.field_name)
     }
     for name in given:
         if name not in known:

@@ -32,12 +32,6 @@ def digest_of(value: JsonValue) -> str:
     return digest_text(canonical_json(value))
 
 
-def digest_of_lists(value: Sequence[JsonValue]) -> str:
-    """`digest_of` for nested lists of strings and token ids, of which `json` writes the canonical
-    text."""
-    return digest_text(_encode(value))
-
-
 def digest_text(text: str) -> str:
     """SHA-256 over a text that is canonical JSON already."""
     return hashlib.sha256(text.encode()).hexdigest()

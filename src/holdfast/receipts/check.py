@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.reader import parse_receipt, require_format
-from holdfast.receipts.receipt import FORMAT_1, Receipt, seal_of
+from holdfast.receipts.receipt import FORMAT, Receipt, seal_of
 from holdfast.receipts.signing import PublicKey
 
-SealState = Literal["intact", "broken", "absent"]
+SealState = Literal["intact", "broken"]
 SignatureState = Literal["valid", "invalid", "other key", "not checked", "absent"]
 
 _NOT_VALID: dict[SignatureState, str] = {
@@ -33,8 +33,6 @@ class ReceiptCheck:
 
     def describe(self) -> str:
         """In a few words: "seal intact, signature valid"."""
-        if self.seal == "absent":
-            return "unsealed (format 1)"
         signature = {"absent": "not signed", "other key": "signed with another key"}
         return f"seal {self.seal}, {signature.get(self.signature, f'signature {self.signature}')}"
 
@@ -46,17 +44,15 @@ def check_signature(receipt: Receipt, key: PublicKey | None) -> ReceiptCheck:
     state = _signature_state(key_id, receipt.seal, receipt.signature, key)
     if key is not None and state in _NOT_VALID:
         raise InvalidRequest(f"the receipt cannot be used: {_NOT_VALID[state]}")
-    return ReceiptCheck(receipt.format, "absent" if receipt.seal is None else "intact", state, key_id)
+    return ReceiptCheck(FORMAT, "intact", state, key_id)
 
 
 def check_content(content: object, key: PublicKey | None) -> ReceiptCheck:
     """The same of parsed JSON, and what is wrong with it. Refuses only another format."""
-    format_ = require_format(content)
+    require_format(content)
     assert isinstance(content, dict)
     actual = _actual_seal(content)
     seal: SealState = "intact" if actual and content.get("seal") == actual else "broken"
-    if format_ == FORMAT_1:
-        seal = "absent"
     problem = None
     try:
         parse_receipt(content)
@@ -66,7 +62,7 @@ def check_content(content: object, key: PublicKey | None) -> ReceiptCheck:
     state = _signature_state(key_id, actual, content.get("signature"), key)
     if problem is None and key is not None and state in _NOT_VALID:
         problem = _NOT_VALID[state]
-    return ReceiptCheck(format_, seal, state, key_id, problem)
+    return ReceiptCheck(FORMAT, seal, state, key_id, problem)
 
 
 def _actual_seal(content: dict[str, Any]) -> str:

@@ -6,12 +6,8 @@ shape: types, ranges, patterns, missing and unknown fields. What the receipt say
 they are code. The seal comes last: the other checks name the field that is wrong. The text itself
 goes through `json`: msgspec's own decoder keeps the last of two equal keys, and a receipt that two
 readers could read differently must be refused.
-
-Format 1 is read as well. It has no seal, and its digests are over another canonical JSON: ASCII,
-with numbers as Python writes them.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -28,13 +24,11 @@ from holdfast.core.results import Determinism
 from holdfast.core.sampling_params import MAX_SEED, MAX_TOKEN_ID, SamplingParams, params_from_json, show
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
-from holdfast.numerics.recipe import DEPRECATED_KERNELS, KERNEL_BACKENDS
-from holdfast.receipts.canonical_json import digest_of_lists
+from holdfast.numerics.recipe import KERNEL_BACKENDS
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.machine import Machine
 from holdfast.receipts.receipt import (
     FORMAT,
-    FORMAT_1,
     Bits,
     Digest,
     EngineHints,
@@ -70,12 +64,9 @@ class _FingerprintJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: dict[str, Any]
 
 
-class _PromptJson1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PromptJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: Digest
     token_ids: tuple[TokenId, ...] | None
-
-
-class _PromptJson(_PromptJson1, frozen=True, forbid_unknown_fields=True):
     salt: Salt | None
 
 
@@ -85,26 +76,20 @@ class _PromptLogprobsJson(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     digest: Digest
 
 
-class _ReceiptJson1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A receipt of format 1 as it is written."""
+class _ReceiptJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A receipt as it is written."""
 
     format: str
     mode: Determinism
     fingerprint: _FingerprintJson
     certificate: Digest | None
     engine: EngineHints
-    prompt: _PromptJson1
+    prompt: _PromptJson
     settings: dict[str, Any]
     seed: Annotated[str, Meta(pattern=r"\A[0-9]{1,20}\Z")]
     choices: Annotated[tuple[ReceiptChoice, ...], Meta(min_length=1)]
     prompt_logprobs: _PromptLogprobsJson | None
     counts: Annotated[dict[str, Annotated[int, Meta(ge=0, le=1 << 53)]], Meta(max_length=64)]
-
-
-class _ReceiptJson(_ReceiptJson1, frozen=True, forbid_unknown_fields=True):
-    """A receipt as it is written."""
-
-    prompt: _PromptJson
     machine: Machine
     signer: Signer | None
     seal: Digest
@@ -166,9 +151,9 @@ def read_stdin() -> bytes:
 
 def parse_receipt(content: object) -> Receipt:
     """A receipt out of parsed JSON."""
-    format_ = require_format(content)
+    require_format(content)
     assert isinstance(content, dict)
-    given = _convert(content, _ReceiptJson if format_ == FORMAT else _ReceiptJson1)
+    given = _convert(content)
     _check_prompt(given.prompt)
     params, seed = _params(given.settings), _seed(given.seed)
     if params.seed not in (None, seed):
@@ -180,7 +165,7 @@ def parse_receipt(content: object) -> Receipt:
     if any("thoughts" in one and one["thoughts"] is None for one in content["choices"]):
         _refuse("the thoughts of a choice must be a list where they are given")
     _check_mode(given.mode, params, given.choices)
-    fingerprint = _fingerprint(given.fingerprint, format_)
+    fingerprint = _fingerprint(given.fingerprint)
     engine = _engine_hints(given.engine)
     scores = _prompt_logprobs(
         given.prompt_logprobs,
@@ -200,21 +185,21 @@ def parse_receipt(content: object) -> Receipt:
         choices=given.choices,
         prompt_logprobs=scores,
         counts=given.counts,
+        machine=given.machine,
     )
-    return _sealed(receipt, given, content) if isinstance(given, _ReceiptJson) else receipt
+    return _sealed(receipt, given, content)
 
 
-def require_format(content: object) -> str:
-    """The format of parsed JSON. Refuses what is no receipt, and formats it does not know."""
+def require_format(content: object) -> None:
+    """Refuse what is no receipt, and other formats."""
     if not isinstance(content, dict) or "format" not in content:
         _refuse(f"it is not an object with a format; expected {FORMAT}")
-    if content["format"] not in (FORMAT, FORMAT_1):
-        _refuse(f"its format is {show(content['format'])}; this version reads {FORMAT} and {FORMAT_1}")
-    return str(content["format"])
+    if content["format"] != FORMAT:
+        _refuse(f"its format is {show(content['format'])}; this version reads {FORMAT}")
 
 
 def _sealed(receipt: Receipt, given: _ReceiptJson, content: dict[str, Any]) -> Receipt:
-    """With the fields of format 2, once the seal is found to be that of the content."""
+    """With the other fields, once the seal is found to be that of the content."""
     try:
         seal = seal_of(content)
     except ValueError as error:
@@ -231,7 +216,6 @@ def _sealed(receipt: Receipt, given: _ReceiptJson, content: dict[str, Any]) -> R
         receipt,
         prompt_salt=given.prompt.salt,
         grammar=given.grammar,
-        machine=given.machine,
         signer=given.signer,
         seal=given.seal,
         signature=given.signature,
@@ -298,13 +282,12 @@ def _check_depth(value: object, depth: int) -> None:
 
 # msgspec describes a type when it is first used, and crashes if two threads do that at once. So it is
 # done here, by the one thread that imports this module.
-for _kind in (_ReceiptJson1, _ReceiptJson):
-    msgspec.json.Decoder(_kind)
+msgspec.json.Decoder(_ReceiptJson)
 
 
-def _convert(content: dict[str, Any], kind: type[_ReceiptJson1]) -> _ReceiptJson1:
+def _convert(content: dict[str, Any]) -> _ReceiptJson:
     try:
-        return msgspec.convert(content, kind)
+        return msgspec.convert(content, _ReceiptJson)
     except msgspec.ValidationError as error:
         _refuse(_printable(_explain(str(error), content)))
 
@@ -341,40 +324,29 @@ def _seed(text: str) -> int:
     return seed
 
 
-def _fingerprint(given: _FingerprintJson, format_: str) -> Fingerprint:
+def _fingerprint(given: _FingerprintJson) -> Fingerprint:
     try:
         fingerprint = Fingerprint(given.parts)
     except ValueError as error:  # a number that no double represents
         _refuse(f"the fingerprint has no digest: {error}")
-    digest = fingerprint.digest if format_ == FORMAT else _digest_1(fingerprint.plain_parts())
-    if digest != given.digest:
+    if fingerprint.digest != given.digest:
         _refuse("the fingerprint's digest is not that of its parts")
     return fingerprint
 
 
-def _digest_1(parts: dict[str, Any]) -> str:
-    """The digest of a fingerprint's parts in format 1."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def _engine_hints(given: EngineHints) -> EngineHints:
-    known = (*KERNEL_BACKENDS[1:], *DEPRECATED_KERNELS)
+    known = KERNEL_BACKENDS[1:]
     if given.kernels not in known:
         _refuse(f"engine.kernels must be one of {', '.join(known)}, not {show(given.kernels)}")
-    return msgspec.structs.replace(given, kernels=DEPRECATED_KERNELS.get(given.kernels, given.kernels))
+    return given
 
 
-def _check_prompt(prompt: _PromptJson1) -> None:
+def _check_prompt(prompt: _PromptJson) -> None:
     if prompt.token_ids is None:
         return
-    if not isinstance(prompt, _PromptJson):
-        digest = digest_of_lists(prompt.token_ids)
-    elif prompt.salt is not None:
-        digest = digest_prompt(prompt.token_ids, prompt.salt)
-    else:
+    if prompt.salt is None:
         _refuse("the prompt has token ids, but no salt")
-    if digest != prompt.digest:
+    if digest_prompt(prompt.token_ids, prompt.salt) != prompt.digest:
         _refuse("the prompt's digest is not that of its token ids")
 
 

@@ -32,7 +32,6 @@ from holdfast.receipts.canonical_json import (
     JsonValue,
     canonical_json,
     digest_of,
-    digest_of_lists,
     digest_text,
     join_object,
 )
@@ -42,7 +41,6 @@ from holdfast.receipts.signing import SigningKey
 from holdfast.structured.behaviour import GrammarLibrary, grammar_library
 
 FORMAT = "holdfast-receipt/2"
-FORMAT_1 = "holdfast-receipt/1"  # without salt, machine, signer, seal and signature
 _SALT_BYTES = 16
 _COUNTS = tuple(one.name for one in fields(Stats))
 
@@ -109,9 +107,9 @@ class PromptLogprobBits:
 class Receipt:
     """A consistent receipt: its digests are those of its content.
 
-    `prompt_ids` and `prompt_salt` may be left out. The last seven are None in format 1. `grammar` is
-    None also for an answer without structured output, and in receipts made before it was recorded. So is
-    `read_len`, the length of the prompt that a completion was scored after, unless the model thinks.
+    `prompt_ids` and `prompt_salt` may be left out. `grammar` is None for an answer without structured
+    output, and `read_len`, the length of the prompt that a completion was scored after, unless the model
+    thinks. `seal` is None until the receipt is sealed.
     """
 
     mode: Determinism
@@ -125,17 +123,13 @@ class Receipt:
     choices: tuple[ReceiptChoice, ...]
     prompt_logprobs: PromptLogprobBits | None
     counts: Mapping[str, int]
+    machine: Machine
     prompt_salt: str | None = None
     grammar: GrammarLibrary | None = None
-    machine: Machine | None = None
     signer: Signer | None = None
     seal: str | None = None
     signature: str | None = None
     read_len: int | None = None
-
-    @property
-    def format(self) -> str:
-        return FORMAT_1 if self.machine is None else FORMAT
 
     @property
     def is_portable(self) -> bool:
@@ -165,8 +159,8 @@ class Receipt:
 
     def as_dict(self) -> dict[str, Any]:
         ids = None if self.prompt_ids is None else list(self.prompt_ids)
-        content = {
-            "format": self.format,
+        return {
+            "format": FORMAT,
             "mode": self.mode,
             "fingerprint": self.fingerprint.as_dict(),
             "certificate": self.certificate,
@@ -177,11 +171,6 @@ class Receipt:
             "choices": _plain(self.choices),
             "prompt_logprobs": None if self.prompt_logprobs is None else self.prompt_logprobs.as_dict(),
             "counts": dict(self.counts),
-        }
-        if self.machine is None:
-            return {**content, "prompt": {"digest": self.prompt_digest, "token_ids": ids}}
-        return {
-            **content,
             **({} if self.grammar is None else {"grammar": _plain(self.grammar)}),
             **({} if self.read_len is None else {"read_len": self.read_len}),
             "machine": _plain(self.machine),
@@ -191,9 +180,7 @@ class Receipt:
         }
 
     def is_of_prompt(self, ids: Sequence[int], salt: str | None) -> bool:
-        """Whether this is the prompt that the receipt has the digest of. Format 1 has no salt."""
-        if self.machine is None:
-            return digest_of_lists(list(ids)) == self.prompt_digest
+        """Whether this is the prompt that the receipt has the digest of."""
         return salt is not None and digest_prompt(ids, salt) == self.prompt_digest
 
 
@@ -233,7 +220,7 @@ def redact(receipt: Mapping[str, Any], *, keep_salt: bool = False) -> dict[str, 
     but guesses of the prompt can be tried against the digest.
     """
     prompt = {**receipt["prompt"], "token_ids": None}
-    if not keep_salt and "salt" in prompt:
+    if not keep_salt:
         prompt["salt"] = None
     return {**receipt, "prompt": prompt}
 

@@ -78,7 +78,6 @@ class RequestState:
             prefix_cache,
             pool.page_size,
             request.cache_salt,
-            request.shared_len,
             canonical_only=request.deterministic,
             tenant=request.tenant,
             number=request.request_id,

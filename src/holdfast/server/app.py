@@ -1,7 +1,9 @@
 """The HTTP application: routes and middleware."""
 
 from fastapi import FastAPI
+from starlette.responses import Response
 
+from holdfast.core.other_engines import ROUTES
 from holdfast.server.api.chat import chat_routes
 from holdfast.server.api.completions import completion_routes
 from holdfast.server.api.continuation import continuation_routes
@@ -13,8 +15,7 @@ from holdfast.server.api.responses_api.routes import responses_routes
 from holdfast.server.api.schema.openapi import make_documented_app
 from holdfast.server.api.score import score_routes
 from holdfast.server.api.tokenize import token_routes
-from holdfast.server.api.unsupported import unsupported_routes
-from holdfast.server.docs_page.routes import docs_router
+from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import inspector_router
@@ -35,11 +36,19 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
         score_routes(frontend),
         replay_routes(frontend),
         continuation_routes(frontend),
-        unsupported_routes(),
     ):
         app.include_router(routes)
-    app.include_router(docs_router())
+    for path, why in ROUTES.items():
+        _refuse(app, path, why)
     if frontend.config.has_inspector:
         app.include_router(inspector_router(hub))
     add_middleware(app, frontend.config, frontend.tenants, frontend.metrics.refused, frontend.count_request)
     return app
+
+
+def _refuse(app: FastAPI, path: str, why: str) -> None:
+    """Answer a route of other engines, or of OpenAI, with what to use instead."""
+
+    @app.api_route(path, methods=["GET", "POST"], include_in_schema=False)
+    async def refuse() -> Response:
+        raise ApiError(404, f"{why}.", code="not_served")

@@ -21,7 +21,6 @@ from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent_answer import SentAnswer
 from holdfast.errors import EngineStopped, GuaranteeLost, HoldfastError
-from holdfast.server.cache_isolation import SharedPrompts, cache_scope
 from holdfast.server.errors import ApiError, answer_error, to_api_error
 from holdfast.server.ipc.request_table import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
@@ -48,12 +47,10 @@ class Call:
         meter: TokenMeter,
         metrics: RequestMetrics,
         begin_span: Callable[[SamplingParams | None], TraceSpan],
-        shared_prompts: SharedPrompts | None = None,
         timeout: float,
     ) -> None:
         self.request_id = request_id  # of the HTTP request
         self.tenant = tenant
-        self._shared_prompts = shared_prompts or SharedPrompts()
         self.began = time.monotonic()
         self.first_token: float | None = None
         self.prompts: list[Sequence[int]] = []
@@ -100,7 +97,6 @@ class Call:
         self._num_choices = params.n
         self._is_continued = sent is not None
         self._trace_span(params if completion_ids is None and pooling is None else None)
-        scope = cache_scope(self.tenant, cache_salt, prompt_ids, self._shared_prompts)
         with _as_api_error():
             stream = self._requests.submit(
                 self._updated,
@@ -109,8 +105,7 @@ class Call:
                 completion_ids=completion_ids,
                 echo_text=echo_text,
                 want_receipt=want_receipt,
-                cache_salt=scope.salt,
-                shared_len=scope.shared_len,
+                cache_salt=self.tenant.salt(cache_salt),
                 pooling=pooling,
                 tenant=self.tenant.id,
                 max_running=self.tenant.limits.max_running,
@@ -174,32 +169,6 @@ class Call:
                 return
             await self._wait(_QUIET_SECONDS)
         self._raise_errors()
-
-    async def confirm_text(self, text: str) -> None:
-        """Wait until the answer has this text, and drop that. Raises if the answer goes on differently.
-
-        The first delta that remains has the rest of its text, and its tokens.
-        """
-        stream = self.streams[0]
-        while text:
-            while stream.deltas and text:
-                delta = stream.deltas.popleft()
-                given, more = text[: len(delta.text)], delta.text[len(text) :]
-                if not delta.text.startswith(given) or (delta.finish_reason and len(given) < len(text)):
-                    raise _contradiction()
-                text = text[len(given) :]
-                if more:
-                    stream.deltas.appendleft(delta._replace(text=more))
-                    return
-                self._count(stream, delta)
-                if delta.finish_reason is not None:
-                    end = Delta(finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
-                    stream.deltas.appendleft(end)
-            self._raise_errors()
-            if text and stream.result is not None:
-                raise _contradiction()
-            if text:
-                await self._wait(_QUIET_SECONDS)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta | None]]:
         """(index of the prompt, delta) as they arrive; (0, None) after 15 seconds without one, and when

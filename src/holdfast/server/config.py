@@ -19,7 +19,7 @@ from holdfast.server.tools.formats import ToolParserName
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_MAY_BE_ZERO = ("port", "max_waiting", "reconnect_timeout", "hang_timeout", "drain_timeout")
+_MAY_BE_ZERO = ("port", "max_waiting", "hang_timeout", "drain_timeout")
 
 _server = partial(option, panel="Server")
 _limit = partial(option, panel="Limits")
@@ -52,7 +52,7 @@ class ServerConfig:
     )
     trusted_proxies: tuple[str, ...] = _server(
         (),
-        "Address or network (10.0.0.0/8) of a proxy whose X-Forwarded-For or Forwarded header says who the client is. "
+        "Address or network (10.0.0.0/8) of a proxy whose X-Forwarded-For header says who the client is. "
         "Repeat the option for several.",
         name="trusted_proxy",
         metavar="ADDRESS",
@@ -75,12 +75,6 @@ class ServerConfig:
         None,
         "Serve the inspector, a page that shows the engine at work, at /. A key sees its own requests there.",
         unset="on a loopback address only",
-    )
-    shared_prompts: str | None = _server(
-        None,
-        "A JSON file with prompts whose cached pages all API keys share. Other prompts are cached for each key alone.",
-        metavar="FILE",
-        unset="no prompts are shared",
     )
     reasoning_parser: ReasoningParserName = _server(
         "auto",
@@ -109,11 +103,6 @@ class ServerConfig:
         60.0, "Seconds a client may take no byte of its response before its request is aborted."
     )
     request_timeout: float = _limit(600.0, "Seconds a request may take in total.")
-    reconnect_timeout: float = _limit(
-        60.0,
-        "Seconds a resumable stream goes on without its client, and is kept after its end; 0 refuses such streams.",
-    )
-    reconnect_memory: int = _limit(64 << 20, "Maximum bytes of events that are kept for resumable streams.")
     resume: bool = _server(
         True,
         "Continue requests whose engine process died in the next one. Without it they end with an error.",

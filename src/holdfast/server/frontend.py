@@ -14,7 +14,6 @@ from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
 from holdfast.engine.status import StartUpStage
 from holdfast.errors import EngineStopped
 from holdfast.server.admission import Admission
-from holdfast.server.cache_isolation import SharedPrompts
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, to_api_error
@@ -23,7 +22,6 @@ from holdfast.server.ipc.engine_client import EngineClient
 from holdfast.server.ipc.messages import FingerprintReady
 from holdfast.server.middleware.access_log import AccessLogEntry
 from holdfast.server.prompts import Prompts
-from holdfast.server.streams.stream_store import StreamStore
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces
 from holdfast.server.tenants.directory import TenantDirectory
@@ -50,7 +48,6 @@ class Frontend:
         tenants: TenantDirectory,
         defaults: RequestDefaults = NO_DEFAULTS,
         about: str | None = None,
-        shared_prompts: SharedPrompts | None = None,
     ) -> None:
         self.config = config
         self.names = names
@@ -62,10 +59,9 @@ class Frontend:
         self.tenants = tenants
         self.defaults = defaults
         self.about = about  # what to expect of a built-in demo model
-        self.shared_prompts = shared_prompts
         self.created = int(time.time())
-        self.streams = StreamStore(config.reconnect_timeout, config.reconnect_memory, metrics.streams)
         self.start_up = StartUpStage("")  # of an engine that is not ready yet
+        self.num_begun = 0  # calls, since the start
         self._calls: set[Call] = set()
 
     @property
@@ -120,9 +116,9 @@ class Frontend:
                 metrics=self.metrics.request(deterministic),
                 begin_span=lambda params: self.traces.begin(request.headers, replace(traced, params=params)),
                 timeout=self.config.request_timeout,
-                shared_prompts=self.shared_prompts,
             )
             self._calls.add(call)
+            self.num_begun += 1
             try:
                 yield call
             except ApiError as error:
@@ -171,7 +167,6 @@ class Frontend:
     def render_metrics(self, accept: str, reader: Tenant) -> tuple[bytes, str]:
         """The metrics that this tenant may see, with their content type. Without keys there is one
         series, and all see it."""
-        self.streams.measure()
         self.metrics.replicas.set_replicas(self.supervisor.replicas)
         self.metrics.tenants.set_places((call.tenant, *call.num_answers) for call in self._calls)
         return self.metrics.render(accept, reader)

@@ -5,6 +5,8 @@
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,7 +15,6 @@ from holdfast.engine.status import ShowProgress
 from holdfast.errors import EngineStopped
 from holdfast.models.locate import locate
 from holdfast.server.admission import Admission
-from holdfast.server.api.shared_prompts import read_shared_prompts
 from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
 from holdfast.server.frontend import Frontend
@@ -23,7 +24,6 @@ from holdfast.server.ipc.engine_connection import EngineCallbacks, EngineConnect
 from holdfast.server.ipc.engine_link import COMMAND
 from holdfast.server.ipc.live_requests import LiveRequests, ResumeCallbacks
 from holdfast.server.ipc.supervisor import Supervisor
-from holdfast.server.memory import MemoryTrimmer
 from holdfast.server.prompts import Prompts
 from holdfast.server.reasoning.chat_format import choose_chat_format
 from holdfast.server.telemetry.metrics import Metrics
@@ -111,11 +111,9 @@ class Service:
             admission=self.admission,
             tenants=tenants,
             defaults=engine.request_defaults,
-            shared_prompts=read_shared_prompts(config.shared_prompts, self.prompts),
         )
         self.app = make_app(self.frontend, self.hub)
         self._describing: asyncio.Task[None] | None = None
-        self._memory = MemoryTrimmer()
 
     def close(self) -> None:
         """Free what needs no event loop."""
@@ -163,7 +161,12 @@ class Service:
             )
 
     async def trim_memory(self) -> None:
-        """Give memory back that is no longer needed."""
-        while True:
+        """Give memory back once no call runs. glibc keeps freed memory for later; elsewhere do nothing."""
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        num_seen = 0
+        while malloc_trim is not None:
             await asyncio.sleep(_TRIM_SECONDS)
-            await self._memory.check(is_idle=not self.frontend.num_calls)
+            if not self.frontend.num_calls and self.frontend.num_begun > num_seen:
+                num_seen = self.frontend.num_begun
+                gc.collect()
+                await asyncio.to_thread(malloc_trim, 0)

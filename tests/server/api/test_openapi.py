@@ -16,6 +16,11 @@ def document(tiny_server: Server) -> dict[str, Any]:
     return content
 
 
+def test_docs_page_shows_the_document(tiny_server: Server) -> None:
+    page = tiny_server.get("/docs")
+    assert page.status_code == 200 and "'/openapi.json'" in page.text
+
+
 def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
     return [(path, method, one) for path, item in document["paths"].items() for method, one in item.items()]
 

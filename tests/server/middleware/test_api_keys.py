@@ -90,7 +90,7 @@ def test_missing_key_error_says_how_to_send_it() -> None:
     assert "Bearer" in answer.error["message"]
 
 
-@pytest.mark.parametrize("path", ["/", "/inspector/events", "/inspector/app.js"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/inspector/events", "/inspector/app.js"])
 def test_inspector_routes_ask_for_basic_authentication(path: str) -> None:
     assert response(path=path).headers["www-authenticate"] == 'Basic realm="holdfast"'
 

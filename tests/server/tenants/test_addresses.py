@@ -18,10 +18,6 @@ def xff(value: str) -> tuple[str, str]:
     return "X-Forwarded-For", value
 
 
-def forwarded(value: str) -> tuple[str, str]:
-    return "Forwarded", value
-
-
 @pytest.mark.parametrize(
     ("text", "network"),
     [
@@ -44,7 +40,6 @@ def test_other_text_is_no_address(text: str) -> None:
 
 
 def test_headers_of_a_client_that_is_no_proxy_are_ignored() -> None:
-    assert address("192.0.2.7", xff("203.0.113.9"), forwarded("for=203.0.113.9")) == "192.0.2.7"
     assert str(client_address("", [], PROXIES)) == "None"
 
 
@@ -57,11 +52,6 @@ def test_headers_of_a_client_that_is_no_proxy_are_ignored() -> None:
         [xff("198.51.100.1, 203.0.113.9, 10.1.1.1, 10.2.2.2")],
         [xff("garbage, , 203.0.113.9:4711")],
         [xff("203.0.113.9, 2001:db8:ffff::1")],
-        [forwarded("for=203.0.113.9")],
-        [forwarded('For="203.0.113.9:80";proto=http; by=10.0.0.1')],
-        [forwarded("for=198.51.100.1, proto=https;for=203.0.113.9")],
-        [forwarded('for=198.51.100.1;x=", for=203.0.113.9')],
-        [forwarded("for=203.0.113.9"), xff("203.0.113.9")],
     ],
     ids=str,
 )
@@ -75,21 +65,11 @@ def test_rightmost_untrusted_hop_is_the_client(headers: list[tuple[str, str]]) -
         [],
         [xff("unknown")],
         [xff("203.0.113.9, unknown")],
-        [forwarded("for=_hidden")],
-        [forwarded("for=203.0.113.9;for=198.51.100.1")],
-        [forwarded('for=203.0.113.9;host="x, for=198.51.100.1"')],
-        [forwarded('for="203.0.113.9')],
-        [forwarded("proto=https")],
-        [xff("203.0.113.9"), forwarded("for=198.51.100.1")],
     ],
     ids=str,
 )
-def test_proxy_is_the_client_if_its_headers_are_missing_or_ambiguous(headers: list[tuple[str, str]]) -> None:
+def test_proxy_is_the_client_if_its_headers_are_missing_or_no_address(headers: list[tuple[str, str]]) -> None:
     assert address("10.9.9.9", *headers) == "10.9.9.9"
-
-
-def test_quoted_ipv6_hop() -> None:
-    assert address("10.9.9.9", forwarded('for="[2001:db8::7]:4711"')) == "2001:db8::7"
 
 
 @pytest.mark.parametrize("given", ["proxy.example", "10.0.0.0/33", "", "10.0.0.1:80"])

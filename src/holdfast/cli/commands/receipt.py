@@ -12,7 +12,6 @@ import typer
 
 from holdfast.cli.console import note
 from holdfast.cli.help_format import App
-from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast.receipts.check import ReceiptCheck
@@ -69,13 +68,6 @@ def redact(
             help="Keep the prompt's salt: a replay then needs the prompt only, but guesses of the prompt can be tried.",
         ),
     ] = False,
-    unsalted: Annotated[
-        bool,
-        typer.Option(
-            "--unsalted",
-            help="Also redact a receipt of format 1, whose digest has no salt: guesses of the prompt can be tried.",
-        ),
-    ] = False,
     line: LineOption = None,
 ) -> None:
     """Print a receipt without its prompt. The seal and the signature stay valid.
@@ -90,11 +82,6 @@ def redact(
     assert isinstance(content, dict)
     if whole.prompt_logprobs is not None:
         note("the logprobs of the prompt's tokens stay: guesses of the prompt can be tried against them")
-    if whole.machine is None and whole.prompt_ids is not None and not unsalted:
-        raise InvalidRequest(
-            f"this receipt has the format {receipts.FORMAT_1}, whose prompt digest has no salt: guesses of the prompt "
-            "can be tried against it. Make a new receipt with this version, or give --unsalted to print it anyway"
-        )
     typer.echo(json.dumps(receipts.redact(content, keep_salt=keep_salt)))
 
 

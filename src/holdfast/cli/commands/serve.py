@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.console import note
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.config_file import load_config_file
 from holdfast.cli.options.groups import grouped
@@ -48,17 +47,6 @@ def serve(
     server: ServerConfig = _SERVER,
     engine: EngineConfig = o.ENGINE,
     replicas: ReplicasConfig = _REPLICAS,
-    *,
-    gpu_memory_utilization: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Accepted for scripts written for vLLM and ignored; use --kv-memory.",
-            show_default=False,
-            rich_help_panel="Engine",
-        ),
-    ] = None,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, and a page that shows the engine at work.
 
@@ -68,11 +56,6 @@ def serve(
     if context.args:  # not shown, because it may be a key
         raise ConfigError("only one MODEL can be served; repeat an option that takes several values")
     require_packages(*_PACKAGES, extra="server", what="the server")
-    if gpu_memory_utilization is not None:
-        note(
-            "--gpu-memory-utilization is accepted for scripts written for vLLM and has no effect; "
-            "--kv-memory sets the memory of the KV cache"
-        )
     engine = replace(engine, model=model)
     o.open_model(engine)
     if replicas.is_pool:

@@ -5,13 +5,11 @@
 
 A field is an option if it is declared with `holdfast.core.options.option` (settings of the engine
 and the server), or if its type is `Annotated[..., typer.Option(...)]` (groups that only the command
-line has). The default is the value in the instance the command starts from. Each alias of a setting
-is a hidden option, so that the environment and the configuration file accept it as well.
+line has). The default is the value in the instance the command starts from.
 """
 
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Collection
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
@@ -21,14 +19,12 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from holdfast.cli.console import note
 from holdfast.core.options import OptionField, option_fields
 from holdfast.errors import ConfigError
 
 Command = Callable[..., None]
 
 _CONTEXT = "_context"
-_SOURCES = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")  # the first that has an option wins
 
 
 def grouped(
@@ -80,11 +76,8 @@ def given_options(context: typer.Context, names: Collection[str]) -> list[str]:
 
 
 def parameter_names(config: type) -> set[str]:
-    """The names of a configuration's fields, as parameters of a command, with their aliases."""
-    names = {one.name for one in fields(config)}
-    for one in option_fields(config):
-        names |= {one.name, *one.all_aliases}
-    return names
+    """The names of a configuration's fields, as parameters of a command."""
+    return {one.name for one in fields(config)} | {one.name for one in option_fields(config)}
 
 
 class _Group:
@@ -104,7 +97,7 @@ class _Group:
         for one in option_fields(type(start)):
             if wanted(one.field_name) and (server or not one.option.server_only):
                 self._settings.append(one)
-                self.parameters += _setting_parameters(one, getattr(start, one.field_name))
+                self.parameters.append(_setting_parameter(one, getattr(start, one.field_name)))
         for name, hint in get_type_hints(type(start), include_extras=True).items():
             if get_origin(hint) is Annotated and wanted(name):
                 self._plain.append(name)
@@ -114,18 +107,11 @@ class _Group:
         """The dataclass with the values of its options, which are taken out of given."""
         values = {name: given.pop(name) for name in self._plain}
         for one in self._settings:
-            found = {name: given.pop(name) for name in (one.name, *one.all_aliases)}
-            values[one.field_name] = _value(one, found, context)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", DeprecationWarning)
-            config = replace(self._start, **values)
-        for warning in caught:
-            note(str(warning.message))
-        return config
+            values[one.field_name] = _value(one, given.pop(one.name), context)
+        return replace(self._start, **values)
 
 
-def _setting_parameters(one: OptionField, default: Any) -> list[inspect.Parameter]:
-    """The option, and a hidden one for each alias."""
+def _setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
     option = one.option
     metavar = option.metavar or ("NAME" if one.choices else None)
     hint = _typer_type(one)
@@ -137,47 +123,27 @@ def _setting_parameters(one: OptionField, default: Any) -> list[inspect.Paramete
     shown = typer.Option(
         help=described, rich_help_panel=option.panel, metavar=metavar, show_default=default is not None
     )
-    parameters = [_parameter(one.name, Annotated[hint, shown], default)]
-    for alias in one.all_aliases:
-        hidden = typer.Option(hidden=True)
-        parameters.append(_parameter(alias, Annotated[hint | None, hidden], None))
-    return parameters
+    return _parameter(one.name, Annotated[hint, shown], default)
 
 
 def _typer_type(one: OptionField) -> Any:
-    """The type typer reads an option with.
-
-    Sizes such as 512MiB are text; old values are checked by the dataclass.
-    """
+    """The type typer reads an option with. Sizes such as 512MiB are text."""
     if one.option.file_chars:
         return Path | None
     if one.type == tuple[str, ...]:
         return list[str] | None
-    if one.option.old_values:
-        return str
     members = get_args(one.type)
     if str in members:
         return str | None if NoneType in members else str
     return one.type
 
 
-def _value(one: OptionField, found: dict[str, Any], context: typer.Context) -> Any:
-    """The value of an option or of one of its aliases: that of the source which comes first."""
-    ranks = {name: _rank(context, name) for name in found}
-    best = min(ranks.values())
-    names = [name for name in found if ranks[name] == best]
-    if best == len(_SOURCES):
-        names = [one.name]
-    if len(names) > 1:
-        raise ConfigError(f"{' and '.join(map(_spelled, names))} are the same option; give one of them")
-    (name,) = names
-    if name in one.option.deprecated:
-        note(f"{_spelled(name)} is now called {_spelled(one.name)}; the old name will be removed")
-    value = found[name]
+def _value(one: OptionField, value: Any, context: typer.Context) -> Any:
+    """The value of a field, from what typer read."""
     if one.option.file_chars:
         return None if value is None else _read_text(value, one)
     if one.type == tuple[str, ...]:
-        return _several(name, value, context)
+        return _several(one.name, value, context)
     return value
 
 
@@ -208,19 +174,10 @@ def _read_text(path: Path, one: OptionField) -> str:
     return text
 
 
-def _rank(context: typer.Context, name: str) -> int:
-    source = _source(context, name)
-    return _SOURCES.index(source) if source in _SOURCES else len(_SOURCES)
-
-
 def _source(context: typer.Context, name: str) -> str | None:
     """Where a parameter's value comes from: COMMANDLINE, ENVIRONMENT, DEFAULT_MAP, DEFAULT."""
     source = context.get_parameter_source(name)
     return None if source is None else source.name
-
-
-def _spelled(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:

@@ -19,7 +19,6 @@ from holdfast.server.api.sampling import refuse_contradictions
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.api.schema.responses import ChatCompletion
-from holdfast.server.api.streaming import resume_stream
 from holdfast.server.api.thinking import ThoughtStream, all_thoughts
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
@@ -35,13 +34,11 @@ def chat_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/chat/completions",
-        openapi_extra=body_schema(ChatCompletionRequest, streams=True),
+        openapi_extra=body_schema(ChatCompletionRequest),
         responses=responses(ChatCompletion, ENGINE_ERRORS, streams=True),
     )
     async def chat(request: Request) -> Response:
         """Create a chat completion."""
-        if (resumed := await resume_stream(request, frontend)) is not None:
-            return resumed
         body = await read_body(request, ChatCompletionRequest)
         frontend.require_model(body.model)
         _refuse_unsupported(body)

@@ -22,13 +22,12 @@ from holdfast.server.api.chat_prompt import ChatPrompt, ChatPrompts
 from holdfast.server.api.response_fields import chat_logprobs, matched_stop
 from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest
-from holdfast.server.api.streaming import require_resumable, stream_response
 from holdfast.server.api.thinking import require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.responses import JSONResponse
+from holdfast.server.http.responses import EventStreamResponse, JSONResponse
 from holdfast.server.reasoning.chat_format import AnswerParser
 from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolCallDelta, finish_reason
 
@@ -150,7 +149,6 @@ async def serve_chat(
     make_writer: Callable[[ChatResponse], ChatWriter],
 ) -> Response:
     """Run a conversation, streamed or not."""
-    require_resumable(frontend, body)
     size = len(await request.body())
     async with AsyncExitStack() as stack:
         call = await stack.enter_async_context(
@@ -166,9 +164,7 @@ async def serve_chat(
         if body.stream:
             response.fingerprint = await run_until_disconnect(request, call.fingerprint())
             writer = make_writer(response)
-            return await stream_response(
-                request, frontend, body, call, writer.stream(), stack.pop_all(), writer.end_stream
-            )
+            return EventStreamResponse(writer.stream(), stack.pop_all(), writer.end_stream, call)
         await run_until_disconnect(request, _collect(response))
         return JSONResponse(make_writer(response).whole())
 

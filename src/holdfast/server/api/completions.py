@@ -35,18 +35,13 @@ from holdfast.server.api.sampling import (
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest
 from holdfast.server.api.schema.responses import Completion
-from holdfast.server.api.streaming import (
-    require_resumable,
-    resume_stream,
-    stream_response,
-)
 from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import DONE, KEEP_ALIVE, JSONResponse, sse_event
+from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
 from holdfast.server.middleware.response_headers import use_request_id
 
 _DEFAULT_MAX_TOKENS = 16
@@ -57,20 +52,16 @@ def completion_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/completions",
-        openapi_extra=body_schema(CompletionRequest, streams=True),
+        openapi_extra=body_schema(CompletionRequest),
         responses=responses(Completion, ENGINE_ERRORS, streams=True),
     )
     async def completions(request: Request) -> Response:
         """Create completions of one or several prompts."""
-        if (resumed := await resume_stream(request, frontend)) is not None:
-            return resumed
         body = await read_body(request, CompletionRequest)
         frontend.require_model(body.model)
         _refuse_unsupported(body)
-        require_resumable(frontend, body)
         use_request_id(request, body.request_id)
         prompts = prompt_list(body.prompt, frontend.config.max_prompts, "prompt")
-        _require_continuable(frontend, body, len(prompts) * (body.n or 1))
         try:
             params = await frontend.prepare(request, lambda token: _params(body, frontend))
         except HoldfastError as error:
@@ -87,22 +78,19 @@ def completion_routes(frontend: Frontend) -> APIRouter:
             )
             response = CompletionResponse(frontend, call, body, params)
             await run_until_disconnect(request, _submit(frontend, call, prompts, body, params))
-            return await send_completion(request, frontend, response, stack)
+            return await send_completion(request, response, stack)
 
     return router
 
 
 async def send_completion(
-    request: Request, frontend: Frontend, response: "CompletionResponse", resources: AsyncExitStack
+    request: Request, response: "CompletionResponse", resources: AsyncExitStack
 ) -> Response:
     """The HTTP response. resources are closed when the answer ends; those of a stream by its
     response."""
     if response.body.stream:
         response.fingerprint = await run_until_disconnect(request, response.call.fingerprint())
-        events = _stream(response)
-        return await stream_response(
-            request, frontend, response.body, response.call, events, resources.pop_all()
-        )
+        return EventStreamResponse(_stream(response), resources.pop_all(), source=response.call)
     return JSONResponse(await run_until_disconnect(request, _collect(response)))
 
 
@@ -138,7 +126,6 @@ async def _submit(
     except HoldfastError as error:
         raise to_api_error(error) from None
     await call.accepted()
-    await call.confirm_text(body.text_so_far or "")
 
 
 @dataclass
@@ -318,21 +305,6 @@ def _params(body: CompletionRequest, frontend: Frontend) -> SamplingParams:
         prompt_logprobs=max(wanted, default=None),
         echo=echo,
     )
-
-
-def _require_continuable(frontend: Frontend, body: CompletionRequest, num_answers: int) -> None:
-    """Refuse `text_so_far` where it cannot be checked."""
-    if body.text_so_far is None:
-        return
-    if not frontend.defaults.is_deterministic(body.deterministic):
-        why = 'an ordinary answer may begin differently every time; set "deterministic": true'
-    elif num_answers != 1:
-        why = f"the request asks for {num_answers} answers, and the text is the beginning of one"
-    elif body.echo:
-        why = "with echo the text would begin with the prompt; omit echo"
-    else:
-        return
-    raise ApiError(400, f"text_so_far cannot be used: {why}", param="text_so_far", code="invalid_value")
 
 
 def _refuse_unsupported(body: CompletionRequest) -> None:

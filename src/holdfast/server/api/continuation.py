@@ -21,7 +21,6 @@ from holdfast.server.api.replay import find_differences, read_receipt, require_l
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest, ContinueRequest
 from holdfast.server.api.schema.responses import Completion
-from holdfast.server.api.streaming import require_resumable, resume_stream
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
@@ -35,13 +34,11 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/continue",
-        openapi_extra=body_schema(ContinueRequest, streams=True),
+        openapi_extra=body_schema(ContinueRequest),
         responses=responses(Completion, (*ENGINE_ERRORS, 409), streams=True),
     )
     async def continue_answer(request: Request) -> Response:
         """Continue the deterministic answer of a receipt, after every bit of it was confirmed."""
-        if (resumed := await resume_stream(request, frontend)) is not None:
-            return resumed
         body = await read_body(request, ContinueRequest)
         frontend.require_model(body.model)
         use_request_id(request, body.request_id)
@@ -56,7 +53,6 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
             raise to_api_error(error) from None
         require_limits(receipt, frontend.config)
         completion = _completion_request(body, prompt_ids, params)
-        require_resumable(frontend, completion)
         if not body.force:
             await _require_fingerprint(frontend, receipt)
         async with AsyncExitStack() as stack:
@@ -71,7 +67,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
             )
             await run_until_disconnect(request, _submit(call, completion, prompt_ids, params, sent))
             response = CompletionResponse(frontend, call, completion, params)
-            return await send_completion(request, frontend, response, stack)
+            return await send_completion(request, response, stack)
 
     return router
 

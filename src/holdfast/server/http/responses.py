@@ -22,10 +22,10 @@ _encoder = msgspec.json.Encoder()
 _LINE_ENDS = re.compile(b"\xc2\x85|\xe2\x80[\xa8\xa9]")  # U+0085, U+2028, U+2029 in UTF-8
 
 
-STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _BODY_SEND = "body_send"
 _MAX_EVENTS_IN_WRITE = 64  # a client that does not read must not make events for nothing
-LAST_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}
+_LAST_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 def set_body_send(scope: Scope, send: Send) -> None:
@@ -97,9 +97,9 @@ class EventStreamResponse(Response):
         end_stream: EndStream = end_with_error,
         source: EventSource | None = None,
     ) -> None:
-        super().__init__(headers=STREAM_HEADERS)
+        super().__init__(headers=_STREAM_HEADERS)
         del self.headers["content-length"]
-        self._events = end_with_errors(events, end_stream)
+        self._events = _end_with_errors(events, end_stream)
         self._resources = resources
         self._source = source
 
@@ -113,9 +113,9 @@ class EventStreamResponse(Response):
         except ApiError:  # it was sent as an event
             pass
         except Exception:
-            await _body_send(scope, send)(LAST_BODY)
+            await _body_send(scope, send)(_LAST_BODY)
             raise
-        await _body_send(scope, send)(LAST_BODY)
+        await _body_send(scope, send)(_LAST_BODY)
 
     async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -141,7 +141,7 @@ class EventStreamResponse(Response):
         await flush()
 
 
-async def end_with_errors(events: AsyncIterator[bytes], end_stream: EndStream) -> AsyncIterator[bytes]:
+async def _end_with_errors(events: AsyncIterator[bytes], end_stream: EndStream) -> AsyncIterator[bytes]:
     """The events. An error while they are made is written as events, too, and then raised."""
     try:
         async for event in events:

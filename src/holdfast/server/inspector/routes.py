@@ -1,7 +1,13 @@
-"""Routes of the inspector page and its event stream."""
+"""Routes of the inspector page and its event stream.
+
+The page's files are a fixed list, read once, sent with security headers. No path from a client reaches
+the file system. Starlette's `StaticFiles` would open files by request path and has no way to set these
+headers.
+"""
 
 from contextlib import AsyncExitStack
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -10,7 +16,6 @@ from starlette.responses import Response
 from holdfast.recordings import recording_files
 from holdfast.server.errors import ApiError
 from holdfast.server.http.responses import EventStreamResponse
-from holdfast.server.http.static_files import file_response, read_files
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.tenants.addresses import is_loopback
 from holdfast.server.tenants.tenant import Tenant, tenant_of
@@ -23,16 +28,31 @@ ASSETS = (
     *("theme.js", "tips.js", "dom.js"),
 )
 STATIC = resources.files(__package__) / "static"
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "json": "application/json",
+}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 
 def inspector_router(hub: Hub) -> APIRouter:
     """`/`, `/inspector/<file>` and `/inspector/events`."""
     router = APIRouter(include_in_schema=False)
-    files = read_files(STATIC, (PAGE, *ASSETS)) | {RECORDINGS: b"[" + b",".join(recording_files()) + b"]"}
+    files = _read_files(STATIC, (PAGE, *ASSETS)) | {RECORDINGS: b"[" + b",".join(recording_files()) + b"]"}
 
     @router.get("/")
     async def show_page() -> Response:
-        return file_response(PAGE, files[PAGE])
+        return _file_response(PAGE, files[PAGE])
 
     @router.get("/inspector/events")
     async def stream_events(request: Request) -> Response:
@@ -48,7 +68,7 @@ def inspector_router(hub: Hub) -> APIRouter:
     async def show_file(name: str) -> Response:
         if name not in files or name == PAGE:
             raise ApiError(404, "There is no such file.")
-        return file_response(name, files[name])
+        return _file_response(name, files[name])
 
     return router
 
@@ -60,3 +80,14 @@ def _sees_all(request: Request, tenant: Tenant) -> bool:
     if tenant.has_key:
         return tenant.is_admin
     return request.client is not None and is_loopback(request.client.host)
+
+
+def _read_files(folder: Traversable, names: tuple[str, ...]) -> dict[str, bytes]:
+    """The content of these files of a folder, by name."""
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def _file_response(name: str, content: bytes) -> Response:
+    """One file. Its type follows from its name."""
+    kind = _TYPES[name.rpartition(".")[2]]
+    return Response(content, headers={**_HEADERS, "Content-Type": kind})

@@ -85,7 +85,6 @@ class EngineServer:
                 want_receipt=message.want_receipt,
                 request_id=message.request_id,
                 cache_salt=message.cache_salt,
-                shared_len=message.shared_len,
                 tenant=message.tenant,
                 max_running=message.max_running,
                 token=token,

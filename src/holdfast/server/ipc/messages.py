@@ -62,7 +62,6 @@ class Submit(Message, frozen=True):
     echo_text: str | None = None
     want_receipt: bool = False
     cache_salt: str = ""
-    shared_len: int = 0
     pooling: Pooling | None = None
     tenant: str = ""
     max_running: int | None = None

@@ -18,7 +18,7 @@ from holdfast.server.tenants.tenant import Tenant, set_tenant
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _PUBLIC = frozenset({"/health"})
 _PAGES = frozenset({"/", "/docs"})
-_PAGE_FILES = ("/inspector/", "/docs/")
+_PAGE_FILES = "/inspector/"
 
 
 class ApiKeyMiddleware:

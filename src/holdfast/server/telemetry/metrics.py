@@ -16,7 +16,6 @@ from prometheus_client.registry import Collector
 from holdfast.engine.status import EngineStatus
 from holdfast.server.telemetry.replica_metrics import ReplicaMetrics
 from holdfast.server.telemetry.request_metrics import RequestMetricFamilies, RequestMetrics, RequestSeries
-from holdfast.server.telemetry.stream_metrics import StreamMetrics
 from holdfast.server.telemetry.tenant_metrics import TenantMetrics
 from holdfast.server.tenants.tenant import Tenant
 
@@ -100,7 +99,6 @@ class Metrics:
             registry=registry,
         )
         self._info = Info("holdfast", "The served model and its settings.", registry=registry)
-        self.streams = StreamMetrics(registry)
         self.tenants = TenantMetrics()
         self.replicas = ReplicaMetrics(self._latest)
 

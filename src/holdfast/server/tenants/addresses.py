@@ -1,15 +1,14 @@
 """The address of a client, also behind trusted proxies.
 
-A proxy appends the address of its client to X-Forwarded-For, or to Forwarded (RFC 7239). Everything
-left of what a trusted proxy appended may be forged by the client. So hops are read from the right:
-the first address that is not a trusted proxy is the client's.
+A proxy appends the address of its client to X-Forwarded-For. Everything left of what a trusted proxy
+appended may be forged by the client. So hops are read from the right: the first address that is not a
+trusted proxy is the client's.
 
-uvicorn's `ProxyHeadersMiddleware` does not read Forwarded, takes any text for an address, and
-rewrites the scheme as well.
+uvicorn's `ProxyHeadersMiddleware` takes any text for an address, and rewrites the scheme as well.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from holdfast.errors import ConfigError
@@ -19,10 +18,6 @@ Network = IPv4Network | IPv6Network
 Headers = Sequence[tuple[bytes, bytes]]
 
 _IPV6_PREFIX = 64  # a client has a whole /64: it can change the other bits at will
-_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_PAIR = rf'{_TOKEN}=(?:{_TOKEN}|"[^"\\]*")'
-_FORWARDED_HOP = re.compile(rf"\s*{_PAIR}(?:\s*;\s*{_PAIR})*\s*", re.ASCII)
-_FOR = re.compile(rf'(?:^|;)\s*for=(?:({_TOKEN})|"([^"]*)")', re.ASCII | re.IGNORECASE)
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]+)?")
 _WITH_PORT = re.compile(r"([0-9.]+):[0-9]+")
 
@@ -66,57 +61,23 @@ def network_of(address: Address) -> str:
 def client_address(peer: str, headers: Headers, proxies: Sequence[Network]) -> Address | None:
     """The client's address: the peer's, unless the peer is a trusted proxy.
 
-    If a trusted proxy sends both headers and they disagree, the client may have forged one of them,
-    and the proxy's own address counts. None: the peer has no IP address.
+    Then it is the rightmost hop that is not a trusted proxy. If a hop is not an address, it is the
+    proxy that reported it. None: the peer has no IP address.
     """
     address = parse_address(peer)
     if address is None or not is_trusted(address, proxies):
         return address
-    found = {
-        _first_untrusted(address, hops, proxies)
-        for hops in (_x_forwarded_for(headers), _forwarded(headers))
-        if hops
-    }
-    return found.pop() if len(found) == 1 else address
+    given = (value.decode("latin-1").split(",") for name, value in headers if name == b"x-forwarded-for")
+    for hop in reversed([hop for value in given for hop in value]):
+        reported = parse_address(hop)
+        if reported is None:
+            return address
+        address = reported
+        if not is_trusted(address, proxies):
+            break
+    return address
 
 
 def is_trusted(address: Address, proxies: Sequence[Network]) -> bool:
     """Whether this is the address of a trusted proxy."""
     return any(address in network for network in proxies if network.version == address.version)
-
-
-def _first_untrusted(peer: Address, hops: Sequence[str], proxies: Sequence[Network]) -> Address:
-    """The rightmost hop that is not a trusted proxy. If a hop is not an address, the proxy that
-    reported it."""
-    last = peer
-    for hop in reversed(hops):
-        address = parse_address(hop)
-        if address is None:
-            return last
-        last = address
-        if not is_trusted(address, proxies):
-            return last
-    return last
-
-
-def _x_forwarded_for(headers: Headers) -> list[str]:
-    return list(_fragments(headers, b"x-forwarded-for"))
-
-
-def _forwarded(headers: Headers) -> list[str]:
-    """The `for` parameter of each hop; empty for a hop without a valid one.
-
-    Hops are split at every comma: no address has one, and an open quote that a client sent must not
-    swallow what a proxy appended.
-    """
-    hops = []
-    for fragment in _fragments(headers, b"forwarded"):
-        found = _FOR.findall(fragment) if _FORWARDED_HOP.fullmatch(fragment) else []
-        hops.append("".join(found[0]) if len(found) == 1 else "")
-    return hops
-
-
-def _fragments(headers: Headers, name: bytes) -> Iterator[str]:
-    for one, value in headers:
-        if one == name:
-            yield from value.decode("latin-1").split(",")

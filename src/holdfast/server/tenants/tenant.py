@@ -1,5 +1,6 @@
 """A tenant: the clients that share one API key, or one address if there are no keys."""
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -34,6 +35,14 @@ class Tenant:
     has_key: bool = field(default=False, compare=False)
     is_admin: bool = field(default=False, compare=False)
     limits: TenantLimits = field(default=TenantLimits(), compare=False)
+
+    def salt(self, cache_salt: str | None) -> str:
+        """The salt of a request in the prefix cache, so that keys share no cached page.
+
+        `cached_tokens` and the time of an answer tell which prefixes are cached. Without keys clients
+        are not told apart. No bit of an answer depends on it.
+        """
+        return json.dumps([self.id, cache_salt or ""]) if self.has_key else cache_salt or ""
 
 
 def key_tenant(name: str, *, is_admin: bool = False, limits: TenantLimits | None = None) -> Tenant:

@@ -19,7 +19,6 @@ from holdfast.server.api.messages_api.responses import (
 )
 from holdfast.server.api.messages_api.translation import ERROR_WORDS, to_chat, to_chat_prompt
 from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
-from holdfast.server.api.streaming import resume_stream
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
@@ -35,13 +34,11 @@ def message_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/messages",
-        openapi_extra=body_schema(MessagesRequest, streams=True),
+        openapi_extra=body_schema(MessagesRequest),
         responses=responses(MessageResponse, ENGINE_ERRORS, streams=True, error=AnthropicErrorResponse),
     )
     async def create_message(request: Request) -> Response:
         """Create a message."""
-        if (resumed := await resume_stream(request, frontend)) is not None:
-            return resumed
         body = await read_body(request, MessagesRequest)
         use_request_id(request, body.request_id)
         frontend.require_model(body.model)

@@ -12,7 +12,6 @@ from holdfast.server.api.responses_api.requests import InputTokensRequest, Respo
 from holdfast.server.api.responses_api.responses import InputTokens, ResponsesResponse
 from holdfast.server.api.responses_api.translation import ERROR_WORDS, to_chat, to_chat_prompt
 from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
-from holdfast.server.api.streaming import resume_stream
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
@@ -34,13 +33,11 @@ def responses_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/responses",
-        openapi_extra=body_schema(ResponsesRequest, streams=True),
+        openapi_extra=body_schema(ResponsesRequest),
         responses=responses(ResponsesResponse, ENGINE_ERRORS, streams=True),
     )
     async def create_response(request: Request) -> Response:
         """Create a response. Nothing is stored."""
-        if (resumed := await resume_stream(request, frontend)) is not None:
-            return resumed
         body = await read_body(request, ResponsesRequest)
         use_request_id(request, body.request_id)
         frontend.require_model(body.model)

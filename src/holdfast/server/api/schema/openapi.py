@@ -48,7 +48,6 @@ _ERRORS = {
     404: "The model does not exist.",
     413: "The body is too large.",
     409: "The answer contradicts the receipt, or the receipt is of another engine.",
-    410: "The stream that Last-Event-ID names is not kept any more.",
     415: "The body is not JSON, or is compressed.",
     429: "Too many requests are waiting; Retry-After says when to retry.",
     503: "The server is starting or shutting down; Retry-After says when to retry.",
@@ -71,17 +70,9 @@ NEEDS_NO_KEY: dict[str, Any] = {"security": []}  # a route's `openapi_extra`
 _EVENT = {
     "type": "object",
     "properties": {
-        "id": {"type": "string", "description": "The event's id; see `resumable`."},
         "data": {"type": "string", "description": "A chunk or an event as JSON."},
     },
     "required": ["data"],
-}
-_LAST_EVENT_ID = {
-    "name": "Last-Event-ID",
-    "in": "header",
-    "required": False,
-    "schema": {"type": "string"},
-    "description": "Send the events of a `resumable` stream after this one. The body may then be empty.",
 }
 _STREAM = {"itemSchema": _EVENT, "description": "With `stream`: one event for each chunk."}
 
@@ -95,8 +86,8 @@ def make_documented_app(*, with_keys: bool = False) -> FastAPI:
         title="Holdfast",
         version=__version__,
         summary="An LLM server that gives the same answer, bit for bit, every time.",
-        docs_url=None,
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
         openapi_tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
         separate_input_output_schemas=False,
         generate_unique_id_function=_operation_id,
@@ -107,11 +98,10 @@ def make_documented_app(*, with_keys: bool = False) -> FastAPI:
     return app
 
 
-def body_schema(model: type[BaseModel], *, streams: bool = False) -> dict[str, Any]:
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """A route's `openapi_extra` for this request model. `document_bodies` adds the model itself."""
     content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
-    body = {"requestBody": {"required": True, "content": content}}
-    return {**body, "parameters": [_LAST_EVENT_ID]} if streams else body
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def document_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
@@ -144,7 +134,6 @@ def responses(
         success["model"] = model
     if streams:
         success["content"] = {"text/event-stream": _STREAM}
-        errors = (*errors, 410)
     documented: dict[int | str, dict[str, Any]] = {
         status: _error(_ERRORS[status], error) for status in errors
     }

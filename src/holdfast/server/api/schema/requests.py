@@ -97,10 +97,6 @@ class SamplingFields(ThinkingFields):
     allowed_token_ids: TokenIds | None = Field(None, max_length=_MAX_ALLOWED_TOKEN_IDS)
     bad_words: Many[str] | None = None
     stream: bool | None = None
-    resumable: bool | None = Field(
-        None,
-        description="Only with `stream`: a client that lost its connection can get the rest with Last-Event-ID.",
-    )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="One of json, regex, choice, grammar, json_object."
     )
@@ -168,12 +164,6 @@ class CompletionRequest(GenerationRequest):
         description="Text or token ids, one prompt or a batch."
     )
     echo: bool | None = None
-    text_so_far: str | None = Field(
-        None,
-        min_length=1,
-        description="The beginning of the answer, which the client has. Only what follows it is returned; an answer "
-        "that begins differently is a 409. Only for one deterministic answer.",
-    )
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = Field(None, ge=1, le=128, description="Must equal n.")
     suffix: str | None = Field(None, description="Not supported.")
@@ -327,7 +317,6 @@ class ContinueRequest(ReceiptFields, ServingFields):
     model: str | None = Field(None, max_length=1024)
     force: bool | None = Field(None, description="Go on even if the fingerprints differ.")
     stream: bool | None = None
-    resumable: bool | None = Field(None, description="As in /v1/completions.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     return_receipt: bool | None = Field(None, description="Return a receipt of the whole answer.")
     return_token_ids: bool | None = Field(None, description="Return the token ids of the rest.")

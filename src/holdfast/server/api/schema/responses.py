@@ -268,7 +268,7 @@ class ReplayResponse(ResponseModel):
     same: bool
     compared: bool = Field(description="False if the fingerprints differ and `force` was not set.")
     promised: bool = Field(description="Whether the receipt is of a deterministic request.")
-    seal: Literal["intact", "absent"] = Field(description="absent: a receipt of format 1.")
+    seal: Literal["intact"]
     signature: Literal["valid", "not checked", "absent"] = Field(
         description="A signature is checked if it names this server's own key."
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from holdfast.cli import habits
 from holdfast.cli.main import app
+from holdfast.core import other_engines
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,8 @@ from holdfast.cli.main import app
         (["launch_server", "--model-path", "x"], "holdfast serve x"),
         (["serve", "--model", "x"], "give its model without an option: holdfast serve MODEL"),
         (["serve", "--ctx-size", "4"], "serve has no option --ctx-size; give --max-model-len"),
+        (["serve", "--gpu-memory-utilization", "0.9"], "give --kv-memory, such as 20GiB"),
+        (["serve", "--max-num-batched-tokens", "64"], "give --max-pass-tokens"),
         (["serve", "--tensor-parallel-size", "2"], "Holdfast uses one GPU"),
         (["serve", "--data-parallel-size", "2"], "give --replicas"),
         (["generate", "--temp", "1", "x"], "generate has no option --temp; give --temperature"),
@@ -53,14 +55,14 @@ def test_mistyped_words_are_answered_with_the_near_one(holdfast, arguments, near
 def test_hints_name_what_exists():
     group = get_command(app)
     commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
-    assert not set(habits._COMMANDS) & set(commands)
+    assert not set(other_engines.COMMANDS) & set(commands)
     options = {
         name
         for one in commands.values()
         for param in one.params
         for name in (*param.opts, *param.secondary_opts)
     }
-    assert {ours.split(",")[0] for ours in habits._OPTIONS.values()} <= options
+    assert {ours.split(",")[0] for ours in other_engines.OPTIONS.values()} <= options
 
 
 def test_vllm_flags_of_the_documentation_exist_or_have_a_hint():
@@ -74,4 +76,6 @@ def test_vllm_flags_of_the_documentation_exist_or_have_a_hint():
     serve = get_command(app).get_command(None, "serve")
     options = {name for param in serve.params for name in (*param.opts, *param.secondary_opts)}
     assert len(flags) > 40
-    assert {one for one in flags - options if habits.option_hint("serve", one, options) is None} == set()
+    assert {
+        one for one in flags - options if other_engines.option_hint("serve", one, options) is None
+    } == set()

@@ -1,7 +1,7 @@
-"""Commands and options of other engines, answered with ours.
+"""Words of other engines, answered with ours: commands, options, arguments in Python, HTTP routes.
 
-Users of ollama, vLLM, SGLang and llama.cpp type what they are used to. The answer is one line with
-the command to type instead; nothing is run, because the other command does not mean exactly that.
+Users of ollama, vLLM, SGLang and llama.cpp type what they are used to. The answer is one line that says
+what to use instead. Nothing is run, because the other word does not mean exactly that.
 """
 
 import shlex
@@ -17,7 +17,7 @@ _STATUS = "a server says at /health and /metrics what it does; holdfast doctor c
 _NOT_MANAGED = "Holdfast keeps no models of its own; holdfast models says where each one is"
 
 # Other engines' commands: what to type here. {model} is the next argument, or MODEL.
-_COMMANDS = {
+COMMANDS = {
     **dict.fromkeys(("run", "cli", "llama-cli"), _CHAT_OR_SERVE),
     **dict.fromkeys(("pull", "download", "get", "fetch"), _NO_DOWNLOAD),
     **dict.fromkeys(("list", "ls", "model", "list-models"), _LIST),
@@ -40,13 +40,16 @@ _COMMANDS = {
 }  # fmt: skip
 
 # Other engines' options: ours.
-_OPTIONS = {
+OPTIONS = {
     **dict.fromkeys(("--model", "-m", "--model-path", "--model-id"), "model"),
     **dict.fromkeys(("--ctx-size", "-c", "--context-length", "--max-seq-len", "--max-model-length"), "--max-model-len"),
     **dict.fromkeys(("--threads", "--num-thread"), "--num-threads"),
     **dict.fromkeys(("--parallel", "--max-running-requests", "--max-batch-size"), "--max-num-seqs"),
-    **dict.fromkeys(("--chunked-prefill-size", "--batch-size", "-b"), "--max-pass-tokens"),
-    **dict.fromkeys(("--mem-fraction-static", "--kv-cache-memory-bytes", "--gpu-memory"), "--kv-memory"),
+    **dict.fromkeys(("--max-num-batched-tokens", "--chunked-prefill-size", "--batch-size", "-b"), "--max-pass-tokens"),
+    **dict.fromkeys(
+        ("--gpu-memory-utilization", "--mem-fraction-static", "--kv-cache-memory-bytes", "--gpu-memory"),
+        "--kv-memory, such as 20GiB",
+    ),
     **dict.fromkeys(("--enable-prefix-caching", "--enable-radix-cache"), "--prefix-cache, which is the default"),
     **dict.fromkeys(("--no-enable-prefix-caching", "--disable-radix-cache"), "--no-prefix-cache"),
     **dict.fromkeys(("--alias", "-a"), "--served-model-name"),
@@ -82,7 +85,7 @@ _UNSUPPORTED = {
         ("--n-gpu-layers", "--gpu-layers"), "a model is on the GPU or on the CPU as a whole: --device"
     ),
     **dict.fromkeys(
-        ("--enforce-eager", "--compilation-config", "--block-size", "--api-server-count"),
+        ("--enforce-eager", "--compilation-config", "--block-size", "--swap-space", "--api-server-count"),
         "there is nothing to choose; leave it out",
     ),
     **dict.fromkeys(
@@ -99,9 +102,34 @@ _UNSUPPORTED = {
 }  # fmt: skip
 
 
+# Routes of other engines, and of OpenAI, that the server does not have: why, and what to use.
+ROUTES = {
+    "/v1/moderations": "moderation is not supported",
+    "/v1/assistants": "assistants are not supported; use POST /v1/chat/completions",
+    "/v1/images/generations": "images are not supported",
+    "/v1/audio/speech": "audio is not supported",
+    "/v1/audio/transcriptions": "audio is not supported",
+    "/v1/files": "files are not supported",
+    "/v1/batches": "batches are not supported; send a list of prompts to POST /v1/completions, or concurrent requests",
+    **dict.fromkeys(
+        ("/generate", "/completion"), "this server has OpenAI's routes; use POST /v1/completions"
+    ),
+    "/infill": "infilling is not supported",
+    "/apply-template": "templates are applied by POST /v1/chat/completions, and by POST /tokenize with messages",
+    **dict.fromkeys(
+        ("/props", "/slots", "/load"), "use GET /v1/models, GET /v1/certificate and GET /metrics"
+    ),
+    **dict.fromkeys(
+        ("/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling", "/score"),
+        "rerankers and classifiers are not supported; POST /v1/embeddings has embeddings, POST /v1/score the logprobs "
+        "of a completion",
+    ),
+}
+
+
 def command_hint(command: str, rest: Sequence[str]) -> str | None:
     """What to type instead of another engine's command; None if it is not known."""
-    hint = _COMMANDS.get(command)
+    hint = COMMANDS.get(command)
     if hint is None:
         return None
     model = next((shlex.quote(one) for one in rest if not one.startswith("-")), "MODEL")
@@ -115,8 +143,23 @@ def option_hint(command: str, option: str, names: Collection[str]) -> str | None
     """
     if option in _UNSUPPORTED and "--device" in names:
         return f"{command} has no option {option}: {_UNSUPPORTED[option]}"
-    ours = _OPTIONS.get(option)
+    ours = OPTIONS.get(option)
     if ours is None or ours.split(",")[0] not in names:
         return None
     wanted = f"its model without an option: holdfast {command} MODEL" if ours == "model" else ours
     return f"{command} has no option {option}; give {wanted}"
+
+
+def argument_hint(name: str, names: Collection[str]) -> str | None:
+    """Return what to give instead of another engine's argument in Python, or None if it is not known.
+
+    names: the arguments there are.
+    """
+    option = f"--{name.replace('_', '-')}"
+    if option in _UNSUPPORTED:
+        return _UNSUPPORTED[option]
+    ours, comma, rest = OPTIONS.get(option, "").partition(",")
+    argument = ours.removeprefix("--").replace("-", "_")
+    if argument in names:
+        return f"use {argument}{comma}{rest}"
+    return f"holdfast serve has {ours}" if ours else None

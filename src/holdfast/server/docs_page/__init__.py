@@ -1,1 +1,0 @@
-"""/docs: the OpenAPI document as a page that needs nothing from another host."""
