@@ -28,7 +28,7 @@ from holdfast.engine.llm import LLM
 from holdfast.models.adapter import is_adapter
 from holdfast.models.locate import locate
 from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE
-from holdfast_thinking.data.general import eval_prompts
+from holdfast_thinking.data.samples import eval_prompts
 from holdfast_thinking.eval.accuracy import is_right
 from holdfast_thinking.eval.eval_set import EvalPrompt
 from holdfast_thinking.eval.model import EvalModel, OpenLLM, open_model, with_schedule

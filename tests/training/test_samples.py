@@ -7,9 +7,8 @@ import pytest
 
 from holdfast import LLM
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.general import training_prompts
 from holdfast_thinking.data.jsonl import read_chat
-from holdfast_thinking.data.samples import _whole_sentences, sample_prompts, write_samples
+from holdfast_thinking.data.samples import _whole_sentences, sample_prompts, training_prompts, write_samples
 from support.tiny import tiny_model
 
 

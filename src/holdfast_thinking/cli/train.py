@@ -223,9 +223,8 @@ def _device(name: str) -> Any:
 def _train(run: "TrainingRun", out: Path) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    from holdfast_thinking.run.export import export
+    from holdfast_thinking.run.export import export, plot_curves
     from holdfast_thinking.run.loop import train as go_on
-    from holdfast_thinking.run.plot import plot_curves
 
     count = sum(each.numel() for each in run.model.parameters())
     note(f"{count / 1e6:.1f} million parameters, {', '.join(run.settings.tasks)}, on {run.device}")

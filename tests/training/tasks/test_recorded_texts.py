@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_thinking.data.general import eval_prompts, training_prompts
 from holdfast_thinking.data.names import TASKS
+from holdfast_thinking.data.samples import eval_prompts, training_prompts
 from holdfast_thinking.data.source import open_topics
 from holdfast_thinking.data.text_examples import TextTask
 from holdfast_thinking.model.tokenizer import build_tokenizer

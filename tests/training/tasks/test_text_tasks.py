@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from holdfast_thinking.data.general import eval_prompts, training_prompts
+from holdfast_thinking.data.samples import eval_prompts, training_prompts
 from holdfast_thinking.data.text_examples import TextExample, TextTask
 from holdfast_thinking.tasks.coin_talk import CoinTalk
 from holdfast_thinking.tasks.outside import OUTSIDE, Outside
