@@ -16,7 +16,7 @@ PORT ?= 8000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-long gemma3 clients check bench install browser clean
+.PHONY: help run demo test test-fast test-long gemma3 clients check bench install browser nginx clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,13 +27,13 @@ run: $(RUN)  ## serve the default model, and say which address to open (PORT=800
 demo: $(RUN)  ## one prompt, ordinary and deterministic: alone, under two loads, after forced rollbacks
 	$(VENV)/bin/holdfast bench demo
 
-test: $(DEV) browser  ## all tests but the long ones: the gate, with `make check`
+test: $(DEV) browser nginx  ## all tests but the long ones: the gate, with `make check`
 	$(PYTEST) -m "not long"
 
 test-fast: $(DEV)  ## the inner loop: scheduler, cache, protocol, worker, models
 	HOLDFAST_TEST_SCALE=0.25 $(PYTEST) -m "not long" tests/core tests/kv_cache tests/scheduler tests/protocol tests/worker tests/models
 
-test-long: $(DEV) browser  ## what takes longer: training runs, larger stress tests, more random schedules
+test-long: $(DEV) browser nginx  ## what takes longer: training runs, larger stress tests, more random schedules
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) -m long
 	HOLDFAST_TEST_SCALE=30 $(PYTEST) tests/protocol
 
@@ -61,6 +61,12 @@ browser:  ## a browser for the tests of the page, where one can be had; without 
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 		  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium chromium-driver >/dev/null; } || \
 		echo "no browser: the tests of the page will be skipped"
+
+nginx:  ## nginx for the tests behind a proxy, where it can be had; without it they are skipped
+	@test -x /usr/sbin/nginx || command -v nginx >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		  apt-get update -qq && apt-get install -qq -y --no-install-recommends nginx-light >/dev/null; } || \
+		echo "no nginx: the tests behind a proxy will be skipped"
 
 clean:  ## remove the virtual environment and what tools left behind
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,6 +18,7 @@ from abuse.honest import Honest
 from abuse.measure import HEADER, LONG, SHORT, measure
 from abuse.setup import HONEST_KEY, HOSTILE_KEYS, attacked_model, attacked_server
 from abuse.wire import Target
+from support.nginx import behind_nginx
 
 
 def main() -> None:
@@ -29,13 +30,22 @@ def main() -> None:
     parser.add_argument("--tenants", type=int, default=1, help="number of hostile tenants")
     parser.add_argument("--short", action="store_true", help="the form that the gate runs")
     parser.add_argument("--patience", type=float, default=30.0, help="seconds until a probe is lost")
+    parser.add_argument("--proxy", action="store_true", help="put nginx before the server of its own")
     parser.add_argument("--probe", help="another honest request than the attack names")
     chosen = parser.parse_args()
     with ExitStack() as stack:
         url = chosen.url
         if url is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            url = stack.enter_context(attacked_server(attacked_model(folder))).url
+            server = stack.enter_context(
+                attacked_server(attacked_model(folder), "--trusted-proxy", "127.0.0.1")
+            )
+            (folder / "nginx").mkdir()
+            url = (
+                stack.enter_context(behind_nginx(server.url, folder / "nginx"))
+                if chosen.proxy
+                else server.url
+            )
         models = httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {chosen.key}"}).json()[
             "data"
         ]

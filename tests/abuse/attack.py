@@ -22,7 +22,7 @@ class Attack:
 
     probe names the honest client's request (`honest.PROBES`). num_clients loops run at once: the
     number in the short form, and in the long form. without_key: the hostile client has no key. in_gate:
-    the gate runs the short form.
+    the gate runs the short form. behind_proxy: only nginx holds it (docs/nginx.conf).
     """
 
     summary: str
@@ -31,6 +31,7 @@ class Attack:
     num_clients: tuple[int, int] = (16, 64)
     without_key: bool = False
     in_gate: bool = False
+    behind_proxy: bool = False
 
 
 def attack_names(*, in_gate: bool = False) -> list[str]:

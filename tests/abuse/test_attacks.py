@@ -5,11 +5,12 @@ against k, and none of its requests is refused.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from abuse.attack import attack_names
+from abuse.attack import attack_names, load_attack
 from abuse.attacker import Attacker
 from abuse.honest import Honest
 from abuse.measure import HEADER, LONG, SHORT, Form, measure
@@ -51,10 +52,22 @@ def sound(attacked: Server) -> Iterator[None]:
     assert attacked.text.count("Ready after") == 1
 
 
+def with_proxy(
+    name: str, request: pytest.FixtureRequest, honest: Honest, hostile: list[Target]
+) -> tuple[Honest, list[Target]]:
+    """The clients, behind nginx if the attack needs it. There the hostile ones have another address."""
+    if not load_attack(name).behind_proxy:
+        return honest, hostile
+    url = request.getfixturevalue("proxied")
+    targets = [replace(one, url=url, source=f"127.0.0.{2 + at}") for at, one in enumerate(hostile)]
+    return Honest(replace(honest.target, url=url), honest.patience), targets
+
+
 @pytest.mark.parametrize("name", attack_names(in_gate=True))
 def test_honest_client_keeps_its_share(
-    name: str, honest: Honest, hostile: list[Target], attacker: Attacker
+    name: str, request: pytest.FixtureRequest, honest: Honest, hostile: list[Target], attacker: Attacker
 ) -> None:
+    honest, hostile = with_proxy(name, request, honest, hostile)
     attack(name, honest, hostile[:1], attacker, SHORT, SLACK, attempts=3)
 
 
@@ -62,8 +75,14 @@ def test_honest_client_keeps_its_share(
 @pytest.mark.parametrize("num_hostile", [1, 2])
 @pytest.mark.parametrize("name", attack_names())
 def test_honest_client_keeps_its_share_for_longer(
-    name: str, num_hostile: int, honest: Honest, hostile: list[Target], attacker: Attacker
+    name: str,
+    num_hostile: int,
+    request: pytest.FixtureRequest,
+    honest: Honest,
+    hostile: list[Target],
+    attacker: Attacker,
 ) -> None:
+    honest, hostile = with_proxy(name, request, honest, hostile)
     attack(name, honest, hostile[:num_hostile], attacker, LONG, NOISE)
 
 

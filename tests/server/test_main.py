@@ -26,17 +26,26 @@ class Limits:
 def test_soft_limit_is_raised_to_the_hard_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(1024, 65536)
     limits.put(monkeypatch)
-    assert raise_descriptor_limit() == 65536
+    assert raise_descriptor_limit(5000) == 65536
     assert limits.limits == (65536, 65536)
+
+
+def test_without_a_hard_limit_the_wanted_number_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(1024, resource.RLIM_INFINITY)
+    limits.put(monkeypatch)
+    assert raise_descriptor_limit(5000) == 5000
+    assert limits.limits == (5000, resource.RLIM_INFINITY)
+    Limits(resource.RLIM_INFINITY, resource.RLIM_INFINITY).put(monkeypatch)
+    assert raise_descriptor_limit(5000) == 5000
 
 
 def test_limit_stays_if_it_cannot_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(1024, 65536, is_fixed=True)
     limits.put(monkeypatch)
-    assert raise_descriptor_limit() == 1024
+    assert raise_descriptor_limit(5000) == 1024
 
 
 def test_raising_the_limit_is_idempotent() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert raise_descriptor_limit() == raise_descriptor_limit()
+    assert raise_descriptor_limit(5000) == raise_descriptor_limit(5000)
     resource.setrlimit(resource.RLIMIT_NOFILE, before)

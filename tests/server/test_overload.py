@@ -157,14 +157,28 @@ def test_slow_answer_times_out(tiny_llama: Path) -> None:
         assert is_healthy(server)
 
 
-def test_more_connections_than_descriptors_are_refused(tiny_llama: Path) -> None:
-    """Some descriptors are reserved: to restart the engine, and to refuse connections."""
-    environment = {"HOLDFAST_TEST_DESCRIPTORS": "160"}
-    with serving(tiny_llama, engine=FAKE, environment=environment) as server, contextlib.ExitStack() as stack:
+def test_idle_and_slow_clients_delay_nobody(server: Server) -> None:
+    """Without a proxy, too: 500 connections that send nothing, 200 slow heads and 200 slow bodies."""
+    address = httpx.URL(server.url)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 90\r\n"
+    with contextlib.ExitStack() as stack:
+        for sent in [b""] * 500 + [head] * 200 + [head + b"\r\n{"] * 200:
+            wire = stack.enter_context(socket.create_connection((address.host, address.port), PATIENCE))
+            wire.sendall(sent)
+        seconds = []
+        for _ in range(3):
+            began = time.perf_counter()
+            assert is_healthy(server)
+            seconds.append(time.perf_counter() - began)
+        assert min(seconds) < 1.0, seconds
+
+
+def test_more_connections_than_the_limit_are_refused(tiny_llama: Path) -> None:
+    """Those that are open count, used or not. Once they are closed, requests are served again."""
+    with serving(tiny_llama, "--max-connections", "20", engine=FAKE) as server:
         address = httpx.URL(server.url)
-        for _ in range(300):
-            stack.enter_context(socket.create_connection((address.host, address.port), PATIENCE))
-        assert is_healthy(server)
-        os.kill(server.engine_pid, signal.SIGKILL)
-        server.wait_for("Ready after", times=2)
-        assert is_healthy(server)
+        with contextlib.ExitStack() as stack:
+            for _ in range(30):
+                stack.enter_context(socket.create_connection((address.host, address.port), PATIENCE))
+            wait_until(lambda: server.get("/health").status_code == 503)
+        wait_until(lambda: is_healthy(server))

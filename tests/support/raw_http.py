@@ -12,23 +12,22 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from holdfast.server.config import ServerConfig
-from holdfast.server.http.protocol import LimitedHttpProtocol, make_protocol
 
 PATIENCE = 20.0  # seconds after which a test has failed
 
 
 class ServerThread:
-    """uvicorn with our protocol, running in a thread."""
+    """uvicorn as the server configures it, running in a thread."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, loop: str) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port: int = self.listening.getsockname()[1]
-        self.protocol: type[LimitedHttpProtocol] = make_protocol(config)
         self.loop: asyncio.AbstractEventLoop | None = None
         self.http = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=self.protocol,
+                http="httptools",
+                limit_concurrency=config.max_connections,
                 ws="none",
                 loop=loop,  # type: ignore[arg-type]
                 lifespan="off",

@@ -37,8 +37,6 @@ PROXY_OPTIONS = {
     "host": "http_options: host",
     "port": "http_options: port",
     "keep_alive_timeout": "http_options: keep_alive_timeout_s",
-    "header_timeout": "the load balancer before the proxy",
-    "send_timeout": "the load balancer before the proxy",
     "max_connections": "the load balancer before the proxy",
     "drain_timeout": "the deployment Frontend: graceful_shutdown_timeout_s",
     "ray_address": "the address that serve run or serve deploy is given",

@@ -41,7 +41,7 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
     for path, why in ROUTES.items():
         _refuse(app, path, why)
     if frontend.config.has_inspector:
-        app.include_router(inspector_router(hub))
+        app.include_router(inspector_router(hub, frontend.config.send_timeout))
     add_middleware(app, frontend.config, frontend.tenants, frontend.metrics.refused, frontend.count_request)
     return app
 

@@ -87,20 +87,21 @@ class ServerConfig:
         "forces them.",
     )
     max_body_bytes: int = _limit(8 << 20, "Maximum size of a request's body.")
-    max_connections: int = _limit(4096, "Maximum number of open connections.")
+    max_connections: int = _limit(
+        4096, "Maximum number of open connections; while there are more, requests are refused with 503."
+    )
     max_waiting: int = _limit(
         256, "Maximum number of answers that wait to run; more are refused with 429 and Retry-After."
     )
     max_choices: int = _limit(32, "Maximum n of a request.")
     max_prompts: int = _limit(256, "Maximum number of prompts in one request.")
     max_stops: int = _limit(16, "Maximum number of stop strings in one request.")
-    header_timeout: float = _limit(10.0, "Seconds for a request's headers to arrive.")
     body_timeout: float = _limit(
         30.0, "Seconds for a request's body to arrive; longer while at least 16 KiB a second arrive."
     )
     keep_alive_timeout: float = _limit(75.0, "Seconds an idle connection stays open.")
     send_timeout: float = _limit(
-        60.0, "Seconds a client may take no byte of its response before its request is aborted."
+        60.0, "Seconds a write of a stream may wait for its client before the request is aborted."
     )
     request_timeout: float = _limit(600.0, "Seconds a request may take in total.")
     resume: bool = _server(

@@ -29,7 +29,6 @@ from holdfast.errors import ConfigError, EngineStopped
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.http.event_loop import run_event_loop
-from holdfast.server.http.protocol import make_protocol
 from holdfast.server.ipc.engine_connection import EngineConnection
 from holdfast.server.ipc.engine_link import COMMAND
 from holdfast.server.service import Connect, Service, supervise
@@ -59,10 +58,9 @@ def run(
 
     Returns the exit code; raises `ConfigError` or `ModelError` if it cannot start.
     """
-    server = replace(
-        server,
-        max_connections=max(1, min(server.max_connections, raise_descriptor_limit() - _OWN_DESCRIPTORS)),
-    )
+    num_descriptors = raise_descriptor_limit(server.max_connections + _OWN_DESCRIPTORS)
+    most = max(1, min(server.max_connections, num_descriptors - _OWN_DESCRIPTORS))
+    server = replace(server, max_connections=most)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # our threads run it, one text each
     sys.setswitchinterval(_SWITCH_SECONDS)
     configure_logging(server.log_format, server.log_level, secrets=server.api_keys)
@@ -70,8 +68,14 @@ def run(
     connect = connect or partial(supervise, command=command)
     configure_logging(server.log_format, server.log_level, secrets=tenants.keys)
     with _bind(server.host, server.port) as listening:
-        if not server.has_keys and not is_loopback(listening.getsockname()[0]):
-            _log.warning("everyone who can reach this machine can use this server; set an --api-key")
+        if not is_loopback(listening.getsockname()[0]):
+            if not server.has_keys:
+                _log.warning("everyone who can reach this machine can use this server; set an --api-key")
+            if not server.trusted_proxies:
+                _log.warning(
+                    "no --trusted-proxy is given: slow clients can take all %d connections; see docs/nginx.conf",
+                    server.max_connections,
+                )
         return run_event_loop(Server(server, engine, tenants, listening, progress, connect).run())
 
 
@@ -92,7 +96,8 @@ class Server(Service):
         self.http = _HttpServer(
             uvicorn.Config(
                 self.app,
-                http=make_protocol(config),
+                http="httptools",
+                limit_concurrency=config.max_connections,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -228,17 +233,18 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def raise_descriptor_limit() -> int:
-    """Raise the limit of open files to the hard limit and return it. Every connection needs a file
-    descriptor.
+def raise_descriptor_limit(wanted: int) -> int:
+    """Raise the limit of open files and return it: to the hard limit, or to the number that is wanted if
+    there is none. Every connection needs a file descriptor.
 
     The usual soft limit of a shell is a quarter of `max_connections`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return hard
+    if soft == hard or soft == resource.RLIM_INFINITY:
+        return wanted if soft == resource.RLIM_INFINITY else soft
+    limit = max(soft, wanted) if hard == resource.RLIM_INFINITY else hard
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     except (OSError, ValueError):  # some systems have a lower limit than they say
         return soft
-    return hard
+    return limit

@@ -1,4 +1,4 @@
-"""More connections than the server takes. Each sends the head of a POST, and no body."""
+"""Hundreds of connections, or thousands. Each sends the head of a POST, and no body."""
 
 from abuse.attack import Attack
 from abuse.wire import Target, hold
@@ -8,4 +8,4 @@ async def once(target: Target, number: int) -> int:
     return await hold(target, target.head("POST", "/v1/completions", 1000), 30.0)
 
 
-ATTACK = Attack(__doc__, once, num_clients=(160, 4200), in_gate=True)
+ATTACK = Attack(__doc__, once, num_clients=(160, 4200), in_gate=True, behind_proxy=True)

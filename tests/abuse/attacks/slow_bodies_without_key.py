@@ -8,4 +8,4 @@ async def once(target: Target, number: int) -> int:
     return await hold(target, target.head("POST", "/v1/completions", 1000), 30.0)
 
 
-ATTACK = Attack(__doc__, once, num_clients=(160, 4200), without_key=True)
+ATTACK = Attack(__doc__, once, num_clients=(160, 4200), without_key=True, behind_proxy=True)

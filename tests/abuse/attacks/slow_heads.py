@@ -1,4 +1,4 @@
-"""More connections than the server takes. Each sends the head of a request one byte at a time."""
+"""Hundreds of connections, or thousands. Each sends the head of a request one byte at a time."""
 
 from abuse.attack import Attack
 from abuse.wire import Target, hold
@@ -11,4 +11,4 @@ async def once(target: Target, number: int) -> int:
     return await hold(target, head[:20], 30.0, trickle=head[20:])
 
 
-ATTACK = Attack(__doc__, once, num_clients=(160, 4200), without_key=True)
+ATTACK = Attack(__doc__, once, num_clients=(160, 4200), without_key=True, behind_proxy=True)

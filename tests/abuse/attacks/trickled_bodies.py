@@ -15,4 +15,4 @@ async def once(target: Target, number: int) -> int:
     return await hold(target, head + body[:8], 30.0, trickle=body[8:])
 
 
-ATTACK = Attack(__doc__, once, num_clients=(160, 4200))
+ATTACK = Attack(__doc__, once, num_clients=(160, 4200), behind_proxy=True)

@@ -39,7 +39,9 @@ def bodies(
         if not batches:
             source.before_wait = lambda: asyncio.sleep(0)
         events = make(source, sent)
-        response = EventStreamResponse(events, AsyncExitStack(), source=source if batches else None)
+        response = EventStreamResponse(
+            events, AsyncExitStack(), source=source if batches else None, send_timeout=60.0
+        )
         await response({"type": "http"}, receive, send)
 
     asyncio.run(run())
@@ -115,10 +117,46 @@ def test_resources_are_closed_before_the_client_sees_the_end() -> None:
     async def run(fails: bool) -> None:
         resources = AsyncExitStack()
         resources.callback(order.append, "closed")
-        await EventStreamResponse(answer(fails), resources)({"type": "http"}, receive, send)
+        await EventStreamResponse(answer(fails), resources, send_timeout=60.0)(
+            {"type": "http"}, receive, send
+        )
 
     asyncio.run(run(False))
     assert order == ["more", "closed", "end"]
     order.clear()
     asyncio.run(run(True))
     assert order[-2:] == ["closed", "end"]
+
+
+def test_client_that_takes_nothing_counts_as_disconnected() -> None:
+    """A write that waits ends the stream; time without events does not."""
+    ended: list[str] = []
+    num_writes = 0
+
+    async def send(message: Any) -> None:
+        nonlocal num_writes
+        num_writes += message["type"] == "http.response.body"
+        if num_writes == 3:
+            await asyncio.Event().wait()
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def answer() -> AsyncIterator[bytes]:
+        try:
+            yield b"a"
+            await asyncio.sleep(0.3)
+            yield b"b"
+            yield b"c"
+        finally:
+            ended.append("stream")
+
+    async def run() -> None:
+        events, resources = answer(), AsyncExitStack()
+        resources.callback(ended.append, "resources")
+        response = EventStreamResponse(events, resources, send_timeout=0.1)
+        await asyncio.wait_for(response({"type": "http"}, receive, send), 10)
+        await events.aclose()
+
+    asyncio.run(run())
+    assert num_writes == 3 and "resources" in ended

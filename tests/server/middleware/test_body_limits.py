@@ -10,7 +10,6 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.body_limits import _MAX_FULL_BODIES, MIN_BYTES_PER_SECOND, BodyLimitMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
-from holdfast.server.tenants.tenant import address_tenant, set_tenant
 from support.asgi import call_app, ok, scope_of
 from support.raw_http import HttpResponse
 
@@ -183,71 +182,36 @@ def test_no_deadline_after_the_body() -> None:
     asyncio.run(app(scope_of("POST", "/"), receive, no_send))
 
 
-class Bodies:
-    """Requests of several tenants whose bodies arrive when a test says so."""
+def test_bodies_of_all_requests_are_bounded_together() -> None:
+    """A large one too many gets 503, a small one is still accepted, and the others continue."""
+    most, may_end = 100_000, asyncio.Event()
+    reading = 0
 
-    def __init__(self) -> None:
-        self.app = BodyLimitMiddleware(self._hold, ServerConfig(max_body_bytes=MOST))
-        self._may_end = asyncio.Event()
-
-    async def _hold(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def hold(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal reading
         while (await receive())["more_body"]:
             pass
-        await self._may_end.wait()
+        reading += 1
+        await may_end.wait()
 
-    async def send(self, tenant: str, *pieces: bytes, complete: bool = True) -> "asyncio.Task[None]":
-        """A request that has sent these pieces, and waits."""
-        messages = [{"type": "http.request", "body": one, "more_body": True} for one in pieces]
-        messages[-1]["more_body"] = not complete
+    app = BodyLimitMiddleware(hold, ServerConfig(max_body_bytes=most))
 
+    async def send_body(size: int) -> None:
         async def receive() -> Message:
-            if messages:
-                return messages.pop(0)
-            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+            return {"type": "http.request", "body": b"x" * size, "more_body": False}
 
-        scope = scope_of("POST", "/")
-        set_tenant(scope, address_tenant(tenant))
-        task = asyncio.create_task(self.app(scope, receive, no_send))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        return task
-
-    async def end(self, *tasks: "asyncio.Task[None]") -> list[Any]:
-        self._may_end.set()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert (self.app._num_bytes, self.app._num_bytes_by_tenant, self.app._arriving) == (0, {}, {})
-        return [one.code if isinstance(one, ApiError) else one for one in ended]
-
-
-def test_one_tenant_holds_at_most_half_of_the_memory_of_bodies() -> None:
-    """Each body is within its limit; one too many gets 503, and the others continue."""
+        await app(scope_of("POST", "/"), receive, no_send)
 
     async def run() -> None:
-        bodies = Bodies()
-        fine = [await bodies.send("a", b"x" * MOST) for _ in range(_MAX_FULL_BODIES // 2)]
-        refused = await bodies.send("a", b"x" * MOST)
-        other = await bodies.send("b", b"x" * MOST)
-        assert refused.done()
-        ended = await bodies.end(*fine, other, refused)
-        assert ended == [None] * (_MAX_FULL_BODIES // 2 + 1) + ["too_many_bodies"]
-        assert await bodies.end(await bodies.send("a", b"x" * MOST)) == [None]
-
-    asyncio.run(run())
-
-
-def test_slowest_body_gives_way_to_others_of_its_tenant() -> None:
-    async def run() -> None:
-        bodies = Bodies()
-        slow = [
-            await bodies.send("a", b"x" * (MOST - 1), complete=False) for _ in range(_MAX_FULL_BODIES // 2)
-        ]
-        others = [await bodies.send("a", b"x" * 500) for _ in range(3)]
-        await asyncio.wait(slow, timeout=0.05)
-        gone = [one for one in slow if one.done()]
-        assert 0 < len(gone) <= 3
-        for one in slow:
-            if one not in gone:
-                one.cancel()
-        assert await bodies.end(*gone, *others) == ["too_many_bodies"] * len(gone) + [None] * 3
+        held = [asyncio.create_task(send_body(most)) for _ in range(_MAX_FULL_BODIES)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(ApiError) as caught:
+            await send_body(most)
+        assert (caught.value.status, caught.value.code) == (503, "too_many_bodies")
+        held.append(asyncio.create_task(send_body(1000)))
+        await asyncio.sleep(0.01)
+        assert reading == _MAX_FULL_BODIES + 1
+        may_end.set()
+        await asyncio.gather(*held, send_body(most))
 
     asyncio.run(run())

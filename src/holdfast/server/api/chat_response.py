@@ -164,7 +164,13 @@ async def serve_chat(
         if body.stream:
             response.fingerprint = await run_until_disconnect(request, call.fingerprint())
             writer = make_writer(response)
-            return EventStreamResponse(writer.stream(), stack.pop_all(), writer.end_stream, call)
+            return EventStreamResponse(
+                writer.stream(),
+                stack.pop_all(),
+                writer.end_stream,
+                call,
+                send_timeout=frontend.config.send_timeout,
+            )
         await run_until_disconnect(request, _collect(response))
         return JSONResponse(make_writer(response).whole())
 

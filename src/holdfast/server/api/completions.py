@@ -90,7 +90,10 @@ async def send_completion(
     response."""
     if response.body.stream:
         response.fingerprint = await run_until_disconnect(request, response.call.fingerprint())
-        return EventStreamResponse(_stream(response), resources.pop_all(), source=response.call)
+        send_timeout = response.frontend.config.send_timeout
+        return EventStreamResponse(
+            _stream(response), resources.pop_all(), source=response.call, send_timeout=send_timeout
+        )
     return JSONResponse(await run_until_disconnect(request, _collect(response)))
 
 

@@ -3,6 +3,7 @@
 JSON is encoded by msgspec: several times as fast as the standard library, and it refuses NaN.
 """
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -81,7 +82,7 @@ class EventStreamResponse(Response):
 
     end_stream makes the events that end a stream with an error. With a source, events that are made
     without waiting are written together: a write costs as much as the rest of an event. Otherwise each is
-    written at once.
+    written at once. A client that lets one write wait for `send_timeout` seconds counts as disconnected.
 
     Starlette's `StreamingResponse` cannot do two things this does. It stops as soon as the client
     disconnects, not at the next event. It reports an error after the first event as an event,
@@ -96,12 +97,17 @@ class EventStreamResponse(Response):
         resources: AsyncExitStack,
         end_stream: EndStream = end_with_error,
         source: EventSource | None = None,
+        *,
+        send_timeout: float,
     ) -> None:
         super().__init__(headers=_STREAM_HEADERS)
         del self.headers["content-length"]
         self._events = _end_with_errors(events, end_stream)
         self._resources = resources
         self._source = source
+        self._send_timeout = send_timeout
+        self._writing_since: float | None = None  # while a write waits for the client
+        self._watch: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The end is sent after `resources` are closed: a client that sees it finds its place free."""
@@ -121,24 +127,47 @@ class EventStreamResponse(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         send = _body_send(scope, send)
         made: list[bytes] = []  # and not sent yet
+        time = asyncio.get_running_loop().time
 
         async def flush() -> None:
             if made:
                 body = made[0] if len(made) == 1 else b"".join(made)
                 made.clear()
+                self._writing_since = time()
                 await send({"type": "http.response.body", "body": body, "more_body": True})
+                self._writing_since = None
 
         if self._source is not None:
             self._source.before_wait = flush
         try:
-            async for event in self._events:
-                made.append(event)
-                if self._source is None or len(made) == _MAX_EVENTS_IN_WRITE:
+            async with asyncio.timeout(None) as limit:
+                self._watch_writes(limit)
+                try:
+                    async for event in self._events:
+                        made.append(event)
+                        if self._source is None or len(made) == _MAX_EVENTS_IN_WRITE:
+                            await flush()
+                except Exception:  # the last events said so
                     await flush()
-        except Exception:  # the last events said so
-            await flush()
+                    raise
+                await flush()
+        except TimeoutError:
+            if limit.expired():
+                raise ClientDisconnect from None
             raise
-        await flush()
+        finally:
+            if self._watch is not None:
+                self._watch.cancel()
+
+    def _watch_writes(self, limit: asyncio.Timeout) -> None:
+        """End the response once a write has waited for `send_timeout`. One timer looks at all writes: to set
+        and cancel one for every token takes long."""
+        loop = asyncio.get_running_loop()
+        since = loop.time() if self._writing_since is None else self._writing_since
+        if loop.time() - since >= self._send_timeout:
+            limit.reschedule(since)
+        else:
+            self._watch = loop.call_at(since + self._send_timeout, self._watch_writes, limit)
 
 
 async def _end_with_errors(events: AsyncIterator[bytes], end_stream: EndStream) -> AsyncIterator[bytes]:

@@ -45,7 +45,7 @@ _HEADERS = {
 }
 
 
-def inspector_router(hub: Hub) -> APIRouter:
+def inspector_router(hub: Hub, send_timeout: float) -> APIRouter:
     """`/`, `/inspector/<file>` and `/inspector/events`."""
     router = APIRouter(include_in_schema=False)
     files = _read_files(STATIC, (PAGE, *ASSETS)) | {RECORDINGS: b"[" + b",".join(recording_files()) + b"]"}
@@ -62,7 +62,7 @@ def inspector_router(hub: Hub) -> APIRouter:
         events = hub.events(tenant.id, shown, request.query_params.get("replica", ""))
         resources = AsyncExitStack()
         resources.push_async_callback(events.aclose)
-        return EventStreamResponse(events, resources)
+        return EventStreamResponse(events, resources, send_timeout=send_timeout)
 
     @router.get("/inspector/{name}")
     async def show_file(name: str) -> Response:
