@@ -81,7 +81,6 @@ def _cases(folder: Path) -> list[tuple[list[str], str]]:
         (["eval", "thinking", "coin", "--device", "cuda"], NO_GPU),
         (["bench", "demo", missing], NO_MODEL),
         (["bench", "determinism", missing], NO_MODEL),
-        (["bench", "ngram", missing], NO_MODEL),
     ]
 
 

@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("stress_helpers.py")
 def _run_process(*arguments: str, **environment: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), *arguments],
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **environment},
         capture_output=True,
         text=True,
         check=False,
