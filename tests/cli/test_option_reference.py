@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.options.reference import BEGIN, options_reference, update
 from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
 from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
+from scripts.option_reference import BEGIN, options_reference, update
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 def test_operations_page_has_the_current_options():
     text = OPERATIONS.read_text(encoding="utf-8")
-    assert text == update(text), f"run: python -m holdfast.cli.options.reference {OPERATIONS}"
+    assert text == update(text), f"run: python scripts/option_reference.py {OPERATIONS}"
 
 
 def test_reference_has_every_option():

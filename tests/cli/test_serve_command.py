@@ -429,7 +429,7 @@ def test_missing_server_package_says_what_to_install(holdfast, served, monkeypat
 
     find = util.find_spec
     monkeypatch.setattr(
-        "holdfast.cli.requirements.find_spec", lambda name: None if name == package else find(name)
+        "holdfast.cli.console.find_spec", lambda name: None if name == package else find(name)
     )
     said = refused(holdfast, served)
     assert package in said
