@@ -24,11 +24,11 @@ from holdfast.server.api.content_blocks import (
     stream_blocks,
     whole_blocks,
 )
-from holdfast.server.api.responses_api.requests import ResponsesRequest
-from holdfast.server.api.responses_api.response_object import ResponseObject
-from holdfast.server.api.thinking import ThoughtStream
+from holdfast.server.api.responses.requests import ResponsesRequest
+from holdfast.server.api.responses.response_object import ResponseObject
+from holdfast.server.api.thoughts import ThoughtStream
 from holdfast.server.errors import ApiError
-from holdfast.server.http.responses import KEEP_ALIVE, sse_event
+from holdfast.server.http.sse import KEEP_ALIVE, sse_event
 
 
 class ResponseWriter:

@@ -10,6 +10,14 @@ message_stop, or error
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from holdfast.server.api.anthropic.message_object import (
+    content_block,
+    empty_block,
+    end_fields,
+    message_object,
+    signature,
+    stop_fields,
+)
 from holdfast.server.api.chat_response import ChatResponse
 from holdfast.server.api.content_blocks import (
     Block,
@@ -21,17 +29,9 @@ from holdfast.server.api.content_blocks import (
     stream_blocks,
     whole_blocks,
 )
-from holdfast.server.api.messages_api.message_object import (
-    content_block,
-    empty_block,
-    end_fields,
-    message_object,
-    signature,
-    stop_fields,
-)
-from holdfast.server.api.thinking import ThoughtStream, all_thoughts
+from holdfast.server.api.thoughts import ThoughtStream, all_thoughts
 from holdfast.server.errors import ApiError
-from holdfast.server.http.responses import sse_event
+from holdfast.server.http.sse import sse_event
 
 _PING = sse_event({"type": "ping"}, "ping")
 

@@ -1,13 +1,14 @@
-"""API keys. Every route but /health requires one, if any are configured. The key names the tenant.
+"""The tenant of a key. Every route but /health requires an API key, if any are configured.
 
 OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `X-Api-Key: KEY`. A browser that opens
 the inspector or /docs sends Basic with the key as password; the user name is ignored. Starlette's
-`AuthenticationMiddleware` only attaches a user to the request: each route would have to require one, and a new route without
-that would be open.
+`AuthenticationMiddleware` only attaches a user to the request: each route would have to require one, and
+a new route without that would be open.
 """
 
 import base64
 import binascii
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,7 +22,7 @@ _PAGES = frozenset({"/", "/docs"})
 _PAGE_FILES = "/inspector/"
 
 
-class ApiKeyMiddleware:
+class TenantMiddleware:
     """Passes every request if no keys are configured."""
 
     def __init__(self, app: ASGIApp, tenants: TenantDirectory) -> None:
@@ -43,15 +44,14 @@ class ApiKeyMiddleware:
             how = "X-Api-Key: YOUR_KEY" if is_anthropic(scope["path"]) else "Authorization: Bearer YOUR_KEY"
             message = f"You didn't provide an API key. Send it as {how}."
             raise ApiError(401, message, code="missing_api_key", headers=challenge)
-        tenant = find_tenant(scope, self._tenants)
+        tenant = _find_tenant(headers, self._tenants)
         if tenant is None:
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=challenge)
         return tenant
 
 
-def find_tenant(scope: Scope, tenants: TenantDirectory) -> Tenant | None:
-    """The tenant whose key a request has. None: no key, a wrong one, or keys of two tenants."""
-    headers = _key_headers(scope)
+def _find_tenant(headers: Sequence[tuple[bytes, bytes]], tenants: TenantDirectory) -> Tenant | None:
+    """The tenant of these keys. None: a wrong one, or keys of two tenants."""
     if len({name for name, _ in headers}) < len(headers):
         return None
     keys = [value.strip() if name == b"x-api-key" else _key_of(value) for name, value in headers]

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from holdfast.server.api.schema.responses import HoldfastDetails, ResponseModel
+from holdfast.server.api.schema.objects import HoldfastDetails, ResponseModel
 
 
 class ErrorDetails(ResponseModel):

@@ -11,8 +11,8 @@ from holdfast.core.step_plan import TokenLogprob
 from holdfast.server.api.chat_response import ChatResponse
 from holdfast.server.api.content_blocks import Block, ReasoningBlock, TextBlock
 from holdfast.server.api.response_fields import chat_logprobs, holdfast_object, usage
-from holdfast.server.api.responses_api.requests import ResponsesRequest
-from holdfast.server.api.thinking import all_thoughts
+from holdfast.server.api.responses.requests import ResponsesRequest
+from holdfast.server.api.thoughts import all_thoughts
 from holdfast.server.errors import ApiError
 from holdfast.server.prompts import Prompts
 

@@ -12,14 +12,14 @@ the beginning of a tag is held back until that is decided.
 from collections.abc import Iterable
 from enum import Enum, auto
 
-from holdfast.server.reasoning.formats import ThinkTags
+from holdfast.server.reasoning.formats import ReasoningTags
 from holdfast.server.reasoning.token_pieces import Piece
 from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolParser, merge_texts
 
 _SPACE = " \t\n\r"
 
 
-class ThinkState(Enum):
+class TagState(Enum):
     """Where an answer is. At its beginning: what the prompt says."""
 
     MAY_THINK = auto()  # before an opening tag, or text without thinking
@@ -28,10 +28,10 @@ class ThinkState(Enum):
     ANSWERING = auto()
 
 
-class ThinkParser:
+class TagParser:
     """Parses one choice. `rest` parses what comes after the thinking."""
 
-    def __init__(self, tags: ThinkTags, state: ThinkState, rest: ToolParser) -> None:
+    def __init__(self, tags: ReasoningTags, state: TagState, rest: ToolParser) -> None:
         self._tags = tags
         self._state = state
         self._rest = rest
@@ -45,7 +45,7 @@ class ThinkParser:
     @property
     def rest_of_answer(self) -> ToolParser | None:
         """The parser of what follows, once the answer has begun: from then on all is text."""
-        return self._rest if self._state is ThinkState.ANSWERING else None
+        return self._rest if self._state is TagState.ANSWERING else None
 
     def feed(self, pieces: Iterable[Piece]) -> list[ChoiceDelta]:
         deltas: list[ChoiceDelta] = []
@@ -56,31 +56,31 @@ class ThinkParser:
         return merge_texts(deltas)
 
     def _count(self, num_tokens: int) -> None:
-        if self._state is ThinkState.MAY_THINK:
+        if self._state is TagState.MAY_THINK:
             self._num_held_tokens += num_tokens
-        elif self._state is ThinkState.THINKING:
+        elif self._state is TagState.THINKING:
             self.num_reasoning_tokens += num_tokens
             self.num_hidden_tokens += num_tokens
 
     def finish(self) -> list[ChoiceDelta]:
-        if self._state is ThinkState.THINKING:
+        if self._state is TagState.THINKING:
             held = "".join((*self._space, self._marker))
             self._space, self._marker = [], ""
             return [*self._think(held), *self._rest.finish()]
-        if self._state is ThinkState.MAY_THINK:
+        if self._state is TagState.MAY_THINK:
             return merge_texts([*self._answer(), *self._rest.finish()])
         return self._rest.finish()
 
     def _feed(self, text: str) -> list[ChoiceDelta]:
-        if self._state is ThinkState.MAY_THINK:
+        if self._state is TagState.MAY_THINK:
             return self._find_opening(text)
-        if self._state is ThinkState.THINKING:
+        if self._state is TagState.THINKING:
             return self._find_closing(text)
-        if self._state is ThinkState.THOUGHT:
+        if self._state is TagState.THOUGHT:
             text = text.lstrip(_SPACE)
             if not text:
                 return []
-            self._state = ThinkState.ANSWERING
+            self._state = TagState.ANSWERING
         return self._rest.feed(text)
 
     def _find_opening(self, text: str) -> list[ChoiceDelta]:
@@ -92,7 +92,7 @@ class ThinkParser:
         opening = self._tags.opening
         if self._marker.startswith(opening):
             rest = self._marker.removeprefix(opening)
-            self._state, self._space, self._marker = ThinkState.THINKING, [], ""
+            self._state, self._space, self._marker = TagState.THINKING, [], ""
             self._count(self._num_held_tokens)
             return self._find_closing(rest)
         return [] if opening.startswith(self._marker) else self._answer()
@@ -100,14 +100,14 @@ class ThinkParser:
     def _answer(self) -> list[ChoiceDelta]:
         """There is no thinking: what was held back is text."""
         text = "".join((*self._space, self._marker))
-        self._state, self._space, self._marker = ThinkState.ANSWERING, [], ""
+        self._state, self._space, self._marker = TagState.ANSWERING, [], ""
         return self._rest.feed(text)
 
     def _find_closing(self, new: str) -> list[ChoiceDelta]:
         text, closing = self._marker + new, self._tags.closing
         found = text.find(closing)
         if found >= 0:
-            self._state, self._marker = ThinkState.THOUGHT, ""
+            self._state, self._marker = TagState.THOUGHT, ""
             thought = self._think(text[:found].rstrip(_SPACE))
             return [*thought, *self._feed(text[found + len(closing) :])]
         end = text.rfind(closing[0], max(0, len(text) - len(closing) + 1))

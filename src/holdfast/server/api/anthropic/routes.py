@@ -4,27 +4,27 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.server.api.chat_prompt import ChatPrompts
-from holdfast.server.api.chat_response import serve_chat
-from holdfast.server.api.messages_api.events import MessageWriter
-from holdfast.server.api.messages_api.requests import (
-    ConversationFields,
-    CountTokensRequest,
-    MessagesRequest,
-)
-from holdfast.server.api.messages_api.responses import (
+from holdfast.server.api.anthropic.events import MessageWriter
+from holdfast.server.api.anthropic.objects import (
     AnthropicErrorResponse,
     MessageResponse,
     MessageTokensCount,
 )
-from holdfast.server.api.messages_api.translation import ERROR_WORDS, to_chat, to_chat_prompt
+from holdfast.server.api.anthropic.requests import (
+    ConversationFields,
+    CountTokensRequest,
+    MessagesRequest,
+)
+from holdfast.server.api.anthropic.translation import ERROR_WORDS, to_chat, to_chat_prompt
+from holdfast.server.api.chat_prompt import ChatPrompts
+from holdfast.server.api.chat_response import serve_chat
 from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
+from holdfast.server.http.body import read_body
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import JSONResponse
-from holdfast.server.middleware.response_headers import use_request_id
+from holdfast.server.http.sse import JSONResponse
+from holdfast.server.middleware.request_log import use_request_id
 from holdfast.server.tenants.tenant import tenant_of
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.server.reasoning.formats import QWEN3
-from holdfast.server.reasoning.think_parser import ThinkParser, ThinkState
+from holdfast.server.reasoning.tags import TagParser, TagState
 from holdfast.server.reasoning.token_pieces import Piece
 from holdfast.server.tools.auto_parser import AutoToolParser
 from holdfast.server.tools.deltas import (
@@ -20,11 +20,11 @@ from holdfast.server.tools.deltas import (
 from holdfast.server.tools.formats import HERMES
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-MAY_THINK, THINKING, ANSWERING = ThinkState.MAY_THINK, ThinkState.THINKING, ThinkState.ANSWERING
+MAY_THINK, THINKING, ANSWERING = TagState.MAY_THINK, TagState.THINKING, TagState.ANSWERING
 
 
-def parse(chunks: list[str], state: ThinkState = MAY_THINK) -> tuple[ParsedMessage, int]:
-    parser = ThinkParser(QWEN3, state, AutoToolParser(HERMES, ["f"], ToolCallIds(b"")))
+def parse(chunks: list[str], state: TagState = MAY_THINK) -> tuple[ParsedMessage, int]:
+    parser = TagParser(QWEN3, state, AutoToolParser(HERMES, ["f"], ToolCallIds(b"")))
     deltas = [delta for chunk in chunks for delta in parser.feed([Piece(chunk)])]
     return merge_deltas([*deltas, *parser.finish()]), parser.num_reasoning_tokens
 
@@ -57,7 +57,7 @@ def parse(chunks: list[str], state: ThinkState = MAY_THINK) -> tuple[ParsedMessa
     ],
 )
 def test_parsed_message(
-    state: ThinkState, text: str, reasoning: str | None, content: str | None, num_calls: int
+    state: TagState, text: str, reasoning: str | None, content: str | None, num_calls: int
 ) -> None:
     message, _ = parse([text], state)
     assert (message.reasoning, message.content, len(message.calls)) == (reasoning, content, num_calls)
@@ -74,7 +74,7 @@ JSON = '{"name": "f", "arguments": {"x": "</think>"}}'
     st.lists(st.integers(0, 120), max_size=8),
     st.sampled_from((MAY_THINK, THINKING, ANSWERING)),
 )
-def test_result_does_not_depend_on_the_split(text: str, cuts: list[int], state: ThinkState) -> None:
+def test_result_does_not_depend_on_the_split(text: str, cuts: list[int], state: TagState) -> None:
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     chunks = [text[start:stop] for start, stop in pairwise(edges)]
     message, _ = parse([text], state)
@@ -87,8 +87,8 @@ def test_result_does_not_depend_on_the_split(text: str, cuts: list[int], state: 
     st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join),
     st.sampled_from((MAY_THINK, THINKING, ANSWERING)),
 )
-def test_only_tags_and_white_space_are_dropped(text: str, state: ThinkState) -> None:
-    parser = ThinkParser(QWEN3, state, PlainTextParser())
+def test_only_tags_and_white_space_are_dropped(text: str, state: TagState) -> None:
+    parser = TagParser(QWEN3, state, PlainTextParser())
     message = merge_deltas([*parser.feed([Piece(text)]), *parser.finish()])
     reasoning, content = message.reasoning or "", message.content or ""
     opening = "" if state is THINKING else "<think>"
@@ -97,7 +97,7 @@ def test_only_tags_and_white_space_are_dropped(text: str, state: ThinkState) -> 
 
 
 def test_no_half_tag_is_sent() -> None:
-    parser = ThinkParser(QWEN3, MAY_THINK, AutoToolParser(HERMES, ["f"], ToolCallIds(b"")))
+    parser = TagParser(QWEN3, MAY_THINK, AutoToolParser(HERMES, ["f"], ToolCallIds(b"")))
     sent = [delta for char in "<think>Hm. </thin" for delta in parser.feed([Piece(char)])]
     assert all(isinstance(one, ReasoningDelta) for one in sent)
     assert merge_deltas(sent).reasoning == "Hm."

@@ -15,7 +15,7 @@ from holdfast.server.api.schema.requests import (
     SamplingFields,
     ServingFields,
 )
-from holdfast.server.http.json_body import Many
+from holdfast.server.http.body import Many
 
 _IGNORED = "Accepted and ignored."
 _NOT_STORED = "responses are not stored; send the whole conversation as input"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.server.api.conversation import Conversation
-from holdfast.server.api.responses_api.requests import (
+from holdfast.server.api.responses.requests import (
     FunctionCallItem,
     FunctionCallOutputItem,
     FunctionTool,

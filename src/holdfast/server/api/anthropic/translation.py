@@ -13,9 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.server.api.chat_prompt import thinking_variables
-from holdfast.server.api.conversation import Conversation
-from holdfast.server.api.messages_api.requests import (
+from holdfast.server.api.anthropic.requests import (
     ContentBlockParam,
     ConversationFields,
     JsonOutputFormat,
@@ -29,6 +27,8 @@ from holdfast.server.api.messages_api.requests import (
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
+from holdfast.server.api.chat_prompt import thinking_variables
+from holdfast.server.api.conversation import Conversation
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     ChatMessage,

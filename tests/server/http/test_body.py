@@ -16,8 +16,8 @@ from starlette.requests import Request
 from holdfast.server.api.schema import requests as schemas
 from holdfast.server.api.schema.openapi import body_schema, document_bodies
 from holdfast.server.errors import ApiError
-from holdfast.server.http import json_body
-from holdfast.server.http.json_body import (
+from holdfast.server.http import body as http_body
+from holdfast.server.http.body import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_KEYS,
@@ -424,7 +424,7 @@ def test_large_body_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> No
         seen.append((len(raw) > 256 << 10, threading.current_thread() is threading.main_thread()))
         return parse_body(raw, model)
 
-    monkeypatch.setattr(json_body, "parse_body", note)
+    monkeypatch.setattr(http_body, "parse_body", note)
     for size in (10, 300_000):
         body = asyncio.run(read_body(request_of(nested(0, '"' + "x" * size + '"')), Chat))
         assert len(body.anything) == size

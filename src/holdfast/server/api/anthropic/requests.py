@@ -16,7 +16,7 @@ from holdfast.server.api.schema.requests import (
     SamplingFields,
     ServingFields,
 )
-from holdfast.server.http.json_body import Many
+from holdfast.server.http.body import Many
 
 _IGNORED = "Accepted and ignored."
 _ID = Field(min_length=1, max_length=256)
