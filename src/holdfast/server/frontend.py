@@ -20,7 +20,7 @@ from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.ipc.engine_client import EngineClient
 from holdfast.server.ipc.messages import FingerprintReady
-from holdfast.server.middleware.access_log import AccessLogEntry
+from holdfast.server.middleware.request_log import AccessLogEntry
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces

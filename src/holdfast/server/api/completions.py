@@ -32,17 +32,17 @@ from holdfast.server.api.sampling import (
     sampling_params,
     truncate_prompt,
 )
+from holdfast.server.api.schema.objects import Completion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest
-from holdfast.server.api.schema.responses import Completion
-from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinking_model
+from holdfast.server.api.thoughts import ThoughtStream, all_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
+from holdfast.server.http.body import read_body
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
-from holdfast.server.middleware.response_headers import use_request_id
+from holdfast.server.http.sse import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
+from holdfast.server.middleware.request_log import use_request_id
 
 _DEFAULT_MAX_TOKENS = 16
 

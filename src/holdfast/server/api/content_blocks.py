@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.server.api.chat_response import ChatChoice, ChatResponse
-from holdfast.server.api.thinking import ThoughtStream
+from holdfast.server.api.thoughts import ThoughtStream
 from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolCallDelta
 
 

@@ -11,8 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from holdfast.errors import EngineStopped
 from holdfast.receipts.signing import PublicKey
-from holdfast.server.api.schema.openapi import GET_ERRORS, NEEDS_NO_KEY, responses
-from holdfast.server.api.schema.responses import (
+from holdfast.server.api.schema.objects import (
     CertificateResponse,
     HealthResponse,
     ModelInfo,
@@ -20,9 +19,10 @@ from holdfast.server.api.schema.responses import (
     ReceiptKeyResponse,
     VersionResponse,
 )
+from holdfast.server.api.schema.openapi import GET_ERRORS, NEEDS_NO_KEY, responses
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.responses import JSONResponse
+from holdfast.server.http.sse import JSONResponse
 from holdfast.server.ipc.engine_client import ReplicaStatus
 from holdfast.server.tenants.tenant import tenant_of
 from holdfast.version import __version__

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.api.schema.requests import GenerationRequest
-from holdfast.server.api.thinking import forced_thoughts
+from holdfast.server.api.thoughts import forced_thoughts
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend

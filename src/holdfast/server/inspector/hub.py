@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from holdfast.engine.tracer import StepTrace
 from holdfast.server.errors import ApiError
-from holdfast.server.http.responses import KEEP_ALIVE, sse_event
+from holdfast.server.http.sse import KEEP_ALIVE, sse_event
 from holdfast.server.inspector.view import EngineView, TokenText
 
 MAX_SUBSCRIBERS = 8

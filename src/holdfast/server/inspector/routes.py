@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from holdfast.recordings import recording_files
 from holdfast.server.errors import ApiError
-from holdfast.server.http.responses import EventStreamResponse
+from holdfast.server.http.sse import EventStreamResponse
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.tenants.addresses import is_loopback
 from holdfast.server.tenants.tenant import Tenant, tenant_of
