@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from holdfast.engine.status import EngineStatus
-from holdfast.server.ipc.engine_client import ReplicaStatus
+from holdfast.server.ipc.engines import ReplicaStatus
 
 _GAUGES = (
     ("num_requests_running", "Choices that the replica generates, of all frontends.", "num_running"),
