@@ -1,5 +1,5 @@
 """The inspector page in a real browser, on a server with injected faults: tokens, commits and
-rollbacks are shown.
+rollbacks are shown. Layout, themes and what takes longer are `long`.
 """
 
 import json
@@ -254,6 +254,7 @@ def test_rolled_back_tokens_turn_red_and_disappear(visit: Visit) -> None:
     assert shown == rolled_back
 
 
+@pytest.mark.long
 def test_ended_request_is_removed(visit: Visit) -> None:
     visit.ask(max_tokens="3")
     wait_ended(visit.card())
@@ -404,6 +405,7 @@ def test_text_is_never_markup(visit: Visit) -> None:
     assert visit.page.locator("#answer *").count() == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("slow_steps")
 def test_page_opened_later_shows_running_requests(visit: Visit, server: Server, endless: str) -> None:
     visit.page.check("input[value=raw]", force=True)
@@ -420,6 +422,7 @@ def test_page_opened_later_shows_running_requests(visit: Visit, server: Server, 
     visit.page.click("#stop")
 
 
+@pytest.mark.long
 def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Server) -> None:
     size = {"width": 360, "height": 740}
     context = new_context(browser, viewport=size, is_mobile=True, has_touch=True, device_scale_factor=2)
@@ -447,6 +450,7 @@ def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Serve
     context.close()
 
 
+@pytest.mark.long
 def test_many_requests_leave_no_empty_column(browser: "Browser", server: Server) -> None:
     context = new_context(browser, color_scheme="dark")
     dark = Visit(context.new_page(), server)
@@ -468,6 +472,7 @@ def test_many_requests_leave_no_empty_column(browser: "Browser", server: Server)
     context.close()
 
 
+@pytest.mark.long
 def test_playground_does_not_cover_the_proof(visit: Visit) -> None:
     visit.ask(max_tokens="20")
     visit.wait_answered()
@@ -478,6 +483,7 @@ def test_playground_does_not_cover_the_proof(visit: Visit) -> None:
     assert bottom <= top
 
 
+@pytest.mark.long
 def test_dark_theme_by_system_and_by_choice(browser: "Browser", server: Server) -> None:
     context = new_context(browser, color_scheme="dark")
     dark = Visit(context.new_page(), server)
@@ -502,6 +508,7 @@ def test_dark_theme_by_system_and_by_choice(browser: "Browser", server: Server) 
     context.close()
 
 
+@pytest.mark.long
 def test_reduced_motion_is_respected(browser: "Browser", server: Server) -> None:
     context = new_context(browser, reduced_motion="reduce")
     calm = Visit(context.new_page(), server)
@@ -545,6 +552,7 @@ def test_controls_have_accessible_names(page: "Page") -> None:
     assert nameless == []
 
 
+@pytest.mark.long
 def test_figures_have_tooltips(visit: Visit) -> None:
     visit.ask(max_tokens="6")
     card = visit.card()
@@ -603,6 +611,7 @@ def test_page_requests_only_its_own_server(visit: Visit, server: Server) -> None
     assert all(url.startswith((server.url, "blob:", "data:")) for url in visit.requested)
 
 
+@pytest.mark.long
 def test_browser_asks_for_the_api_key_once(browser: "Browser", tiny_llama: Path) -> None:
     with serving(tiny_llama, environment={"HOLDFAST_API_KEY": "open-sesame"}) as guarded:
         assert guarded.get("/").status_code == 401
