@@ -90,7 +90,7 @@ DECIDES_NOTHING = {
     "sandbox/worker_process.py": "carries messages",
     "scheduler/": "what runs when; verification.py is guarded",
     "server/": "from HTTP to the engine; the receipt has the prompt's ids and all settings",
-    "thinking/thought_predictor.py": "candidates, which are verified",
+    "thinking/predictor.py": "candidates, which are verified",
     "version.py": "the release's number",
     "worker/device.py": "describes the device for the fingerprint",
     "worker/gpu_presence.py": "refuses a device that is not there",
@@ -222,7 +222,7 @@ def test_comment_changes_no_version(copied: Path) -> None:
         ("sampling", "scheduler/verification.py"),
         ("text", "structured/matcher.py"),
         ("text", "engine/output.py"),
-        ("thinking", "worker/thought_runner.py"),
+        ("thinking", "thinking/runner.py"),
         ("certification", "certification/checks/probes.py"),
     ],
 )

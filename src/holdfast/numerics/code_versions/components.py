@@ -70,8 +70,8 @@ COMPONENTS = {
     ),
     "thinking": Component(
         "blocks T and C, and which thoughts are valid",
-        ("thinking/", "worker/thought_graphs.py", "worker/thought_runner.py"),
-        without=("thinking/thought_predictor.py",),
+        ("thinking/",),
+        without=("thinking/predictor.py",),
     ),
     "certification": Component(
         "the checks of a certificate and the search for GEMM recipes",
