@@ -127,7 +127,7 @@ class Server(Service):
             asyncio.create_task(work)
             for work in (
                 self.http.serve(sockets=[self.listening]),
-                self.supervisor.run(),
+                self.engines.run(),
                 self.trim_memory(),
                 self._signalled.wait(),
                 self.prompts.warm_up(),
@@ -178,7 +178,7 @@ class Server(Service):
         self.admission.is_open = False
         self.hub.close()
         self.http.should_exit = True
-        await self.supervisor.stop()
+        await self.engines.stop()
         with contextlib.suppress(Exception):
             await serving
         for task in tasks:
@@ -191,7 +191,7 @@ class Server(Service):
         self._signalled.set()
         if self._signals > 1:  # do not wait for anything any more
             self._cut_off()
-            self.supervisor.kill()
+            self.engines.kill()
             self.http.force_exit = True
 
     def _reload_keys(self) -> None:

@@ -75,7 +75,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 def _sent_answer(
     frontend: Frontend, receipt: Receipt, prompt_ids: list[int], params: SamplingParams
 ) -> SentAnswer:
-    ready = frontend.supervisor.ready
+    ready = frontend.engines.ready
     return sent_answer(
         receipt,
         prompt_ids,

@@ -74,7 +74,7 @@ def refuse_contradictions(body: GenerationRequest) -> None:
 
 def max_prompt_len(frontend: Frontend) -> int:
     """The largest number of tokens of a prompt with its answer."""
-    ready = frontend.supervisor.ready
+    ready = frontend.engines.ready
     return min(ready.max_model_len, ready.num_kv_positions)
 
 

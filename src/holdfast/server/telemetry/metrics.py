@@ -15,7 +15,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from holdfast.engine.status import EngineStatus
-from holdfast.server.ipc.engine_client import ReplicaStatus
+from holdfast.server.ipc.engines import ReplicaStatus
 from holdfast.server.telemetry.request_metrics import RequestMetricFamilies, RequestMetrics, RequestSeries
 from holdfast.server.tenants.tenant import Tenant
 

@@ -18,9 +18,9 @@ from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.errors import ConfigError
-from holdfast.server.ipc import engine_process
+from holdfast.server.ipc import host_main
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_server import EngineServer
+from holdfast.server.ipc.host import EngineHost
 
 PATIENCE = 60.0
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True, deterministic=True, seed=1)
@@ -31,7 +31,7 @@ M = TypeVar("M")
 class Process:
     """`serve` in a thread, and the frontend's end of its socket."""
 
-    def __init__(self, make: engine_process.Build, config: EngineConfig) -> None:
+    def __init__(self, make: host_main.Build, config: EngineConfig) -> None:
         self._link, theirs = socket.socketpair()
         self._link.settimeout(PATIENCE)
         self._decoder = m.decoder_from_engine()
@@ -40,7 +40,7 @@ class Process:
 
         def serve() -> None:
             with theirs:
-                self.code = engine_process.serve(theirs, make)
+                self.code = host_main.serve(theirs, make)
 
         self._thread = threading.Thread(target=serve, daemon=True)
         self._thread.start()
@@ -91,7 +91,7 @@ class Process:
 @pytest.fixture(autouse=True)
 def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """`configure_logging` would change the whole test process."""
-    monkeypatch.setattr(engine_process, "configure_logging", lambda *_: None)
+    monkeypatch.setattr(host_main, "configure_logging", lambda *_: None)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> "queue.Queue[int]":
         threading.Event().wait()
 
     monkeypatch.setattr(os, "_exit", exit_thread)
-    monkeypatch.setattr(engine_process, "_FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr(host_main, "_FLUSH_SECONDS", 0.1)
     return codes
 
 
@@ -172,7 +172,7 @@ def test_request_aborted_while_prepared_is_never_submitted(
     engine: Engine, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling, go_on, done = threading.Event(), threading.Event(), threading.Event()
-    prepare, submit_request = engine.prepare, EngineServer._submit
+    prepare, submit_request = engine.prepare, EngineHost._submit
 
     def prepare_slowly(prompt: Any, params: SamplingParams, **how: Any) -> Any:
         compiling.set()
@@ -184,7 +184,7 @@ def test_request_aborted_while_prepared_is_never_submitted(
         done.set()
 
     monkeypatch.setattr(engine, "prepare", prepare_slowly)
-    monkeypatch.setattr(EngineServer, "_submit", submit_and_signal)
+    monkeypatch.setattr(EngineHost, "_submit", submit_and_signal)
     process.send(submit(1, SamplingParams(max_tokens=400, structured=StructuredOutput(regex="a+"))))
     assert compiling.wait(PATIENCE)
     assert process.status().num_running == 0  # the loop does not wait for it
@@ -199,17 +199,17 @@ def test_request_aborted_while_prepared_is_never_submitted(
 def test_request_aborted_before_the_loop_sees_it_is_never_submitted(engine: Engine) -> None:
     """The loop is busy while both messages arrive."""
     sent: list[m.FromEngine] = []
-    server = EngineServer(engine, sent.append)
+    host = EngineHost(engine, sent.append)
     try:
         for message in (submit(1), m.Abort(1), submit(2), m.Stop()):
-            server.handle(message)
-        server.worker.run()
+            host.handle(message)
+        host.loop.run()
         accepted = [one.request_id for one in sent if isinstance(one, m.Accepted)]
         assert accepted == [2]
-        assert not server._withdrawn and not server._preparing
+        assert not host._submissions
     finally:
         engine.abort(2)
-        server.close()
+        host.close()
 
 
 def test_abort_of_unknown_request_does_nothing(process: Process) -> None:
@@ -253,13 +253,13 @@ def test_dead_thread_ends_the_process(
     engine: Engine, exits: "queue.Queue[int]", monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """An engine that computes but can neither receive nor send would be worse than none."""
-    servers: list[EngineServer] = []
+    hosts: list[EngineHost] = []
 
-    def make_server(*parts: Any) -> EngineServer:
-        servers.append(EngineServer(*parts))
-        return servers[0]
+    def make_host(*parts: Any) -> EngineHost:
+        hosts.append(EngineHost(*parts))
+        return hosts[0]
 
-    monkeypatch.setattr(engine_process, "EngineServer", make_server)
+    monkeypatch.setattr(host_main, "EngineHost", make_host)
     if fault == "name":
         monkeypatch.setattr(Engine, "fingerprint", property(lambda self: 1 / 0))
     process = Process(lambda config, show: engine, EngineConfig())
@@ -267,9 +267,9 @@ def test_dead_thread_ends_the_process(
     if fault == "in":
         process.send_raw(b"\x03\0\0\0bad")
     elif fault == "out":
-        servers[0]._send(object())  # type: ignore[arg-type]
+        hosts[0]._send(object())  # type: ignore[arg-type]
     assert exits.get(timeout=PATIENCE) == 1
-    servers[0].worker.stop()
+    hosts[0].loop.stop()
     process.end()
 
 

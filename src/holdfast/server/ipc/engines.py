@@ -41,7 +41,7 @@ class ReplicaStatus:
     version: str
 
 
-class EngineClient(Protocol):
+class Engines(Protocol):
     """One engine, or several that answer as one."""
 
     num_restarts: int  # engine processes or replicas that were lost

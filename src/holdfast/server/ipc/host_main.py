@@ -1,6 +1,6 @@
-"""The engine process: `python -m holdfast.server.ipc.engine_process FD`, FD being a socket.
+"""The engine process: `python -m holdfast.server.ipc.host_main FD`, FD being a socket.
 
-    reader thread   reads messages, checks and prepares requests (`EngineServer.handle`)
+    reader thread   reads messages, checks and prepares requests (`EngineHost.handle`)
     main thread     the engine's loop
     writer thread   encodes and writes messages, so that the loop waits for neither
 
@@ -26,7 +26,7 @@ from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, ModelError
 from holdfast.receipts.engine_fingerprint import library_version
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_server import EngineServer
+from holdfast.server.ipc.host import EngineHost
 from holdfast.server.ipc.pass_record import PassRecord
 from holdfast.server.telemetry.logs import configure_logging
 
@@ -38,7 +38,7 @@ SWITCH_SECONDS = 0.0005
 Build = Callable[[EngineConfig, ShowProgress], Engine]
 
 
-class MessageWriter:
+class FrameWriter:
     """Sends messages to the frontend from a thread of its own."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -73,14 +73,14 @@ class MessageWriter:
                 return
 
 
-class MessageReader:
+class FrameReader:
     """Reads the frontend's messages in a thread of its own.
 
-    Until there is a server, any message means: end.
+    Until there is a host, any message means: end.
     """
 
     def __init__(self, connection: socket.socket, decoder: m.MessageDecoder[m.ToEngine]) -> None:
-        self.server: EngineServer | None = None
+        self.host: EngineHost | None = None
         self._connection = connection
         self._decoder = decoder
         threading.Thread(target=self._read, name="holdfast-reader", daemon=True).start()
@@ -89,13 +89,13 @@ class MessageReader:
         try:
             while True:
                 message = self._decoder.read(self._connection)
-                if self.server is None:
+                if self.host is None:
                     os._exit(0)
-                self.server.handle(message)
+                self.host.handle(message)
         except ConnectionLost:
-            if self.server is None:
+            if self.host is None:
                 os._exit(0)
-            self.server.worker.stop()
+            self.host.loop.stop()
         except BaseException:  # no request could arrive any more
             _log.exception("the reader thread died")
             os._exit(1)
@@ -113,15 +113,15 @@ def serve(connection: socket.socket, make: Build = build) -> int:
         return 0
     assert isinstance(start, m.Start)
     configure_logging(start.log_format, start.log_level)
-    writer = MessageWriter(connection)
-    reader = MessageReader(connection, decoder)
+    writer = FrameWriter(connection)
+    reader = FrameReader(connection, decoder)
     try:
         engine = make(start.config, lambda stage, done, total: writer.send(m.Progress(stage, done, total)))
     except (ConfigError, ModelError) as error:
         writer.send(m.StartupFailed(str(error)))
         writer.close()
         return 2
-    reader.server = server = EngineServer(engine, writer.send, _open_record(start.pass_record))
+    reader.host = host = EngineHost(engine, writer.send, _open_record(start.pass_record))
     threading.Thread(
         target=_send_fingerprint, args=(engine, writer), name="holdfast-fingerprint", daemon=True
     ).start()
@@ -129,9 +129,9 @@ def serve(connection: socket.socket, make: Build = build) -> int:
     gc.collect()
     gc.freeze()  # the engine lives as long as the process: the collector need not visit it again
     try:
-        server.worker.run()
+        host.loop.run()
     finally:
-        server.close()
+        host.close()
         writer.close()
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)  # the frontend need not wait until every thread has ended
@@ -146,7 +146,7 @@ def _open_record(descriptor: int) -> PassRecord | None:
     return record
 
 
-def _send_fingerprint(engine: Engine, writer: MessageWriter) -> None:
+def _send_fingerprint(engine: Engine, writer: FrameWriter) -> None:
     try:
         fingerprint = engine.fingerprint
         parts, llguidance = fingerprint.plain_parts(), library_version("llguidance")

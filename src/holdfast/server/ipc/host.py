@@ -1,12 +1,18 @@
-"""The engine process's side of the connection: submits requests and sends their outputs.
+"""The engine's side of the connection: checks requests, submits them and sends their outputs.
 
-Requests are checked and prepared in the thread that reads messages. Those with a grammar or with
-bad words are prepared in threads of their own (`preparation`), because that takes time. The engine's
-loop only gets valid requests. A request whose abort arrives before the loop has submitted it is never
-submitted: clients that come and leave at once cost the loop nothing.
+A request is prepared off the engine's loop, and fairly between tenants:
+
+    no grammar, no bad words   in the thread that reads messages
+    known ones                 in a queue of its own, so that they never wait for unknown ones
+    unknown ones               compiled, two at a time and one of each tenant
+
+The loop gets only valid requests. A request that is aborted before the loop has submitted it is never
+submitted: clients that come and leave at once cost the loop nothing. If its grammar is being compiled,
+that is given up, unless another request waits for the same one.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,26 +27,44 @@ from holdfast.engine.tracer import Tracer
 from holdfast.errors import HoldfastError
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.pass_record import PassRecord
-from holdfast.server.ipc.preparation import Preparation
+from holdfast.server.work.work_queue import Job, WorkQueue
+from holdfast.structured.compiler import NUM_WORKERS
 
 _log = logging.getLogger("holdfast.engine")
+_QUICK_SECONDS = 0.001
+_COMPILE_SECONDS = 0.05
+_NO_LIMIT = 1 << 30  # the frontend admits no more requests than it has places for
 
 
-class EngineServer:
-    """Serves one engine. All methods but `handle` and `close` run in the engine's thread."""
+class _Submission:
+    """A request that was read and is not submitted yet."""
+
+    def __init__(self, message: m.Submit) -> None:
+        self.message = message
+        self.arrived = 0.0  # when it was prepared
+        self.is_aborted = False
+        self.job: tuple[WorkQueue, Job] | None = None  # that prepares it
+
+
+class EngineHost:
+    """Hosts one engine. `handle` and `close` are called in the reader's thread, the rest in the
+    engine's, but for `_prepare`.
+    """
 
     def __init__(
         self, engine: Engine, send: Callable[[m.FromEngine], None], record: PassRecord | None = None
     ) -> None:
         """record is memory that the frontend can read if this process dies."""
-        self.worker = EngineThread(engine, self._deliver)
+        self.loop = EngineThread(engine, self._deliver)
         self._engine = engine
         self._send = send
-        self._preparation = Preparation(engine, self._prepare)
-        self._preparing: set[int] = set()
-        self._aborted: set[int] = set()  # while they were prepared
-        self._withdrawn: set[int] = set()  # aborts that were read and not handled yet; all threads
-        self._arrived: dict[int, float] = {}  # when, of those in the queue
+        self._submissions: dict[int, _Submission] = {}  # by request id; all threads
+        self._lock = threading.Lock()  # for all submissions
+        self._quick = WorkQueue("holdfast-prepare", workers=2, max_waiting=_NO_LIMIT)
+        self._slow = WorkQueue(
+            "holdfast-compile", workers=NUM_WORKERS, max_per_client=NUM_WORKERS - 1, max_waiting=_NO_LIMIT
+        )
+        self._arrived: dict[int, float] = {}  # when, of those in the engine's queue
         self._step_ended = 0.0  # the last step, so the next one began then
         self._revocation_sent = False
         self._certificate_state = engine.certificate_state  # as the frontend knows it
@@ -50,31 +74,76 @@ class EngineServer:
         if record is not None:
             engine.before_pass = self._before_pass
 
+    # In the reader's thread
+
     def handle(self, message: m.ToEngine) -> None:
-        """Handle one message, in the reader's thread."""
+        """Handle one message."""
         if isinstance(message, m.Submit):
-            self.worker.post(lambda: self._preparing.add(message.request_id))
-            self._preparation.start(message)
+            self._begin(_Submission(message))
         elif isinstance(message, m.Abort):
-            if self._preparation.cancel(message.request_id):
-                self.worker.post(lambda: self._preparing.discard(message.request_id))
-            else:
-                self._withdrawn.add(message.request_id)
-                self.worker.post(lambda: self._abort(message.request_id))
+            self._cancel(message.request_id)
+            self.loop.post(lambda: self._abort(message.request_id))
         elif isinstance(message, m.SetTracing):
-            self.worker.post(lambda: self._set_tracing(message.on))
+            self.loop.post(lambda: self._set_tracing(message.on))
         elif isinstance(message, m.GetStatus):
-            self.worker.post(lambda: self._send(m.StatusReport(self._engine.status)))
+            self.loop.post(lambda: self._send(m.StatusReport(self._engine.status)))
         else:
-            self.worker.stop()
+            self.loop.stop()
 
     def close(self) -> None:
         """Prepare nothing more."""
-        self._preparation.close()
+        self._quick.close()
+        self._slow.close()
 
-    def _prepare(self, message: m.Submit, token: CancelToken) -> None:
+    def _begin(self, submission: _Submission) -> None:
+        """Prepare a request, now or in a thread."""
+        message = submission.message
+        self._submissions[message.request_id] = submission
+        if message.settings.get("structured") is None and not message.settings.get("bad_words"):
+            self._prepare(submission, CancelToken())
+        else:
+            self._queue(self._quick, submission, self._prepare_if_quick, _QUICK_SECONDS)
+
+    def _cancel(self, request_id: int) -> None:
+        """Never submit a request, unless the loop has done so already."""
+        with self._lock:
+            submission = self._submissions.pop(request_id, None)
+            if submission is None:
+                return
+            submission.is_aborted = True
+        if submission.job is not None:
+            queue, job = submission.job
+            queue.cancel(job)
+
+    # In the reader's thread, or in one that prepares
+
+    def _queue(
+        self,
+        queue: WorkQueue,
+        submission: _Submission,
+        work: Callable[[_Submission, CancelToken], None],
+        cost: float,
+    ) -> None:
+        with self._lock:
+            if not submission.is_aborted:
+                tenant = submission.message.tenant
+                submission.job = queue, queue.submit(tenant, lambda token: work(submission, token), cost=cost)
+
+    def _prepare_if_quick(self, submission: _Submission, token: CancelToken) -> None:
+        """Prepare a request at once, or queue what takes time."""
+        try:
+            is_quick = self._engine.prepares_quickly(params_from_json(submission.message.settings))
+        except HoldfastError:
+            is_quick = True  # it is refused
+        if is_quick:
+            self._prepare(submission, token)
+        else:
+            self._queue(self._slow, submission, self._prepare, _COMPILE_SECONDS)
+
+    def _prepare(self, submission: _Submission, token: CancelToken) -> None:
         """Make the request, or refuse it. An error in it affects no other request."""
-        arrived = time.monotonic()
+        message = submission.message
+        submission.arrived = time.monotonic()
         try:
             request = self._engine.prepare(
                 message.prompt_ids,
@@ -91,50 +160,43 @@ class EngineServer:
                 sent=message.sent,
             )
         except Cancelled:
-            self.worker.post(lambda: self._forget(message.request_id))
+            return
         except HoldfastError as error:
             refused = m.Refused(message.request_id, error.code, str(error))
-            self.worker.post(lambda: self._refuse(refused))
         except Exception:
             _log.exception("request %d could not be prepared", message.request_id)
             refused = m.Refused(message.request_id, HoldfastError.code, "the request could not be prepared")
-            self.worker.post(lambda: self._refuse(refused))
         else:
-            self.worker.post(lambda: self._submit(request, arrived))
+            self.loop.post(lambda: self._submit(submission, request))
+            return
+        self.loop.post(lambda: self._refuse(submission, refused))
 
-    def _forget(self, request_id: int) -> None:
-        """The request was aborted, and so was its preparation."""
-        self._preparing.discard(request_id)
-        self._aborted.discard(request_id)
+    # In the engine's thread
 
-    def _refuse(self, refused: m.Refused) -> None:
-        if not self._was_aborted(refused.request_id):
+    def _was_aborted(self, submission: _Submission) -> bool:
+        """Whether the request was aborted. If not, an abort that is read from now on finds it in the engine."""
+        with self._lock:
+            if not submission.is_aborted:
+                del self._submissions[submission.message.request_id]
+            return submission.is_aborted
+
+    def _refuse(self, submission: _Submission, refused: m.Refused) -> None:
+        if not self._was_aborted(submission):
             self._send(refused)
 
-    def _submit(self, request: Request, arrived: float) -> None:
-        if self._was_aborted(request.request_id) or request.request_id in self._withdrawn:
+    def _submit(self, submission: _Submission, request: Request) -> None:
+        if self._was_aborted(submission):
             return
         try:
             self._engine.submit(request)
         except HoldfastError as error:
             self._send(m.Refused(request.request_id, error.code, str(error)))
             return
-        self._arrived[request.request_id] = arrived
+        self._arrived[request.request_id] = submission.arrived
         self._send(m.Accepted(request.request_id, request.seed))
 
-    def _was_aborted(self, request_id: int) -> bool:
-        """A request is prepared; whether it was aborted meanwhile."""
-        self._preparing.discard(request_id)
-        if request_id not in self._aborted:
-            return False
-        self._aborted.discard(request_id)
-        return True
-
     def _abort(self, request_id: int) -> None:
-        self._withdrawn.discard(request_id)
-        if request_id in self._preparing:
-            self._aborted.add(request_id)
-        elif outputs := self._engine.abort(request_id):
+        if outputs := self._engine.abort(request_id):
             self._deliver(outputs)
 
     def _set_tracing(self, on: bool) -> None:
