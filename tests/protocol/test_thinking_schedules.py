@@ -5,7 +5,18 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_thinker import ScriptedThinker, Told, reference, reference_scores
-from test_schedules import PAGE_SIZE, ROWS, AnyForm, Client, NoText, World, bursts, requests_of, worlds
+from test_schedules import (
+    PAGE_SIZE,
+    ROWS,
+    AnyForm,
+    Client,
+    NoText,
+    World,
+    bursts,
+    prepared,
+    requests_of,
+    worlds,
+)
 
 from holdfast.core.events import CertificateChecked, Event, PromptScored, RequestEnded, ThoughtsCommitted
 from holdfast.core.request import Request
@@ -143,7 +154,7 @@ def play(thinking: ThinkingWorld) -> Played:
                 number = request.request_id
                 played.answers[number], played.scores[number], played.thoughts[number] = [], [], []
                 grammar = played.grammars[number] = AnyForm() if client.has_grammar else None
-                scheduler.submit(request, NoText(), grammar)
+                scheduler.submit(prepared(request, grammar), NoText())
         abort(False)
         plan = scheduler.plan()
         scheduler.check()
@@ -296,6 +307,6 @@ def test_spans_of_a_plain_model_have_no_rule_and_no_guesses() -> None:
     thinking = _one(20, 20, chunk_len=0)
     scheduler = Scheduler(thinking.world.config, PagePool(40, PAGE_SIZE))
     ((_, request),) = requests_of(thinking.world)
-    scheduler.submit(request, NoText())
+    scheduler.submit(prepared(request), NoText())
     ((one,),) = [scheduler.plan().passes]
     assert all(span.rule is None and span.guesses == () for span in one.spans)

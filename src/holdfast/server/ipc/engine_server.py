@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from holdfast.core.cancel_token import Cancelled, CancelToken
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared, Request
 from holdfast.core.results import RequestOutput
-from holdfast.core.sampling_params import params_from_json
 from holdfast.engine.engine import Engine
 from holdfast.engine.engine_thread import EngineThread
 from holdfast.engine.tracer import Tracer
@@ -53,8 +52,8 @@ class EngineServer:
     def handle(self, message: m.ToEngine) -> None:
         """Handle one message, in the reader's thread."""
         if isinstance(message, m.Submit):
-            self.worker.post(lambda: self._preparing.add(message.request_id))
-            self._preparation.start(message)
+            self.worker.post(lambda: self._preparing.add(message.request.request_id))
+            self._preparation.start(message.request)
         elif isinstance(message, m.Abort):
             if self._preparation.cancel(message.request_id):
                 self.worker.post(lambda: self._preparing.discard(message.request_id))
@@ -72,35 +71,22 @@ class EngineServer:
         """Prepare nothing more."""
         self._preparation.close()
 
-    def _prepare(self, message: m.Submit, token: CancelToken) -> None:
-        """Make the request, or refuse it. An error in it affects no other request."""
-        arrived = time.monotonic()
+    def _prepare(self, request: Request, token: CancelToken) -> None:
+        """Check the request, or refuse it. An error in it affects no other request."""
+        arrived, request_id = time.monotonic(), request.request_id
         try:
-            request = self._engine.prepare(
-                message.prompt_ids,
-                params_from_json(message.settings),
-                completion=message.completion_ids,
-                pooling=message.pooling,
-                echo_text=message.echo_text,
-                want_receipt=message.want_receipt,
-                request_id=message.request_id,
-                cache_salt=message.cache_salt,
-                tenant=message.tenant,
-                max_running=message.max_running,
-                token=token,
-                sent=message.sent,
-            )
+            prepared = self._engine.check_request(request, token)
         except Cancelled:
-            self.worker.post(lambda: self._forget(message.request_id))
+            self.worker.post(lambda: self._forget(request_id))
         except HoldfastError as error:
-            refused = m.Refused(message.request_id, error.code, str(error))
+            refused = m.Refused(request_id, error.code, str(error))
             self.worker.post(lambda: self._refuse(refused))
         except Exception:
-            _log.exception("request %d could not be prepared", message.request_id)
-            refused = m.Refused(message.request_id, HoldfastError.code, "the request could not be prepared")
+            _log.exception("request %d could not be prepared", request_id)
+            refused = m.Refused(request_id, HoldfastError.code, "the request could not be prepared")
             self.worker.post(lambda: self._refuse(refused))
         else:
-            self.worker.post(lambda: self._submit(request, arrived))
+            self.worker.post(lambda: self._submit(prepared, arrived))
 
     def _forget(self, request_id: int) -> None:
         """The request was aborted, and so was its preparation."""
@@ -111,16 +97,17 @@ class EngineServer:
         if not self._was_aborted(refused.request_id):
             self._send(refused)
 
-    def _submit(self, request: Request, arrived: float) -> None:
-        if self._was_aborted(request.request_id) or request.request_id in self._withdrawn:
+    def _submit(self, prepared: Prepared, arrived: float) -> None:
+        request_id = prepared.request_id
+        if self._was_aborted(request_id) or request_id in self._withdrawn:
             return
         try:
-            self._engine.submit(request)
+            self._engine.submit(prepared)
         except HoldfastError as error:
-            self._send(m.Refused(request.request_id, error.code, str(error)))
+            self._send(m.Refused(request_id, error.code, str(error)))
             return
-        self._arrived[request.request_id] = arrived
-        self._send(m.Accepted(request.request_id, request.seed))
+        self._arrived[request_id] = arrived
+        self._send(m.Accepted(request_id))
 
     def _was_aborted(self, request_id: int) -> bool:
         """A request is prepared; whether it was aborted meanwhile."""

@@ -12,10 +12,8 @@ import threading
 from collections.abc import Callable
 
 from holdfast.core.cancel_token import CancelToken
-from holdfast.core.sampling_params import params_from_json
+from holdfast.core.request import Request
 from holdfast.engine.engine import Engine
-from holdfast.errors import HoldfastError
-from holdfast.server.ipc import messages as m
 from holdfast.server.work.work_queue import Job, WorkQueue
 from holdfast.structured.compiler import NUM_WORKERS
 
@@ -23,7 +21,7 @@ _QUICK_SECONDS = 0.001
 _COMPILE_SECONDS = 0.05
 _NO_LIMIT = 1 << 30  # the frontend admits no more requests than it has places for
 
-Prepare = Callable[[m.Submit, CancelToken], None]
+Prepare = Callable[[Request, CancelToken], None]
 
 
 class Preparation:
@@ -39,12 +37,12 @@ class Preparation:
         self._lock = threading.Lock()
         self._jobs: dict[int, tuple[WorkQueue, Job]] = {}  # by request id
 
-    def start(self, message: m.Submit) -> None:
+    def start(self, request: Request) -> None:
         """Prepare a request, now or in a thread."""
-        if message.settings.get("structured") is None and not message.settings.get("bad_words"):
-            self._prepare(message, CancelToken())
+        if request.params.structured is None and not request.params.bad_words:
+            self._prepare(request, CancelToken())
             return
-        self._queue(self._quick, message, self._begin, _QUICK_SECONDS, CancelToken())
+        self._queue(self._quick, request, self._begin, _QUICK_SECONDS, CancelToken())
 
     def cancel(self, request_id: int) -> bool:
         """Give a request up. True: `prepare` was not called for it and never will be."""
@@ -57,30 +55,26 @@ class Preparation:
         self._quick.close()
         self._slow.close()
 
-    def _begin(self, message: m.Submit, token: CancelToken) -> None:
+    def _begin(self, request: Request, token: CancelToken) -> None:
         """Prepare a request at once, or queue what takes time."""
-        try:
-            is_quick = self._engine.prepares_quickly(params_from_json(message.settings))
-        except HoldfastError:
-            is_quick = True  # it is refused
-        if is_quick:
-            self._finish(message, token)
+        if self._engine.prepares_quickly(request.params):
+            self._finish(request, token)
         else:
-            self._queue(self._slow, message, self._finish, _COMPILE_SECONDS, token)
+            self._queue(self._slow, request, self._finish, _COMPILE_SECONDS, token)
 
     def _queue(
-        self, queue: WorkQueue, message: m.Submit, work: Prepare, cost: float, token: CancelToken
+        self, queue: WorkQueue, request: Request, work: Prepare, cost: float, token: CancelToken
     ) -> None:
         with self._lock:  # `cancel` finds the job, or the token is cancelled already
             if token.is_cancelled:
-                self._prepare(message, token)
+                self._prepare(request, token)
                 return
-            job = queue.submit(message.tenant, lambda token: work(message, token), cost=cost)
-            self._jobs[message.request_id] = queue, job
+            job = queue.submit(request.tenant, lambda token: work(request, token), cost=cost)
+            self._jobs[request.request_id] = queue, job
 
-    def _finish(self, message: m.Submit, token: CancelToken) -> None:
+    def _finish(self, request: Request, token: CancelToken) -> None:
         try:
-            self._prepare(message, token)
+            self._prepare(request, token)
         finally:
             with self._lock:
-                self._jobs.pop(message.request_id, None)
+                self._jobs.pop(request.request_id, None)
