@@ -21,9 +21,9 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.rope import FactorsRope, LinearRope, YarnRope
 from holdfast.numerics import rope as numerics_rope
-from holdfast.numerics.code_versions.versions import code_version, code_versions
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
+from holdfast.numerics.versions import VERSIONS
 from holdfast.receipts.engine_fingerprint import (
     FingerprintTask,
     config_parts,
@@ -289,15 +289,15 @@ def test_another_sine_changes_the_rope_tables(folder: Path, monkeypatch: pytest.
 
 def test_own_code_is_named_by_versions(plain: Fingerprint) -> None:
     recipe = open_backend(torch.float32, num_threads=1).recipe
-    assert plain.parts["code"] == code_versions(("model", "sampling", "text"))
-    assert plain.parts["recipe"]["version"] == code_version(f"kernels/{recipe.path}")  # type: ignore[index,call-overload]
+    assert plain.parts["code"] == {name: VERSIONS[name] for name in ("model", "sampling", "text")}
+    assert plain.parts["recipe"]["version"] == VERSIONS[f"kernels/{recipe.path}"]  # type: ignore[index,call-overload]
 
 
 def test_thinking_code_is_a_part_of_thinking_models_only(folder: Path) -> None:
     config, recipe = open_checkpoint(folder).config, open_backend(torch.float32, num_threads=1).recipe
     given = (config, [0], byte_tokenizer(), recipe, apply_numeric_settings(), {"kind": "cpu"}, {})
     plain, thinking = engine_parts(*given)["code"], engine_parts(*given, thinking={})["code"]
-    assert thinking == {**plain, "thinking": code_version("thinking")}  # type: ignore[dict-item]
+    assert thinking == {**plain, "thinking": VERSIONS["thinking"]}  # type: ignore[dict-item]
     assert "thinking" not in plain  # type: ignore[operator]
 
 

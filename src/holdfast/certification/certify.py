@@ -59,11 +59,11 @@ from holdfast.certification.checks.synthetic import (
 from holdfast.models.config import FAMILY_DEFAULTS
 from holdfast.models.decoder import Decoder, NamedLinear
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, is_interpreted, sizes_to_certify
-from holdfast.numerics.code_versions.versions import code_versions
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import NumericSettings
+from holdfast.numerics.versions import sources_digest
 from holdfast.version import __version__
 from holdfast.worker.device import device_name, device_parts
 from holdfast.worker.kv_store import KVStore
@@ -163,7 +163,7 @@ def certificate_subject(
         "torch": str(torch.__version__),
         "device": device_name(device),
         **({"device_parts": parts} if device.type == "cuda" else {"instructions": parts["instructions"]}),
-        "code": code_versions(("model", "sampling", "certification")),  # that of the kernels: in the recipe
+        "code": sources_digest(),
         "settings": settings.as_dict(),
         "recipe": decoder.backend.recipe.as_dict(),
         "build": decoder.backend.build,

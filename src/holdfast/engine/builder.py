@@ -54,7 +54,7 @@ from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend, uses_c_kernels, uses_triton
 from holdfast.numerics.settings import NumericSettings, numeric_settings
 from holdfast.numerics.settings_guard import SettingsGuard
-from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts, own_code
+from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts
 from holdfast.receipts.machine import Machine, describe_machine
 from holdfast.receipts.receipt import ReceiptFactory
 from holdfast.receipts.signing import SigningKey
@@ -309,7 +309,6 @@ def _start_fingerprint(
     canary: Canary,
 ) -> FingerprintTask:
     thinking, folder = setup.thinking, setup.folder
-    own_code(thinks=setup.thinks)  # found by the thread, which must not parse sources beside Triton
     return FingerprintTask(
         checkpoint,
         lambda: engine_parts(

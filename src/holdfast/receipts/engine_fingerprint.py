@@ -1,6 +1,6 @@
 """Computes an engine's fingerprint: everything that decides bits.
 
-Our own code is named by versions (`numerics/code_versions`), that of the backend in the recipe. A
+Our own code is named by versions (`numerics/versions.py`), that of the backend in the recipe. A
 comment or another release changes nothing.
 
 Left out, because no bit depends on it: the certificate, the determinism mode, the sizes of passes,
@@ -41,10 +41,10 @@ from holdfast.errors import EngineStopped
 from holdfast.models.checkpoint import Checkpoint, release_pages
 from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig
 from holdfast.models.rope import rope_frequencies
-from holdfast.numerics.code_versions.versions import code_versions
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.rope import ROPE_CHUNK, rope_chunk
 from holdfast.numerics.settings import NumericSettings
+from holdfast.numerics.versions import VERSIONS
 from holdfast.receipts.canonical_json import JsonValue
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.text.chat_template import ChatTemplate
@@ -96,9 +96,9 @@ def engine_parts(
     }
 
 
-def own_code(*, thinks: bool) -> dict[str, int | str]:
+def own_code(*, thinks: bool) -> dict[str, int]:
     """The versions of our code that decides bits, without the backend's: that is in the recipe."""
-    return code_versions((*_CODE, *(("thinking",) if thinks else ())))
+    return {name: VERSIONS[name] for name in (*_CODE, *(("thinking",) if thinks else ()))}
 
 
 def _machine_parts(

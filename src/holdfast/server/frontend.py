@@ -1,4 +1,4 @@
-"""What all routes share: supervisor, tokenizer, admission, metrics, and the running calls."""
+"""What all routes share: engines, tokenizer, admission, metrics, and the running calls."""
 
 import time
 from asyncio import CancelledError
@@ -18,9 +18,9 @@ from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.ipc.engine_client import EngineClient
+from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.messages import FingerprintReady
-from holdfast.server.middleware.access_log import AccessLogEntry
+from holdfast.server.middleware.request_log import AccessLogEntry
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces
@@ -41,7 +41,7 @@ class Frontend:
         *,
         names: tuple[str, ...],
         prompts: Prompts,
-        supervisor: EngineClient,
+        engines: Engines,
         metrics: Metrics,
         traces: Traces,
         admission: Admission,
@@ -52,7 +52,7 @@ class Frontend:
         self.config = config
         self.names = names
         self.prompts = prompts
-        self.supervisor = supervisor
+        self.engines = engines
         self.metrics = metrics
         self.traces = traces
         self.admission = admission
@@ -102,7 +102,7 @@ class Frontend:
         deterministic is what the client asked for; None is the server's default.
         """
         deterministic = self.defaults.is_deterministic(deterministic)
-        _ = self.supervisor.ready  # raises before anything is prepared
+        _ = self.engines.ready  # raises before anything is prepared
         access: AccessLogEntry = request.state.access
         access.deterministic = deterministic
         traced = TracedRequest(operation, self.model, request.state.request_id, None, stream, deterministic)
@@ -110,7 +110,7 @@ class Frontend:
         with self.admission.admit(num_choices, tenant) as meter:
             call = Call(
                 request.state.request_id,
-                self.supervisor.requests,
+                self.engines.requests,
                 self.defaults,
                 tenant=tenant,
                 meter=meter,
@@ -151,8 +151,8 @@ class Frontend:
     async def fingerprint(self) -> FingerprintReady:
         """The engine's fingerprint. Waits until the weights are hashed."""
         try:
-            _ = self.supervisor.ready
-            return await self.supervisor.requests.wait_for_fingerprint()
+            _ = self.engines.ready
+            return await self.engines.requests.wait_for_fingerprint()
         except EngineStopped as error:
             raise to_api_error(error) from None
 
@@ -168,7 +168,7 @@ class Frontend:
     def render_metrics(self, accept: str, reader: Tenant) -> tuple[bytes, str]:
         """The metrics that this tenant may see, with their content type. Without keys there is one
         series, and all see it."""
-        self.metrics.replicas.set_replicas(self.supervisor.replicas)
+        self.metrics.replicas = self.engines.replicas
         self.metrics.tenants.set_places((call.tenant, *call.num_answers) for call in self._calls)
         return self.metrics.render(accept, reader)
 

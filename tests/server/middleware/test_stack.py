@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from holdfast.server.app import add_middleware
 from holdfast.server.config import ServerConfig
+from holdfast.server.http.body import read_body
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.middleware.stack import add_middleware
 from holdfast.server.tenants.directory import TenantDirectory
 from support.raw_http import HttpResponse, ServerThread, served, wait_until
 
@@ -292,7 +292,7 @@ def test_head_and_preflight(server: ServerThread) -> None:
             )
         )
         answer = connection.read()
-        assert (answer.status, answer.headers["access-control-allow-origin"]) == (204, "https://app.example")
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "https://app.example")
         connection.send(
             request("POST", "/note", note(1), origin="https://app.example", authorization="Bearer no")
         )

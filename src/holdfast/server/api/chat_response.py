@@ -22,12 +22,12 @@ from holdfast.server.api.chat_prompt import ChatPrompt, ChatPrompts
 from holdfast.server.api.response_fields import chat_logprobs, matched_stop
 from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest
-from holdfast.server.api.thinking import require_thinking_model
+from holdfast.server.api.thoughts import require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.responses import EventStreamResponse, JSONResponse
+from holdfast.server.http.sse import EventStreamResponse, JSONResponse
 from holdfast.server.reasoning.chat_format import AnswerParser
 from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolCallDelta, finish_reason
 

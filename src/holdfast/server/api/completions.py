@@ -16,7 +16,6 @@ from starlette.responses import Response
 from holdfast.core.results import Delta, Result, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import HoldfastError
-from holdfast.server.api.prompt_list import prompt_list
 from holdfast.server.api.response_fields import (
     StreamUsage,
     TextLogprobs,
@@ -28,21 +27,22 @@ from holdfast.server.api.response_fields import (
 from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.sampling import (
     max_prompt_len,
+    prompt_list,
     refuse_contradictions,
     sampling_params,
     truncate_prompt,
 )
+from holdfast.server.api.schema.objects import Completion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest
-from holdfast.server.api.schema.responses import Completion
-from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinking_model
+from holdfast.server.api.thoughts import ThoughtStream, all_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
+from holdfast.server.http.body import read_body
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
-from holdfast.server.middleware.response_headers import use_request_id
+from holdfast.server.http.sse import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
+from holdfast.server.middleware.request_log import use_request_id
 
 _DEFAULT_MAX_TOKENS = 16
 

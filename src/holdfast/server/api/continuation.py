@@ -18,15 +18,15 @@ from holdfast.errors import HoldfastError
 from holdfast.receipts.receipt import Receipt
 from holdfast.server.api.completions import CompletionResponse, send_completion
 from holdfast.server.api.replay import find_differences, read_receipt, require_limits
+from holdfast.server.api.schema.objects import Completion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest, ContinueRequest
-from holdfast.server.api.schema.responses import Completion
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
+from holdfast.server.http.body import read_body
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.middleware.response_headers import use_request_id
+from holdfast.server.middleware.request_log import use_request_id
 
 
 def continuation_routes(frontend: Frontend) -> APIRouter:
@@ -75,7 +75,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 def _sent_answer(
     frontend: Frontend, receipt: Receipt, prompt_ids: list[int], params: SamplingParams
 ) -> tuple[SentChoice, ...]:
-    ready = frontend.supervisor.ready
+    ready = frontend.engines.ready
     return sent_answer(
         receipt,
         prompt_ids,

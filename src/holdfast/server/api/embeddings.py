@@ -13,20 +13,19 @@ from holdfast.core.embeddings import unpack_embedding
 from holdfast.core.pooling import Pooling, truncate_ids
 from holdfast.core.sampling_params import score_params
 from holdfast.errors import HoldfastError
-from holdfast.server.api.prompt_list import prompt_list
 from holdfast.server.api.response_fields import usage
-from holdfast.server.api.sampling import max_prompt_len
+from holdfast.server.api.sampling import max_prompt_len, prompt_list
+from holdfast.server.api.schema.objects import EmbeddingResponse
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import EmbeddingRequest
-from holdfast.server.api.schema.responses import EmbeddingResponse
-from holdfast.server.api.thinking import forced_thoughts, require_thinking_model
+from holdfast.server.api.thoughts import forced_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
+from holdfast.server.http.body import read_body
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import JSONResponse
-from holdfast.server.middleware.response_headers import use_request_id
+from holdfast.server.http.sse import JSONResponse
+from holdfast.server.middleware.request_log import use_request_id
 
 
 def embedding_routes(frontend: Frontend) -> APIRouter:

@@ -7,16 +7,16 @@ from starlette.responses import Response
 from holdfast.core.sampling_params import score_params
 from holdfast.errors import HoldfastError
 from holdfast.server.api.response_fields import finite, holdfast_object, usage
+from holdfast.server.api.schema.objects import ScoreResponse
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ScoreRequest
-from holdfast.server.api.schema.responses import ScoreResponse
-from holdfast.server.api.thinking import forced_thoughts, require_thinking_model
+from holdfast.server.api.thoughts import forced_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
+from holdfast.server.http.body import read_body
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import JSONResponse
+from holdfast.server.http.sse import JSONResponse
 
 
 def score_routes(frontend: Frontend) -> APIRouter:

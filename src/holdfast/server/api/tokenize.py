@@ -10,14 +10,14 @@ from starlette.responses import Response
 from holdfast.core.cancel_token import CancelToken, in_slices
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.server.api.chat_prompt import ChatPrompts
+from holdfast.server.api.schema.objects import DetokenizeResponse, TokenizeResponse, TokenizerInfo
 from holdfast.server.api.schema.openapi import BODY_ERRORS, GET_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import DetokenizeRequest, TokenizeRequest
-from holdfast.server.api.schema.responses import DetokenizeResponse, TokenizeResponse, TokenizerInfo
 from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
+from holdfast.server.http.body import read_body
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import JSONResponse
+from holdfast.server.http.sse import JSONResponse
 from holdfast.server.prompts import Prompts
 from holdfast.server.tenants.tenant import tenant_of
 from holdfast.server.work.work_queue import Work

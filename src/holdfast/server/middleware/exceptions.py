@@ -22,7 +22,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.errors import ApiError, internal_error
-from holdfast.server.http.responses import JSONResponse
+from holdfast.server.http.sse import JSONResponse
 
 _log = logging.getLogger("holdfast.server")
 _MAX_QUOTED = 200  # characters of a path
@@ -120,7 +120,7 @@ def _url_hint(request: Request) -> str | None:
 
 
 async def _handle_validation_error(request: Request, raised: Exception) -> Response:
-    """An invalid path or query parameter; bodies are parsed by `http.json_body`."""
+    """An invalid path or query parameter; bodies are parsed by `http.body`."""
     assert isinstance(raised, RequestValidationError)
     first: dict[str, Any] = raised.errors()[0]
     param = str(first["loc"][-1])[:_MAX_QUOTED]

@@ -25,13 +25,13 @@ from holdfast.numerics.backends.c.layers import (
 )
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_bytes, new_cpu_layer
 from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
-from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer, run_layers
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import PORTABLE, Recipe
 from holdfast.numerics.sampling import SamplingBatch
+from holdfast.numerics.versions import VERSIONS
 
 _BF16_AMX = 3  # of packed weights and of GEMMs
 _KV_BLOCK = 64  # BLOCK in attention.c
@@ -78,7 +78,7 @@ class CBackend:
             query_tile=0,
             dtype=str(dtype).removeprefix("torch."),
             variant="amx-bf16" if uses_amx else PORTABLE,
-            version=code_version("kernels/c"),
+            version=VERSIONS["kernels/c"],
             blocks="+".join(sorted(self.block_formats)),
         )
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
 from holdfast.numerics.backends.torch import sampling
 from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, attention
-from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer, run_layers
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
+from holdfast.numerics.versions import VERSIONS
 
 _REFERENCE_ROWS = 16
 _ALIGNMENT = 64  # of torch's own allocations, in bytes
@@ -56,7 +56,7 @@ class TorchBackend:
             query_tile=QUERY_TILE,
             dtype=str(dtype).removeprefix("torch."),
             variant="torch" if self._native else "torch-fp32",
-            version=code_version("kernels/torch"),
+            version=VERSIONS["kernels/torch"],
         )
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:

@@ -32,13 +32,13 @@ from holdfast.numerics.backends.triton import (
 from holdfast.numerics.backends.triton.expert_sums import ExpertOutputs
 from holdfast.numerics.backends.triton.token_history import DeviceTokenHistory
 from holdfast.numerics.batch_sizes import padded_head_size
-from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layers, write_kv
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
+from holdfast.numerics.versions import VERSIONS
 
 _REFERENCE_ROWS = 256
 
@@ -73,7 +73,7 @@ class TritonBackend:
             query_tile=0,
             dtype=str(dtype).removeprefix("torch."),
             variant="cuda" if device.type == "cuda" else "interpreter",
-            version=code_version("kernels/triton"),
+            version=VERSIONS["kernels/triton"],
             products=" ".join(f"{n}x{k}/{s}" for (n, k), s in sorted(self._split_k.items())),
         )
 
