@@ -55,8 +55,8 @@ def across(
     if ratio is not None:
         label, one, other = ratio
         for number, line in enumerate(lines):
-            pair = cells.get((line, one)), cells.get((line, other))
-            shown[number].append(f"{pair[0] / pair[1]:.2f}" if all(pair) else "")
+            is_known = (line, one) in cells and (line, other) in cells
+            shown[number].append(f"{cells[line, one] / cells[line, other]:.2f}" if is_known else "")
     for label, one, other in ratios:
         shown.append([label, *(f"{cells[one, at] / cells[other, at]:.2f}x" for at in columns)])
     return markdown([value, *map(str, columns), *([] if ratio is None else [ratio[0]])], shown)

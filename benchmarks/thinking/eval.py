@@ -161,8 +161,10 @@ def measure_cost(
     with plain_copy(model.folder) as folder:
         own = with_schedule(model.llm, speculation="off")
         plain = with_schedule(open_llm(folder), speculation="off")
-        asked = {"max_tokens": 1 + answer, "temperature": 0.0, "deterministic": True, "ignore_eos": True}
-        params, silent = SamplingParams(**asked), SamplingParams(**asked, think=False)
+        params = SamplingParams(
+            max_tokens=1 + answer, temperature=0.0, deterministic=True, ignore_eos=True
+        )
+        silent = replace(params, think=False)
         variants = dict(zip(VARIANTS, ((own, params), (own, silent), (plain, params)), strict=True))
         for texts, density in (("trivial", "none"), ("thought-rich", "dense")):
             for number in streams:
