@@ -161,9 +161,7 @@ def measure_cost(
     with plain_copy(model.folder) as folder:
         own = with_schedule(model.llm, speculation="off")
         plain = with_schedule(open_llm(folder), speculation="off")
-        params = SamplingParams(
-            max_tokens=1 + answer, temperature=0.0, deterministic=True, ignore_eos=True
-        )
+        params = SamplingParams(max_tokens=1 + answer, temperature=0.0, deterministic=True, ignore_eos=True)
         silent = replace(params, think=False)
         variants = dict(zip(VARIANTS, ((own, params), (own, silent), (plain, params)), strict=True))
         for texts, density in (("trivial", "none"), ("thought-rich", "dense")):
