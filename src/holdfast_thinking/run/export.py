@@ -19,12 +19,11 @@ from holdfast.models.adapter import AdapterInfo, write_adapter
 from holdfast.models.locate import locate
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import WEIGHTS_FILE, write_thinking
-from holdfast_thinking.data.text_examples import AnswerForm
 from holdfast_thinking.model.build import BuiltModel
 from holdfast_thinking.model.model import BLOCKS
 from holdfast_thinking.model.tokenizer import save_tokenizer
 from holdfast_thinking.run.state import STATE_FILE, read_run_info
-from holdfast_thinking.settings import ThoughtContent, TrainingSettings
+from holdfast_thinking.settings import AnswerForm, ThoughtContent, TrainingSettings
 
 if TYPE_CHECKING:
     from holdfast_thinking.run.loop import StepMetrics
