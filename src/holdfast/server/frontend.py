@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from holdfast.core.cancel_token import CancelToken
-from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
+from holdfast.core.request import NO_DEFAULTS, RequestDefaults
 from holdfast.engine.status import StartUpStage
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
@@ -113,6 +113,7 @@ class Frontend:
             call = Call(
                 request.state.request_id,
                 self.engines.requests,
+                self.defaults,
                 tenant=tenant,
                 meter=meter,
                 prompts=self.prompts,

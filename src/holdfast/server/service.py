@@ -41,9 +41,7 @@ def supervise(
     server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks, command: Sequence[str] = COMMAND
 ) -> Engines:
     """One engine process on this machine."""
-    requests = LiveRequests(
-        resumes=server.resume, defaults=engine.request_defaults, callbacks=callbacks.resume
-    )
+    requests = LiveRequests(resumes=server.resume, callbacks=callbacks.resume)
     return Supervisor(
         engine,
         callbacks,
