@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from holdfast.core.request import NO_DEFAULTS
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import EngineStopped, PromptTooLong
 from holdfast.server.call import Call
@@ -30,6 +31,7 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
         call = Call(
             "id",
             link.requests,
+            NO_DEFAULTS,
             tenant=UNKNOWN_TENANT,
             meter=TokenMeter(),
             prompts=cast(Prompts, None),
