@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from holdfast.core.embeddings import EmbeddingResult, embedding_result
 from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Result, decode_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
 from holdfast.engine.continuation import continued_params, sent_answer
@@ -32,6 +32,7 @@ from holdfast.engine.token_stream import TokenStream
 from holdfast.errors import EngineStopped, InvalidRequest
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import Receipt
+from holdfast.thinking.log import thought_logs
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
@@ -248,14 +249,14 @@ class LLM(LoadedModel):
                 f"the receipt is of another engine ({'; '.join(differences)}), so its bits may not come out here; "
                 "use an engine with its fingerprint, or force"
             )
-        schedule = self.engine.scheduler.config
+        thinking = thought_logs(self.engine.scheduler.config.new_extension)
         sent = sent_answer(
             read,
             prompt,
             self.engine.tokenizer,
             params.max_tokens,
-            chunk_len=schedule.chunk_len,
-            while_answering=schedule.while_answering,
+            chunk_len=0 if thinking is None else thinking.chunk_len,
+            while_answering=thinking is not None and thinking.while_answering,
         )
         request = self.engine.prepare(prompt, params, sent=sent)
         return self._finish(request, None, self.run_requests([request])[0])
@@ -381,14 +382,14 @@ class LLM(LoadedModel):
         finish = partial(self._finish, request, prompt.text)
         return TokenStream(self._requests, request, self._tokenizer.token_texts, finish)
 
-    def _finish(self, request: Request, prompt: str | None, result: Result) -> Result:
+    def _finish(self, request: Prepared, prompt: str | None, result: Result) -> Result:
         """Add what a caller reads beside the answer: token texts, the prompt, the request's id."""
         return decode_result(
             result, self._tokenizer.token_texts, prompt=prompt, request_id=str(request.request_id)
         )
 
     def run_requests(
-        self, requests: Sequence[Request], on_result: Callable[[Result], None] | None = None
+        self, requests: Sequence[Prepared], on_result: Callable[[Result], None] | None = None
     ) -> list[Result]:
         """Run requests of this engine (`Engine.prepare`) until all have ended. An interrupt ends them."""
         shared, inbox = self._requests, Inbox(requests)
