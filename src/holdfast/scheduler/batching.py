@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable
 
 from holdfast.core.step_plan import Pass, PassKind, Span
 from holdfast.kv_cache.page_pool import PagePool
-from holdfast.scheduler.fair_share import TokenShares, num_decode_tokens
 from holdfast.scheduler.ngram_proposer import is_worth_waiting, num_worthwhile, token_share
 from holdfast.scheduler.phase import Phase
 from holdfast.scheduler.policy import (
@@ -28,6 +27,7 @@ from holdfast.scheduler.policy import (
 )
 from holdfast.scheduler.request_queue import RequestQueue
 from holdfast.scheduler.request_state import RequestState
+from holdfast.scheduler.share_policy import Quotas
 from holdfast.scheduler.spans import (
     candidate_span,
     canonical_span,
@@ -62,7 +62,7 @@ class Batcher:
         self._step = step
         self._in_flight = in_flight
         self._optimistic = optimistic
-        self._shares = TokenShares({}, config.max_pass_tokens, config.reference_tokens, is_padded=False)
+        self._quotas = Quotas(config.max_pass_tokens)
         self._certified = config.commits_at_once
         self._has_one_pass = self._certified or config.determinism == "off"
         # The largest canonical pass without a certificate: whole reference passes.
@@ -277,7 +277,7 @@ class Batcher:
         budget = self._config.max_pass_tokens - sum(span.num_tokens for span in spans)
         for state in prompts:
             is_blocked = bool(state.in_flight.spans) and state.is_blocked
-            most = min(budget, self._shares.num_left(state.request.tenant, state.prompt_cost))
+            most = min(budget, self._quotas.left(state.tenant, state.prompt_cost))
             if most < 1 or not self._queue.is_running(state) or is_blocked:
                 continue
             if state.is_prefilling or state.expected_len <= state.page_table.capacity:
@@ -286,7 +286,7 @@ class Batcher:
                 else:
                     span = next_token_span(state, state.logprobs)
                 state.in_flight.add(span)
-                self._shares.take(state.request.tenant, span.num_tokens, state.prompt_cost)
+                self._quotas.take(state.tenant, span.num_tokens, state.prompt_cost)
                 spans.append(span)
                 budget -= span.num_tokens
         return _fast_pass(tuple(spans))
@@ -306,42 +306,19 @@ class Batcher:
     # Shared by all
 
     def _split(self, budget: int) -> tuple[list[RequestState], list[RequestState]]:
-        """The requests that decode in this step, and those that prefill. If several tenants have
-        any, each gets its share of the step's tokens; those of its requests that decoded longest ago
-        go first."""
+        """Return the requests that decode in this step, and those that prefill. If several tenants have
+        any, each gets its share of `budget` tokens."""
         decoding, prefilling = self._queue.split()
-        if not self._queue.is_shared:
-            return decoding, prefilling
-        demands: dict[str, int] = {}
-        for state in decoding:
-            tenant = state.request.tenant
-            cost = state.sampled_cost * (1 + state.tokens.num_candidates)
-            demands[tenant] = demands.get(tenant, 0) + cost
-        has_prefill = {state.request.tenant for state in prefilling}
-        for state in prefilling:
-            tenant = state.request.tenant
-            cost = state.prompt_cost * max(1, state.prefill_len - state.next_start)
-            demands[tenant] = demands.get(tenant, 0) + cost
-        self._shares = shares = TokenShares(
-            demands, budget, self._config.reference_tokens, is_padded=not self._has_one_pass
-        )
-        if not shares.is_shared:
-            return decoding, prefilling
-        room = {
-            tenant: num_decode_tokens(shares.left(tenant), has_prefill=tenant in has_prefill)
-            for tenant in demands
-        }
-        chosen: set[int] = set()
-        started: set[str] = set()
-        for state in sorted(decoding, key=lambda state: (state.last_planned, state.request_id)):
-            tenant, cost = state.request.tenant, state.sampled_cost * (1 + state.tokens.num_candidates)
-            if cost <= room[tenant] or tenant not in started:  # at least one
-                chosen.add(state.request_id)
-                started.add(tenant)
-                state.last_planned = self._step
-                room[tenant] -= cost
-                shares.take(tenant, cost)
-        return [state for state in decoding if state.request_id in chosen], prefilling
+        if self._queue.shares.is_shared:
+            self._quotas = Quotas.of(
+                decoding,
+                prefilling,
+                budget,
+                self._config.reference_tokens,
+                is_padded=not self._has_one_pass,
+            )
+            decoding = self._quotas.choose(decoding, prefilling, self._step)
+        return decoding, prefilling
 
     def _has_room(self, state: RequestState, length: int, planned: Collection[int]) -> bool:
         """Give positions 0 .. length - 1 a slot. A request that is not planned may be preempted for
@@ -367,10 +344,10 @@ class Batcher:
         for state in prefilling:
             if used >= budget:
                 break
-            most = min(budget - used, self._shares.num_left(state.request.tenant, state.prompt_cost))
+            most = min(budget - used, self._quotas.left(state.tenant, state.prompt_cost))
             if most > 0 and self._queue.is_running(state):
                 span = planned[state.request_id] = next_span(state, most)
-                self._shares.take(state.request.tenant, span.num_tokens, state.prompt_cost)
+                self._quotas.take(state.tenant, span.num_tokens, state.prompt_cost)
                 used += span.num_tokens
         return used
 
@@ -401,14 +378,14 @@ class Batcher:
             proposer = state.proposer
             if proposer is None or proposer.hit_rate <= share or state.tokens.num_candidates:
                 continue
-            left = self._shares.num_left(state.request.tenant, state.sampled_cost)
+            left = self._quotas.left(state.tenant, state.sampled_cost)
             max_candidates = min(num_spare, left, num_worthwhile(proposer.hit_rate, num_tokens))
             if state.in_flight.spans:
                 if proposer.has_match and is_worth_waiting(proposer.hit_rate, max_candidates):
                     left_out.add(state.request_id)
             elif max_candidates > 0 and self._pool.num_available > len(self._queue.running):
                 state.propose(max_candidates)
-                self._shares.take(state.request.tenant, state.tokens.num_candidates, state.sampled_cost)
+                self._quotas.take(state.tenant, state.tokens.num_candidates, state.sampled_cost)
                 num_spare -= state.tokens.num_candidates
                 num_tokens += state.tokens.num_candidates
         return [state for state in decoding if state.request_id not in left_out] if left_out else decoding
@@ -425,24 +402,24 @@ class Batcher:
             if not state.is_confirming:
                 confirming.discard(state.request_id)
                 continue
-            left = self._shares.num_left(state.request.tenant, state.sampled_cost)
+            left = self._quotas.left(state.tenant, state.sampled_cost)
             max_candidates = min(num_spare, left, self._pool.num_available * self._pool.page_size)
             if state.in_flight.spans:
                 left_out.add(state.request_id)
             elif max_candidates > 0 and not state.tokens.num_candidates:
                 state.propose(max_candidates)
-                self._shares.take(state.request.tenant, state.tokens.num_candidates, state.sampled_cost)
+                self._quotas.take(state.tenant, state.tokens.num_candidates, state.sampled_cost)
                 num_spare -= state.tokens.num_candidates
         return [state for state in decoding if state.request_id not in left_out]
 
     def _draft_windows(self, decoding: list[RequestState]) -> None:
         """Draft whole windows: tokens to be confirmed, or n-grams that are right nearly always."""
         for state in decoding:
-            left = min(state.max_window, self._shares.num_left(state.request.tenant, state.sampled_cost))
+            left = min(state.max_window, self._quotas.left(state.tenant, state.sampled_cost))
             is_free = not state.in_flight.spans and not state.tokens.num_candidates
             if left > 0 and is_free and self._drafts_windows(state):
                 state.propose(left)
-                self._shares.take(state.request.tenant, state.tokens.num_candidates, state.sampled_cost)
+                self._quotas.take(state.tenant, state.tokens.num_candidates, state.sampled_cost)
 
     def _drafts_windows(self, state: RequestState) -> bool:
         if state.is_confirming:

@@ -28,13 +28,13 @@ from holdfast.core.pooling import HiddenStates
 from holdfast.core.request import AnswerText, Request
 from holdfast.core.results import Determinism, Stats
 from holdfast.core.sent_answer import SentChoice
+from holdfast.core.shares import prompt_cost, sampled_cost
 from holdfast.core.step_plan import Sampled, Sampling
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
 from holdfast.errors import AnswerFailed, GuaranteeLost, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
-from holdfast.scheduler.fair_share import prompt_cost, sampled_cost
 from holdfast.scheduler.in_flight import InFlightSpans
 from holdfast.scheduler.ngram_proposer import NgramProposer
 from holdfast.scheduler.phase import LIVE, TRANSITIONS, Phase
@@ -65,6 +65,7 @@ class RequestState:
         params = request.params
         self.request = request
         self.request_id = request.request_id
+        self.tenant = request.tenant
         self.deterministic = request.deterministic
         self.max_tokens = params.max_tokens
         # No answer: the client asks only for the prompt's logprobs or its embedding.
@@ -79,7 +80,7 @@ class RequestState:
             pool.page_size,
             request.cache_salt,
             canonical_only=request.deterministic,
-            tenant=request.tenant,
+            tenant=self.tenant,
             number=request.request_id,
         )
         self.awaited: PrefixMatch | None = None  # while it waits for pages that another one computes
