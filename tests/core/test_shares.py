@@ -18,6 +18,9 @@ from holdfast.core.shares import MAX_COST, equal_level, prompt_cost, sampled_cos
         ((4, 50), 9, 5),
         ((50, 50), 9, 4),
         ((1, 1, 50), 9, 7),
+        ((2, 2, 2, 13), 12, 6),
+        ((*(12,) * 11, 13), 12, 1),
+        ((*(1,) * 12, 13), 12, 0),
     ],
 )
 def test_equal_level(demands: tuple[int, ...], total: int, level: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.server.admission import Admission, fair_share
+from holdfast.server.admission import Admission
 from holdfast.server.errors import ApiError
 from holdfast.server.tenants.rate_limits import TokenBucket
 from holdfast.server.tenants.tenant import Tenant, TenantLimits, address_tenant, key_tenant
@@ -76,14 +76,6 @@ def test_places_that_others_leave_are_shared(admission: Admission, held: context
     held.enter_context(admission.admit(1, BOB))
     held.enter_context(admission.admit(5, CAROL))  # (12 - 1) / 2
     assert refusal(admission, 1, CAROL).status == 429
-
-
-@pytest.mark.parametrize(
-    ("others", "share"),
-    [((), 12), ((12,), 6), ((1, 12), 5), ((6, 6), 4), ((2, 2, 2), 6), ((12,) * 11, 1), ((1,) * 12, 0)],
-)
-def test_max_min_fair_share(others: tuple[int, ...], share: int) -> None:
-    assert fair_share(12, others) == share
 
 
 def test_places_in_use_stay_below_the_harmonic_bound() -> None:

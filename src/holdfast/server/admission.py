@@ -14,9 +14,10 @@ A refusal says which limit it was, and after how many seconds to retry.
 
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+from holdfast.core.shares import equal_level
 from holdfast.server.errors import ApiError
 from holdfast.server.tenants.rate_limits import Clock, TokenBucket, TokenMeter
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT, Tenant
@@ -100,7 +101,7 @@ class Admission:
             message = f"too many requests of {tenant.name}: at most {limit} answers may run and wait at once"
             raise ApiError(429, message, code="max_waiting_exceeded", headers=retry)
         others = [num for one, num in self._held.items() if one != tenant.id]
-        if held + sum(others) > self.capacity and held > fair_share(self.capacity, others):
+        if held + sum(others) > self.capacity and held > equal_level([*others, self.capacity + 1], self.capacity):
             message = "too many requests wait already; ask again later"
             raise ApiError(429, message, code="too_many_requests", headers=retry)
 
@@ -110,18 +111,6 @@ class Admission:
         num_running = self.max_running if limits.max_running is None else limits.max_running
         num_waiting = self._max_waiting if limits.max_waiting is None else limits.max_waiting
         return min(num_running, self.max_running) + min(num_waiting, self._max_waiting)
-
-
-def fair_share(capacity: int, others: Collection[int]) -> int:
-    """What one more tenant gets if all share max-min fairly: those that hold less than an equal part
-    leave the rest to the others."""
-    left, num_tenants = capacity, len(others) + 1
-    for held in sorted(others):
-        if held * num_tenants > left:
-            break
-        left -= held
-        num_tenants -= 1
-    return left // num_tenants
 
 
 class _Rates:
