@@ -1,4 +1,5 @@
-"""How scarce things are shared between tenants: the one max-min formula, and what a token counts as."""
+"""How scarce things are shared between tenants: the one formula for what is held (places, pages, tokens of a
+step), and what a token counts as."""
 
 from collections.abc import Collection
 

@@ -84,7 +84,6 @@ class ReplicaPool:
             self._call,
             self._table,
             resumes=server.resume,
-            defaults=engine.request_defaults,
             callbacks=callbacks.resume,
             first_id=(number << FRONTEND_SHIFT) + 1,
         )

@@ -384,6 +384,7 @@ def test_text_is_never_markup(visit: Visit) -> None:
     assert visit.page.locator("#answer *").count() == 0
 
 
+@pytest.mark.long
 def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Server) -> None:
     size = {"width": 360, "height": 740}
     context = new_context(browser, viewport=size, is_mobile=True, has_touch=True, device_scale_factor=2)

@@ -43,10 +43,8 @@ class ChatResponse:
         self.body = body
         self.fingerprint = ""
         self.created = int(time.time())
-        seed = call.streams[0].seed
-        assert seed is not None
         shows_reasoning = body.include_reasoning is not False
-        parsers = prompt.parsers(seed, body.n or 1)
+        parsers = prompt.parsers(call.streams[0].request.seed, body.n or 1)
         self.choices = [ChatChoice(parser, shows_reasoning=shows_reasoning) for parser in parsers]
         self._has_reasoning = prompt.chat_format.has_reasoning
 
@@ -181,7 +179,8 @@ async def _submit(
     """Render the conversation and submit the request to the engine. size is that of its body."""
     require_thinking_model(call, body)
     try:
-        prompt = _truncate(frontend, body, await prompts.render(body, client=call.tenant.id, size=size))
+        prompt = await call.run(lambda token: prompts.plan(body, token), size=size)
+        prompt = _truncate(frontend, body, prompt)
         params = _params(frontend, body, prompt)
         await call.submit(
             prompt.ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt

@@ -24,7 +24,6 @@ from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
 from holdfast.server.ipc.engines import ReplicaStatus
-from holdfast.server.tenants.tenant import tenant_of
 from holdfast.version import __version__
 
 _STATUS_SECONDS = 2.0
@@ -118,7 +117,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
                 await frontend.engines.refresh_status()  # the listener updates the metrics
         except (ApiError, EngineStopped, TimeoutError):
             pass  # report the last known values
-        text, media_type = frontend.render_metrics(request.headers.get("accept", ""), tenant_of(request))
+        text, media_type = frontend.render_metrics(request)
         return Response(text, media_type=media_type)
 
     return router
