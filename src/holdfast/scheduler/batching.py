@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable
 from holdfast.core.step_plan import Pass, PassKind, Span
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.scheduler.ngram_proposer import is_worth_waiting, num_worthwhile, token_share
-from holdfast.scheduler.phase import Phase
 from holdfast.scheduler.policy import (
     DRAFT_HIT_RATE,
     PendingWindow,
@@ -26,7 +25,7 @@ from holdfast.scheduler.policy import (
     round_up,
 )
 from holdfast.scheduler.request_queue import RequestQueue
-from holdfast.scheduler.request_state import RequestState
+from holdfast.scheduler.request_state import Phase, RequestState
 from holdfast.scheduler.share_policy import Quotas
 from holdfast.scheduler.spans import (
     candidate_span,

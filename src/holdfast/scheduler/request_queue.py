@@ -17,9 +17,8 @@ from collections.abc import Collection, Iterator
 
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixMatch
-from holdfast.scheduler.phase import Phase
 from holdfast.scheduler.policy import SchedulerConfig, is_sooner_shared, may_admit
-from holdfast.scheduler.request_state import RequestState
+from holdfast.scheduler.request_state import Phase, RequestState
 from holdfast.scheduler.share_policy import SharePolicy, WaitingRequests
 from holdfast.scheduler.spot_checks import SpotChecker
 

@@ -19,31 +19,140 @@ computed_len to committed_len - 1, free the pages after that.
 These lengths cover results that are read. Spans whose results are not read yet are in `in_flight`.
 """
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import replace
+from enum import Enum
 from functools import cached_property
 
 from holdfast.core.extension import RequestExtension
-from holdfast.core.pooling import HiddenStates
+from holdfast.core.pooling import HiddenStates, Pooling
 from holdfast.core.request import AnswerText, Prepared, branch_seed
 from holdfast.core.results import Determinism, Stats
 from holdfast.core.sent_answer import SentChoice
 from holdfast.core.shares import prompt_cost, sampled_cost
-from holdfast.core.step_plan import Sampled, Sampling
+from holdfast.core.step_plan import Sampled, Sampling, Span
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
 from holdfast.errors import AnswerFailed, GuaranteeLost, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
-from holdfast.scheduler.in_flight import InFlightSpans
 from holdfast.scheduler.ngram_proposer import NgramProposer
-from holdfast.scheduler.phase import LIVE, TRANSITIONS, Phase
 from holdfast.scheduler.policy import adapt_window
-from holdfast.scheduler.pooled_prompt import PooledPrompt
 from holdfast.scheduler.sent_tokens import SentTokens
 from holdfast.scheduler.token_log import TokenLog
 from holdfast.scheduler.verification import SpanOutcome
 
 FIRST_WINDOW = 1  # candidates in a request's first window, so that its client gets a token soon
+
+
+class Phase(Enum):
+    """The phases of a request.
+
+    QUEUED -> PREFILL -> DECODE <-> VERIFY -> FINISHED        from any live phase: ABORTED, FAILED
+      ^_________|__________|__________|   preemption
+    """
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    VERIFY = "verify"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+_ENDS = frozenset({Phase.ABORTED, Phase.FAILED})
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.QUEUED: frozenset({Phase.PREFILL}) | _ENDS,
+    Phase.PREFILL: frozenset({Phase.DECODE, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
+    Phase.DECODE: frozenset({Phase.VERIFY, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
+    Phase.VERIFY: frozenset({Phase.DECODE, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
+    Phase.FINISHED: frozenset(),
+    Phase.ABORTED: frozenset(),
+    Phase.FAILED: frozenset(),
+}
+
+LIVE = frozenset(phase for phase, targets in TRANSITIONS.items() if targets)
+
+
+class InFlightSpans:
+    """The spans of one request that are planned and whose results are not read yet, oldest first.
+
+        position    ... canonical_len / computed_len ......... spans[-1].stop
+        KV          read                    | in flight       | next span starts here
+
+    With async scheduling the next plan is made before the results of the last one are read. A result is
+    used only if it belongs to the oldest span. A request that ends, restarts or is rolled back clears the
+    list, and the results of those spans are discarded.
+    """
+
+    __slots__ = ("num_new_tokens", "spans")
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        # Tokens that the spans will add to the request: one for each span that samples. The other
+        # tokens of a window replace its candidates, which are counted already.
+        self.num_new_tokens = 0
+
+    def add(self, span: Span) -> None:
+        self.spans.append(span)
+        if span.sample_from < len(span.token_ids):
+            self.num_new_tokens += 1
+
+    def pop(self, span: Span) -> bool:
+        """Remove the span if it is the oldest. Return False if its result must be discarded."""
+        spans = self.spans
+        if not spans or spans[0] is not span:
+            return False
+        del spans[0]
+        if span.sample_from < len(span.token_ids):
+            self.num_new_tokens -= 1
+        return True
+
+    def clear(self) -> None:
+        self.spans.clear()
+        self.num_new_tokens = 0
+
+
+class PooledPrompt:
+    """The running sum of the hidden states of a request that asks for an embedding.
+
+        position    0 ......... first ........... pooled_len ........... prompt_len
+        state       not needed  | in the sum      | still needed         |
+
+    A state is added once. A position that is computed again after a preemption is not added again, and
+    positions from pooled_len on never come from the prefix cache. A restart begins a new sum. `embedding`
+    is set once the whole prompt is pooled.
+    """
+
+    def __init__(self, pooling: Pooling, prompt_len: int) -> None:
+        self._pooling = pooling
+        self._prompt_len = prompt_len
+        self._first = pooling.first_position(prompt_len)
+        self.restart()
+
+    def restart(self) -> None:
+        self.pooled_len = self._first
+        self.embedding: bytes | None = None
+        self._total: array[float] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.pooled_len == self._prompt_len
+
+    def num_pooled(self, start: int, stop: int, in_flight: Iterable[Span]) -> int:
+        """Return how many of the last tokens of positions start .. stop - 1 are still to be pooled."""
+        pooled_len = self.pooled_len + sum(span.num_pooled for span in in_flight)
+        return max(0, stop - max(start, pooled_len))
+
+    def add(self, states: HiddenStates, num_states: int) -> None:
+        """Add the states of the next positions."""
+        self._total = states.add_to(self._total, num_states)
+        self.pooled_len += num_states
+        if self.is_complete:
+            self.embedding = states.finish(self._total, self._prompt_len - self._first, self._pooling)
 
 
 class RequestState:

@@ -57,10 +57,9 @@ from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache
 from holdfast.scheduler.batching import Batcher
-from holdfast.scheduler.phase import LIVE, Phase
 from holdfast.scheduler.policy import SchedulerConfig, assume_accepted, update_acceptance_rate
 from holdfast.scheduler.request_queue import PlanInFlight, RequestQueue
-from holdfast.scheduler.request_state import RequestState
+from holdfast.scheduler.request_state import LIVE, Phase, RequestState
 from holdfast.scheduler.spot_checks import PendingCheck, SpotChecker
 from holdfast.scheduler.verification import SpanOutcome, verify
 
