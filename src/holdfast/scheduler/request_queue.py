@@ -78,8 +78,8 @@ class RequestQueue:
         assert not (is_idle and self.waiting), "an idle engine must be able to admit"
 
     def _startable(self, tenant: str) -> Iterator[tuple[RequestState, PrefixMatch]]:
-        """The waiting requests of a tenant that can start now, oldest first, with their matches. Those
-        that wait for another one's pages are passed over; a place and pages are left for them."""
+        """Yield the waiting requests of a tenant that can start now, oldest first, with their matches.
+        Pass over those that wait for another one's pages, but leave a place and pages for them."""
         num_passed = num_pages = 0
         for state in tuple(self.waiting.of(tenant)):
             if not self.shares.may_run(state, num_passed):
@@ -146,13 +146,13 @@ class RequestQueue:
         self.enqueue(victim)
 
     def _match(self, state: RequestState) -> PrefixMatch:
-        """The request's match in the prefix cache."""
+        """Return the request's match in the prefix cache."""
         if not self._config.prefix_cache:
             return self._prefix_cache.no_match()
         return state.prefix_cursor.match(state.tokens.ids(0, state.cacheable_len))
 
     def _is_worth_waiting(self, match: PrefixMatch) -> bool:
-        """Whether the request of this match had better wait for its leader."""
+        """Return whether the request of this match waits for its leader."""
         if match.leader is None:
             return False
         num_shared = match.leader_len - len(match.pages) * self._pool.page_size
@@ -180,7 +180,7 @@ class RequestQueue:
         return request_index
 
     def free_index(self, request_index: int) -> None:
-        """No plan in flight uses it any more."""
+        """Let another request use this index: no plan in flight does any more."""
         if request_index >= 0:
             assert request_index not in self._free_indices, "a request index was freed twice"
             self._free_indices.append(request_index)
@@ -189,14 +189,14 @@ class RequestQueue:
         return state.request_id in self.running
 
     def by_arrival(self) -> list[RequestState]:
-        """The running requests. The list is shared: do not change or keep it."""
+        """Return the running requests. The list is shared: do not change or keep it."""
         if self._by_arrival is None:
             self._by_arrival = [self.running[request_id] for request_id in sorted(self.running)]
         return self._by_arrival
 
     def split(self) -> tuple[list[RequestState], list[RequestState]]:
-        """Running requests by arrival, without blocked ones: those that decode, those that
-        prefill."""
+        """Return the running requests that decode and those that prefill, both by arrival. Leave out
+        blocked ones."""
         decoding: list[RequestState] = []
         prefilling: list[RequestState] = []
         for state in self.by_arrival():

@@ -241,8 +241,8 @@ class RequestState:
             self._restore(request.sent[index])
 
     def _restore(self, sent: SentChoice) -> None:
-        """Continue an answer of another engine. What a deterministic request was sent must be
-        confirmed; an ordinary one goes on after it."""
+        """Continue an answer of another engine. What a deterministic request was sent must be confirmed.
+        An ordinary one goes on after it."""
         if self.extension is not None:
             self.extension.restore(sent)
         if self.deterministic:
@@ -257,12 +257,12 @@ class RequestState:
 
     @cached_property
     def sampled_cost(self) -> int:
-        """The tokens that one of its sampled tokens counts as in its tenant's share."""
+        """What one of its sampled tokens counts as in its tenant's share."""
         return sampled_cost(self.request.params)
 
     @cached_property
     def prompt_cost(self) -> int:
-        """The same of one of its prompt's tokens."""
+        """What one of its prompt's tokens counts as."""
         is_scored = self.score_from is not None
         num_logprobs = self.request.params.prompt_logprobs or 0 if is_scored else None
         return prompt_cost(num_logprobs=num_logprobs, is_pooled=self.pooled is not None)
@@ -283,8 +283,8 @@ class RequestState:
 
     @property
     def prefill_len(self) -> int:
-        """Positions that need KV before a token can be sampled; if the prompt is only scored or
-        pooled, before the request is done."""
+        """Positions that need KV before a token can be sampled. If the prompt is only scored or pooled:
+        before the request is done."""
         if self.pooled is not None:
             return self.tokens.prompt_len
         return max(1, self.tokens.prompt_len - 1) if self.only_scored else self.tokens.committed_len - 1
@@ -295,7 +295,7 @@ class RequestState:
 
     @property
     def expected_len(self) -> int:
-        """Tokens once everything in flight is read, if the answer does not end before."""
+        """The number of tokens once everything in flight is read, if the answer does not end before."""
         return self.tokens.total_len + self.in_flight.num_new_tokens
 
     @property
@@ -306,12 +306,12 @@ class RequestState:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens the answer may still have after those in flight."""
+        """How many tokens the answer may still have after those in flight."""
         return self.max_tokens - self.tokens.num_output - self.in_flight.num_new_tokens
 
     @property
     def cacheable_len(self) -> int:
-        """Positions that may come from the prefix cache: not those whose logits or hidden states are
+        """Positions that may come from the prefix cache: no position whose logits or hidden state is
         still needed."""
         length = self.tokens.committed_len - 1
         if self.pooled is not None:
@@ -324,28 +324,29 @@ class RequestState:
 
     @property
     def is_prefilling(self) -> bool:
-        """Its next token is one of its prompt, or one that is recomputed."""
+        """Whether the next token is known already: one of the prompt or, after a preemption, one that is
+        computed again."""
         return self.phase is Phase.PREFILL and not self.in_flight.num_new_tokens
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Whether its spans need the ids of the tokens before the sampled ones: for a grammar, or
-        for penalties and bad words where the device does not read them beside the KV."""
+        """Whether its spans need the ids of the tokens before the sampled ones: for a grammar; for
+        penalties and bad words if the device does not read the ids beside the KV."""
         return self.is_synchronous or (self.request_index < 0 and self.sampling.needs_history)
 
     @property
     def is_unverified(self) -> bool:
-        """Candidates of a deterministic request are in flight, or a window. Canonical spans always
-        have logprobs."""
+        """Whether candidates of a deterministic request are in flight, or a window. Canonical spans
+        always have logprobs."""
         last = self.in_flight.spans[-1]
         return self.deterministic and (last.num_sampled > 1 or last.logprobs is None)
 
     @property
     def is_blocked(self) -> bool:
-        """Nothing can be planned after what is in flight: it is a window over known candidates,
-        the answer's end, or a token that the grammar must see first.
+        """Whether nothing can be planned after what is in flight: a window over known candidates, the
+        answer's end, or a token that the grammar must see first.
 
-        A window over candidates that are in flight themselves is no reason: `Batcher.must_wait`
+        A window over candidates that are in flight themselves does not block: `Batcher.must_wait`
         decides there.
         """
         tokens, in_flight = self.tokens, self.in_flight
@@ -360,7 +361,7 @@ class RequestState:
 
     @property
     def is_window_due(self) -> bool:
-        """The candidates should be verified now: there are enough, or the last one may end the
+        """Whether the candidates should be verified now: there are enough, or the last one may end the
         answer."""
         tokens = self.tokens
         if tokens.num_candidates == 0:
@@ -371,7 +372,7 @@ class RequestState:
 
     @property
     def is_confirming(self) -> bool:
-        """Tokens that were sent to the client are being verified again."""
+        """Whether tokens that were sent to the client are being verified again."""
         return self.sent.has_unconfirmed(self.tokens.num_output)
 
     @property
@@ -382,8 +383,8 @@ class RequestState:
         return "certified" if self.certified_only else "verified"
 
     def propose(self, max_candidates: int) -> None:
-        """Draft candidates without a pass: tokens that were sent and must be confirmed, or else
-        repeated n-grams."""
+        """Draft candidates without a pass: tokens that were sent and must be confirmed; if there are
+        none, repeated n-grams."""
         tokens, params = self.tokens, self.request.params
         assert tokens.num_candidates == 0
         max_candidates = min(max_candidates, params.max_tokens - tokens.num_output - 1)
@@ -447,8 +448,8 @@ class RequestState:
         return new_tokens, () if self.extension is None else self._commit_extra(self.extension)
 
     def _commit(self, outcome: SpanOutcome, committed: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
-        """Replace the candidates by the committed tokens, up to a stop string. Returns those not
-        sent before."""
+        """Replace the candidates by the committed tokens, up to a stop string. Return those not sent
+        before."""
         tokens, stats, verdict = self.tokens, self.stats, outcome.verdict
         if verdict is not None:
             tokens.drop_candidates()
@@ -526,7 +527,7 @@ class RequestState:
     def finish_reason_after(
         self, token_id: int, num_output: int, *, text_stopped: bool
     ) -> FinishReason | None:
-        """Why the answer ends with this token, its num_output-th, or None."""
+        """Return why the answer ends with this token, its num_output-th, or None."""
         return finish_reason(token_id, num_output, text_stopped, self.request.params, self._eos_ids)
 
     def _fail(self, failure: AnswerFailed) -> None:
@@ -640,14 +641,14 @@ class RequestState:
         self.has_draft = False
 
     def give_up_pages(self) -> None:
-        """Free the pages for good; pinned ones when the last pin is removed."""
+        """Free the pages for good. Pinned ones are freed when the last pin is removed."""
         self.in_flight.clear()
         self.page_table.give_up()
         self.prefix_cursor.reset()
 
     def distrust_pages(self) -> None:
-        """An ordinary request continues with its pages and what is in flight, but shares no page
-        from now on."""
+        """Share no page from now on. An ordinary request goes on with its pages and with what is in
+        flight."""
         self.canonical_len = 0
         self.prefix_cursor.close()
 
@@ -676,7 +677,7 @@ class RequestState:
         )
 
     def final_stats(self) -> Stats:
-        """The counts of an answer that ended. Tokens that were sent and not confirmed again are
+        """Return the counts of an answer that ended. Tokens that were sent and not confirmed again are
         canonical tokens, too."""
         stats = replace(self.stats)
         if self.deterministic:
