@@ -1,5 +1,5 @@
 """Passes as CUDA graphs: the decoder from token ids to the last norm, captured once for each batch
-size. Large ones end before the last layer (`last_layer.py`).
+size. Large ones end before the last layer (`head.py`).
 
 A graph reads everything that changes between passes from one buffer with a fixed address, and
 writes to two others:
@@ -9,7 +9,7 @@ writes to two others:
     residual   [max tokens, hidden]   only if the graph ends before the last layer
 
 All graphs share the buffers and the memory pool: passes run one after the other on one stream. The
-head and the sampler are not captured here (`head_graphs.py`). During capture the buffer describes
+head and the sampler are not captured here (`head.py`). During capture the buffer describes
 an empty pass: no slot is written, no tile attends.
 
 This module decides which pass takes which graph; only `CudaRecorder` calls CUDA.

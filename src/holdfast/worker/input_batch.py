@@ -20,11 +20,11 @@ from torch import Tensor
 
 from holdfast.core.step_plan import SAMPLED_RING_SIZE, UNKNOWN_TOKEN, Pass, Span
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.worker.page_table_cache import PageTableCache
 from holdfast.worker.transfer import aligned, send, staging_buffer
 
 Ints = NDArray[np.int64]
 
+_MAX_ROWS = 2048  # of cached page tables
 _SPAN_NUMBERS = attrgetter("start", "sample_from", "request_index", "num_pooled")
 
 
@@ -140,6 +140,54 @@ class Layout:
     def device_batch(self, words: Tensor, forward: ForwardBatch) -> DeviceBatch:
         indices = words[self.indices_start : self.num_words]
         return DeviceBatch(forward, *torch.split(indices, list(self.index_lengths)))
+
+
+class PageTableCache:
+    """Page tables as rows of one matrix, with zeros after the last page. Most requests have the same pages
+    as a pass ago.
+
+    A row is found by the identity of the tuple of pages. Comparing or hashing a long tuple would take as
+    long as reading it.
+    """
+
+    def __init__(self) -> None:
+        self._row_of: dict[int, int] = {}  # by id of the tuple
+        self._tuples: list[tuple[int, ...]] = []  # by row; alive, so that no id is reused
+        self._matrix = np.zeros((64, 16), np.int32)
+
+    def table(self, pages: Sequence[tuple[int, ...]]) -> NDArray[np.int32]:
+        """int32 [len(pages), longest of them], a copy."""
+        width = max(map(len, pages))
+        if len(self._tuples) + len(pages) > _MAX_ROWS:
+            self._row_of, self._tuples = {}, []
+        self._grow(len(self._tuples) + len(pages), width)
+        known = self._row_of.get
+        rows = [known(id(each), -1) for each in pages]
+        if -1 in rows:
+            rows = [self._add(each) if row < 0 else row for row, each in zip(rows, pages, strict=True)]
+        if len(rows) == 1:
+            return self._matrix[rows[0] : rows[0] + 1, :width].copy()
+        return self._matrix[rows, :width]
+
+    def _add(self, pages: tuple[int, ...]) -> int:
+        row = self._row_of.setdefault(id(pages), len(self._tuples))
+        if row == len(self._tuples):  # else the tuple is in this table twice
+            self._tuples.append(pages)
+        self._matrix[row, : len(pages)] = pages
+        self._matrix[row, len(pages) :] = 0
+        return row
+
+    def _grow(self, num_rows: int, width: int) -> None:
+        """Make room for so many rows of so many pages."""
+        rows, columns = self._matrix.shape
+        if num_rows > rows or width > columns:
+            larger = np.zeros((_padded_size(rows, num_rows), _padded_size(columns, width)), np.int32)
+            larger[:rows, :columns] = self._matrix
+            self._matrix = larger
+
+
+def _padded_size(size: int, needed: int) -> int:
+    return size if needed <= size else 1 << (needed - 1).bit_length()
 
 
 def make_input_batch(

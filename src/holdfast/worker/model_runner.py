@@ -30,15 +30,12 @@ from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.settings_guard import SettingsGuard, without_modes
 from holdfast.worker.cuda_graphs import CudaGraphs, CudaRecorder, Progress
 from holdfast.worker.extension import PassExtension
-from holdfast.worker.head_graphs import HeadGraphs, HeadTokens
-from holdfast.worker.input_batch import DeviceBatch, InputBatch, make_input_batch, send_batch
+from holdfast.worker.head import HeadGraphs, HeadTokens, LastLayer
+from holdfast.worker.input_batch import DeviceBatch, InputBatch, PageTableCache, make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
-from holdfast.worker.last_layer import LastLayer
+from holdfast.worker.logits import Masks, batch_slices, gather_logprobs, max_logits_tokens
 from holdfast.worker.logits_processors.device_history import DeviceTokens
 from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
-from holdfast.worker.logits_slices import Masks, batch_slices, max_logits_tokens
-from holdfast.worker.logprobs import gather_logprobs
-from holdfast.worker.page_table_cache import PageTableCache
 from holdfast.worker.pooling import PooledStates, pool
 from holdfast.worker.sampler import SampledTokens, sample
 from holdfast.worker.spot_check import SpotCheck

@@ -17,10 +17,9 @@ from torch import Tensor
 from holdfast.core.step_plan import NO_TOKEN, Sampled
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
+from holdfast.worker.logits import LogitsSlice, Logprobs, gather_logprobs
 from holdfast.worker.logits_processors.device_history import DeviceTokens
 from holdfast.worker.logits_processors.pipeline import apply_logits_processors, has_logits_processors
-from holdfast.worker.logits_slices import LogitsSlice
-from holdfast.worker.logprobs import Logprobs, gather_logprobs
 from holdfast.worker.spot_check import logits_checksums
 from holdfast.worker.transfer import HostCopies, aligned, send, send_array, staging_buffer
 

@@ -18,7 +18,7 @@ from holdfast.models.decoder import Decoder
 from holdfast.numerics.bits import bits_of
 from holdfast.worker.extension import PassExtension
 from holdfast.worker.kv_store import KVStore
-from holdfast.worker.logits_slices import max_logits_tokens
+from holdfast.worker.logits import max_logits_tokens
 from holdfast.worker.transfer import HostCopies, send_array
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Sampling
 from holdfast.numerics.token_history import BadWordBatch, PenaltyBatch, TokenHistory, TokensBefore
-from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
-from holdfast.worker.page_table_cache import PageTableCache
+from holdfast.worker.input_batch import PageTableCache
+from holdfast.worker.logits import LogitsSlice, PlacedSlices
 from holdfast.worker.transfer import aligned, send_array
 
 Ints = NDArray[np.int32]

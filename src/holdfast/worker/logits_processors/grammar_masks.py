@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 from holdfast.core.step_plan import Span
-from holdfast.worker.logits_slices import Masks
+from holdfast.worker.logits import Masks
 
 _log = logging.getLogger(__name__)
 

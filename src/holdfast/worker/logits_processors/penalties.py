@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.worker.logits import LogitsSlice, PlacedSlices
 from holdfast.worker.logits_processors.device_history import is_on_device
-from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
 from holdfast.worker.transfer import send_array
 
 Ints = NDArray[np.int64]
