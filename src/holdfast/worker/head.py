@@ -61,7 +61,7 @@ class LastLayer:
         self._reference_tokens = decoder.backend.recipe.rows
 
     def is_separate(self, num_tokens: int, num_logits: int = 1) -> bool:
-        """Whether a pass of this size with so many logits ends before the last layer."""
+        """Return whether a pass of this size with so many logits ends before the last layer."""
         num_slabs = -(-num_logits // self._reference_tokens)
         is_large = num_tokens >= _MIN_RATIO * self._reference_tokens * num_slabs
         return is_large and not self._needs_all_tokens
@@ -109,7 +109,7 @@ class LastLayer:
 
 
 def logits_batch(batch: InputBatch) -> InputBatch:
-    """The tokens that need logits as a batch, one span each."""
+    """Return the tokens that need logits as a batch, one span each."""
     indices = batch.logits_indices
     span_of = np.searchsorted(batch.span_starts, indices, side="right") - 1
     return _one_token_spans(
@@ -123,7 +123,7 @@ def logits_batch(batch: InputBatch) -> InputBatch:
 def _one_token_spans(
     positions: Ints, slots: Ints, page_table: NDArray[np.int32], *, tiled: bool
 ) -> InputBatch:
-    """Spans of one token each, in tiles of one token."""
+    """Make spans of one token each, in tiles of one token."""
     count, width = page_table.shape
     each, empty = np.arange(count), np.empty(0, np.int64)
     tiles = np.stack((each, np.ones_like(each), each * width), 1).astype(np.int32)
@@ -217,11 +217,11 @@ class HeadGraphs:
                 self._record(key, recorder)
 
     def capture_next(self) -> bool:
-        """Capture one more graph that was not used yet. False: there is none."""
+        """Capture one more graph that was not used yet. Return False if there is none."""
         return bool(self._wanted) and self._is_captured(min(self._wanted))
 
     def list_kernels(self) -> set[str]:
-        """The kernels of the head and the sampler."""
+        """Return the kernels of the head and the sampler."""
         if self._recorder is None:
             return set()
         keys = [
@@ -238,8 +238,8 @@ class HeadGraphs:
         self._wanted.clear()
 
     def _is_captured(self, key: _Key) -> bool:
-        """Whether there is this graph, captured now if need be. Without memory for it the head runs
-        without."""
+        """Return whether there is this graph. Capture it now if it is wanted. If there is no memory for
+        it, the head runs without."""
         if key in self._wanted and self._recorder is not None:
             self._wanted.discard(key)
             try:
@@ -251,13 +251,13 @@ class HeadGraphs:
         return key in self._graphs
 
     def _record(self, key: _Key, recorder: Recorder) -> None:
-        """Every row is greedy while a graph is captured. What the last pass left in the buffer has the
-        layout of another size: its seeds would be read as temperatures and probabilities."""
+        """Capture a graph, with every row greedy. What the last pass left in the buffer has the layout
+        of another size: its seeds would be read as temperatures and probabilities."""
         self._settings.zero_()
         self._graphs[key] = recorder.record(self._work(key))
 
     def fits(self, size: int, batch: InputBatch, spans: Sequence[Span], *, canonical: bool) -> bool:
-        """Whether a pass that took the graph of this size can take a head graph."""
+        """Return whether a pass that took the graph of this size can take a head graph."""
         has_tokens = batch.logits_come_first and len(batch.logits_indices) > 0
         if not has_tokens or not all(map(_is_plain, spans)):
             return False
@@ -314,5 +314,5 @@ def _num_words(size: int) -> int:
 
 
 def _split_words(words: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Ids and logprobs, [size] each."""
+    """Return ids and logprobs, [size] each."""
     return words[:size], words[size : _num_words(size)].view(torch.float32)[:size]

@@ -24,14 +24,14 @@ Masks = tuple[bytes | None, ...]  # grammar masks of some tokens, as in `Grammar
 
 
 def max_logits_tokens(device: torch.device) -> int:
-    """How many tokens have logits at once: many on a GPU, to be worth the kernel launches, few
-    on a CPU, to save memory."""
+    """Return how many tokens have logits at once: many on a GPU, to be worth the kernel launches; few on
+    a CPU, to save memory."""
     return 512 if device.type == "cuda" else 64
 
 
 class LogitsSlice(NamedTuple):
-    """Tokens first .. stop - 1 of a span, all sampled. masks: one for each token if the span has
-    a grammar, else empty."""
+    """Tokens first .. stop - 1 of a span, all sampled. masks: one for each token if the span has a
+    grammar, else empty."""
 
     span: Span
     first: int
@@ -54,7 +54,7 @@ PlacedSlices = Sequence[tuple[int, LogitsSlice]]  # slices, each with its first 
 def batch_slices(
     spans: Sequence[Span], masks: Sequence[Masks], max_tokens: int
 ) -> Iterator[list[LogitsSlice]]:
-    """The sampled tokens in batches of at most max_tokens, in span order. masks: by span."""
+    """Yield the sampled tokens in batches of at most `max_tokens`, in span order. masks: by span."""
     batch: list[LogitsSlice] = []
     room = max_tokens
     for span, span_masks in zip(spans, masks, strict=True):
@@ -83,7 +83,7 @@ class Logprobs:
     counts: Sequence[int]  # how many alternatives each token reports
 
     def read(self, token_ids: Sequence[int]) -> list[TokenLogprob]:
-        """token_ids: the tokens that `gather_logprobs` was called with."""
+        """Return the logprobs. token_ids: those that `gather_logprobs` was called with."""
         values: list[float] = self.values.tolist()
         return list(map(TokenLogprob, token_ids, values, self._tops()))
 
@@ -101,8 +101,8 @@ class Logprobs:
 def gather_logprobs(
     backend: Backend, logits: Tensor, token_ids: Tensor, counts: Sequence[int], copies: HostCopies
 ) -> Logprobs:
-    """The logprob of one token in each row of the raw logits, fp32 [n, vocab], and the top ones. That
-    of NO_TOKEN means nothing."""
+    """Compute the logprob of one token in each row of the raw logits, fp32 [n, vocab], and the top ones.
+    The logprob of NO_TOKEN means nothing."""
     norms = backend.logsumexp(logits)  # [n]
     values = copies.add(_of(logits, token_ids) - norms)
     most = min(max(counts), logits.shape[1])
@@ -118,5 +118,5 @@ def chosen_logprobs(backend: Backend, logits: Tensor, token_ids: Tensor, out: Te
 
 
 def _of(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """The logits of one token in each row; that of token 0 for NO_TOKEN."""
+    """Return the logits of one token in each row; of token 0 for NO_TOKEN."""
     return logits.gather(1, token_ids.clamp(min=0)[:, None])[:, 0]

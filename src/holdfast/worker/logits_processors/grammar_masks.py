@@ -41,7 +41,7 @@ def _is_constrained(span: Span) -> bool:
 
 
 def _masks(span: Span) -> Masks:
-    """One mask for each sampled token. A grammar that fails allows nothing in its own span."""
+    """Return one mask for each sampled token. A grammar that fails allows nothing in its own span."""
     if span.constraint is None or span.num_sampled == 0:
         return ()
     constraint, count = span.constraint, span.num_sampled

@@ -119,7 +119,7 @@ def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> None:
 
 
 def _has_masks(slice_: LogitsSlice) -> bool:
-    """False for slices with penalties or biases alone."""
+    """Return False for slices with penalties or biases alone."""
     sampling = slice_.span.sampling
     has_lists = sampling.params.allowed_ids is not None or bool(sampling.params.bad_ids)
     return has_lists or bool(slice_.masks or sampling.bad_words or sampling.suppressed_ids)
@@ -144,8 +144,8 @@ def _apply_grammar_bits(logits: Tensor, rows: list[int], bits: bytearray) -> Non
 def _grammar_bits(
     slice_: LogitsSlice, bad_word_ends: list[Ints], vocab_size: int, device: torch.device
 ) -> bytearray:
-    """The masks of the slice that are not None, in whole bytes. A mask is read as one number, bit i
-    for token i."""
+    """Return the masks of the slice that are not None, in whole bytes. A mask is read as one number, bit
+    i for token i."""
     everything = (1 << vocab_size) - 1
     num_bytes = -(-vocab_size // 8)
     has_suppressed = bool(slice_.span.sampling.suppressed_ids) and _is_early(slice_, 0)
@@ -168,12 +168,12 @@ def _grammar_bits(
 
 
 def _suppress_ends(slice_: LogitsSlice, allowed: int, others: int, vocab_size: int) -> int:
-    """The tokens that a grammar allows before min_tokens. others: the tokens that the other
+    """Return the tokens that a grammar allows before min_tokens. others: the tokens that the other
     settings allow.
 
     If only end tokens are left, min_tokens is waived: a longer answer would break the grammar. That
-    holds for the model's own end tokens, which a grammar allows only where the answer is complete.
-    A stop id of the client may also be text of the grammar; ending with it would leave the answer
+    holds for the model's own end tokens, which a grammar allows only where the answer is complete. A
+    stop id of the client may also be text of the grammar; ending with it would leave the answer
     incomplete, so it stays suppressed even if nothing else is allowed.
     """
     sampling = slice_.span.sampling
@@ -186,20 +186,20 @@ def _bits(token_ids: Iterable[int], vocab_size: int) -> int:
 
 
 def _early_ends(slice_: LogitsSlice, index: int) -> list[int]:
-    """The end tokens that are suppressed at this token. With a grammar mask, the mask excludes
-    them already."""
+    """Return the end tokens that are suppressed at this token: none if it has a grammar mask, which
+    excludes them already."""
     has_mask = bool(slice_.masks) and slice_.masks[index] is not None
     return [] if has_mask or not _is_early(slice_, index) else list(slice_.span.sampling.suppressed_ids)
 
 
 def _is_early(slice_: LogitsSlice, index: int) -> bool:
-    """Whether the answer is still shorter than min_tokens."""
+    """Return whether the answer is still shorter than min_tokens."""
     sampling = slice_.span.sampling
     return slice_.first_position + index < sampling.prompt_len + sampling.params.min_tokens
 
 
 def _bad_word_ends(slice_: LogitsSlice) -> list[Ints]:
-    """The ids that would complete a bad word, for each token."""
+    """Return the ids that would complete a bad word, for each token."""
     span, words = slice_.span, slice_.span.sampling.bad_words
     if not words or is_on_device(slice_):
         return [np.empty(0, np.int64)] * slice_.num_tokens
@@ -229,7 +229,7 @@ _indices: dict[int, _BadWordIndex] = {}
 
 
 def _index_of(words: BadWords) -> _BadWordIndex:
-    """The index of a request's bad words. The last ones made are kept: all tokens of a request
+    """Return the index of a request's bad words. The last ones made are kept: all tokens of a request
     share one list."""
     known = _indices.get(id(words))
     if known is None:
