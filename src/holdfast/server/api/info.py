@@ -23,7 +23,7 @@ from holdfast.server.api.schema.openapi import GET_ERRORS, NEEDS_NO_KEY, respons
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
-from holdfast.server.ipc.engines import ReplicaStatus
+from holdfast.server.ipc.engines import ReplicaStatus, not_ready
 from holdfast.server.tenants.tenant import tenant_of
 from holdfast.version import __version__
 
@@ -78,18 +78,19 @@ def info_routes(frontend: Frontend) -> APIRouter:
     @router.get("/v1/certificate", responses=responses(CertificateResponse, (*GET_ERRORS, 503)))
     async def certificate() -> Response:
         """The engine's certificate on this machine, and its fingerprint."""
-        link = frontend.engines.link
-        assert link.ready is not None
+        if not frontend.engines.is_ready:
+            raise not_ready(frontend.engines.retry_after)
+        ready = frontend.engines.ready
         named = await frontend.fingerprint()
         return JSONResponse(
             {
                 "object": "holdfast.certificate",
-                "determinism": link.ready.determinism,
-                "refusal": link.ready.refusal,
+                "determinism": ready.determinism,
+                "refusal": ready.refusal,
                 "fingerprint": {"digest": named.digest, "parts": named.parts},
                 "state": _certificate_state(frontend),
-                "certificate": link.ready.certificate if link.revocation is None else None,
-                "revocation": link.revocation,
+                "certificate": ready.certificate,
+                "revocation": ready.revocation,
             }
         )
 
@@ -153,12 +154,12 @@ def _replica(one: ReplicaStatus) -> dict[str, Any]:
 
 
 def _certificate_state(frontend: Frontend) -> dict[str, Any]:
-    state = frontend.engines.link.certificate_state
+    state = frontend.engines.ready.certificate_state
     return {"state": state.name, "checks_done": state.num_checks_done, "checks": state.num_checks}
 
 
 def _model(frontend: Frontend, name: str) -> dict[str, Any]:
-    ready = frontend.engines.link.ready if frontend.engines.is_ready else None
+    ready = frontend.engines.ready if frontend.engines.is_ready else None
     return {
         "id": name,
         "object": "model",

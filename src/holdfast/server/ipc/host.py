@@ -66,7 +66,6 @@ class EngineHost:
         )
         self._arrived: dict[int, float] = {}  # when, of those in the engine's queue
         self._step_ended = 0.0  # the last step, so the next one began then
-        self._revocation_sent = False
         self._certificate_state = engine.certificate_state  # as the frontend knows it
         self._record = record
         self._pass_began: float | None = None
@@ -212,11 +211,10 @@ class EngineHost:
         if self._engine.tracer is not None:
             for trace in self._engine.tracer.take():
                 self._send(m.StepTraced(trace))
-        if self._certificate_state.name == "certifying":
+        if self._certificate_state.name == "certifying" or (
+            self._engine.revocation is not None and self._certificate_state.name != "revoked"
+        ):
             self._send_certificate_state()
-        if self._engine.revocation is not None and not self._revocation_sent:
-            self._revocation_sent = True
-            self._send(m.Revoked(self._engine.revocation))
         self._step_ended = time.monotonic()
         if self._pass_began is not None:
             self._note_step(self._step_ended - self._pass_began)
@@ -234,13 +232,13 @@ class EngineHost:
             self._record.write_longest_step(seconds)
 
     def _send_certificate_state(self) -> None:
-        """Of a certificate that is made while the engine serves, if it changed."""
+        """Tell where the certificate stands, if that has changed."""
         engine = self._engine
         state = engine.certificate_state
         if state != self._certificate_state:
             self._certificate_state = state
             certificate = None if engine.certificate is None else engine.certificate.as_dict()
-            self._send(m.CertificateChanged(state, engine.limits.refusal, certificate))
+            self._send(m.CertificateChanged(state, engine.limits.refusal, certificate, engine.revocation))
 
     def _note_started(self) -> tuple[m.Started, ...]:
         """The requests that left the queue in this step.

@@ -170,6 +170,7 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
         chunk=engine.scheduler.config.chunk_len,
         while_answering=engine.scheduler.config.while_answering,
         certificate_state=engine.certificate_state,
+        revocation=engine.revocation,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.core.results import Delta, Result
+from holdfast.server.ipc.engine_port import EnginePort
 from holdfast.server.ipc.messages import FingerprintReady, Submit
 from holdfast.server.ipc.sent_record import SentRecord
 
@@ -15,7 +16,7 @@ from holdfast.server.ipc.sent_record import SentRecord
 class ResponseStream:
     """One request in the engine process, as the frontend holds it.
 
-    `LiveRequests` fills it, a `Call` reads it. It sets the event `updated` whenever something
+    The `RequestTable` fills it, a `Call` reads it. It sets the event `updated` whenever something
     arrives. Cancelling it frees the request's pages within a step; what still arrives for it is
     dropped. message and record are what another engine process continues it from.
     """
@@ -43,13 +44,8 @@ class ResponseStream:
         self.ids = range(message.request_id, message.request_id + num_choices)
         self.fingerprint: FingerprintReady | None = None  # of the engine that began it, once it is known
         self.replicas: list[str] = []  # of a pool, that accepted it, in order
-        # Set by `LiveRequests`, about the current engine process.
-        self.is_submitted = False
-        self.is_accepted = False
-        self.is_suspect = False  # its last engine process died while it ran
-        self.num_lone_deaths = 0  # while it ran alone, without an output of it in between
-        self.num_losses = 0  # of its replica's connection, without an output of it in between
-        self.last_failure: Result | None = None  # its pass raised
+        self.port: EnginePort | None = None  # of the engine that computes it now
+        self.is_accepted = False  # by that engine
         self._message = message
         self._updated = updated
         self._cancel = cancel
@@ -79,7 +75,7 @@ class ResponseStream:
             self._cancel(self)
             self.fail(error)
 
-    # Called by `LiveRequests`
+    # Called by the `RequestTable`
 
     def accept(self, seed: int) -> None:
         self.is_accepted = True
