@@ -39,8 +39,9 @@ DECIDES_NOTHING = {
     "numerics/cache_dir.py": "where files are kept",
     "numerics/select_backend.py": "chooses the backend, which the recipe names",
     "numerics/versions.py": "names versions",
-    "thinking/thought_predictor.py": "proposes candidates, which are verified",
+    "thinking/predictor.py": "proposes candidates, which are verified",
     "worker/device.py": "describes the device for the fingerprint",
+    "worker/extension.py": "names the hooks of a pass",
     "worker/gpu_presence.py": "refuses a device that is not there",
     "worker/spot_check.py": "compares",
 }
@@ -53,7 +54,6 @@ COMPONENT_OF = {  # the first pattern that fits
     "worker/head*": "sampling",
     "worker/log*": "sampling",
     "worker/sampl*": "sampling",
-    "worker/thought*": "thinking",
     "core/*": "sampling",
     "scheduler/*": "sampling",
     "structured/*": "text",

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
@@ -28,6 +28,7 @@ from holdfast.engine.llm import LLM
 from holdfast.models.adapter import is_adapter
 from holdfast.models.locate import locate
 from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE
+from holdfast.thinking.log import thought_logs
 from holdfast_thinking.data.samples import eval_prompts
 from holdfast_thinking.eval.accuracy import is_right
 from holdfast_thinking.eval.eval_set import EvalPrompt
@@ -79,7 +80,9 @@ def measure_rounds(
     model: EvalModel, count: int = 12, most_tokens: int = 600, warm_ups: int = 2
 ) -> Iterator[Row]:
     """Time prefill with predicted thoughts against chunk by chunk, one request at a time."""
-    by_chunk = with_schedule(model.llm, max_guesses=0)
+    logs = thought_logs(model.llm.engine.scheduler.config.new_extension)
+    assert logs is not None
+    by_chunk = with_schedule(model.llm, new_extension=replace(logs, max_guesses=0))
     for density in ("rare", "few", "medium", "dense"):
         prompts = coin_texts(model, density, count + warm_ups, most_tokens)
         timed = [

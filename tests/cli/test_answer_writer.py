@@ -121,18 +121,14 @@ def test_thought_without_text_is_shown_as_token_ids():
 
 
 def test_conversation_shows_a_thought_once():
-    new = NewThoughts()
     one, two, three = thought(0, "one"), thought(1, "two"), thought(2, "three")
-    new.begin_turn()
-    assert new.select([one]) + new.select([two]) == [one, two]
-    new.begin_turn()
-    assert new.select([one, two, three]) == [three]
-    new.begin_turn()
+    first = NewThoughts()
+    assert first.select([one]) + first.select([two]) == [one, two]
+    second = NewThoughts(first.turn)
+    assert second.select([one, two, three]) == [three]
     other = thought(1, "other")
-    assert new.select([one, other, three]) == [other, three]  # what lies behind a new one is new
-    new.forget()
-    new.begin_turn()
-    assert new.select([one]) == [one]
+    third = NewThoughts(second.turn)
+    assert third.select([one, other, three]) == [other, three]  # what lies behind a new one is new
 
 
 def test_prompt_text_never_ends_inside_a_character():

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from holdfast.cli.conversation.server_client import StreamedAnswer
+from holdfast.cli.server_client import StreamedAnswer
 from support.fake_server import FakeServer
 from support.serving import serving
 

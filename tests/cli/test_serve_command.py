@@ -93,6 +93,7 @@ def test_serve_without_options_has_the_defaults(holdfast, served):
 def test_every_setting_of_server_and_engine_is_an_option(holdfast, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     shown = holdfast("serve", "--help").stdout
+    assert all(f"\n{panel}:\n" in shown for panel in ("Server", "Limits", "Engine", "Logs"))
     for config in (ServerConfig, EngineConfig, ReplicasConfig):
         offered = list(option_fields(config))
         assert {one.field_name for one in offered} == {one.name for one in fields(config)} - {"model"}
@@ -429,7 +430,7 @@ def test_missing_server_package_says_what_to_install(holdfast, served, monkeypat
 
     find = util.find_spec
     monkeypatch.setattr(
-        "holdfast.cli.requirements.find_spec", lambda name: None if name == package else find(name)
+        "holdfast.cli.console.find_spec", lambda name: None if name == package else find(name)
     )
     said = refused(holdfast, served)
     assert package in said

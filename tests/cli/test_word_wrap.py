@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.cli.word_wrap import WordWrap
+from holdfast.cli.answer_writer import WordWrap
 
 
 def wrap(text, width, size=None):

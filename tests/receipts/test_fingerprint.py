@@ -34,7 +34,7 @@ from holdfast.receipts.engine_fingerprint import (
 )
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.sandbox.template_sandbox import TemplateSandbox
-from holdfast.text import template_canary
+from holdfast.text import chat_template
 from holdfast.text.tokenizer import Tokenizer, byte_tokenizer
 from holdfast.worker.device import device_parts
 from support.tiny import CHAT_TEMPLATE, tiny_gguf, tiny_model
@@ -260,9 +260,9 @@ def test_another_template_library_changes_the_canary(folder: Path, monkeypatch: 
     monkeypatch.setattr(
         TemplateSandbox, "render", lambda self, *given, **options: render(self, *given, **options) + " "
     )
-    template_canary._digest.cache_clear()
+    chat_template._digest.cache_clear()
     assert different_parts(fingerprint(folder), before) == ["canary.chat_template"]
-    template_canary._digest.cache_clear()
+    chat_template._digest.cache_clear()
 
 
 def test_rope_tables_are_a_part(folder: Path) -> None:

@@ -11,7 +11,7 @@ from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.ipc.engine_process import ProcessPort
 from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.telemetry.traces import NoTraces, TracedRequest
+from holdfast.server.telemetry.traces import TracedRequest, Traces
 from holdfast.server.tenants.rate_limits import TokenMeter
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
 from support.engine_ports import PATIENCE, connected, run
@@ -30,7 +30,7 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
             tenant=UNKNOWN_TENANT,
             meter=TokenMeter(),
             metrics=Metrics().request(False),
-            begin_span=lambda params: NoTraces().begin({}, traced),
+            begin_span=lambda params: Traces().begin({}, traced),
             timeout=timeout,
         )
         try:

@@ -8,6 +8,7 @@ sent.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from holdfast.core.events import RequestEnded
 from holdfast.core.grammar import Grammar
@@ -15,12 +16,12 @@ from holdfast.core.request import Request
 from holdfast.core.results import Stats, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent_answer import SentChoice
-from holdfast.core.step_plan import ThoughtIds
 from holdfast.engine.output import ChoiceOutput
 from holdfast.engine.result_collector import ResultCollector
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.text.detokenizer import Detokenizer
 from holdfast.text.tokenizer import Tokenizer
+from holdfast.thinking.log import thought_logs
 
 
 class ChoiceSubmitter:
@@ -60,8 +61,11 @@ class ChoiceSubmitter:
                 grammar.restart()
             self._scheduler.submit(branch, output, grammar)
 
-    def decode_thought(self, chunk: int, token_ids: ThoughtIds) -> Thought:
-        position = (chunk + 1) * self._scheduler.config.chunk_len - 1
+    def decode_thought(self, item: Any) -> Thought:
+        chunk, token_ids = item
+        logs = thought_logs(self._scheduler.config.new_extension)
+        assert logs is not None
+        position = (chunk + 1) * logs.chunk_len - 1
         # A model may have more ids than its tokenizer; the ids above have no text.
         known = [token_id for token_id in token_ids if token_id < self._tokenizer.vocab_size]
         return Thought(chunk, position, self._tokenizer.decode(known).strip(), token_ids)
@@ -72,7 +76,7 @@ class ChoiceSubmitter:
         output = ChoiceOutput(branch, detokenizer)
         if branch.sent:
             sent = branch.sent[0]
-            output.restore(sent, [self.decode_thought(*one) for one in enumerate(sent.thoughts)])
+            output.restore(sent, [self.decode_thought(one) for one in enumerate(sent.thoughts)])
         return output
 
     def _restore_ended(self, collector: ResultCollector, branch: Request, sent: SentChoice) -> None:

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from holdfast.core.results import ThoughtIds
 from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.sent_answer import SentAnswer, SentChoice
-from holdfast.core.step_plan import ThinkRule, ThoughtIds, TokenLogprob
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.receipt import Receipt, ReceiptChoice
 from holdfast.text.detokenizer import Detokenizer
+from holdfast.thinking.log import ThinkRule
 
 if TYPE_CHECKING:
     from holdfast.text.tokenizer import Tokenizer

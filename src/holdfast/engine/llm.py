@@ -32,6 +32,7 @@ from holdfast.engine.token_stream import TokenStream
 from holdfast.errors import EngineStopped, InvalidRequest
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import Receipt
+from holdfast.thinking.log import thought_logs
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
@@ -248,14 +249,14 @@ class LLM(LoadedModel):
                 f"the receipt is of another engine ({'; '.join(differences)}), so its bits may not come out here; "
                 "use an engine with its fingerprint, or force"
             )
-        schedule = self.engine.scheduler.config
+        thinking = thought_logs(self.engine.scheduler.config.new_extension)
         sent = sent_answer(
             read,
             prompt,
             self.engine.tokenizer,
             params.max_tokens,
-            chunk_len=schedule.chunk_len,
-            while_answering=schedule.while_answering,
+            chunk_len=0 if thinking is None else thinking.chunk_len,
+            while_answering=thinking is not None and thinking.while_answering,
         )
         request = self.engine.prepare(prompt, params, sent=sent)
         return self._finish(request, None, self.run_requests([request])[0])

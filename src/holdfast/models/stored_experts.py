@@ -50,9 +50,9 @@ class ExpertPart:
         """The tensor of the expert; MXFP4 as fp32."""
         parts = [source[self.at] for source in sources]
         if self.is_mxfp4:
-            from holdfast.models.mxfp4 import dequantize_blocks
+            from holdfast.models.gguf.dequantize import dequantize_mxfp4
 
-            return dequantize_blocks(*parts)
+            return dequantize_mxfp4(*parts)
         return parts[0].t() if self.is_transposed else parts[0]
 
 

@@ -111,7 +111,8 @@ class _RelayedRequests:
 
     def step(self, port: EnginePort, message: m.StepOutput) -> None:
         self.has_progressed = True
-        numbers = {frontend_of(one.request_id) for one in (*message.started, *message.outputs)}
+        numbers = {frontend_of(one.request_id) for one in message.started}
+        numbers |= {frontend_of(one.request_id) for one in message.outputs}
         for number in numbers:
             frontend = self.frontends.get(number)
             if frontend is not None:

@@ -47,8 +47,7 @@ from holdfast.numerics.settings import NumericSettings
 from holdfast.numerics.versions import VERSIONS
 from holdfast.receipts.canonical_json import JsonValue
 from holdfast.receipts.fingerprint import Fingerprint
-from holdfast.text.chat_template import ChatTemplate
-from holdfast.text.template_canary import digest_renderings
+from holdfast.text.chat_template import ChatTemplate, digest_renderings
 from holdfast.text.tokenizer import Tokenizer
 
 # Fields of a configuration that decide no bit: a name, a limit, what the tokenizer adds to a

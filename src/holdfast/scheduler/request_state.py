@@ -22,12 +22,13 @@ These lengths cover results that are read. Spans whose results are not read yet 
 from dataclasses import replace
 from functools import cached_property
 
+from holdfast.core.extension import RequestExtension
 from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import HiddenStates
 from holdfast.core.request import AnswerText, Request
 from holdfast.core.results import Determinism, Stats
 from holdfast.core.sent_answer import SentChoice
-from holdfast.core.step_plan import Sampled, Sampling, ThoughtIds
+from holdfast.core.step_plan import Sampled, Sampling
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
 from holdfast.errors import AnswerFailed, GuaranteeLost, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
@@ -42,7 +43,6 @@ from holdfast.scheduler.pooled_prompt import PooledPrompt
 from holdfast.scheduler.sent_tokens import SentTokens
 from holdfast.scheduler.token_log import TokenLog
 from holdfast.scheduler.verification import SpanOutcome
-from holdfast.thinking.thought_log import ThoughtLog
 
 FIRST_WINDOW = 1  # candidates in a request's first window, so that its client gets a token soon
 
@@ -60,7 +60,7 @@ class RequestState:
         max_window: int,
         grammar: Grammar | None = None,
         speculates: bool = False,
-        thoughts: ThoughtLog | None = None,
+        extension: RequestExtension | None = None,
     ) -> None:
         params = request.params
         self.request = request
@@ -106,8 +106,7 @@ class RequestState:
         self.grammar = grammar
         self._restart_grammar = False  # at admission: a pass in flight may still use the grammar
         self.proposer = NgramProposer(request.prompt_ids) if speculates else None
-        self.thoughts = thoughts  # of a model that thinks
-        self.think_rule = None if thoughts is None else thoughts.rule
+        self.extension = extension
         self.sent = SentTokens(request.deterministic)
         self._text = text
         self._pool = pool
@@ -133,8 +132,8 @@ class RequestState:
     def _restore(self, sent: SentChoice) -> None:
         """Continue an answer of another engine. What a deterministic request was sent must be
         confirmed; an ordinary one goes on after it."""
-        if self.thoughts is not None:
-            self.thoughts.restore(sent.thoughts)
+        if self.extension is not None:
+            self.extension.restore(sent)
         if self.deterministic:
             self.sent.restore(sent)
             return
@@ -206,8 +205,8 @@ class RequestState:
         length = self.tokens.committed_len - 1
         if self.pooled is not None:
             length = min(length, self.pooled.pooled_len)
-        if self.thoughts is not None:
-            length = self.thoughts.shared_len(length, self.tokens.ids)
+        if self.extension is not None:
+            length = self.extension.shareable_len(length, self.tokens.ids)
         return length if self.request.score_from is None else min(length, self.scored_len - 1)
 
     # What can be planned
@@ -266,7 +265,7 @@ class RequestState:
 
     @property
     def determinism(self) -> Determinism:
-        unconfirmed = self.is_confirming or (self.thoughts is not None and self.thoughts.has_unconfirmed)
+        unconfirmed = self.is_confirming or (self.extension is not None and self.extension.has_unconfirmed)
         if not self.deterministic or self.failure is not None or unconfirmed:
             return "none"
         return "certified" if self.certified_only else "verified"
@@ -292,16 +291,17 @@ class RequestState:
 
     # What a pass returned
 
-    def apply(self, outcome: SpanOutcome) -> tuple[tuple[Sampled, ...], tuple[tuple[int, ThoughtIds], ...]]:
+    def apply(self, outcome: SpanOutcome) -> tuple[tuple[Sampled, ...], tuple[object, ...]]:
         """Apply the outcome of the oldest span in flight.
 
-        Returns the tokens, and the thoughts as (chunk, thought), that are committed and that the
-        client does not have yet.
+        Return the tokens, and the items of the extension, that are committed and that the client does
+        not have yet.
         """
         stats, span = self.stats, outcome.span
-        if self.thoughts is not None:
-            stats.guessed += len(span.guesses)
-            stats.guessed_right += self.thoughts.update(span, outcome.thoughts)
+        if self.extension is not None:
+            num_guessed, num_right = self.extension.update(span, outcome.extra)
+            stats.guessed += num_guessed
+            stats.guessed_right += num_right
         if outcome.num_scored:
             self.scored_len += outcome.num_scored
             self.sent.add_scores(outcome.num_scored, outcome.new_scores)
@@ -333,7 +333,7 @@ class RequestState:
         if self.only_scored and self.failure is None and not self.needs_prefill:
             self.finish_reason = "length"
             self.move(Phase.FINISHED)
-        return new_tokens, () if self.thoughts is None else self._commit_thoughts(self.thoughts)
+        return new_tokens, () if self.extension is None else self._commit_extra(self.extension)
 
     def _commit(self, outcome: SpanOutcome, committed: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
         """Replace the candidates by the committed tokens, up to a stop string. Returns those not
@@ -406,8 +406,8 @@ class RequestState:
                 )
             )
 
-    def _commit_thoughts(self, thoughts: ThoughtLog) -> tuple[tuple[int, ThoughtIds], ...]:
-        new, is_same = thoughts.commit(self.valid_len)
+    def _commit_extra(self, extension: RequestExtension) -> tuple[object, ...]:
+        new, is_same = extension.commit(self.valid_len)
         if not is_same:
             self._lose_guarantee()
         return new
@@ -466,8 +466,8 @@ class RequestState:
 
     def admit(self, match: PrefixMatch) -> None:
         """Start, or restart, after the pages found in the prefix cache."""
-        if self.thoughts is not None:
-            self.thoughts.adopt(match.thoughts)
+        if self.extension is not None:
+            self.extension.adopt(match.extras)
         self.page_table.adopt(match.pages)
         self.computed_len = len(match.pages) * self._page_size
         self.canonical_len = match.num_canonical * self._page_size
@@ -505,8 +505,8 @@ class RequestState:
         if self.pooled is not None:
             self.pooled.restart()
         self.sent.unconfirm()
-        if self.thoughts is not None:
-            self.thoughts.unconfirm()
+        if self.extension is not None:
+            self.extension.unconfirm()
         self.tokens.drop_output()
         self.window_cap = FIRST_WINDOW
         self.certified_only = False
@@ -520,8 +520,8 @@ class RequestState:
 
     def _reset_kv(self) -> None:
         self.canonical_len = self.computed_len = 0
-        if self.thoughts is not None:
-            self.thoughts.restart()
+        if self.extension is not None:
+            self.extension.restart()
 
     def drop_candidates(self) -> None:
         """Roll back candidates that no pass will verify."""
@@ -543,8 +543,8 @@ class RequestState:
     def announce_pages(self) -> None:
         """Let other requests know which full pages the prefill will add to the prefix cache."""
         length = self.prefill_len if self.only_scored else self.tokens.committed_len
-        if self.thoughts is not None:
-            length = self.thoughts.shared_len(length, self.tokens.ids)
+        if self.extension is not None:
+            length = self.extension.shareable_len(length, self.tokens.ids)
         self.prefix_cursor.announce(length, self.tokens.ids)
 
     def cache_pages(self) -> None:
@@ -552,16 +552,16 @@ class RequestState:
         ordinary requests."""
         length = self.canonical_len if self.deterministic else self.computed_len
         length = min(length, self.tokens.committed_len)
-        thoughts = None
-        if self.thoughts is not None:
-            length = self.thoughts.shared_len(length, self.tokens.ids)
-            thoughts = self.thoughts.of_pages
+        extra = None
+        if self.extension is not None:
+            length = self.extension.shareable_len(length, self.tokens.ids)
+            extra = self.extension.of_pages
         self.prefix_cursor.extend(
             length,
             canonical_len=self.canonical_len,
             page_table=self.page_table,
             tokens=self.tokens.ids,
-            thoughts=thoughts,
+            extra=extra,
         )
 
     def final_stats(self) -> Stats:

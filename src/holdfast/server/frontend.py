@@ -167,7 +167,7 @@ class Frontend:
     def render_metrics(self, accept: str, reader: Tenant) -> tuple[bytes, str]:
         """The metrics that this tenant may see, with their content type. Without keys there is one
         series, and all see it."""
-        self.metrics.replicas.set_replicas(self.engines.replicas)
+        self.metrics.replicas = self.engines.replicas
         self.metrics.tenants.set_places((call.tenant, *call.num_answers) for call in self._calls)
         return self.metrics.render(accept, reader)
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from holdfast.cli.console import note, stderr
+from holdfast.cli.console import note, require_packages, stderr
 from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.requirements import require_packages
 from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.thinking.resets import find_resets
+from holdfast.thinking.log import find_resets
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.api.anthropic.message_object import tool_use_id
+from holdfast.server.api.anthropic.objects import tool_use_id
 from holdfast.server.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from holdfast.server.api.anthropic.translation import ERROR_WORDS, to_chat, to_chat_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage

@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from holdfast.cli.console import require_packages
 from holdfast.cli.options import engine as o
-from holdfast.cli.requirements import require_packages
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.version import __version__

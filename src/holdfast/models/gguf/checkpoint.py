@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from holdfast.errors import BadWeights
 from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, require_tensors
 from holdfast.models.gguf.names import PERMUTED, StoredName, architecture, find_tensor, gguf_config
-from holdfast.models.gguf.reader import GgufFile
-from holdfast.models.gguf.types import StoredType
+from holdfast.models.gguf.reader import GgufFile, StoredType
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,6 @@ from starlette.responses import Response
 from holdfast.core.results import Delta, Result, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import HoldfastError
-from holdfast.server.api.prompt_list import prompt_list
 from holdfast.server.api.response_fields import (
     StreamUsage,
     TextLogprobs,
@@ -28,6 +27,7 @@ from holdfast.server.api.response_fields import (
 from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.sampling import (
     max_prompt_len,
+    prompt_list,
     refuse_contradictions,
     sampling_params,
     truncate_prompt,

@@ -13,9 +13,8 @@ from holdfast.core.embeddings import unpack_embedding
 from holdfast.core.pooling import Pooling, truncate_ids
 from holdfast.core.sampling_params import score_params
 from holdfast.errors import HoldfastError
-from holdfast.server.api.prompt_list import prompt_list
 from holdfast.server.api.response_fields import usage
-from holdfast.server.api.sampling import max_prompt_len
+from holdfast.server.api.sampling import max_prompt_len, prompt_list
 from holdfast.server.api.schema.objects import EmbeddingResponse
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import EmbeddingRequest

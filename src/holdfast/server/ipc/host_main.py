@@ -29,6 +29,7 @@ from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.host import EngineHost
 from holdfast.server.ipc.pass_record import PassRecord
 from holdfast.server.telemetry.logs import configure_logging
+from holdfast.thinking.log import thought_logs
 
 _log = logging.getLogger("holdfast.engine")
 _FLUSH_SECONDS = 5.0
@@ -157,7 +158,7 @@ def _send_fingerprint(engine: Engine, writer: FrameWriter) -> None:
 
 
 def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
-    pool = engine.scheduler.pool
+    pool, thinking = engine.scheduler.pool, thought_logs(engine.scheduler.config.new_extension)
     return m.Ready(
         vocab_size=engine.limits.vocab_size,
         max_model_len=engine.limits.max_model_len,
@@ -167,8 +168,8 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
         refusal=engine.limits.refusal,
         certificate=None if engine.certificate is None else engine.certificate.as_dict(),
         receipt_key=None if engine.receipts.key is None else engine.receipts.key.public_key.pem,
-        chunk=engine.scheduler.config.chunk_len,
-        while_answering=engine.scheduler.config.while_answering,
+        chunk=0 if thinking is None else thinking.chunk_len,
+        while_answering=thinking is None or thinking.while_answering,
         certificate_state=engine.certificate_state,
         revocation=engine.revocation,
     )

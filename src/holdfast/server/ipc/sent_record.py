@@ -5,9 +5,9 @@ If the engine process dies, the next one continues the answer from it.
 
 from array import array
 
-from holdfast.core.results import Delta
+from holdfast.core.results import Delta, ThoughtIds
 from holdfast.core.sent_answer import SentAnswer, SentChoice
-from holdfast.core.step_plan import ThoughtIds, TokenLogprob
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 
 

@@ -10,7 +10,7 @@ message_stop, or error
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from holdfast.server.api.anthropic.message_object import (
+from holdfast.server.api.anthropic.objects import (
     content_block,
     empty_block,
     end_fields,
@@ -19,7 +19,7 @@ from holdfast.server.api.anthropic.message_object import (
     stop_fields,
 )
 from holdfast.server.api.chat_response import ChatResponse
-from holdfast.server.api.content_blocks import (
+from holdfast.server.api.content import (
     Block,
     BlockEvent,
     Grown,

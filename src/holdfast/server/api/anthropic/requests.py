@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from holdfast.server.api.schema.refusals import by_type, null_only, refuse, refuse_unless
 from holdfast.server.api.schema.requests import (
     MAX_MESSAGES,
     RequestModel,
@@ -17,6 +16,7 @@ from holdfast.server.api.schema.requests import (
     ServingFields,
 )
 from holdfast.server.http.body import Many
+from holdfast.server.http.validation_errors import by_type, null_only, refuse, refuse_unless
 
 _IGNORED = "Accepted and ignored."
 _ID = Field(min_length=1, max_length=256)

@@ -6,7 +6,6 @@ from starlette.responses import Response
 
 from holdfast.server.api.anthropic.events import MessageWriter
 from holdfast.server.api.anthropic.objects import (
-    AnthropicErrorResponse,
     MessageResponse,
     MessageTokensCount,
 )
@@ -18,6 +17,7 @@ from holdfast.server.api.anthropic.requests import (
 from holdfast.server.api.anthropic.translation import ERROR_WORDS, to_chat, to_chat_prompt
 from holdfast.server.api.chat_prompt import ChatPrompts
 from holdfast.server.api.chat_response import serve_chat
+from holdfast.server.api.schema.objects import AnthropicErrorResponse
 from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend

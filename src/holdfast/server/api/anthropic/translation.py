@@ -28,7 +28,7 @@ from holdfast.server.api.anthropic.requests import (
     ToolUseBlockParam,
 )
 from holdfast.server.api.chat_prompt import thinking_variables
-from holdfast.server.api.conversation import Conversation
+from holdfast.server.api.content import ConversationBuilder
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     ChatMessage,
@@ -95,7 +95,7 @@ def to_messages(
 ) -> list[ChatMessage]:
     """The conversation. Raises `ApiError` if a turn has blocks that its role cannot have, or if the
     conversation cannot be answered."""
-    conversation = Conversation()
+    conversation = ConversationBuilder()
     call_ids: set[str] = set()
     for index, turn in enumerate(turns):
         if isinstance(turn.content, str):
@@ -118,7 +118,7 @@ def to_messages(
     return [ChatMessage(role="system", content="\n".join(_texts_of(system))), *messages]
 
 
-def _add_text(conversation: Conversation, role: str, texts: Sequence[str]) -> None:
+def _add_text(conversation: ConversationBuilder, role: str, texts: Sequence[str]) -> None:
     """Turns of one role are one message, but system messages stay apart."""
     if role == "system":
         conversation.add(role, texts)
@@ -127,7 +127,7 @@ def _add_text(conversation: Conversation, role: str, texts: Sequence[str]) -> No
 
 
 def _add_assistant(
-    conversation: Conversation, path: str, blocks: Sequence[ContentBlockParam], call_ids: set[str]
+    conversation: ConversationBuilder, path: str, blocks: Sequence[ContentBlockParam], call_ids: set[str]
 ) -> None:
     """The thinking, the texts, then the calls."""
     for block in blocks:
@@ -145,7 +145,7 @@ def _add_assistant(
 
 
 def _add_user(
-    conversation: Conversation,
+    conversation: ConversationBuilder,
     path: str,
     role: str,
     blocks: Sequence[ContentBlockParam],
@@ -166,7 +166,7 @@ def _add_user(
             raise invalid_value(where, f"a {role} message cannot have {block.type} blocks.")
 
 
-def _add_result(conversation: Conversation, block: ToolResultBlockParam) -> None:
+def _add_result(conversation: ConversationBuilder, block: ToolResultBlockParam) -> None:
     text = "\n".join(_texts_of(block.content or ""))
     text = f"Error: {text}" if block.is_error else text
     conversation.add("tool", [text], tool_call_id=block.tool_use_id)

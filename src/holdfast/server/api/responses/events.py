@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from holdfast.server.api.chat_response import ChatResponse
-from holdfast.server.api.content_blocks import (
+from holdfast.server.api.content import (
     Block,
     BlockEvent,
     CallBlock,
@@ -24,8 +24,8 @@ from holdfast.server.api.content_blocks import (
     stream_blocks,
     whole_blocks,
 )
+from holdfast.server.api.responses.objects import ResponseObject
 from holdfast.server.api.responses.requests import ResponsesRequest
-from holdfast.server.api.responses.response_object import ResponseObject
 from holdfast.server.api.thoughts import ThoughtStream
 from holdfast.server.errors import ApiError
 from holdfast.server.http.sse import KEEP_ALIVE, sse_event

@@ -11,7 +11,7 @@ settings.
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.server.api.conversation import Conversation
+from holdfast.server.api.content import ConversationBuilder
 from holdfast.server.api.responses.requests import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -81,7 +81,7 @@ def _prompt_fields(body: InputFields) -> dict[str, Any]:
 
 def to_messages(instructions: str | None, items: str | Sequence[InputItem]) -> list[ChatMessage]:
     """The conversation. Raises `ApiError` if it is empty or answers a call that was not made."""
-    conversation = Conversation()
+    conversation = ConversationBuilder()
     call_ids: set[str] = set()
     if isinstance(items, str):
         conversation.add("user", [items])

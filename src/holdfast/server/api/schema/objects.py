@@ -31,6 +31,24 @@ class ErrorResponse(ResponseModel):
     error: ErrorInfo
 
 
+class AnthropicErrorDetails(ResponseModel):
+    error_code: str = Field(description="A stable name of the error, for programs.")
+
+
+class AnthropicError(ResponseModel):
+    type: str = Field(description="The kind of error, which follows from the status.")
+    message: str = Field(description="What was wrong, what was expected, what to do.")
+    details: AnthropicErrorDetails | None = None
+
+
+class AnthropicErrorResponse(ResponseModel):
+    """The body of every error response of Anthropic's routes."""
+
+    type: Literal["error"]
+    error: AnthropicError
+    request_id: str | None
+
+
 class PromptTokensDetails(ResponseModel):
     cached_tokens: int = Field(description="Prompt tokens found in the prefix cache.")
 

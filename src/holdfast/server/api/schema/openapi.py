@@ -11,10 +11,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from holdfast.server.api.anthropic.objects import AnthropicErrorResponse
 from holdfast.server.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from holdfast.server.api.responses.requests import InputTokensRequest, ResponsesRequest
-from holdfast.server.api.schema.objects import ErrorResponse
+from holdfast.server.api.schema.objects import AnthropicErrorResponse, ErrorResponse
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,

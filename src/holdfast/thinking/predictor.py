@@ -12,7 +12,7 @@ A prediction decides nothing: the next pass verifies it.
 
 from collections.abc import Sequence
 
-from holdfast.core.step_plan import ThoughtIds
+from holdfast.core.results import ThoughtIds
 
 
 class ThoughtPredictor:

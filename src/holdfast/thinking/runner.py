@@ -13,23 +13,26 @@ In a model that carries its states, a chunk with the trivial thought has a copy 
 chunk before it, unless a message begins in it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.core.step_plan import Pass, Span, ThoughtIds
+from holdfast.core.results import ThoughtIds
+from holdfast.core.step_plan import Pass, Span
 from holdfast.errors import ConfigError
 from holdfast.models.decoder import Decoder, LayerHook
 from holdfast.numerics.backends.cpu_pages import untouched_zeros
+from holdfast.numerics.bits import bits_of
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.thinking.blocks import ThoughtBlocks
+from holdfast.thinking.graphs import ThoughtGraphs
+from holdfast.thinking.log import SpanThoughts, guesses_of
 from holdfast.worker.cuda_graphs import Recorder
 from holdfast.worker.input_batch import InputBatch, Ints
-from holdfast.worker.thought_graphs import ThoughtGraphs
-from holdfast.worker.transfer import send_array
+from holdfast.worker.transfer import HostCopies, send_array
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,11 @@ class _Chunk:
     number: int  # in the request
     first_slot: int
     slot_before: int  # first slot of the chunk before it; -1: it is the first
-    is_reset: bool  # a carried state ends with it
+    thoughts: SpanThoughts  # of the span
 
 
 class ThoughtRunner:
-    """T, C and their states, over the slots of a KV store."""
+    """T, C and their states, over the slots of a KV store. A `PassExtension`."""
 
     def __init__(self, decoder: Decoder, blocks: ThoughtBlocks, num_pages: int) -> None:
         self._decoder = decoder
@@ -69,7 +72,7 @@ class ThoughtRunner:
         self._state_slots = torch.empty(0, dtype=torch.int64, device=device)  # input of captured passes
 
     @property
-    def reads_last_layer(self) -> bool:
+    def needs_all_tokens(self) -> bool:
         """Whether T reads the output of the last layer."""
         return self._config.l_out == len(self._decoder.layers)
 
@@ -83,17 +86,16 @@ class ThoughtRunner:
         """Drop the graphs. T runs without them from now on."""
         self._graphs = None
 
-    def begin_pass(self, pass_: Pass, batch: InputBatch) -> Tensor:
-        """Write the states of the guessed thoughts. Returns the slot whose state each token
-        adds, -1 for none: int64 [padded tokens]."""
+    def begin(self, pass_: Pass, batch: InputBatch) -> Tensor:
+        """Write the states of the guessed thoughts. Return the slot whose state each token adds, -1 for
+        none: int64 [padded tokens]."""
         guessed: list[_Chunk] = []
         guesses: list[ThoughtIds] = []
         for chunk in self._finished_chunks(pass_):
-            span = pass_.spans[chunk.span]
-            index = chunk.number - span.start // self._config.chunk
-            if index < len(span.guesses):
+            index = chunk.number - pass_.spans[chunk.span].start // self._config.chunk
+            if index < len(chunk.thoughts.guesses):
                 guessed.append(chunk)
-                guesses.append(span.guesses[index])
+                guesses.append(chunk.thoughts.guesses[index])
         self._write_states(guessed, guesses)
         return send_array(self._find_state_slots(pass_, batch), self.residuals.device)
 
@@ -102,13 +104,11 @@ class ThoughtRunner:
         self._state_slots[:size].fill_(-1)
         self._state_slots[: len(state_slots)].copy_(state_slots)
 
-    def captured_layer_hook(self, batch: ForwardBatch) -> LayerHook:
-        """The hook of a pass that is being captured."""
-        return self.layer_hook(batch.slots, self._state_slots[: batch.num_tokens])
-
-    def layer_hook(self, slots: Tensor, state_slots: Tensor) -> LayerHook:
-        """Adds states after l_in layers and keeps residuals after l_out. slots: of the tokens
-        themselves; state_slots: of the states they add, -1 for none."""
+    def hook(self, batch: ForwardBatch, state_slots: Tensor | None) -> LayerHook:
+        """Add states after l_in layers and keep residuals after l_out. state_slots: of the states that the
+        tokens add, -1 for none; None: those that `load` sets."""
+        slots = batch.slots  # of the tokens themselves
+        given = self._state_slots[: batch.num_tokens] if state_slots is None else state_slots
         config, backend, shape = self._config, self._decoder.backend, self._decoder.layer_shape
         norm = self._decoder.layers[config.l_in - 1].next_norm
         assert norm is not None
@@ -116,19 +116,19 @@ class ThoughtRunner:
         def act(layers_done: int, residual: Tensor, x: Tensor) -> None:
             if layers_done == config.l_in:
                 # For all tokens of the padded pass: that is the batch size that is certified.
-                has_state = self.has_state[state_slots][:, None]
-                residual.copy_(torch.where(has_state, residual + self.states[state_slots], residual))
+                has_state = self.has_state[given][:, None]
+                residual.copy_(torch.where(has_state, residual + self.states[given], residual))
                 x.copy_(torch.where(has_state, backend.rms_norm(residual, norm, shape.eps), x))
             if layers_done == config.l_out:
                 self.residuals[slots] = residual
 
         return LayerHook(act, (config.l_in, config.l_out))
 
-    def finish_pass(self, pass_: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
-        """Run T after every chunk that ended in the pass, and write the states. Returns the
-        thoughts by span."""
+    def finish(self, pass_: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
+        """Run T after every chunk that ended in the pass, and write the states. Return the thoughts by
+        span."""
         chunks = self._finished_chunks(pass_)
-        thoughts = [self._given_thought(pass_.spans[chunk.span], chunk) for chunk in chunks]
+        thoughts = [self._given_thought(chunk) for chunk in chunks]
         unknown = [index for index, thought in enumerate(thoughts) if thought is None]
         if unknown:
             slots = self._chunk_slots([chunks[index] for index in unknown])  # [n, c]
@@ -142,6 +142,9 @@ class ThoughtRunner:
             by_span[chunk.span].append(thought)
         return tuple(map(tuple, by_span))
 
+    def check(self, pass_: Pass, page_size: int) -> "ThoughtCheck":
+        return ThoughtCheck(pass_, self, page_size)
+
     def copy_pages(self, source: Tensor, target: Tensor) -> None:
         """Copy whole pages; both are int64 [n]."""
         for tensor in (self.residuals, self.states, self.has_state):
@@ -153,12 +156,10 @@ class ThoughtRunner:
             return self._blocks.think(self.residuals[slots], canonical=canonical)
         return self._graphs.think(slots, canonical=canonical)
 
-    def _given_thought(self, span: Span, chunk: _Chunk) -> ThoughtIds | None:
-        """A thought that the request determines: trivial or forced. None: T writes it."""
-        assert span.rule is not None
-        if not span.rule.thinks(chunk.number, self._config.chunk):
-            return ()
-        return span.rule.forced_on(chunk.number)
+    def _given_thought(self, chunk: _Chunk) -> ThoughtIds | None:
+        """Return a thought that the request determines: trivial or forced. None: T writes it."""
+        rule = chunk.thoughts.rule
+        return rule.forced_on(chunk.number) if rule.thinks(chunk.number, self._config.chunk) else ()
 
     def _finished_chunks(self, pass_: Pass) -> list[_Chunk]:
         """The chunks that end in the pass, of spans with thinking."""
@@ -168,11 +169,9 @@ class ThoughtRunner:
             return -1 if chunk < 0 else span.pages[chunk * c // size] * size + chunk * c % size
 
         return [
-            _Chunk(
-                index, chunk, first_slot(span, chunk), first_slot(span, chunk - 1), chunk in span.rule.resets
-            )
+            _Chunk(index, chunk, first_slot(span, chunk), first_slot(span, chunk - 1), span.extra)
             for index, span in enumerate(pass_.spans)
-            if span.rule is not None
+            if isinstance(span.extra, SpanThoughts)
             for chunk in range(span.start // c, span.stop // c)
         ]
 
@@ -202,7 +201,7 @@ class ThoughtRunner:
         for index, (chunk, thought) in enumerate(zip(chunks, thoughts, strict=True)):
             if index == 0 or chunk.span != chunks[index - 1].span:
                 held, source = (), chunk.slot_before
-            if chunk.is_reset:
+            if chunk.number in chunk.thoughts.rule.resets:
                 held, source = (), -1
             held = thought or held
             if held or source < 0:
@@ -228,10 +227,73 @@ class ThoughtRunner:
         span_of = np.repeat(np.arange(len(lengths)), lengths)
         positions = batch.positions - self._config.chunk  # of the states
         pages = batch.page_table[span_of, np.maximum(positions, 0) // self._page_size].astype(np.int64)
-        thinks = np.array([span.rule is not None for span in pass_.spans])[span_of]
+        thinks = np.array([span.extra is not None for span in pass_.spans])[span_of]
         slots = pages * self._page_size + positions % self._page_size
         slots = np.where(thinks & (positions >= 0), slots, -1)
         return np.pad(slots, (0, pass_.num_tokens_padded - len(slots)), constant_values=-1)
+
+
+class ThoughtCheck:
+    """The part of a spot check for thinking models: T's inputs, the thoughts, and their states. An
+    `ExtensionCheck`."""
+
+    def __init__(self, pass_: Pass, runner: ThoughtRunner, page_size: int) -> None:
+        (span,) = pass_.spans
+        self._pass, self._span, self._runner = pass_, span, runner
+        num_shared = len(span.pages) - len(pass_.original_pages)
+        pages = np.stack((np.array(span.pages[num_shared:]), np.array(pass_.original_pages)))  # [2, pages]
+        c, device = runner.chunk, runner.residuals.device
+
+        def slots(positions: Ints) -> Tensor:
+            """The scratch slots and the original slots of these positions: [2, positions]."""
+            numbers = pages[:, positions // page_size - num_shared] * page_size + positions % page_size
+            return send_array(numbers, device)
+
+        self._pages = send_array(pages, device)
+        self._tokens = slots(np.arange(span.start, span.stop))
+        self._chunks = slots(np.arange(span.start // c * c, span.stop // c * c))  # those that end in the span
+
+    def prepare(self) -> None:
+        """As `SpotCheck.prepare`."""
+        scratch, originals = self._pages
+        self._runner.copy_pages(originals, scratch)
+        bits_of(self._runner.residuals)[self._tokens[0]] ^= 1
+
+    def compare(self, copies: HostCopies) -> Callable[[], str | None]:
+        """As `SpotCheck.compare`."""
+        span, runner = self._span, self._runner
+        (found,) = runner.finish(self._pass, canonical=True)
+        residuals = copies.add(self._residuals_differ())  # bool [tokens]
+        states = copies.add(self._states_differ())  # bool [chunks]
+
+        def read() -> str | None:
+            for (index,) in residuals.nonzero()[:1].tolist():
+                return f"the input of T at position {span.start + index}"
+            first_chunk = span.start // runner.chunk
+            guesses = guesses_of(span)
+            expected = (*guesses, *found[len(guesses) :])  # the span has no guess after its last token
+            for index, differs in enumerate(states.tolist()):
+                if differs or found[index] != expected[index]:
+                    return f"the thought after position {(first_chunk + index + 1) * runner.chunk - 1}"
+            return None
+
+        return read
+
+    def _residuals_differ(self) -> Tensor:
+        again, first = bits_of(self._runner.residuals)[self._tokens].unbind()
+        return (again != first).any(1)
+
+    def _states_differ(self) -> Tensor:
+        """A state is compared only where there is a thought."""
+        again, first = bits_of(self._runner.states)[self._chunks].unbind()
+        has_again, has_first = self._runner.has_state[self._chunks].unbind()
+        differs = (has_again != has_first) | (has_first & (again != first).any(1))
+        return differs.view(-1, self._runner.chunk).any(1)
+
+
+def slot_bytes(hidden_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of the three entries of a slot."""
+    return 2 * hidden_size * dtype.itemsize + 1
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

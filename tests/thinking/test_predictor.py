@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.thinking.thought_predictor import ThoughtPredictor
+from holdfast.thinking.predictor import ThoughtPredictor
 
 HEADS, TAILS, NOTHING = (1,), (2,), ()
 

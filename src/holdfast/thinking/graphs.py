@@ -10,7 +10,7 @@ host reads every token: most thoughts are trivial and end with the first.
 import torch
 from torch import Tensor
 
-from holdfast.core.step_plan import ThoughtIds
+from holdfast.core.results import ThoughtIds
 from holdfast.thinking.blocks import MAX_CHUNKS, ThoughtBlocks
 from holdfast.worker.cuda_graphs import Recorder, Work, gc_paused
 

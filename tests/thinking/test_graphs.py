@@ -11,7 +11,7 @@ from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.thinking.blocks import ThoughtBlocks, load_blocks
 from holdfast.thinking.config import read_thinking
-from holdfast.worker.thought_graphs import ThoughtGraphs
+from holdfast.thinking.graphs import ThoughtGraphs
 from support.fake_recorder import FakeRecorder
 from support.thinking_models import thinker_folder
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from holdfast.core.step_plan import TokenLogprob
-from holdfast.server.api.content_blocks import (
+from holdfast.server.api.content import (
     BlockEvent,
     CallBlock,
     Closed,
