@@ -48,14 +48,14 @@ def test_documented_commands_and_options_exist():
     for page, line in lines:
         command, rest = _find(line.split())
         if command is not PROGRAM:
-            named.add(command.name)
+            named.add(line.split()[0])  # a group too
             options = OPTION.findall(" ".join(rest))
             given += len(options)
             missing += [
                 (page, line, one) for one in options if one not in _options(command) | {"-h", "--help"}
             ]
     assert missing == []
-    assert given > 80 and set(PROGRAM.list_commands(None)) - named == {"train"}
+    assert given > 80 and set(PROGRAM.list_commands(None)) <= named
 
 
 def _all_commands(command, path=()):

@@ -6,7 +6,18 @@ from typing import cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_thinker import ScriptedThinker, Told, reference, reference_scores
-from test_schedules import PAGE_SIZE, ROWS, AnyForm, Client, NoText, World, bursts, requests_of, worlds
+from test_schedules import (
+    PAGE_SIZE,
+    ROWS,
+    AnyForm,
+    Client,
+    NoText,
+    World,
+    bursts,
+    prepared,
+    requests_of,
+    worlds,
+)
 
 from holdfast.core.events import CertificateChecked, Event, ExtraCommitted, PromptScored, RequestEnded
 from holdfast.core.request import Request
@@ -148,7 +159,7 @@ def play(thinking: ThinkingWorld) -> Played:
                 number = request.request_id
                 played.answers[number], played.scores[number], played.thoughts[number] = [], [], []
                 grammar = played.grammars[number] = AnyForm() if client.has_grammar else None
-                scheduler.submit(request, NoText(), grammar)
+                scheduler.submit(prepared(request, grammar), NoText())
         abort(False)
         plan = scheduler.plan()
         scheduler.check()
@@ -307,6 +318,6 @@ def test_spans_of_a_plain_model_have_no_extra() -> None:
     thinking = _one(20, 20, new_extension=None)
     scheduler = Scheduler(thinking.world.config, PagePool(40, PAGE_SIZE))
     ((_, request),) = requests_of(thinking.world)
-    scheduler.submit(request, NoText())
+    scheduler.submit(prepared(request), NoText())
     ((one,),) = [scheduler.plan().passes]
     assert all(span.extra is None for span in one.spans)

@@ -7,6 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from holdfast.core.request import Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import EngineStopped
 from holdfast.ray.messages import RoutedRequest, prefix_hashes
@@ -68,11 +69,11 @@ class Connected:
         self.requests.set_ports([self.port], self.port.fingerprint, READY)
 
     def submit(self) -> Any:
-        return self.requests.submit(asyncio.Event(), [1, 2], SamplingParams(max_tokens=8))
+        return self.requests.submit(asyncio.Event(), Request(0, (1, 2), SamplingParams(), 0))
 
     def submitted(self) -> list[int]:
         decoded = [msgspec.msgpack.decode(frame[4:]) for frame in self.sink.frames]
-        return [message[1] for message in decoded if message[0] == "Submit"]
+        return [message[1]["request_id"] for message in decoded if message[0] == "Submit"]
 
 
 def with_port(check: Callable[[Connected], Awaitable[None]]) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 import psutil
 
+from holdfast.core.request import Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engine_process import ProcessPort
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
-from support.fake_engine import Prompt
+from support.fake_engine import SEED, Prompt
 from support.serving import HERE
 
 PATIENCE = 20.0
@@ -50,10 +51,15 @@ async def connected(start: str = "ready", **callbacks: Callable[..., None]) -> A
     assert not psutil.pid_exists(port.pid)
 
 
+def request_of(token_id: int) -> Request:
+    """A request with this prompt of one token."""
+    return Request(0, (token_id,), SamplingParams(), SEED)
+
+
 async def ask(requests: Any, prompt: Prompt) -> ResponseStream:
     """Submit a prompt and wait until its stream is over."""
     updated = asyncio.Event()
-    stream: ResponseStream = requests.submit(updated, [prompt], SamplingParams())
+    stream: ResponseStream = requests.submit(updated, request_of(prompt))
     while not stream.is_over:
         await updated.wait()
         updated.clear()

@@ -44,9 +44,4 @@ class SentChoice:
         )
 
 
-@dataclass(frozen=True)
-class SentAnswer:
-    """All choices of one request, and the seed that they were sampled with."""
-
-    seed: int
-    choices: tuple[SentChoice, ...]
+NOTHING_SENT = SentChoice()

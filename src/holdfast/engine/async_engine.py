@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Delta, RequestOutput, Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
@@ -29,9 +29,9 @@ class RequestHandle:
     Iterate over it, plainly or asynchronously, for deltas; then read `result`.
     """
 
-    def __init__(self, request: Request, cancel: Callable[[int], None]) -> None:
+    def __init__(self, request: Prepared, cancel: Callable[[int], None]) -> None:
         self.request_id = request.request_id
-        self.seed = request.seed
+        self.seed = request.request.seed
         self.result: Result | None = None
         self._outputs: queue.SimpleQueue[RequestOutput | HoldfastError] = queue.SimpleQueue()
         self._cancel = cancel
@@ -110,7 +110,7 @@ class AsyncEngine:
         """Queue a request. An invalid one raises here and never reaches the engine."""
         return self.start(self.engine.prepare(prompt, params))  # may take long: a grammar is compiled
 
-    def start(self, request: Request) -> RequestHandle:
+    def start(self, request: Prepared) -> RequestHandle:
         """Queue a prepared request."""
         with self._submit_lock:
             if self._closed:
@@ -137,7 +137,7 @@ class AsyncEngine:
     def _cancel(self, request_id: int) -> None:
         self._worker.post(lambda: self._deliver(self.engine.abort(request_id)))
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: Prepared) -> None:
         try:
             self.engine.submit(request)
         except HoldfastError as error:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Delta, Result, decode_delta, decode_result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.async_engine import AsyncEngine, RequestHandle
@@ -105,7 +105,7 @@ class AsyncTokenStream(AsyncIterator[Delta]):
         """Tokenise, render templates and compile grammars in another thread; then queue the request."""
         return self._engine.start(await asyncio.to_thread(self._prepare))
 
-    def _prepare(self) -> Request:
+    def _prepare(self) -> Prepared:
         prompt = self._read()
         self._text = prompt.text
         return self._engine.engine.prepare(prompt.prompt, self._params, want_receipt=self._want_receipt)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.results import ThoughtIds
 from holdfast.core.sampling_params import SamplingParams, show
-from holdfast.core.sent_answer import SentAnswer, SentChoice
+from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 from holdfast.errors import InvalidRequest
@@ -58,7 +58,7 @@ def sent_answer(
     *,
     chunk_len: int = 0,
     while_answering: bool = False,
-) -> SentAnswer:
+) -> tuple[SentChoice, ...]:
     """What the client has: the receipt's tokens, their logprobs, their text and their thoughts.
 
     An answer that has its max_tokens while another of its request has not has ended. chunk_len and
@@ -78,7 +78,7 @@ def sent_answer(
             _finish_reason(choice, max_tokens),
         )
 
-    return SentAnswer(receipt.seed, tuple(map(sent_choice, receipt.choices)))
+    return tuple(map(sent_choice, receipt.choices))
 
 
 def _finish_reason(choice: ReceiptChoice, max_tokens: int) -> FinishReason | None:

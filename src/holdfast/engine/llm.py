@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from holdfast.core.embeddings import EmbeddingResult, embedding_result
 from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Result, decode_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
 from holdfast.engine.continuation import continued_params, sent_answer
@@ -382,14 +382,14 @@ class LLM(LoadedModel):
         finish = partial(self._finish, request, prompt.text)
         return TokenStream(self._requests, request, self._tokenizer.token_texts, finish)
 
-    def _finish(self, request: Request, prompt: str | None, result: Result) -> Result:
+    def _finish(self, request: Prepared, prompt: str | None, result: Result) -> Result:
         """Add what a caller reads beside the answer: token texts, the prompt, the request's id."""
         return decode_result(
             result, self._tokenizer.token_texts, prompt=prompt, request_id=str(request.request_id)
         )
 
     def run_requests(
-        self, requests: Sequence[Request], on_result: Callable[[Result], None] | None = None
+        self, requests: Sequence[Prepared], on_result: Callable[[Result], None] | None = None
     ) -> list[Result]:
         """Run requests of this engine (`Engine.prepare`) until all have ended. An interrupt ends them."""
         shared, inbox = self._requests, Inbox(requests)

@@ -16,7 +16,7 @@ from holdfast.core.events import (
     TokensCommitted,
     TokensConfirmed,
 )
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Choice, Delta, Result, Thought, sum_stats, weakest
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.output import ChoiceOutput
@@ -43,9 +43,10 @@ class ResultCollector:
     """
 
     def __init__(
-        self, request: Request, outputs: Mapping[int, ChoiceOutput], *, wants_deltas: bool = True
+        self, prepared: Prepared, outputs: Mapping[int, ChoiceOutput], *, wants_deltas: bool = True
     ) -> None:
-        self.request = request
+        self.prepared = prepared
+        self.request = prepared.request
         self._wants_deltas = wants_deltas
         self.outputs = dict(outputs)  # by the branch's request id, in order
         self.result: Result | None = None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import RequestOutput
 from holdfast.errors import EngineStopped, HoldfastError
 
@@ -39,7 +39,7 @@ class Inbox:
     Without wants_deltas only outputs with a result are kept.
     """
 
-    def __init__(self, requests: Sequence[Request], *, wants_deltas: bool = False) -> None:
+    def __init__(self, requests: Sequence[Prepared], *, wants_deltas: bool = False) -> None:
         self.requests = requests
         self.open_ids = {request.request_id for request in requests}  # without a result yet
         self.wants_deltas = wants_deltas

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from holdfast.core.logprobs import TokenTexts
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Delta, Result, decode_delta
 from holdfast.engine.shared_engine import Inbox, SharedEngine
 from holdfast.errors import make_error
@@ -21,7 +21,7 @@ class TokenStream(Iterator[Delta]):
     def __init__(
         self,
         engine: SharedEngine,
-        request: Request,
+        request: Prepared,
         texts: TokenTexts,
         finish: Callable[[Result], Result],
     ) -> None:

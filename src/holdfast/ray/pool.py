@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from ray import serve
 
+from holdfast.core.request import Request
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.ray.deployment import ENGINE
@@ -80,7 +81,6 @@ class ReplicaPool:
         self._table = RoutingTable(self._on_replicas)
         self.requests = RequestTable(
             resumes=server.resume,
-            defaults=engine.request_defaults,
             callbacks=callbacks.resume,
             first_id=(number << FRONTEND_SHIFT) + 1,
             choose=self._choose,
@@ -203,10 +203,10 @@ class ReplicaPool:
 
     # Requests
 
-    def _choose(self, message: m.Submit, ports: Sequence[EnginePort]) -> EnginePort:
+    def _choose(self, request: Request, ports: Sequence[EnginePort]) -> EnginePort:
         """The port of a replica with the prompt's beginning in its cache, or of the least loaded."""
         loads = {port.id: len(port.streams) for port in ports}
-        chosen = self._table.choose(loads, prefix_hashes(message.prompt_ids, message.cache_salt))
+        chosen = self._table.choose(loads, prefix_hashes(request.prompt_ids, request.cache_salt))
         return next(port for port in ports if port.id == chosen)
 
     async def _call(self, request: RoutedRequest) -> None:

@@ -102,8 +102,8 @@ class _RelayedRequests:
         self.died_with, self.num_failed_passes = port.running_ids, 0
         self._end_all()
 
-    def accept(self, port: EnginePort, request_id: int, seed: int) -> None:
-        self._send(request_id, m.Accepted(request_id, seed))
+    def accept(self, port: EnginePort, request_id: int) -> None:
+        self._send(request_id, m.Accepted(request_id))
 
     def refuse(self, port: EnginePort, request_id: int, error: HoldfastError) -> None:
         self._send(request_id, m.Refused(request_id, error.code, str(error)))
@@ -278,17 +278,18 @@ class ReplicaHost:
     def _handle(self, frontend: _FrontendConnection, payload: bytes) -> None:
         message = _decode.decode(payload)
         if isinstance(message, SubmitHead | m.Abort):
-            if frontend_of(message.request_id) != frontend.number:
+            request_id = message.request.request_id if isinstance(message, SubmitHead) else message.request_id
+            if frontend_of(request_id) != frontend.number:
                 raise NotHere(f"frontend {frontend.number} sent the request of another one")
             if frontend.port.closed.is_set():
                 return  # this connection is about to be closed
             if isinstance(message, SubmitHead):
                 frontend.num_submitted += 1
-                self._requests.begin(message.request_id)
-                frontend.port.submit(message.request_id, pack_frame(payload))
+                self._requests.begin(request_id)
+                frontend.port.submit(request_id, pack_frame(payload))
             else:
-                frontend.port.abort(message.request_id)
-                self._requests.end(message.request_id)
+                frontend.port.abort(request_id)
+                self._requests.end(request_id)
         elif isinstance(message, m.SetTracing):
             frontend.is_tracing = message.on
             self._set_tracing()

@@ -23,9 +23,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from holdfast.core.extension import RequestExtension
-from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import HiddenStates
-from holdfast.core.request import AnswerText, Request
+from holdfast.core.request import AnswerText, Prepared, branch_seed
 from holdfast.core.results import Determinism, Stats
 from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import Sampled, Sampling
@@ -52,19 +51,20 @@ class RequestState:
 
     def __init__(
         self,
-        request: Request,
+        prepared: Prepared,
+        index: int,
         text: AnswerText,
         pool: PagePool,
         prefix_cache: PrefixCache,
         *,
         max_window: int,
-        grammar: Grammar | None = None,
         speculates: bool = False,
         extension: RequestExtension | None = None,
     ) -> None:
+        request, eos_ids = prepared.request, prepared.eos_ids
         params = request.params
         self.request = request
-        self.request_id = request.request_id
+        self.request_id = request.request_id + index
         self.deterministic = request.deterministic
         self.max_tokens = params.max_tokens
         # No answer: the client asks only for the prompt's logprobs or its embedding.
@@ -80,7 +80,7 @@ class RequestState:
             request.cache_salt,
             canonical_only=request.deterministic,
             tenant=request.tenant,
-            number=request.request_id,
+            number=self.request_id,
         )
         self.awaited: PrefixMatch | None = None  # while it waits for pages that another one computes
         self.request_index = -1  # row in the device's table of sampled tokens, while the request runs
@@ -89,7 +89,8 @@ class RequestState:
         self.stats = Stats()
         self.canonical_len = 0
         self.computed_len = 0
-        self.scored_len = request.score_from or 0
+        self.score_from = None if index else request.score_from
+        self.scored_len = self.score_from or 0
         self.max_window = max_window
         self.window_cap = FIRST_WINDOW
         self.last_verified = 0  # the step of the last window, so that windows take turns
@@ -103,7 +104,7 @@ class RequestState:
         self.failure: AnswerFailed | None = None
         self.is_lost = False  # the guarantee: what was sent did not come out again
         self.certified_only = True  # no canonical pass of this request was uncertified so far
-        self.grammar = grammar
+        self.grammar = prepared.grammars[index] if prepared.grammars else None
         self._restart_grammar = False  # at admission: a pass in flight may still use the grammar
         self.proposer = NgramProposer(request.prompt_ids) if speculates else None
         self.extension = extension
@@ -111,23 +112,23 @@ class RequestState:
         self._text = text
         self._pool = pool
         self._page_size = pool.page_size
-        eos_ids = () if params.ignore_eos else tuple(sorted(request.eos_ids))
-        stop_ids = params.stop_ids + eos_ids
+        self._eos_ids = eos_ids
+        stop_ids = params.stop_ids + (() if params.ignore_eos else tuple(sorted(eos_ids)))
         self.stop_ids = frozenset(stop_ids)
         self.sampling = Sampling(
             params,
-            request.seed,
+            branch_seed(request.seed, index),
             request.prompt_len,
             suppressed_ids=stop_ids if params.min_tokens else (),
-            bad_words=request.bad_words,
-            eos_ids=tuple(sorted(request.eos_ids)),
+            bad_words=prepared.bad_words,
+            eos_ids=tuple(sorted(eos_ids)),
         )
         # The host must know the tokens before the next one: it is not planned while a token is in
         # flight. Other requests do not wait for it.
-        self.is_synchronous = grammar is not None
+        self.is_synchronous = self.grammar is not None
         self.confirmed: list[Sampled] = []  # tokens of another engine, confirmed since the last step
         if request.sent:
-            self._restore(request.sent[0])
+            self._restore(request.sent[index])
 
     def _restore(self, sent: SentChoice) -> None:
         """Continue an answer of another engine. What a deterministic request was sent must be
@@ -152,7 +153,7 @@ class RequestState:
     @cached_property
     def prompt_cost(self) -> int:
         """The same of one of its prompt's tokens."""
-        is_scored = self.request.score_from is not None
+        is_scored = self.score_from is not None
         num_logprobs = self.request.params.prompt_logprobs or 0 if is_scored else None
         return prompt_cost(num_logprobs=num_logprobs, is_pooled=self.pooled is not None)
 
@@ -207,7 +208,7 @@ class RequestState:
             length = min(length, self.pooled.pooled_len)
         if self.extension is not None:
             length = self.extension.shareable_len(length, self.tokens.ids)
-        return length if self.request.score_from is None else min(length, self.scored_len - 1)
+        return length if self.score_from is None else min(length, self.scored_len - 1)
 
     # What can be planned
 
@@ -255,7 +256,7 @@ class RequestState:
         if tokens.num_candidates == 0:
             return False
         num_output = tokens.total_len - tokens.prompt_len
-        final = looks_final(tokens.last, num_output, self.request.params, self.request.eos_ids)
+        final = looks_final(tokens.last, num_output, self.request.params, self._eos_ids)
         return final or self.has_draft or tokens.num_candidates >= self.window_cap
 
     @property
@@ -283,7 +284,7 @@ class RequestState:
             draft = draft[: self.grammar.count_valid(draft)]
         for count, token_id in enumerate(draft, 1):
             tokens.propose(token_id)
-            if looks_final(token_id, tokens.num_output + count, params, self.request.eos_ids):
+            if looks_final(token_id, tokens.num_output + count, params, self._eos_ids):
                 break
         self.has_draft = tokens.num_candidates > 0
         self.stats.candidates += tokens.num_candidates
@@ -416,7 +417,7 @@ class RequestState:
         self, token_id: int, num_output: int, *, text_stopped: bool
     ) -> FinishReason | None:
         """Why the answer ends with this token, its num_output-th, or None."""
-        return finish_reason(token_id, num_output, text_stopped, self.request.params, self.request.eos_ids)
+        return finish_reason(token_id, num_output, text_stopped, self.request.params, self._eos_ids)
 
     def _fail(self, failure: AnswerFailed) -> None:
         self.failure = failure
@@ -501,7 +502,7 @@ class RequestState:
         self.give_up_pages()
         self.page_table = PageTable(self._pool)
         self._reset_kv()
-        self.scored_len = self.request.score_from or 0
+        self.scored_len = self.score_from or 0
         if self.pooled is not None:
             self.pooled.restart()
         self.sent.unconfirm()

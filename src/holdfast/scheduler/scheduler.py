@@ -42,8 +42,7 @@ from holdfast.core.events import (
     TokensCommitted,
     TokensConfirmed,
 )
-from holdfast.core.grammar import Grammar
-from holdfast.core.request import AnswerText, Request
+from holdfast.core.request import AnswerText, Prepared
 from holdfast.core.step_plan import (
     UNKNOWN_TOKEN,
     Pass,
@@ -133,20 +132,20 @@ class Scheduler:
                 f"{self.pool.num_pages * self.pool.page_size}; shorten the prompt, lower max_tokens or raise kv_memory"
             )
 
-    def submit(self, request: Request, text: AnswerText, grammar: Grammar | None = None) -> None:
-        """Queue a request."""
-        self.require_room(request.max_len)
+    def submit(self, prepared: Prepared, text: AnswerText, index: int = 0) -> None:
+        """Queue one answer of a request, the index-th."""
+        self.require_room(prepared.request.max_len)
         new_extension = self.config.new_extension
         self._queue.enqueue(
             RequestState(
-                request,
+                prepared,
+                index,
                 text,
                 self.pool,
                 self.prefix_cache,
                 max_window=self.config.longest_window,
-                grammar=grammar,
                 speculates=self.config.speculation == "ngram",
-                extension=None if new_extension is None else new_extension(request),
+                extension=None if new_extension is None else new_extension(prepared.request),
             )
         )
 

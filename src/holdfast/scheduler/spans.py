@@ -91,7 +91,7 @@ def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> S
         sample_from = stop - start
     else:
         stop = min(stop, state.expected_len)
-        if state.request.score_from is not None and tokens.num_output and start < tokens.prompt_len - 1:
+        if state.score_from is not None and tokens.num_output and start < tokens.prompt_len - 1:
             stop = min(stop, tokens.prompt_len - 1)  # the scored tokens are the last before sample_from
         sample_from = max(0, min(stop, tokens.committed_len - 1) - start)
     token_ids = tokens.ids(start, stop)
@@ -152,7 +152,7 @@ def _new_span(
 def _scored_ids(state: RequestState, stop: int) -> tuple[int, ...]:
     """The prompt's tokens up to position stop whose logprobs the client asks for and that are not
     in flight yet."""
-    if state.request.score_from is None:
+    if state.score_from is None:
         return ()
     scored_len = state.scored_len + sum(len(span.scored_ids) for span in state.in_flight.spans)
     return state.tokens.ids(scored_len, min(stop + 1, state.tokens.prompt_len))

@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from itertools import islice
 
 from holdfast.core.pooling import Pooling
+from holdfast.core.request import RequestDefaults
 from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, weakest
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentAnswer
+from holdfast.core.sent_answer import SentChoice
 from holdfast.errors import EngineStopped, GuaranteeLost, HoldfastError
 from holdfast.server.errors import ApiError, answer_error, to_api_error
 from holdfast.server.ipc.requests import RequestTable
@@ -42,6 +43,7 @@ class Call:
         self,
         request_id: str,
         requests: RequestTable,
+        defaults: RequestDefaults,
         *,
         tenant: Tenant,
         meter: TokenMeter,
@@ -58,6 +60,7 @@ class Call:
         self.finish_reasons: tuple[str, ...] = ()
         self.streams: list[ResponseStream] = []
         self._requests = requests
+        self._defaults = defaults
         self._meter = meter
         self._metrics = metrics
         self._begin_span = begin_span
@@ -83,7 +86,7 @@ class Call:
         want_receipt: bool = False,
         cache_salt: str | None = None,
         pooling: Pooling | None = None,
-        sent: SentAnswer | None = None,
+        sent: tuple[SentChoice, ...] = (),
     ) -> None:
         """Send the engine one prompt; with completion_ids, to score this completion; with pooling,
         to embed it; with sent, to continue answers that the client has so far.
@@ -93,26 +96,28 @@ class Call:
         if want_receipt:
             await self.fingerprint()
         self._require_open()
-        self.prompts.append(prompt_ids if completion_ids is None else [*prompt_ids, *completion_ids])
+        assert self._requests.ready is not None
+        request = self._defaults.request(
+            prompt_ids,
+            params,
+            max_model_len=self._requests.ready.max_model_len,
+            completion_ids=completion_ids,
+            echo_text=echo_text,
+            want_receipt=want_receipt,
+            cache_salt=self.tenant.salt(cache_salt),
+            pooling=pooling,
+            tenant=self.tenant.id,
+            max_running=self.tenant.limits.max_running,
+            sent=sent,
+        )
+        self.prompts.append(request.prompt_ids)
         self._num_choices = params.n
-        self._is_continued = sent is not None
+        self._is_continued = bool(sent)
         self._trace_span(params if completion_ids is None and pooling is None else None)
         with _as_api_error():
-            stream = self._requests.submit(
-                self._updated,
-                prompt_ids,
-                params,
-                completion_ids=completion_ids,
-                echo_text=echo_text,
-                want_receipt=want_receipt,
-                cache_salt=self.tenant.salt(cache_salt),
-                pooling=pooling,
-                tenant=self.tenant.id,
-                max_running=self.tenant.limits.max_running,
-                sent=sent,
-            )
+            stream = self._requests.submit(self._updated, request)
         self.streams.append(stream)
-        self._meter.add_prompt(len(self.prompts[-1]), params.n, params.max_tokens)
+        self._meter.add_prompt(request.prompt_len, params.n, request.params.max_tokens)
 
     async def fingerprint(self) -> str:
         """The `system_fingerprint` of the response.
@@ -151,7 +156,7 @@ class Call:
         """Wait until the engine accepted every prompt. Raises if it refused one."""
         while True:
             self._raise_errors()
-            if all(stream.seed is not None for stream in self.streams):
+            if all(stream.was_accepted for stream in self.streams):
                 return
             await self._wait(_QUIET_SECONDS)
 
@@ -241,7 +246,7 @@ class Call:
         self._deadline.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self._meter.close(was_accepted=any(stream.seed is not None for stream in self.streams))
+        self._meter.close(was_accepted=any(stream.was_accepted for stream in self.streams))
         self.cancel(EngineStopped("the client left"))
 
     def _expire(self, timeout: float) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from holdfast.core.cancel_token import CancelToken
-from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
+from holdfast.core.request import NO_DEFAULTS, RequestDefaults
 from holdfast.engine.status import StartUpStage
 from holdfast.errors import EngineStopped
 from holdfast.server.admission import Admission
@@ -111,6 +111,7 @@ class Frontend:
             call = Call(
                 request.state.request_id,
                 self.engines.requests,
+                self.defaults,
                 tenant=tenant,
                 meter=meter,
                 metrics=self.metrics.request(deterministic),

@@ -40,9 +40,7 @@ def supervise(
     server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks, command: Sequence[str] = COMMAND
 ) -> Engines:
     """One engine process on this machine."""
-    requests = RequestTable(
-        resumes=server.resume, defaults=engine.request_defaults, callbacks=callbacks.resume
-    )
+    requests = RequestTable(resumes=server.resume, callbacks=callbacks.resume)
     return EngineProcess(
         engine,
         callbacks,

@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineCrashed, EngineStopped, HoldfastError, PromptTooLong
 from holdfast.server.errors import ApiError
@@ -21,8 +20,8 @@ from holdfast.server.ipc.engine_process import MAX_DEATHS, EngineProcess, Proces
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.ipc.suspects import MAX_LONE_DEATHS
-from support.engine_ports import LOG, PATIENCE, ask, command, connected, new_port, run
-from support.fake_engine import SEED, Prompt
+from support.engine_ports import LOG, PATIENCE, ask, command, connected, new_port, request_of, run
+from support.fake_engine import Prompt
 
 SHORT = 0.3  # instead of the seconds an engine may take to exit
 
@@ -39,7 +38,7 @@ def test_requests_are_answered_or_refused_and_repeated_messages_ignored() -> Non
     async def work() -> None:
         async with connected() as port:
             stream = await ask(port.requests, Prompt.ANSWER_TWICE)
-            assert (stream.seed, [delta.text for delta in stream.deltas]) == (SEED, ["yes"])
+            assert (stream.was_accepted, [delta.text for delta in stream.deltas]) == (True, ["yes"])
             assert isinstance((await ask(port.requests, Prompt.REFUSE)).error, PromptTooLong)
             assert (await port.wait_for_fingerprint()).digest == "abc"
             assert (await port.status()).num_pages == 100, "everything after the answers has been read"
@@ -68,12 +67,12 @@ def test_invalid_message_or_death_closes_the_port(prompt: Prompt, monkeypatch: p
     async def work() -> None:
         async with connected() as port:
             updated = asyncio.Event()
-            waiting = port.requests.submit(updated, [Prompt.SILENCE], SamplingParams())
+            waiting = port.requests.submit(updated, request_of(Prompt.SILENCE))
             stream = await ask(port.requests, prompt)
             assert isinstance(stream.error, EngineStopped) and isinstance(waiting.error, EngineStopped)
             assert port.closed.is_set() and port.requests.num_live == 0
             with pytest.raises(EngineStopped):
-                port.requests.submit(updated, [Prompt.ANSWER], SamplingParams())
+                port.requests.submit(updated, request_of(Prompt.ANSWER))
             with pytest.raises(EngineStopped):
                 await port.status()
             await port.wait_ended()
@@ -126,8 +125,8 @@ def test_unencodable_request_leaves_no_stream_nor_does_a_cancelled_one() -> None
     async def work() -> None:
         async with connected() as port:
             with pytest.raises(OverflowError):
-                port.requests.submit(asyncio.Event(), [1 << 70], SamplingParams())
-            stream = port.requests.submit(asyncio.Event(), [Prompt.SILENCE], SamplingParams())
+                port.requests.submit(asyncio.Event(), request_of(1 << 70))
+            stream = port.requests.submit(asyncio.Event(), request_of(Prompt.SILENCE))
             stream.cancel(HoldfastError("enough"))
             assert port.requests.num_live == 0 and str(stream.error) == "enough"
             assert (await ask(port.requests, Prompt.ANSWER)).result is not None
@@ -183,7 +182,7 @@ class Watched:
         self.engine._hang_timeout = seconds
 
     def submit(self, prompt: Prompt) -> ResponseStream:
-        return self.engine.requests.submit(asyncio.Event(), [prompt], SamplingParams())
+        return self.engine.requests.submit(asyncio.Event(), request_of(prompt))
 
 
 @asynccontextmanager

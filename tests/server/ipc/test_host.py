@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from holdfast.core.cancel_token import CancelToken
+from holdfast.core.request import Prepared, Request
 from holdfast.core.results import Delta, Result
-from holdfast.core.sampling_params import SamplingParams, StructuredOutput, params_to_json, score_params
+from holdfast.core.sampling_params import SamplingParams, StructuredOutput, score_params
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
@@ -124,13 +126,13 @@ def process(engine: Engine) -> Iterator[Process]:
 
 
 def submit(number: int, params: SamplingParams = PARAMS, prompt: tuple[int, ...] = (5, 6, 7)) -> m.Submit:
-    return m.Submit(number, prompt, params_to_json(params))
+    return m.Submit(Request(number, prompt, params, 1))
 
 
 def test_request_is_accepted_and_answered_in_deltas(process: Process) -> None:
     process.send(submit(3))
     accepted = process.receive(m.Accepted)
-    assert (accepted.request_id, accepted.seed) == (3, 1)
+    assert accepted.request_id == 3
     deltas, results = process.receive_results()
     assert sum(len(delta.token_ids) for delta in deltas) == 8 and deltas[-1].finish_reason == "length"
     assert (results[3].determinism, results[3].error) == ("certified", None)
@@ -145,9 +147,7 @@ def test_fingerprint_is_sent(engine: Engine, process: Process) -> None:
     [
         (submit(1, prompt=(10**6,)), "invalid_value"),
         (submit(1, prompt=tuple(range(3, 300)) * 2), "context_length_exceeded"),
-        (m.Submit(1, (5,), {"temperature": -1}), "invalid_value"),
-        (m.Submit(1, (5,), {"no_such_setting": 1}), "internal_error"),  # a bug of the frontend
-        (m.Submit(1, (5,), params_to_json(score_params(deterministic=True)), ()), "invalid_value"),
+        (m.Submit(Request(1, (5,), score_params(deterministic=True), 0, read_len=1)), "invalid_value"),
     ],
 )
 def test_invalid_request_is_refused_and_others_go_on(process: Process, wrong: m.Submit, code: str) -> None:
@@ -172,18 +172,18 @@ def test_request_aborted_while_prepared_is_never_submitted(
     engine: Engine, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling, go_on, done = threading.Event(), threading.Event(), threading.Event()
-    prepare, submit_request = engine.prepare, EngineHost._submit
+    check, submit_request = engine.check_request, EngineHost._submit
 
-    def prepare_slowly(prompt: Any, params: SamplingParams, **how: Any) -> Any:
+    def check_slowly(request: Request, token: CancelToken) -> Prepared:
         compiling.set()
         assert go_on.wait(PATIENCE)
-        return prepare(prompt, replace(params, structured=None, ignore_eos=True), **how)
+        return check(replace(request, params=replace(request.params, structured=None, ignore_eos=True)))
 
     def submit_and_signal(*parts: Any) -> None:
         submit_request(*parts)
         done.set()
 
-    monkeypatch.setattr(engine, "prepare", prepare_slowly)
+    monkeypatch.setattr(engine, "check_request", check_slowly)
     monkeypatch.setattr(EngineHost, "_submit", submit_and_signal)
     process.send(submit(1, SamplingParams(max_tokens=400, structured=StructuredOutput(regex="a+"))))
     assert compiling.wait(PATIENCE)

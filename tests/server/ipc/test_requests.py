@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentAnswer, SentChoice
+from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import (
@@ -45,13 +46,13 @@ class Port(EnginePort):
         self.is_only = not id
         self.ready, self.fingerprint = READY, fingerprint
         self.running: frozenset[int] | None = frozenset()
-        self.submitted: list[m.Submit] = []
+        self.submitted: list[Request] = []
         self.aborted: list[int] = []
         self._table = table
 
     def submit(self, request_id: int, frame: bytes) -> None:
         self.num_submitted += 1
-        self.submitted.append(decode(frame[4:]))
+        self.submitted.append(decode(frame[4:]).request)
 
     def abort(self, request_id: int) -> None:
         self.aborted.append(request_id)
@@ -69,7 +70,7 @@ class Port(EnginePort):
 
     def accept(self, *ids: int) -> None:
         for request_id in ids or self.ids:
-            self.requests.accept(self, request_id, SEED)
+            self.requests.accept(self, request_id)
 
     def output(self, request_id: int, result: Result | None = None, **delta: Any) -> None:
         output = RequestOutput(request_id, Delta(**delta), result)
@@ -108,7 +109,7 @@ class Table:
         self.fingerprint: m.FingerprintReady | None = FINGERPRINT
         self._num_ports = 0
 
-    def _choose(self, message: m.Submit, ports: Any) -> EnginePort:
+    def _choose(self, request: Request, ports: Any) -> EnginePort:
         least: EnginePort = min(ports, key=lambda one: (len(one.streams), one.id))
         return least
 
@@ -138,9 +139,9 @@ class Table:
         self.requests.drain(port)
 
     def submit(self, count: int = 1, **settings: Any) -> list[ResponseStream]:
-        sent = settings.pop("sent", None)
-        params = SamplingParams(**{"deterministic": True, **settings})
-        return [self.requests.submit(asyncio.Event(), [1, 2], params, sent=sent) for _ in range(count)]
+        sent = settings.pop("sent", ())
+        request = Request(0, (1, 2), SamplingParams(**{"deterministic": True, **settings}), SEED, sent=sent)
+        return [self.requests.submit(asyncio.Event(), request) for _ in range(count)]
 
 
 @pytest.fixture(params=["process", "replicas"])
@@ -171,13 +172,13 @@ def test_dead_engine_leaves_what_was_sent_to_the_next(table: Table) -> None:
     assert begun.paused_at is not None and table.requests.num_waiting == 2
     second = table.start()
     sent = SentChoice((7,), (TokenLogprob(7, -0.5),), 1, ((4, 4),))
-    assert second.submitted[0].sent == SentAnswer(SEED, (sent,))
+    assert second.submitted[0].sent == (sent,)
     assert second.submitted[0].prompt_ids == (1, 2) and len(second.submitted) == 1, "it is tried alone"
     first.token(1, 99)
     second.accept(1)
     second.token(1, 8)
     assert begun.paused_at is None and table.num_continued == 1
-    assert second.ids == [1, 2] and second.submitted[1].sent is None, "its client has nothing"
+    assert second.ids == [1, 2] and not second.submitted[1].sent, "its client has nothing"
     assert [delta.token_ids for delta in begun.deltas] == [(7,), (), (8,)], "late frames find no receiver"
     assert table.resumed == [True, True] and waiting.num_resumes == 1
 
@@ -349,25 +350,24 @@ def test_ended_choice_is_sent_as_ended(table: Table) -> None:
     first.die()
     table.submit()
     (message, following) = table.start().submitted
-    assert message.sent is not None and following.request_id == 3, "each choice has an id"
-    open_one, ended = message.sent.choices
+    assert following.request_id == 3, "each choice has an id"
+    open_one, ended = message.sent
     assert (open_one.token_ids, open_one.finish_reason) == ((8,), None)
     assert (ended.token_ids, ended.finish_reason, ended.stop_reason) == ((7,), "stop", "x")
 
 
 def test_continuation_whose_engine_dies_keeps_what_the_client_had(table: Table) -> None:
     """Also of a choice that had ended before."""
-    had = SentAnswer(
-        3, (SentChoice((9,), (TokenLogprob(9, -1.0),), 4, ((2,),)), SentChoice((0,), (TokenLogprob(0, -2.0),), 0, (), "stop"))
-    )  # fmt: skip
+    ended = SentChoice((0,), (TokenLogprob(0, -2.0),), 0, (), "stop")
+    had = (SentChoice((9,), (TokenLogprob(9, -1.0),), 4, ((2,),)), ended)
     first = table.start()
     table.submit(n=2, sent=had)
-    table.requests.accept(first, 1, 3)
+    table.requests.accept(first, 1)
     first.token(1, 7)
     first.die()
     (message,) = table.start().submitted
     begun = SentChoice((9, 7), (TokenLogprob(9, -1.0), TokenLogprob(7, -0.5)), 5, ((2,),))
-    assert message.sent == SentAnswer(3, (begun, had.choices[1]))
+    assert message.sent == (begun, ended)
 
 
 def test_other_fingerprint_ends_deterministic_requests_that_had_begun(process: Table) -> None:
@@ -439,7 +439,7 @@ def test_lost_connection_leaves_its_requests_to_another_replica_without_blame(po
     first.accept()
     first.token(1)
     first.close()
-    assert second.ids == [1] and second.submitted[0].sent is not None
+    assert second.ids == [1] and second.submitted[0].sent
     pool.submit()
     assert second.ids == [1, 2], "it is not on trial"
     third = pool.start()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared, Request
 from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampled
@@ -134,8 +134,12 @@ def parse(
     skips = not chat_format.controls(plan)
     params = SamplingParams(max_tokens=1000, skip_special_tokens=skips, **given)
     eos_ids = chat_format.tokenizer.eos_token_ids
-    request = Request(0, tuple(prompt_ids), params, eos_ids=eos_ids, seed=0)
-    output = ChoiceOutput(request, Detokenizer(chat_format.tokenizer, prompt_ids, skip_special_tokens=skips))
+    request = Request(0, tuple(prompt_ids), params, seed=0)
+    output = ChoiceOutput(
+        Prepared(request, eos_ids),
+        0,
+        Detokenizer(chat_format.tokenizer, prompt_ids, skip_special_tokens=skips),
+    )
     start = chat_format.start_of_answer(prompt_ids, None)
     parser = chat_format.parser(plan, start, b"", 0, prompt_ids=prompt_ids, skip_special_tokens=True)
     deltas, at, number = [], 0, 0

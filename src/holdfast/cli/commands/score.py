@@ -140,9 +140,8 @@ def _tokenize(llm: "LLM", pair: ScorePair, chat: bool, deterministic: bool) -> t
         prompt = pair.prompt
         if chat and isinstance(prompt, str):
             prompt = llm.chat_tokens([{"role": "user", "content": prompt}])
-        request = llm.engine.prepare(
-            prompt, score_params(deterministic=deterministic), completion=pair.completion
-        )
+        params = score_params(deterministic=deterministic)
+        request = llm.engine.prepare(prompt, params, completion=pair.completion).request
     except (InvalidRequest, PromptTooLong) as error:
         raise InvalidRequest(f"{pair.where}: {error}" if pair.where else str(error)) from error
     ids = list(request.prompt_ids)

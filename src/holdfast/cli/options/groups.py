@@ -97,7 +97,7 @@ class _Group:
         for one in option_fields(type(start)):
             if wanted(one.field_name) and (server or not one.option.server_only):
                 self._settings.append(one)
-                self.parameters.append(_setting_parameter(one, getattr(start, one.field_name)))
+                self.parameters.append(setting_parameter(one, getattr(start, one.field_name)))
         for name, hint in get_type_hints(type(start), include_extras=True).items():
             if get_origin(hint) is Annotated and wanted(name):
                 self._plain.append(name)
@@ -111,7 +111,7 @@ class _Group:
         return replace(self._start, **values)
 
 
-def _setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
+def setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
     option = one.option
     metavar = option.metavar or ("NAME" if one.choices else None)
     hint = _typer_type(one)

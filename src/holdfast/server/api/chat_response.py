@@ -43,10 +43,8 @@ class ChatResponse:
         self.body = body
         self.fingerprint = ""
         self.created = int(time.time())
-        seed = call.streams[0].seed
-        assert seed is not None
         shows_reasoning = body.include_reasoning is not False
-        parsers = prompt.parsers(seed, body.n or 1)
+        parsers = prompt.parsers(call.streams[0].request.seed, body.n or 1)
         self.choices = [ChatChoice(parser, shows_reasoning=shows_reasoning) for parser in parsers]
         self._has_reasoning = prompt.chat_format.has_reasoning
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentAnswer
+from holdfast.core.sent_answer import SentChoice
 from holdfast.engine.continuation import continued_params, sent_answer
 from holdfast.errors import HoldfastError
 from holdfast.receipts.receipt import Receipt
@@ -74,7 +74,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 
 def _sent_answer(
     frontend: Frontend, receipt: Receipt, prompt_ids: list[int], params: SamplingParams
-) -> SentAnswer:
+) -> tuple[SentChoice, ...]:
     ready = frontend.engines.ready
     return sent_answer(
         receipt,
@@ -113,16 +113,20 @@ async def _require_fingerprint(frontend: Frontend, receipt: Receipt) -> None:
 
 
 async def _submit(
-    call: Call, body: CompletionRequest, prompt_ids: list[int], params: SamplingParams, sent: SentAnswer
+    call: Call,
+    body: CompletionRequest,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    sent: tuple[SentChoice, ...],
 ) -> None:
     await call.submit(
         prompt_ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt, sent=sent
     )
     await call.accepted()
-    await call.confirmed([at for at, choice in enumerate(sent.choices) if choice.finish_reason is None])
+    await call.confirmed([at for at, choice in enumerate(sent) if choice.finish_reason is None])
     # Choices that had ended give no output: the client has them.
     call.streams[0].deltas.extendleft(
         Delta(index=index, finish_reason=choice.finish_reason)
-        for index, choice in enumerate(sent.choices)
+        for index, choice in enumerate(sent)
         if choice.finish_reason is not None
     )

@@ -58,7 +58,7 @@ class EngineCallbacks:
 class OutputReceiver(Protocol):
     """Gets what a port's engine sends about requests."""
 
-    def accept(self, port: Any, request_id: int, seed: int, /) -> None: ...
+    def accept(self, port: Any, request_id: int, /) -> None: ...
 
     def refuse(self, port: Any, request_id: int, error: HoldfastError, /) -> None: ...
 
@@ -182,7 +182,7 @@ class EnginePort(ABC):
         if isinstance(message, m.StepOutput):
             self.requests.step(self, message)
         elif isinstance(message, m.Accepted):
-            self.requests.accept(self, message.request_id, message.seed)
+            self.requests.accept(self, message.request_id)
         elif isinstance(message, m.Refused):
             self.requests.refuse(self, message.request_id, _refusal(message))
         elif isinstance(message, m.StepTraced):

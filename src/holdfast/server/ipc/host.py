@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from holdfast.core.cancel_token import Cancelled, CancelToken
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared, Request
 from holdfast.core.results import RequestOutput
-from holdfast.core.sampling_params import params_from_json
 from holdfast.engine.engine import Engine
 from holdfast.engine.engine_thread import EngineThread
 from holdfast.engine.tracer import Tracer
@@ -39,8 +38,8 @@ _NO_LIMIT = 1 << 30  # the frontend admits no more requests than it has places f
 class _Submission:
     """A request that was read and is not submitted yet."""
 
-    def __init__(self, message: m.Submit) -> None:
-        self.message = message
+    def __init__(self, request: Request) -> None:
+        self.request = request
         self.arrived = 0.0  # when it was prepared
         self.is_aborted = False
         self.job: tuple[WorkQueue, Job] | None = None  # that prepares it
@@ -78,7 +77,7 @@ class EngineHost:
     def handle(self, message: m.ToEngine) -> None:
         """Handle one message."""
         if isinstance(message, m.Submit):
-            self._begin(_Submission(message))
+            self._begin(_Submission(message.request))
         elif isinstance(message, m.Abort):
             self._cancel(message.request_id)
             self.loop.post(lambda: self._abort(message.request_id))
@@ -96,9 +95,9 @@ class EngineHost:
 
     def _begin(self, submission: _Submission) -> None:
         """Prepare a request, now or in a thread."""
-        message = submission.message
-        self._submissions[message.request_id] = submission
-        if message.settings.get("structured") is None and not message.settings.get("bad_words"):
+        request = submission.request
+        self._submissions[request.request_id] = submission
+        if request.params.structured is None and not request.params.bad_words:
             self._prepare(submission, CancelToken())
         else:
             self._queue(self._quick, submission, self._prepare_if_quick, _QUICK_SECONDS)
@@ -125,48 +124,31 @@ class EngineHost:
     ) -> None:
         with self._lock:
             if not submission.is_aborted:
-                tenant = submission.message.tenant
+                tenant = submission.request.tenant
                 submission.job = queue, queue.submit(tenant, lambda token: work(submission, token), cost=cost)
 
     def _prepare_if_quick(self, submission: _Submission, token: CancelToken) -> None:
         """Prepare a request at once, or queue what takes time."""
-        try:
-            is_quick = self._engine.prepares_quickly(params_from_json(submission.message.settings))
-        except HoldfastError:
-            is_quick = True  # it is refused
-        if is_quick:
+        if self._engine.prepares_quickly(submission.request.params):
             self._prepare(submission, token)
         else:
             self._queue(self._slow, submission, self._prepare, _COMPILE_SECONDS)
 
     def _prepare(self, submission: _Submission, token: CancelToken) -> None:
-        """Make the request, or refuse it. An error in it affects no other request."""
-        message = submission.message
+        """Check the request, or refuse it. An error in it affects no other request."""
+        request = submission.request
         submission.arrived = time.monotonic()
         try:
-            request = self._engine.prepare(
-                message.prompt_ids,
-                params_from_json(message.settings),
-                completion=message.completion_ids,
-                pooling=message.pooling,
-                echo_text=message.echo_text,
-                want_receipt=message.want_receipt,
-                request_id=message.request_id,
-                cache_salt=message.cache_salt,
-                tenant=message.tenant,
-                max_running=message.max_running,
-                token=token,
-                sent=message.sent,
-            )
+            prepared = self._engine.check_request(request, token)
         except Cancelled:
             return
         except HoldfastError as error:
-            refused = m.Refused(message.request_id, error.code, str(error))
+            refused = m.Refused(request.request_id, error.code, str(error))
         except Exception:
-            _log.exception("request %d could not be prepared", message.request_id)
-            refused = m.Refused(message.request_id, HoldfastError.code, "the request could not be prepared")
+            _log.exception("request %d could not be prepared", request.request_id)
+            refused = m.Refused(request.request_id, HoldfastError.code, "the request could not be prepared")
         else:
-            self.loop.post(lambda: self._submit(submission, request))
+            self.loop.post(lambda: self._submit(submission, prepared))
             return
         self.loop.post(lambda: self._refuse(submission, refused))
 
@@ -176,23 +158,24 @@ class EngineHost:
         """Whether the request was aborted. If not, an abort that is read from now on finds it in the engine."""
         with self._lock:
             if not submission.is_aborted:
-                del self._submissions[submission.message.request_id]
+                del self._submissions[submission.request.request_id]
             return submission.is_aborted
 
     def _refuse(self, submission: _Submission, refused: m.Refused) -> None:
         if not self._was_aborted(submission):
             self._send(refused)
 
-    def _submit(self, submission: _Submission, request: Request) -> None:
+    def _submit(self, submission: _Submission, prepared: Prepared) -> None:
         if self._was_aborted(submission):
             return
+        request_id = prepared.request_id
         try:
-            self._engine.submit(request)
+            self._engine.submit(prepared)
         except HoldfastError as error:
-            self._send(m.Refused(request.request_id, error.code, str(error)))
+            self._send(m.Refused(request_id, error.code, str(error)))
             return
-        self._arrived[request.request_id] = submission.arrived
-        self._send(m.Accepted(request.request_id, request.seed))
+        self._arrived[request_id] = submission.arrived
+        self._send(m.Accepted(request_id))
 
     def _abort(self, request_id: int) -> None:
         if outputs := self._engine.abort(request_id):

@@ -14,11 +14,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from holdfast.core.pooling import Pooling
+from holdfast.core.request import Request
 from holdfast.core.results import RequestOutput, Result
-from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults, SamplingParams, params_to_json
-from holdfast.core.sent_answer import SentAnswer
 from holdfast.errors import (
     DeterminismRefused,
     EngineCrashed,
@@ -34,10 +33,10 @@ from holdfast.server.ipc.suspects import Suspects, Verdict
 
 _log = logging.getLogger("holdfast.server")
 
-Choose = Callable[[m.Submit, Sequence[EnginePort]], EnginePort]  # one of the ports that may have a request
+Choose = Callable[[Request, Sequence[EnginePort]], EnginePort]  # one of the ports that may have a request
 
 
-def _first(message: m.Submit, ports: Sequence[EnginePort]) -> EnginePort:
+def _first(request: Request, ports: Sequence[EnginePort]) -> EnginePort:
     return ports[0]
 
 
@@ -53,7 +52,6 @@ class RequestTable:
         self,
         *,
         resumes: bool = True,
-        defaults: RequestDefaults = NO_DEFAULTS,
         callbacks: ResumeCallbacks = NO_CALLBACKS,
         first_id: int = 1,
         choose: Choose = _first,
@@ -63,7 +61,6 @@ class RequestTable:
         self.fingerprint: m.FingerprintReady | None = None
         self.has_progressed = False  # an output arrived, or a request was given up, since the last death
         self.num_accepted: Counter[tuple[str, bool]] = Counter()
-        self._defaults = defaults
         self._callbacks = callbacks
         self._next_id = first_id
         self._choose = choose
@@ -85,51 +82,18 @@ class RequestTable:
 
     # For the routes
 
-    def submit(
-        self,
-        updated: asyncio.Event,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        completion_ids: Sequence[int] | None = None,
-        echo_text: str | None = None,
-        want_receipt: bool = False,
-        cache_salt: str = "",
-        pooling: Pooling | None = None,
-        tenant: str = "",
-        max_running: int | None = None,
-        sent: SentAnswer | None = None,
-    ) -> ResponseStream:
-        """Send a request; one that arrives while no engine is ready waits.
+    def submit(self, updated: asyncio.Event, request: Request) -> ResponseStream:
+        """Number a request and send it; one that arrives while no engine is ready waits.
 
         Its stream says whether it was accepted; `updated` is set whenever something arrives.
         """
         self._require_open()
-        message = m.Submit(
-            self._next_id,
-            tuple(prompt_ids),
-            params_to_json(params),
-            None if completion_ids is None else tuple(completion_ids),
-            echo_text,
-            want_receipt,
-            cache_salt,
-            pooling,
-            tenant,
-            max_running,
-            sent,
-        )
-        frame = m.encode([message])  # raises for what cannot be encoded; then there is no stream
-        stream = ResponseStream(
-            message,
-            params.n,
-            updated,
-            self._cancel,
-            deterministic=self._defaults.is_deterministic(params.deterministic),
-            keeps_record=self.resumes,
-        )
-        if stream.deterministic:
+        request = replace(request, request_id=self._next_id)
+        frame = m.encode([m.Submit(request)])  # raises for what cannot be encoded; then there is no stream
+        if request.deterministic:
             self._require_determinism()
-        self._next_id += params.n
+        stream = ResponseStream(request, updated, self._cancel, keeps_record=self.resumes)
+        self._next_id += request.params.n
         self._live[stream.request_id] = stream
         self._place(stream, frame)
         return stream
@@ -233,12 +197,12 @@ class RequestTable:
         if stream.num_resumes:
             self._callbacks.on_resume(stream.deterministic)
         failed_at = self._suspects.failed_at(stream)
-        message = stream.message
-        port = self._choose(message, [one for one in ports if one.id not in failed_at] or ports)
+        request = stream.request
+        port = self._choose(request, [one for one in ports if one.id not in failed_at] or ports)
         self._waiting.pop(stream.request_id, None)
         stream.port = port
         port.streams[stream.request_id] = stream
-        port.submit(stream.request_id, m.encode([message]) if frame is None else frame)
+        port.submit(stream.request_id, m.encode([m.Submit(request)]) if frame is None else frame)
 
     def _ports_for(self, stream: ResponseStream) -> list[EnginePort]:
         return [one for one in self._ports.values() if self._is_free(one) and self._may_run(stream, one)]
@@ -299,7 +263,7 @@ class RequestTable:
 
     # What engines say. A port that has not, or no more, a request says nothing about it.
 
-    def accept(self, port: EnginePort, request_id: int, seed: int) -> None:
+    def accept(self, port: EnginePort, request_id: int) -> None:
         """The engine has begun a request."""
         stream = port.streams.get(request_id)
         if stream is None:
@@ -307,7 +271,7 @@ class RequestTable:
         self.num_accepted[port.id, stream.deterministic] += 1
         if port.id:
             stream.replicas.append(port.id)
-        stream.accept(seed)
+        stream.accept()
         stream.fingerprint = stream.fingerprint or port.fingerprint
 
     def refuse(self, port: EnginePort, request_id: int, error: HoldfastError) -> None:
