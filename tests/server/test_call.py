@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
@@ -10,6 +11,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.ipc.engine_process import ProcessPort
+from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import TracedRequest, Traces
 from holdfast.server.tenants.rate_limits import TokenMeter
@@ -29,6 +31,7 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
             port.requests,
             tenant=UNKNOWN_TENANT,
             meter=TokenMeter(),
+            prompts=cast(Prompts, None),
             metrics=Metrics().request(False),
             begin_span=lambda params: Traces().begin({}, traced),
             timeout=timeout,

@@ -21,9 +21,8 @@ from holdfast.core.framing import ConnectionLost, FrameTooLong, pack_frame, read
 from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.tracer import StepTrace
-from holdfast.errors import EngineStopped, HoldfastError, PassFailed
+from holdfast.errors import EngineStopped, HoldfastError, NotReady, PassFailed
 from holdfast.ray.messages import Hello, NotHere, RoutedRequest, SubmitHead, frontend_of
-from holdfast.server.errors import ApiError
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort
 from holdfast.server.ipc.engine_process import COMMAND, EngineProcess, ProcessPort
@@ -196,7 +195,7 @@ class ReplicaHost:
         """The port of the engine process. Raises `NotHere` while it is restarted."""
         try:
             return self._process.port
-        except ApiError as error:
+        except NotReady as error:
             raise NotHere(str(error)) from None
 
     @property

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from typing import TypeVar
 
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import RequestDefaults
@@ -25,15 +26,19 @@ from holdfast.errors import EngineStopped, GuaranteeLost, HoldfastError
 from holdfast.server.errors import ApiError, answer_error, to_api_error
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
+from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.request_metrics import RequestMetrics
 from holdfast.server.telemetry.traces import TraceSpan
 from holdfast.server.tenants.rate_limits import TokenMeter
 from holdfast.server.tenants.tenant import Tenant
+from holdfast.server.tenants.work_queue import Work
 
 _QUIET_SECONDS = 15.0
 _PAUSED_SECONDS = 5.0  # while the engine process is restarted
 _TIMER_SLACK = 0.1  # seconds that a timer of the event loop may fire early
 _CLIENT_LEFT = 499  # the status in the access log
+
+T = TypeVar("T")
 
 
 class Call:
@@ -47,6 +52,7 @@ class Call:
         *,
         tenant: Tenant,
         meter: TokenMeter,
+        prompts: Prompts,
         metrics: RequestMetrics,
         begin_span: Callable[[SamplingParams | None], TraceSpan],
         timeout: float,
@@ -62,6 +68,7 @@ class Call:
         self._requests = requests
         self._defaults = defaults
         self._meter = meter
+        self._prompts = prompts
         self._metrics = metrics
         self._begin_span = begin_span
         self._span: TraceSpan | None = None
@@ -75,6 +82,16 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None  # ends a wait
         self._wait_until = 0.0
         self.before_wait: Callable[[], Awaitable[None]] = _do_nothing
+
+    async def run(self, work: Work[T], *, size: int) -> T:
+        """Do work in the client's turn. size: of its input, in bytes."""
+        return await self._prompts.run(self.tenant.id, work, size=size)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True, whole: bool = False) -> list[int]:
+        """Tokenise a text in the client's turn; see `Prompts.encode`."""
+        return await self._prompts.encode(
+            text, client=self.tenant.id, add_special_tokens=add_special_tokens, whole=whole
+        )
 
     async def submit(
         self,

@@ -14,7 +14,6 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import EngineStopped
 from holdfast.models.locate import locate
-from holdfast.server.admission import Admission
 from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
 from holdfast.server.frontend import Frontend
@@ -27,6 +26,7 @@ from holdfast.server.prompts import Prompts
 from holdfast.server.reasoning.chat_format import choose_chat_format
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import open_traces
+from holdfast.server.tenants.admission import Admission
 from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.version import __version__

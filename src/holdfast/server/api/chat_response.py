@@ -179,7 +179,8 @@ async def _submit(
     """Render the conversation and submit the request to the engine. size is that of its body."""
     require_thinking_model(call, body)
     try:
-        prompt = _truncate(frontend, body, await prompts.render(body, client=call.tenant.id, size=size))
+        prompt = await call.run(lambda token: prompts.plan(body, token), size=size)
+        prompt = _truncate(frontend, body, prompt)
         params = _params(frontend, body, prompt)
         await call.submit(
             prompt.ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt

@@ -24,7 +24,6 @@ from holdfast.server.api.schema.requests import CompletionRequest, ContinueReque
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.body import read_body
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.middleware.request_log import use_request_id
 
@@ -39,7 +38,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
     )
     async def continue_answer(request: Request) -> Response:
         """Continue the deterministic answer of a receipt, after every bit of it was confirmed."""
-        body = await read_body(request, ContinueRequest)
+        body = await frontend.read_body(request, ContinueRequest)
         frontend.require_model(body.model)
         use_request_id(request, body.request_id)
         try:

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from holdfast.errors import EngineStopped
+from holdfast.errors import EngineStopped, NotReady
 from holdfast.receipts.signing import PublicKey
 from holdfast.server.api.schema.objects import (
     CertificateResponse,
@@ -24,7 +24,6 @@ from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
 from holdfast.server.ipc.engines import ReplicaStatus, not_ready
-from holdfast.server.tenants.tenant import tenant_of
 from holdfast.version import __version__
 
 _STATUS_SECONDS = 2.0
@@ -117,9 +116,9 @@ def info_routes(frontend: Frontend) -> APIRouter:
         try:
             async with asyncio.timeout(_STATUS_SECONDS):
                 await frontend.engines.refresh_status()  # the listener updates the metrics
-        except (ApiError, EngineStopped, TimeoutError):
+        except (NotReady, EngineStopped, TimeoutError):
             pass  # report the last known values
-        text, media_type = frontend.render_metrics(request.headers.get("accept", ""), tenant_of(request))
+        text, media_type = frontend.render_metrics(request)
         return Response(text, media_type=media_type)
 
     return router

@@ -25,7 +25,6 @@ from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.body import read_body
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
 
@@ -40,7 +39,7 @@ def replay_routes(frontend: Frontend) -> APIRouter:
     )
     async def replay(request: Request) -> Response:
         """Replay a receipt. If the fingerprints differ, the request is run only with `force`."""
-        body = await read_body(request, ReplayRequest)
+        body = await frontend.read_body(request, ReplayRequest)
         try:
             receipt, checked, prompt_ids = await read_receipt(request, frontend, body)
         except HoldfastError as error:

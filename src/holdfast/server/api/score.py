@@ -14,7 +14,6 @@ from holdfast.server.api.thoughts import forced_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.body import read_body
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
 
@@ -29,7 +28,7 @@ def score_routes(frontend: Frontend) -> APIRouter:
     )
     async def score(request: Request) -> Response:
         """Score a completion. A text completion is tokenized by itself, without special tokens."""
-        body = await read_body(request, ScoreRequest)
+        body = await frontend.read_body(request, ScoreRequest)
         frontend.require_model(body.model)
         deterministic = body.deterministic is not False
         async with frontend.call(request, "score", deterministic=deterministic, num_choices=1) as call:
@@ -58,11 +57,9 @@ async def _run(frontend: Frontend, call: Call, body: ScoreRequest, deterministic
     try:
         prompt_ids, completion_ids = body.prompt, body.completion
         if isinstance(prompt_ids, str):
-            prompt_ids = await frontend.prompts.encode(prompt_ids, client=call.tenant.id)
+            prompt_ids = await call.encode(prompt_ids)
         if isinstance(completion_ids, str):
-            completion_ids = await frontend.prompts.encode(
-                completion_ids, client=call.tenant.id, add_special_tokens=False
-            )
+            completion_ids = await call.encode(completion_ids, add_special_tokens=False)
         frontend.prompts.require_room(len(prompt_ids) + len(completion_ids))
         params = score_params(
             deterministic=deterministic,

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from holdfast.server.errors import ApiError, internal_error
+from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.http.disconnect import race_disconnect
 
 DONE = b"data: [DONE]\n\n"
@@ -116,11 +116,10 @@ class EventStreamResponse(Response):
                 await race_disconnect(receive, self._send(scope, send))
         except ClientDisconnect:
             return
-        except ApiError:  # it was sent as an event
-            pass
-        except Exception:
-            await _body_send(scope, send)(_LAST_BODY)
-            raise
+        except Exception as error:  # it was sent as an event
+            if to_api_error(error).code == "internal_error":
+                await _body_send(scope, send)(_LAST_BODY)
+                raise
         await _body_send(scope, send)(_LAST_BODY)
 
     async def _send(self, scope: Scope, send: Send) -> None:
@@ -176,6 +175,6 @@ async def _end_with_errors(events: AsyncIterator[bytes], end_stream: EndStream) 
         async for event in events:
             yield event
     except Exception as error:
-        for event in end_stream(error if isinstance(error, ApiError) else internal_error()):
+        for event in end_stream(to_api_error(error)):
             yield event
         raise

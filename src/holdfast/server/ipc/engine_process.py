@@ -198,7 +198,7 @@ class EngineProcess(Generic[Requests]):
 
     @property
     def port(self) -> ProcessPort:
-        """The port of a process that is ready; raises an `ApiError` of 503 while there is none."""
+        """The port of a process that is ready; raises `NotReady` while there is none."""
         port = self._port
         if port is None or not self.is_ready:
             raise not_ready(self.retry_after)

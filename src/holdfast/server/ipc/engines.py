@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from holdfast.server.errors import ApiError
+from holdfast.errors import NotReady
 from holdfast.server.ipc.messages import Ready
 from holdfast.server.ipc.requests import RequestTable
 
@@ -45,7 +45,7 @@ class Engines(Protocol):
 
     num_restarts: engine processes or replicas that were lost. restart: the one in progress, while no
     engine is ready. replicas: those of a pool. ready: what the engines said when they were ready, or what
-    changed since; of several, their sum; raises an `ApiError` of 503 if requests can neither be computed
+    changed since; of several, their sum; raises `NotReady` if requests can neither be computed
     nor wait. is_stuck: no engine has finished a step for far too long. retry_after: the estimated seconds
     until an engine is ready.
     """
@@ -77,8 +77,8 @@ class Engines(Protocol):
         """Have steps traced, also by engines that are ready later."""
 
     async def refresh_status(self) -> None:
-        """Request every engine's numbers; the callback gets them. Raises `EngineStopped` or an
-        `ApiError` if there is none."""
+        """Request every engine's numbers; the callback gets them. Raises `EngineStopped` or
+        `NotReady` if there is none."""
 
     async def run(self) -> None:
         """Run until stopped. Raises `ConfigError` or `EngineStopped` if no engine can be had."""
@@ -90,11 +90,6 @@ class Engines(Protocol):
         """As `stop`, without waiting for anything."""
 
 
-def not_ready(retry_after: int) -> ApiError:
-    """No engine is ready."""
-    return ApiError(
-        503,
-        "the engine is not ready yet; ask again",
-        code="engine_not_ready",
-        headers={"Retry-After": str(retry_after)},
-    )
+def not_ready(retry_after: int) -> NotReady:
+    """The error while no engine is ready."""
+    return NotReady("the engine is not ready yet; ask again", retry_after=retry_after)

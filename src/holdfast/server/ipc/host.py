@@ -26,7 +26,7 @@ from holdfast.engine.tracer import Tracer
 from holdfast.errors import HoldfastError
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.pass_record import PassRecord
-from holdfast.server.work.work_queue import Job, WorkQueue
+from holdfast.server.tenants.work_queue import Job, WorkQueue
 from holdfast.structured.compiler import NUM_WORKERS
 
 _log = logging.getLogger("holdfast.engine")
@@ -42,7 +42,7 @@ class _Submission:
         self.request = request
         self.arrived = 0.0  # when it was prepared
         self.is_aborted = False
-        self.job: tuple[WorkQueue, Job] | None = None  # that prepares it
+        self.job: Job | None = None  # that prepares it
 
 
 class EngineHost:
@@ -59,9 +59,8 @@ class EngineHost:
         self._send = send
         self._submissions: dict[int, _Submission] = {}  # by request id; all threads
         self._lock = threading.Lock()  # for all submissions
-        self._quick = WorkQueue("holdfast-prepare", workers=2, max_waiting=_NO_LIMIT)
-        self._slow = WorkQueue(
-            "holdfast-compile", workers=NUM_WORKERS, max_per_client=NUM_WORKERS - 1, max_waiting=_NO_LIMIT
+        self._work = WorkQueue(
+            "holdfast-prepare", workers=NUM_WORKERS, max_per_client=NUM_WORKERS - 1, max_waiting=_NO_LIMIT
         )
         self._arrived: dict[int, float] = {}  # when, of those in the engine's queue
         self._step_ended = 0.0  # the last step, so the next one began then
@@ -90,8 +89,7 @@ class EngineHost:
 
     def close(self) -> None:
         """Prepare nothing more."""
-        self._quick.close()
-        self._slow.close()
+        self._work.close()
 
     def _begin(self, submission: _Submission) -> None:
         """Prepare a request, now or in a thread."""
@@ -100,7 +98,7 @@ class EngineHost:
         if request.params.structured is None and not request.params.bad_words:
             self._prepare(submission, CancelToken())
         else:
-            self._queue(self._quick, submission, self._prepare_if_quick, _QUICK_SECONDS)
+            self._queue(submission, self._prepare_if_quick, _QUICK_SECONDS)
 
     def _cancel(self, request_id: int) -> None:
         """Never submit a request, unless the loop has done so already."""
@@ -110,14 +108,12 @@ class EngineHost:
                 return
             submission.is_aborted = True
         if submission.job is not None:
-            queue, job = submission.job
-            queue.cancel(job)
+            self._work.cancel(submission.job)
 
     # In the reader's thread, or in one that prepares
 
     def _queue(
         self,
-        queue: WorkQueue,
         submission: _Submission,
         work: Callable[[_Submission, CancelToken], None],
         cost: float,
@@ -125,14 +121,14 @@ class EngineHost:
         with self._lock:
             if not submission.is_aborted:
                 tenant = submission.request.tenant
-                submission.job = queue, queue.submit(tenant, lambda token: work(submission, token), cost=cost)
+                submission.job = self._work.submit(tenant, lambda token: work(submission, token), cost=cost)
 
     def _prepare_if_quick(self, submission: _Submission, token: CancelToken) -> None:
         """Prepare a request at once, or queue what takes time."""
         if self._engine.prepares_quickly(submission.request.params):
             self._prepare(submission, token)
         else:
-            self._queue(self._slow, submission, self._prepare, _COMPILE_SECONDS)
+            self._queue(submission, self._prepare, _COMPILE_SECONDS)
 
     def _prepare(self, submission: _Submission, token: CancelToken) -> None:
         """Check the request, or refuse it. An error in it affects no other request."""

@@ -2,16 +2,16 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from holdfast.core.cancel_token import Cancelled, CancelToken
-from holdfast.server.errors import ApiError
-from holdfast.server.work.work_queue import WorkQueue
+from holdfast.errors import TooBusy
+from holdfast.server.tenants.work_queue import WorkQueue
 
 PATIENCE = 10.0
+LONG = 1.0  # seconds of estimated cost
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def test_result_and_error_reach_the_event_loop(queue: WorkQueue) -> None:
 def test_one_client_cannot_hold_all_workers(queue: WorkQueue) -> None:
     async def main() -> None:
         blockers = [Blocker() for _ in range(4)]
-        tasks = [asyncio.create_task(queue.run("flood", one)) for one in blockers]
+        tasks = [asyncio.create_task(queue.run("flood", one, cost=LONG)) for one in blockers]
         await blockers[0].wait_started()
-        assert await queue.run("honest", lambda token: "at once") == "at once"
+        assert await queue.run("honest", lambda token: "at once", cost=LONG) == "at once"
         assert [one.started.is_set() for one in blockers] == [True, False, False, False]
         while queue.num_running > 1:  # a job's result is there before its worker is free
             await asyncio.sleep(0.001)
@@ -65,6 +65,23 @@ def test_one_client_cannot_hold_all_workers(queue: WorkQueue) -> None:
         for one in blockers:
             one.release.set()
         assert await asyncio.gather(*tasks) == ["done"] * 4
+
+    asyncio.run(main())
+
+
+def test_short_work_never_waits_for_long_work(queue: WorkQueue) -> None:
+    async def main() -> None:
+        blockers = [Blocker() for _ in range(2)]
+        tasks = [
+            asyncio.create_task(queue.run(name, one, cost=LONG))
+            for name, one in zip("ab", blockers, strict=True)
+        ]
+        for one in blockers:
+            await one.wait_started()
+        assert await queue.run("a", lambda token: "short", cost=0.001) == "short"
+        for one in blockers:
+            one.release.set()
+        await asyncio.gather(*tasks)
 
     asyncio.run(main())
 
@@ -94,9 +111,9 @@ def test_clients_take_turns() -> None:
 def test_waiting_work_of_a_client_that_left_never_starts(queue: WorkQueue) -> None:
     async def main() -> None:
         running, waiting = Blocker(), Blocker()
-        first = asyncio.create_task(queue.run("a", running))
+        first = asyncio.create_task(queue.run("a", running, cost=LONG))
         await running.wait_started()
-        second = asyncio.create_task(queue.run("a", waiting))
+        second = asyncio.create_task(queue.run("a", waiting, cost=LONG))
         await asyncio.sleep(0)
         assert queue.num_waiting == 1
         second.cancel()
@@ -113,12 +130,12 @@ def test_waiting_work_of_a_client_that_left_never_starts(queue: WorkQueue) -> No
 def test_running_work_of_a_client_that_left_is_told(queue: WorkQueue) -> None:
     async def main() -> None:
         running = Blocker()
-        task = asyncio.create_task(queue.run("a", running))
+        task = asyncio.create_task(queue.run("a", running, cost=LONG))
         await running.wait_started()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await queue.run("a", lambda token: "next") == "next"  # its worker is free again
+        assert await queue.run("a", lambda token: "next", cost=LONG) == "next"  # its worker is free again
         assert running.was_cancelled
 
     asyncio.run(main())
@@ -127,16 +144,20 @@ def test_running_work_of_a_client_that_left_is_told(queue: WorkQueue) -> None:
 def test_newest_work_of_the_longest_queue_is_refused(queue: WorkQueue) -> None:
     async def main() -> None:
         held = [Blocker(), Blocker()]
-        tasks = [asyncio.create_task(queue.run(name, one)) for name, one in zip("ab", held, strict=True)]
+        tasks = [
+            asyncio.create_task(queue.run(name, one, cost=LONG)) for name, one in zip("ab", held, strict=True)
+        ]
         for one in held:
             await one.wait_started()
         flood = [asyncio.create_task(queue.run("a", lambda token: "late", cost=9.0)) for _ in range(8)]
         await asyncio.sleep(0)
-        with pytest.raises(ApiError) as refused:
-            await queue.run("a", lambda token: None)
-        assert refused.value.status == 429 and int(refused.value.headers["Retry-After"]) > 1
-        other = asyncio.create_task(queue.run("b", lambda token: "other"))  # takes a place of the flood
-        with pytest.raises(ApiError):
+        with pytest.raises(TooBusy) as refused:
+            await queue.run("a", lambda token: None, cost=LONG)
+        assert refused.value.retry_after > 1
+        other = asyncio.create_task(
+            queue.run("b", lambda token: "other", cost=LONG)
+        )  # takes a place of the flood
+        with pytest.raises(TooBusy):
             await flood[-1]
         for one in held:
             one.release.set()
@@ -159,22 +180,3 @@ def test_token_raises_between_slices_once_cancelled() -> None:
     with pytest.raises(Cancelled), token.on_cancel(lambda: called.append(2)):
         called.append(3)
     assert called == [1, 2]
-
-
-def test_worker_rests_after_work() -> None:
-    """The result does not wait for the rest; the next work does."""
-    queue = WorkQueue("test-rest", workers=1, rest=4.0)
-    spans: list[tuple[float, float]] = []
-
-    def work(token: CancelToken) -> None:
-        began = time.monotonic()
-        time.sleep(0.01)
-        spans.append((began, time.monotonic()))
-
-    async def main() -> None:
-        await asyncio.gather(queue.run("a", work), queue.run("a", work))
-
-    asyncio.run(main())
-    queue.close()
-    (began, ended), (next_began, _) = spans
-    assert next_began - ended >= 3.9 * (ended - began)

@@ -14,9 +14,11 @@ A refusal says which limit it was, and after how many seconds to retry.
 
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+from holdfast.core.shares import equal_level
+from holdfast.errors import NotReady, TooBusy
 from holdfast.server.errors import ApiError
 from holdfast.server.tenants.rate_limits import Clock, TokenBucket, TokenMeter
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT, Tenant
@@ -66,12 +68,7 @@ class Admission:
     def require_open(self) -> None:
         """Refuse every new request once the server shuts down."""
         if not self.is_open:
-            raise ApiError(
-                503,
-                "the server is going down",
-                code="shutting_down",
-                headers={"Retry-After": "5", "Connection": "close"},
-            )
+            raise NotReady("the server is going down", code="shutting_down")
 
     def observe(self, seconds: float) -> None:
         """A request took so long."""
@@ -95,14 +92,13 @@ class Admission:
                 code="invalid_value",
             )
         held = self.num_held(tenant) + num_choices
-        retry = {"Retry-After": str(self.retry_after(tenant))}
         if held > limit and limit < self.capacity:
             message = f"too many requests of {tenant.name}: at most {limit} answers may run and wait at once"
-            raise ApiError(429, message, code="max_waiting_exceeded", headers=retry)
+            raise TooBusy(message, code="max_waiting_exceeded", retry_after=self.retry_after(tenant))
         others = [num for one, num in self._held.items() if one != tenant.id]
-        if held + sum(others) > self.capacity and held > fair_share(self.capacity, others):
+        if held > equal_level([*others, held], self.capacity):
             message = "too many requests wait already; ask again later"
-            raise ApiError(429, message, code="too_many_requests", headers=retry)
+            raise TooBusy(message, retry_after=self.retry_after(tenant))
 
     def _tenant_capacity(self, tenant: Tenant) -> int:
         """The places that one tenant may take if it is alone."""
@@ -110,18 +106,6 @@ class Admission:
         num_running = self.max_running if limits.max_running is None else limits.max_running
         num_waiting = self._max_waiting if limits.max_waiting is None else limits.max_waiting
         return min(num_running, self.max_running) + min(num_waiting, self._max_waiting)
-
-
-def fair_share(capacity: int, others: Collection[int]) -> int:
-    """What one more tenant gets if all share max-min fairly: those that hold less than an equal part
-    leave the rest to the others."""
-    left, num_tenants = capacity, len(others) + 1
-    for held in sorted(others):
-        if held * num_tenants > left:
-            break
-        left -= held
-        num_tenants -= 1
-    return left // num_tenants
 
 
 class _Rates:
@@ -139,11 +123,10 @@ class _Rates:
         for bucket, what in ((requests, "requests"), (tokens, "tokens")):
             if bucket is not None and (seconds := bucket.seconds_until(1)):
                 message = f"{tenant.name} has used its {bucket.per_minute} {what} per minute"
-                raise ApiError(
-                    429,
+                raise TooBusy(
                     f"{message}; ask again in {seconds} s",
                     code=f"{what}_per_minute_exceeded",
-                    headers={"Retry-After": str(seconds)},
+                    retry_after=seconds,
                 )
         if requests is not None:
             requests.take(1)

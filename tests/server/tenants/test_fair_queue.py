@@ -1,17 +1,17 @@
-"""Deficit round robin: equal cost for every client, whatever the number and size of its items."""
+"""Turns: equal cost for every client, whatever the number and size of its items."""
 
 from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.server.work.fair_queue import FairQueue
+from holdfast.server.tenants.fair_queue import FairQueue
 
 Item = tuple[str, int]
 
 
-def filled(costs: dict[str, list[float]], quantum: float = 1.0) -> FairQueue[Item]:
-    queue: FairQueue[Item] = FairQueue(quantum)
+def filled(costs: dict[str, list[float]]) -> FairQueue[Item]:
+    queue: FairQueue[Item] = FairQueue()
     for client, items in costs.items():
         for index, cost in enumerate(items):
             queue.push(client, (client, index), cost)
@@ -44,7 +44,7 @@ def test_cost_that_is_known_afterwards_is_paid_back() -> None:
     """Items said to be free that take 50 each: while the debt is paid, the other client has all turns."""
     queue = filled({"liar": [0.0] * 10, "honest": [1.0] * 200})
     order: list[str] = []
-    while queue.num_waiting("honest"):
+    while order.count("honest") < 200:
         item = queue.pop()
         assert item is not None
         order.append(item[0])
@@ -53,22 +53,20 @@ def test_cost_that_is_known_afterwards_is_paid_back() -> None:
     assert order.count("liar") <= 5
 
 
-def test_debt_outlasts_an_empty_queue_until_it_is_forgiven() -> None:
-    queue = filled({"slow": [0.0]})
-    assert queue.pop() == ("slow", 0)
-    queue.charge("slow", 20.0)
-    for index in range(10):
-        queue.push("other", ("other", index), 1.0)
-    queue.push("slow", ("slow", 1), 1.0)
-    assert [queue.pop() for _ in range(10)] == [("other", index) for index in range(10)]
-    queue.forgive()
-    assert queue.pop() == ("slow", 1)
+def test_client_that_comes_back_starts_with_the_others() -> None:
+    """It has neither saved its turns nor owes any."""
+    queue = filled({"a": [1.0] * 6, "b": [50.0]})
+    assert {queue.pop(), queue.pop()} == {("a", 0), ("b", 0)}
+    assert [queue.pop() for _ in range(3)] == [("a", 1), ("a", 2), ("a", 3)]
+    for index in (1, 2):
+        queue.push("b", ("b", index), 1.0)
+    assert {queue.pop(), queue.pop()} == {("a", 4), ("b", 1)}
 
 
 def test_client_that_may_not_run_is_passed_over() -> None:
     queue = filled({"a": [1.0], "b": [1.0]})
     assert queue.pop(lambda client: client != "a") == ("b", 0)
-    assert queue.pop(lambda client: client != "a") is None and queue.num_waiting("a") == 1
+    assert queue.pop(lambda client: client != "a") is None and len(queue) == 1
 
 
 def test_newest_item_of_the_longest_queue_is_dropped() -> None:
@@ -78,7 +76,7 @@ def test_newest_item_of_the_longest_queue_is_dropped() -> None:
 
 
 def test_removed_item_never_comes() -> None:
-    queue: FairQueue[list[int]] = FairQueue(1.0)
+    queue: FairQueue[list[int]] = FairQueue()
     one, other = [1], [1]  # equal, but not the same
     queue.push("a", one, 1.0)
     queue.push("a", other, 1.0)
