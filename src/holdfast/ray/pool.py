@@ -104,7 +104,7 @@ class ReplicaPool:
 
     @property
     def _ports(self) -> list[ReplicaPort]:
-        """The ports of the replicas that take requests."""
+        """Return the ports of the replicas that take requests."""
         return [one.port for one in self._members.values() if one.port is not None and one.state == "ready"]
 
     @property
@@ -117,7 +117,7 @@ class ReplicaPool:
 
     @property
     def ready(self) -> m.Ready:
-        """The sum of all replicas; while there is none, the last one."""
+        """Return the sum of all replicas; while there is none, the last sum."""
         ready = self.requests.ready
         if ready is None or self._stopped.is_set() or not (self.is_ready or self.requests.resumes):
             raise not_ready(self.retry_after)
@@ -173,7 +173,7 @@ class ReplicaPool:
             await self._leave(handle)
 
     def fail(self, error: Exception) -> None:
-        """No replica can be had: `run` raises this. From any thread."""
+        """Have `run` raise this: no replica can be had. Any thread may call it."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._fail, error)
 
@@ -204,7 +204,7 @@ class ReplicaPool:
     # Requests
 
     def _choose(self, request: Request, ports: Sequence[EnginePort]) -> EnginePort:
-        """The port of a replica with the prompt's beginning in its cache, or of the least loaded."""
+        """Return the port of a replica with the prompt's beginning in its cache, or of the least loaded."""
         loads = {port.id: len(port.streams) for port in ports}
         chosen = self._table.choose(loads, prefix_hashes(request.prompt_ids, request.cache_salt))
         return next(port for port in ports if port.id == chosen)
@@ -221,7 +221,7 @@ class ReplicaPool:
     # Replicas
 
     def _on_replicas(self, replicas: Sequence[Any]) -> None:
-        """Ray's router has another set of replicas."""
+        """Join and leave replicas: Ray's router has another set of them."""
         running = {one.replica_id.unique_id: one.replica_metadata for one in replicas}
         for replica, metadata in running.items():
             if replica not in self._members and metadata:
@@ -261,7 +261,7 @@ class ReplicaPool:
         self._update()
 
     async def _connect(self, member: _Member) -> bool:
-        """One connection from start to end. Returns whether the replica was ready."""
+        """Hold one connection from start to end. Returns whether the replica was ready."""
         port = ReplicaPort(
             member.id, member.address, self._callbacks, self.requests, self._call, self._update
         )
@@ -347,7 +347,7 @@ class ReplicaPool:
         return port.fingerprint is not None and port.fingerprint.digest == self._wanted_fingerprint
 
     def _choose_fingerprint(self) -> None:
-        """The application's fingerprint is that of its first replica. It changes when the deployment does:
+        """Take the fingerprint of the application's first replica. It changes when the deployment does:
         Ray runs no replica of the old configuration any more, and one of the new is ready."""
         ports = self._ports
         if self._configured is not None:

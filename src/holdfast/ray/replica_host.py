@@ -83,7 +83,7 @@ class _RelayedRequests:
         return len(self.ended)
 
     def close(self, error: HoldfastError) -> None:
-        """No engine process will come any more."""
+        """End everything: no engine process will come any more."""
         self._end_all()
         for frontend in tuple(self.frontends.values()):
             frontend.close()
@@ -91,7 +91,7 @@ class _RelayedRequests:
     def set_ports(
         self, ports: Iterable[EnginePort], fingerprint: m.FingerprintReady | None, ready: m.Ready | None
     ) -> None:
-        """The process is ready, or its certificate changed. A frontend gets the fingerprint when it connects."""
+        """Tell the frontends that the certificate changed. They get the fingerprint when they connect."""
         if ready is not None and ready is not self.ready:
             self.ready = ready
             for frontend in self.frontends.values():
@@ -122,7 +122,7 @@ class _RelayedRequests:
                 self.end(output.request_id)
 
     def begin(self, request_id: int) -> asyncio.Event:
-        """A request, or its call, has arrived. Returns the event of its end."""
+        """Note that a request, or its call, has arrived. Returns the event of its end."""
         return self.ended.setdefault(request_id, asyncio.Event())
 
     def end(self, request_id: int) -> None:
@@ -192,7 +192,7 @@ class ReplicaHost:
 
     @property
     def port(self) -> ProcessPort:
-        """The port of the engine process. Raises `NotHere` while it is restarted."""
+        """Return the port of the engine process. Raises `NotHere` while it is restarted."""
         try:
             return self._process.port
         except NotReady as error:
@@ -239,7 +239,7 @@ class ReplicaHost:
     # Frontends
 
     async def _serve_frontend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its hello to its end."""
+        """Serve one connection, from its hello to its end."""
         frontend: _FrontendConnection | None = None
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
@@ -306,7 +306,7 @@ class ReplicaHost:
             frontend.send(m.StatusReport(await self.port.status()))
 
     def _on_frontend_lost(self, frontend: _FrontendConnection) -> None:
-        """Its requests have no reader any more."""
+        """Abort the requests of a frontend that left."""
         if self._requests.frontends.get(frontend.number) is not frontend:
             return  # it has connected again
         del self._requests.frontends[frontend.number]
@@ -326,7 +326,7 @@ class ReplicaHost:
                 frontend.send(m.StepTraced(trace))
 
     def _on_engine_death(self, how: str, num_requests: int) -> None:
-        """The frontends resume their requests elsewhere, and connect again when the engine is back."""
+        """Tell the frontends. They resume their requests elsewhere, and connect again when the engine is back."""
         died = m.EngineDied(how, tuple(sorted(self._requests.died_with)))
         for frontend in tuple(self._requests.frontends.values()):
             frontend.send(died)

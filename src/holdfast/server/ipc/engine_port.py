@@ -115,7 +115,7 @@ class EnginePort(ABC):
     @property
     @abstractmethod
     def running_ids(self) -> frozenset[int] | None:
-        """The ids of the requests that ran in the last pass; None if that is not known."""
+        """Return the ids of the requests that ran in the last pass; None if that is not known."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -132,7 +132,7 @@ class EnginePort(ABC):
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def status(self) -> EngineStatus:
-        """The engine's numbers after its current step. Raises `EngineStopped` if it ends before."""
+        """Return the engine's numbers after its current step. Raises `EngineStopped` if it ends before."""
         if self.closed.is_set():
             raise EngineStopped("the engine stopped")
         return await self._request_status()
@@ -145,11 +145,11 @@ class EnginePort(ABC):
 
     @property
     def unanswered_seconds(self) -> float:
-        """How long the oldest status request has waited."""
+        """Return how long the oldest status request has waited."""
         return time.monotonic() - self._status_requests[0][0] if self._status_requests else 0.0
 
     async def wait_for_fingerprint(self) -> m.FingerprintReady:
-        """The fingerprint, once the weights are hashed."""
+        """Return the fingerprint, once the weights are hashed."""
         await self._has_fingerprint.wait()
         if self.fingerprint is None:
             raise EngineStopped("the engine stopped")
@@ -169,7 +169,7 @@ class EnginePort(ABC):
             pass
 
     def _on_closed(self) -> None:
-        """Nothing will arrive any more. Tell everything that waits now."""
+        """Tell everything that waits: nothing will arrive any more."""
         self.closed.set()
         self.settled.set()
         self._has_fingerprint.set()
@@ -198,7 +198,7 @@ class EnginePort(ABC):
             self._change(message)
 
     def _change(self, message: m.FromEngine) -> None:
-        """What the engine can do is known, or another."""
+        """Keep what the engine says of itself."""
         if isinstance(message, m.Ready):
             self.ready = message
             self.settled.set()
@@ -218,7 +218,7 @@ class EnginePort(ABC):
 
 
 def _refusal(message: m.Refused) -> HoldfastError:
-    """The error the engine process raised.
+    """Return the error that the engine raised.
 
     One that is not the request's own fault becomes an internal error.
     """

@@ -105,7 +105,7 @@ class ProcessPort(EnginePort):
 
     @property
     def longest_step(self) -> float:
-        """Seconds of the longest step so far."""
+        """Return the seconds of the longest step so far."""
         return 0.0 if self._pass_record is None else self._pass_record.longest_step
 
     async def stop(self) -> None:
@@ -131,7 +131,7 @@ class ProcessPort(EnginePort):
 
     @property
     def exit_status(self) -> str:
-        """How the process ended, for the log."""
+        """Say how the process ended, for the log."""
         code = self._process.returncode
         return f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
 
@@ -198,7 +198,7 @@ class EngineProcess(Generic[Requests]):
 
     @property
     def port(self) -> ProcessPort:
-        """The port of a process that is ready; raises `NotReady` while there is none."""
+        """Return the port of a process that is ready. Raises `NotReady` while there is none."""
         port = self._port
         if port is None or not self.is_ready:
             raise not_ready(self.retry_after)
@@ -218,7 +218,7 @@ class EngineProcess(Generic[Requests]):
 
     @property
     def restart(self) -> Restart | None:
-        """The restart in progress. It begins when the process is gone, also before its exit status is
+        """Return the restart in progress. It begins when the process is gone, also before its exit status is
         known."""
         port = self._port
         if self._restart is None and port is not None and port.ready is not None and port.closed.is_set():
@@ -232,7 +232,7 @@ class EngineProcess(Generic[Requests]):
 
     @property
     def retry_after(self) -> int:
-        """Estimated seconds until the process is ready, by the time that the last start took."""
+        """Estimate the seconds until the process is ready, by the time that the last start took."""
         if self.load_seconds is None:
             return _RETRY_SECONDS
         is_loading = self._port is not None and not self._port.closed.is_set()  # else it died just now

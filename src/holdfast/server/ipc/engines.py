@@ -91,5 +91,5 @@ class Engines(Protocol):
 
 
 def not_ready(retry_after: int) -> NotReady:
-    """The error while no engine is ready."""
+    """Return the error for requests while no engine is ready."""
     return NotReady("the engine is not ready yet; ask again", retry_after=retry_after)

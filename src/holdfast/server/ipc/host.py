@@ -151,7 +151,7 @@ class EngineHost:
     # In the engine's thread
 
     def _was_aborted(self, submission: _Submission) -> bool:
-        """Whether the request was aborted. If not, an abort that is read from now on finds it in the engine."""
+        """Return whether the request was aborted. If not, an abort that is read from now on finds it in the engine."""
         with self._lock:
             if not submission.is_aborted:
                 del self._submissions[submission.request.request_id]
@@ -220,7 +220,7 @@ class EngineHost:
             self._send(m.CertificateChanged(state, engine.limits.refusal, certificate, engine.revocation))
 
     def _note_started(self) -> tuple[m.Started, ...]:
-        """The requests that left the queue in this step.
+        """Return the requests that left the queue in this step.
 
         One that arrived during the step did not wait.
         """
@@ -232,7 +232,7 @@ class EngineHost:
         )
 
     def _finish(self, output: RequestOutput) -> RequestOutput:
-        """A request's last output. The frontend has the prompt and the choices already."""
+        """Return a request's last output without what the frontend has: the prompt and the choices."""
         assert output.result is not None
         self._arrived.pop(output.request_id, None)
         return output._replace(result=replace(output.result, prompt_token_ids=(), choices=()))

@@ -77,7 +77,7 @@ class RequestTable:
 
     @property
     def num_waiting(self) -> int:
-        """Those that no engine has yet."""
+        """Count the requests that no engine has yet."""
         return len(self._waiting)
 
     # For the routes
@@ -99,7 +99,7 @@ class RequestTable:
         return stream
 
     async def wait_for_fingerprint(self) -> m.FingerprintReady:
-        """The fingerprint of deterministic answers; while no engine is ready, the last one."""
+        """Return the fingerprint of deterministic answers; while no engine is ready, the last one."""
         while self.fingerprint is None:
             self._require_open()
             await self._changed.wait()
@@ -120,7 +120,7 @@ class RequestTable:
             raise DeterminismRefused(self.ready.refusal or "no replica has the application's fingerprint")
 
     def _cancel(self, stream: ResponseStream) -> None:
-        """The reader of the stream left."""
+        """End a request whose reader left."""
         if stream.request_id in self._live:
             if stream.port is not None:
                 stream.port.abort(stream.request_id)
@@ -131,7 +131,7 @@ class RequestTable:
     def set_ports(
         self, ports: Iterable[EnginePort], fingerprint: m.FingerprintReady | None, ready: m.Ready | None
     ) -> None:
-        """The engines that take requests now, or what they say of themselves, are others."""
+        """Take note of the engines that take requests from now on, and of what they say of themselves."""
         if self._error is not None:
             return
         self._ports = {port.id: port for port in ports}
@@ -151,7 +151,7 @@ class RequestTable:
                 self._submit_waiting()
 
     def lose(self, port: EnginePort) -> None:
-        """Nothing arrives from this port any more. Another one goes on with its requests."""
+        """Give the requests of a port that is closed to another one, or have them wait for it."""
         if self._ports.get(port.id) is port:
             del self._ports[port.id]
         self._tell_changed()
@@ -168,7 +168,7 @@ class RequestTable:
         self._submit_waiting()
 
     def close(self, error: HoldfastError) -> None:
-        """No engine will come any more: every request fails with this error."""
+        """Fail every request with this error: no engine will come any more."""
         self._error = error
         streams = self._live
         self._ports, self._live, self._waiting, self._suspects = {}, {}, {}, Suspects()
@@ -208,7 +208,7 @@ class RequestTable:
         return [one for one in self._ports.values() if self._is_free(one) and self._may_run(stream, one)]
 
     def _is_free(self, port: EnginePort) -> bool:
-        """Whether the port takes requests at this moment."""
+        """Return whether the port takes requests at this moment."""
         if port.is_killed or port.closed.is_set():
             return False
         trial = self._suspects.trial
@@ -219,7 +219,7 @@ class RequestTable:
         )  # it says whether they can be continued
 
     def _may_run(self, stream: ResponseStream, port: EnginePort) -> bool:
-        """Whether the port's engine gives the request's bits. While it hashes its weights, a request may begin
+        """Return whether the port's engine gives the request's bits. While it hashes its weights, a request may begin
         there."""
         if not stream.deterministic:
             return True
@@ -229,7 +229,7 @@ class RequestTable:
         return stream.deciding(needed) == stream.deciding(port.fingerprint)
 
     def _is_lost(self, stream: ResponseStream) -> bool:
-        """Whether the application has changed since the request began."""
+        """Return whether the application has changed since the request began."""
         began, new = stream.fingerprint, self.fingerprint
         if not stream.deterministic or began is None or new is None:
             return False
@@ -249,7 +249,7 @@ class RequestTable:
                 self._place(stream)
 
     def _withdraw(self, stream: ResponseStream) -> None:
-        """No engine computes the request any more."""
+        """Take a request from its engine. It waits for another one."""
         port = stream.port
         assert port is not None
         del port.streams[stream.request_id]
@@ -264,7 +264,7 @@ class RequestTable:
     # What engines say. A port that has not, or no more, a request says nothing about it.
 
     def accept(self, port: EnginePort, request_id: int) -> None:
-        """The engine has begun a request."""
+        """Note that an engine has begun a request."""
         stream = port.streams.get(request_id)
         if stream is None:
             return
@@ -280,7 +280,7 @@ class RequestTable:
             self._fail(stream, error)
 
     def step(self, port: EnginePort, message: m.StepOutput) -> None:
-        """What one step of an engine gave its requests."""
+        """Give the requests what one step of an engine gave them."""
         for started in message.started:
             stream = port.streams.get(started.request_id)
             if stream is not None:
@@ -311,7 +311,7 @@ class RequestTable:
             self._submit_waiting()
 
     def _on_pass_failed(self, stream: ResponseStream, failure: Result) -> None:
-        """A pass of this request raised."""
+        """Try a request again whose pass raised, unless it is to blame."""
         port = stream.port
         assert port is not None
         verdict = self._suspects.on_failed_pass(stream, failure, port)
@@ -325,7 +325,7 @@ class RequestTable:
     # The end of a request
 
     def _give_up(self, stream: ResponseStream) -> None:
-        """The engine fails whenever it computes this request."""
+        """End a request: the engine fails whenever it computes it."""
         _log.error("request %d is given up: the engine fails whenever it runs", stream.request_id)
         self.has_progressed = True
         self._callbacks.on_crash()
@@ -346,7 +346,7 @@ class RequestTable:
         self._end(stream)
 
     def _end(self, stream: ResponseStream) -> None:
-        """The request is over."""
+        """Forget a request that is over."""
         del self._live[stream.request_id]
         self._waiting.pop(stream.request_id, None)
         if stream.port is not None:

@@ -14,11 +14,11 @@ from holdfast.server.ipc.sent_record import SentRecord
 
 
 class ResponseStream:
-    """One request in the engine process, as the frontend holds it.
+    """One request at an engine, as the frontend holds it.
 
     The `RequestTable` fills it, a `Call` reads it. It sets the event `updated` whenever something
     arrives. Cancelling it frees the request's pages within a step; what still arrives for it is
-    dropped. request and record are what another engine process continues it from.
+    dropped. request and record are what another engine continues it from.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ResponseStream:
         )
 
     def deciding(self, fingerprint: FingerprintReady) -> str:
-        """What of a fingerprint must be equal in an engine that goes on with the answer."""
+        """Return what of a fingerprint must be equal in an engine that goes on with the answer."""
         return fingerprint.deciding(is_structured=self.is_structured)
 
     @property
@@ -64,7 +64,7 @@ class ResponseStream:
 
     @property
     def request(self) -> Request:
-        """What is sent to an engine process: the request, and what the client has of its answer."""
+        """Return what is sent to an engine: the request, and what the client has of its answer."""
         if self.num_resumes == 0 or not self.was_accepted:
             return self._request
         return replace(self._request, sent=self._record.choices)
@@ -86,7 +86,7 @@ class ResponseStream:
             self.queue_seconds = queue_seconds
 
     def pause(self) -> None:
-        """The engine process died. Another one continues."""
+        """Note that the engine died. Another one continues."""
         if self.paused_at is None:
             self.paused_at = time.monotonic()
         self._updated.set()

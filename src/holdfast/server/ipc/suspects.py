@@ -51,7 +51,7 @@ _CLEAN = _Record()
 
 
 class Suspects:
-    """trial: the suspect that is tried now."""
+    """Keep what is held against requests. trial: the suspect that is tried now."""
 
     def __init__(self) -> None:
         self.trial: ResponseStream | None = None
@@ -62,33 +62,33 @@ class Suspects:
         return self._get(stream).is_suspect
 
     def failure(self, stream: ResponseStream) -> Result | None:
-        """The failed pass of a request, if it had one since its last output."""
+        """Return the failed pass of a request, if it had one since its last output."""
         return self._get(stream).failure
 
     def failed_at(self, stream: ResponseStream) -> set[str]:
-        """The ids of the ports where a pass of the request raised."""
+        """Return the ids of the ports where a pass of the request raised."""
         return self._get(stream).failed_at
 
     def in_order(self, streams: Iterable[ResponseStream]) -> list[ResponseStream]:
-        """The suspects among these requests, as they are to be tried."""
+        """Return the suspects among these requests, as they are to be tried."""
         return sorted((one for one in streams if one in self), key=lambda one: one is not self._first)
 
     def begin_trial(self, stream: ResponseStream) -> None:
         self.trial, self._first = stream, None
 
     def clear(self, stream: ResponseStream) -> bool:
-        """The request had an output, or is over. Returns whether it was on trial."""
+        """Clear a request that had an output or is over. Returns whether it was on trial."""
         return self._records.pop(stream.request_id, None) is not None and self.leave(stream)
 
     def leave(self, stream: ResponseStream) -> bool:
-        """No engine computes the request now. Returns whether it was on trial."""
+        """End the trial of a request that no engine computes now. Returns whether it was on trial."""
         was_on_trial = self.trial is stream
         if was_on_trial:
             self.trial = None
         return was_on_trial
 
     def on_death(self, port: EnginePort) -> ResponseStream | None:
-        """The port's engine is lost, with its streams. Returns the one that is to be given up."""
+        """Find the suspects among the requests of a port that is lost. Returns the one that is to be given up."""
         running = port.running_ids
         suspects = [one for one in port.streams.values() if self._is_suspected(one, running)]
         for stream in suspects:
@@ -102,7 +102,7 @@ class Suspects:
         return trial if record.num_deaths >= MAX_LONE_DEATHS else None
 
     def on_failed_pass(self, stream: ResponseStream, failure: Result, port: EnginePort) -> Verdict:
-        """A pass of the request raised."""
+        """Decide on a request whose pass raised."""
         record = self._record(stream)
         failed_before = record.failure is not None
         record.is_suspect, record.failure = True, failure
