@@ -73,14 +73,18 @@ class ReplicaPort(EnginePort):
 
     def submit(self, request_id: int, frame: bytes) -> None:
         super().submit(request_id, frame)
+        self._cancel_call(request_id)  # its pass raised here before
         request = RoutedRequest(request_id, self.connection, self.num_submitted, self.id)
         self._calls[request_id] = asyncio.create_task(self._run_call(request))
 
     def abort(self, request_id: int) -> None:
+        self._cancel_call(request_id)
+        super().abort(request_id)
+
+    def _cancel_call(self, request_id: int) -> None:
         call = self._calls.pop(request_id, None)
         if call is not None:
             call.cancel()
-        super().abort(request_id)
 
     async def _run_call(self, request: RoutedRequest) -> None:
         """Call, and wait until the call has ended. The request's end comes over the connection."""

@@ -147,6 +147,7 @@ class RequestTable:
         """Move the requests of a port that takes no more, where another one may go on with them."""
         for stream in tuple(port.streams.values()):
             if self._ports_for(stream):
+                port.abort(stream.request_id)
                 self._withdraw(stream)
                 self._submit_waiting()
 
@@ -250,11 +251,8 @@ class RequestTable:
 
     def _withdraw(self, stream: ResponseStream) -> None:
         """Take a request from its engine. It waits for another one."""
-        port = stream.port
-        assert port is not None
-        del port.streams[stream.request_id]
-        if not port.closed.is_set():
-            port.abort(stream.request_id)
+        if stream.port is not None:
+            del stream.port.streams[stream.request_id]
         self._suspects.leave(stream)
         stream.port, stream.is_accepted = None, False
         stream.num_resumes += 1
