@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from holdfast.core.request import NO_DEFAULTS
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
@@ -29,6 +30,7 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
         call = Call(
             "id",
             port.requests,
+            NO_DEFAULTS,
             tenant=UNKNOWN_TENANT,
             meter=TokenMeter(),
             prompts=cast(Prompts, None),
