@@ -23,7 +23,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent_answer import SentChoice
 from holdfast.errors import EngineStopped, GuaranteeLost, PassFailed, make_error
 from holdfast.server.errors import ApiError
-from holdfast.server.ipc.request_table import RequestTable
+from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.request_metrics import RequestMetrics
