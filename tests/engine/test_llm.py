@@ -282,19 +282,6 @@ def test_failed_pass_ends_its_requests_and_no_others(
     assert bits(llm.generate(PROMPTS[:1], settings())[0]) == expected
 
 
-def test_interrupt_leaves_no_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted:
-        def run(self, plan: StepPlan) -> Any:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine, "runner", Interrupted())
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(PROMPTS, settings())
-    assert not llm.engine.has_work
-    assert len(llm.generate(PROMPTS, settings())) == 3
-
-
 # Ahead of the device. The runner is the scripted one, whose results can be read only when they are waited for, in order.
 
 
@@ -357,19 +344,6 @@ def test_failed_pass_ends_all_in_flight_and_no_others(
     assert lost.error == "a pass failed: RuntimeError: a cosmic ray"
     assert lost.token_ids == reference((1, 2, 3), settings())[: len(lost.token_ids)]
     assert results[max(results)].token_ids == reference((6, 7), settings())
-
-
-@pytest.mark.parametrize("where", ["start", "wait"])
-def test_interrupt_ends_all_in_flight(auto_llm: LLM, where: str) -> None:
-    engine = deferred_engine(auto_llm, "auto")
-    engine.runner.breaks_at, engine.runner.error = (where, 3), KeyboardInterrupt()  # type: ignore[attr-defined]
-    with pytest.raises(KeyboardInterrupt):
-        answers(engine, (1, 2, 3), (4, 5))
-    assert not engine.has_work
-    engine.check()
-    engine.runner.breaks_at = None  # type: ignore[attr-defined]
-    (result,) = answers(engine, (1, 2, 3)).values()
-    assert result.token_ids == reference((1, 2, 3), settings())
 
 
 def test_abort_in_flight_leaves_no_requests(auto_llm: LLM) -> None:

@@ -164,8 +164,8 @@ def test_failed_answer_raises_after_the_last_delta(auto_llm: LLM, monkeypatch: p
     assert next(stream, None) is None
 
 
-def test_call_inside_a_step_raises(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a signal handler would make it. It must not wait for itself."""
+def test_call_in_the_engines_thread_raises(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not wait for itself."""
     inner = auto_llm.engine.runner
 
     class Nested:
@@ -178,7 +178,7 @@ def test_call_inside_a_step_raises(auto_llm: LLM, monkeypatch: pytest.MonkeyPatc
     nested: list[bool] = []
     monkeypatch.setattr(auto_llm.engine, "runner", Nested())
     result = auto_llm.generate("the dog", PARAMS)[0]
-    assert "in a step of the same engine already" in (result.error or "")
+    assert "this is the engine's thread" in (result.error or "")
     assert auto_llm.generate("the dog", PARAMS)[0].error is None
     assert not auto_llm.engine.has_work
 

@@ -1,29 +1,34 @@
-"""What `LLM` and `AsyncLLM` share: a model is loaded from a configuration, and has a tokenizer."""
+"""What `LLM` and `AsyncLLM` share: a loaded model, its engine's thread and its tokenizer."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from holdfast.core.garbage_collection import paused_collection
 from holdfast.core.options import takes_fields_of
 from holdfast.core.other_engines import argument_hint
+from holdfast.core.request import Request
+from holdfast.core.results import Result, decode_result
 from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.compile_ahead import compile_ahead
 from holdfast.engine.config import EngineConfig
+from holdfast.engine.engine_thread import EngineThread
 from holdfast.engine.preflight import OpenedModel, open_model
 from holdfast.engine.status import ShowProgress
+from holdfast.errors import EngineStopped
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
 
 
-class LoadedModel(ABC):
-    """A model that a subclass runs in its own way."""
+class LoadedModel:
+    """A model whose engine runs in a thread. The thread ends when nobody holds the model any more."""
 
     config: EngineConfig
+    _only_while_awaited: ClassVar[bool] = False
     _tokenizer: ChatTokenizer
+    _thread: EngineThread | None = None
 
     @takes_fields_of(EngineConfig)
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -56,9 +61,35 @@ class LoadedModel(ABC):
         """The model's tokenizer: encode, decode, apply_chat_template and their relatives."""
         return self._tokenizer
 
-    @abstractmethod
-    def _take(self, engine: "Engine") -> None:
-        """Run this engine from now on."""
+    def close(self) -> None:
+        """End all requests and free the model's memory. Calls that still run raise `EngineStopped`. It
+        waits for a step."""
+        if self._thread is not None:
+            thread, self._thread = self._thread, None
+            thread.close()
+            self._tokenizer.close()
+
+    @property
+    def _running(self) -> EngineThread:
+        if self._thread is None:
+            raise EngineStopped(f"this {type(self).__name__} is closed; build another one")
+        return self._thread
+
+    @property
+    def _engine(self) -> "Engine":
+        """To prepare requests with, in any thread."""
+        return self._running.engine
+
+    def _take(self, make: Callable[[], "Engine"]) -> None:
+        """Make an engine and run it from now on. Its thread must not hold this object."""
+        thread = self._thread = EngineThread(make, only_while_awaited=self._only_while_awaited)
+        weakref.finalize(self, thread.close).atexit = False  # the thread has an end of its own
+
+    def _finish(self, request: Request, prompt: str | None, result: Result) -> Result:
+        """Add what a caller reads beside the answer: token texts, the prompt, the request's id."""
+        return decode_result(
+            result, self._tokenizer.token_texts, prompt=prompt, request_id=str(request.request_id)
+        )
 
     def _load(
         self,
@@ -69,11 +100,13 @@ class LoadedModel(ABC):
         self.config = config
         opened = opened or open_model(config)
         worker = compile_ahead(config, opened.model)
-        with paused_collection():
+
+        def make() -> "Engine":
             from holdfast.engine.builder import build  # imports torch, while the worker does
 
-            engine = build(config, progress, opened, worker)
-        self._take(engine)
+            return build(config, progress, opened, worker)
+
+        self._take(make)
         self._tokenizer = opened.chat_tokenizer
 
 

@@ -12,7 +12,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import PromptTooLong
 
 if TYPE_CHECKING:
-    from holdfast.engine.async_engine import AsyncEngine
+    from holdfast.engine.engine_thread import EngineThread
     from holdfast.engine.llm import LLM
 
 
@@ -22,7 +22,7 @@ class LocalConversation:
     def __init__(
         self,
         llm: "LLM",
-        engine: "AsyncEngine",
+        engine: "EngineThread",
         params: SamplingParams,
         system: str | None,
         *,

@@ -16,7 +16,7 @@ from holdfast.core.request import Request
 from holdfast.core.results import RequestOutput
 from holdfast.core.sampling_params import params_from_json
 from holdfast.engine.engine import Engine
-from holdfast.engine.engine_thread import EngineThread
+from holdfast.engine.loop import EngineLoop
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import HoldfastError
 from holdfast.server.ipc import messages as m
@@ -33,7 +33,7 @@ class EngineServer:
         self, engine: Engine, send: Callable[[m.FromEngine], None], record: PassRecord | None = None
     ) -> None:
         """record is memory that the frontend can read if this process dies."""
-        self.worker = EngineThread(engine, self._deliver)
+        self.worker = EngineLoop(engine, self._deliver)
         self._engine = engine
         self._send = send
         self._preparation = Preparation(engine, self._prepare)
