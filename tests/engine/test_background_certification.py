@@ -13,7 +13,7 @@ from holdfast import SamplingParams
 from holdfast.certification import certify as planning
 from holdfast.certification.certificate import CheckSteps, OperationCheck, load_certificate
 from holdfast.core.results import RequestOutput, Result
-from holdfast.engine import certifier as certifying
+from holdfast.engine import background_work as certifying
 from holdfast.engine.engine import Engine
 from holdfast.engine.engine_thread import EngineThread
 from holdfast.engine.llm import LLM

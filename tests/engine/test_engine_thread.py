@@ -2,6 +2,7 @@
 
 import _thread
 import gc
+import signal
 import threading
 import time
 import weakref
@@ -187,6 +188,9 @@ def test_error_of_the_build_is_the_callers() -> None:
 
 def test_interrupt_while_the_engine_is_built_ends_the_build() -> None:
     builders: list[threading.Thread] = []
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what runs in the background ignores it
 
     def build() -> Engine:
         builders.append(threading.current_thread())
@@ -194,8 +198,11 @@ def test_interrupt_while_the_engine_is_built_ends_the_build() -> None:
         while True:
             time.sleep(0.001)
 
-    with pytest.raises(KeyboardInterrupt):
-        EngineThread(build)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            EngineThread(build)
+    finally:
+        signal.signal(signal.SIGINT, before)
     builders[0].join(30)
     assert not builders[0].is_alive()
 

@@ -16,7 +16,7 @@ from holdfast.certification.certify import certificate_subject, find_certificate
 from holdfast.certification.checks.passes import AllPages
 from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
-from holdfast.engine.certifier import Certifier, SpareKVPages
+from holdfast.engine.background_work import Certifier, SpareKVPages
 from holdfast.engine.compile_ahead import CompileWorker, compile_ahead
 from holdfast.engine.config import (
     BatchLimits,

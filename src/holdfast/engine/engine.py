@@ -24,8 +24,7 @@ from holdfast.core.results import Delta, RequestOutput, with_changes
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent_answer import SentAnswer
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan
-from holdfast.engine.background_work import BackgroundWork
-from holdfast.engine.certifier import Certifier
+from holdfast.engine.background_work import BackgroundWork, Certifier
 from holdfast.engine.choices import ChoiceSubmitter
 from holdfast.engine.input_processor import GrammarFactory, InputProcessor, Prompt, RequestLimits
 from holdfast.engine.result_collector import ResultCollector

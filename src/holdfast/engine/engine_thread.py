@@ -133,10 +133,11 @@ class EngineThread:
         self._make: Callable[[], Engine] | None = make
         arguments = (only_while_awaited, _current_gpu(), made)
         self._thread = threading.Thread(target=self._run, args=arguments, name="holdfast-engine", daemon=True)
-        self._thread.start()
         try:
+            self._thread.start()
             error = made.get()
-        except BaseException:
+        except BaseException as interrupt:
+            self._end = f"interrupted: {type(interrupt).__name__}"
             _raise_in(self._thread)
             raise
         if error is not None:
@@ -210,7 +211,7 @@ class EngineThread:
         try:
             with paused_collection():
                 _enter_defaults(gpu)
-                assert self._make is not None
+                assert self._make is not None and self._end is None
                 engine, self._make = self._make(), None  # which may hold files that were read
                 self._loop = EngineLoop(engine, self._deliver, only_while_awaited=only_while_awaited)
         except BaseException as error:
