@@ -97,7 +97,7 @@ $(VENV)/.kernels: | $(VENV)/.made
 
 # Most of what is installed is never imported: compiling all of it would take half of the time.
 $(VENV)/.compiled: $(VENV)/.dev
-	$(PY) -c 'import holdfast.cli.main, holdfast.server.main, holdfast.server.ipc.engine_process'
+	$(PY) -c 'import holdfast.cli.main, holdfast.server.main, holdfast.server.ipc.host_main'
 	touch $@
 
 $(VENV)/.model: | $(VENV)/.made

@@ -1,6 +1,6 @@
 """Speed on a CPU beside another engine on the same weights, and the cost of one `holdfast generate`.
 
-    python benchmarks/cpu_peers.py --out docs                                    # beside Hugging Face generate
+    python benchmarks/cpu_peers.py --out docs/data                                    # beside Hugging Face generate
     python benchmarks/cpu_peers.py MODEL.gguf --peer llama.cpp --peer-dir DIR    # the GGUF file as it is
     python benchmarks/cpu_peers.py MODEL.gguf --peer llama.cpp --dtype bf16      # Holdfast dequantises it
 

@@ -38,7 +38,7 @@ import psutil
 from holdfast.engine.config import EngineConfig
 from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
-from holdfast.server.http.event_loop import run_event_loop
+from holdfast.server.main import run_event_loop
 from measure import Bench, percentiles
 from sleeping_engine import SleepingServer, StepTime
 

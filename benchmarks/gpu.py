@@ -1,9 +1,9 @@
 """What a user of a GPU gets: batches of requests through `LLM.generate`, in variants, and the first use.
 
-    python benchmarks/gpu.py --out docs
+    python benchmarks/gpu.py --out docs/data
     python benchmarks/gpu.py --only uniform,receipts,mixed     # some cells; a wrong name lists all
     python benchmarks/gpu.py --only start,uniform              # first use, and 1 to 257 requests at once
-    python benchmarks/gpu.py --show docs/bench-gpu.json        # the tables again, as Markdown
+    python benchmarks/gpu.py --show docs/data/bench-gpu.json   # the tables again, as Markdown
 
 A cell is a batch of requests. It runs in its variants right after each other, because GPUs of one kind differ:
 compare ratios, not tok/s. Engines are new processes (`engines.py`) in which nothing is prepared, and the

@@ -1,6 +1,6 @@
 """Which GEMMs of which models are one bit class over all batch sizes, their split-K, and its cost.
 
-    python benchmarks/gpu_certificate.py --out docs
+    python benchmarks/gpu_certificate.py --out docs/data
 
 No model is loaded: every GEMM has random weights of its shape. The choice is the one an engine makes at
 start-up.

@@ -1,7 +1,7 @@
 """Where the time of a decode step and of a long prompt goes on a GPU: kernels by kind, host gaps, and the
 memory floor.
 
-    python benchmarks/gpu_step.py --model llama-3.1-8b --out docs
+    python benchmarks/gpu_step.py --model llama-3.1-8b --out docs/data
 
 The step time is measured without a profiler, which would stretch the gaps. Kernel times come from a
 profile of some further steps. Busy time is the union of all kernels: time in which two of them

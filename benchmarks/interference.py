@@ -1,6 +1,6 @@
 """What deterministic requests cost ordinary ones: latencies of ordinary streams with and without them.
 
-    python benchmarks/interference.py --rounds 4 --seconds 20 --out docs
+    python benchmarks/interference.py --rounds 4 --seconds 20 --out docs/data
 
 The number of streams is always the same. In every second round a quarter of them is deterministic. Rounds
 alternate on one server and swap their order, so that a machine that gets slower or faster favours neither. Exits

@@ -39,7 +39,7 @@ from holdfast.receipts.signing import SigningKey
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.server.config import ServerConfig
-from holdfast.server.ipc.engine_process import SWITCH_SECONDS, ignore_signals, serve
+from holdfast.server.ipc.host_main import SWITCH_SECONDS, ignore_signals, serve
 from holdfast.server.main import run
 from holdfast.text.tokenizer import Tokenizer
 from holdfast.worker.device import cpu_name

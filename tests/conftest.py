@@ -5,11 +5,14 @@ of the machine's time. Which thread computes what, and so every bit, stays as it
 """
 
 import gc
+import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,34 +42,12 @@ else:  # a busy machine is no finding
 
 END_OF_CERTIFICATE = "-----END CERTIFICATE-----"
 
-# These take longest. Begun first, none of them is what everybody waits for in the end.
-LONG_FILES = (
-    "server/test_fuzz.py",  # and with it all files that share servers
-    "server/inspector/test_inspector_page.py",
-    "training/test_learns.py",
-    "determinism/test_default_model.py",
-    "protocol/test_schedules.py",
-    "protocol/test_thinking_schedules.py",
-    "determinism/test_feature_matrix.py",
-    "determinism/test_thinking_stress.py",
-    "adversary/test_hostile_settings.py",
-    "adversary/test_wrong_certificates.py",
-    "thinking/test_engine_parity.py",
-    "thinking/test_thinking_bits.py",
-    "cli/test_replay_command.py",
-    "parity/test_smollm2_parity.py",
-    "determinism/test_processes.py",
-    "determinism/test_stress.py",
-    "cli/test_bench_command.py",
-    "server/test_faults.py",
-    "engine/test_revocation.py",
-    "parity/test_safetensors_parity.py",
-    "server/test_openai_client.py",
-)
+# Seconds of each file that takes more than one. `HOLDFAST_RECORD_DURATIONS=1 make test` measures them.
+DURATIONS = HERE / "durations.json"
 
-
-# Files that use one of these servers run in one worker, so that each is started once.
+# Files that use one of these servers run in one worker, so that each is started once. So do those that load transformers.
 SHARED_SERVERS = re.compile(r"\b(tiny|deterministic|tools|thinking)_server\b")
+PARITY = "tests/parity/"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,27 +55,53 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Among several workers, long files come first; alone, the order is the tree's."""
+    """Among several workers, begin what takes longest first; alone, keep the order of the tree.
+
+    So nobody waits for a long file in the end.
+    """
     if hasattr(config, "workerinput"):
-        first = {HERE / name: place for place, name in enumerate(LONG_FILES)}
-        items.sort(key=lambda item: first.get(item.path, len(first)))
+        seconds: Counter[str] = Counter()
+        for file, of_file in json.loads(DURATIONS.read_text()).items():
+            seconds[_scope(file)] += of_file
+        items.sort(key=lambda item: -seconds[_scope(_file(item.nodeid))])
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Record how long the files of this run took, if `HOLDFAST_RECORD_DURATIONS` is set."""
+    if "HOLDFAST_RECORD_DURATIONS" not in os.environ:
+        return
+    measured: Counter[str] = Counter()
+    for one in chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(one, pytest.TestReport):
+            measured[_file(one.nodeid)] += one.duration
+    known = json.loads(DURATIONS.read_text()) | {file: round(seconds) for file, seconds in measured.items()}
+    kept = {file: known[file] for file in sorted(known) if known[file] > 1 and (HERE.parent / file).exists()}
+    DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under `--dist loadfile`, one worker for all files that share servers."""
+    """Under `--dist loadfile`, run all files of a scope in one worker."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _scope(str(super()._split_scope(nodeid)))
+            return _scope(_file(nodeid))
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
 @cache
 def _scope(file: str) -> str:
-    return "servers" if SHARED_SERVERS.search((HERE.parent / file).read_text()) else file
+    """Return what runs in one worker: the file, or a name for several of them."""
+    if file.startswith(PARITY):
+        return PARITY
+    path = HERE.parent / file
+    return "servers" if path.exists() and SHARED_SERVERS.search(path.read_text()) else file
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,17 +3,17 @@
     python benchmarks/thinking/eval.py general DIR    # 200 general prompts: thoughts, and the backbone's bits
     python benchmarks/thinking/eval.py rounds DIR     # prefill with predicted thoughts against chunk by chunk
     python benchmarks/thinking/eval.py cost DIR       # tokens with thinking, without, and of a plain folder
-    python benchmarks/thinking/eval.py plot RESULTS   # accuracy by length, of an eval-thinking.json
 
 DIR is a folder of `holdfast train thinking`, or `coin`, `smollm2-coin`. --device cuda for a GPU.
 """
 
 import argparse
+import copy
 import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
@@ -28,11 +28,9 @@ from holdfast.engine.llm import LLM
 from holdfast.models.adapter import is_adapter
 from holdfast.models.locate import locate
 from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE
+from holdfast.thinking.log import thought_logs
 from holdfast_thinking.data.samples import eval_prompts
-from holdfast_thinking.eval.accuracy import is_right
-from holdfast_thinking.eval.eval_set import EvalPrompt
-from holdfast_thinking.eval.model import EvalModel, OpenLLM, open_model, with_schedule
-from holdfast_thinking.eval.report import REPORT_FILE
+from holdfast_thinking.eval.model import EvalModel, EvalPrompt, OpenLLM
 from holdfast_thinking.tasks.filler import NAMES, SENTENCES
 from holdfast_thinking.tasks.parity import STATES
 
@@ -79,19 +77,20 @@ def measure_rounds(
     model: EvalModel, count: int = 12, most_tokens: int = 600, warm_ups: int = 2
 ) -> Iterator[Row]:
     """Time prefill with predicted thoughts against chunk by chunk, one request at a time."""
-    by_chunk = with_schedule(model.llm, max_guesses=0)
+    logs = thought_logs(model.llm.engine.scheduler.config.new_extension)
+    assert logs is not None
+    by_chunk = with_schedule(model.llm, new_extension=replace(logs, max_guesses=0))
     for density in ("rare", "few", "medium", "dense"):
         prompts = coin_texts(model, density, count + warm_ups, most_tokens)
         timed = [
-            [model.time(each, model.params(each.max_tokens), llm) for llm in (model.llm, by_chunk)]
-            for each in prompts
+            [_timed(llm, each, model.params(each)) for llm in (model.llm, by_chunk)] for each in prompts
         ][warm_ups:]
         own, other = ([result for _, result in each] for each in zip(*timed, strict=True))
         ms = [1000 * median(seconds for seconds, _ in each) for each in zip(*timed, strict=True)]
         yield {
             "density": density,
             "prompt_tokens": fmean(len(each.token_ids) for each in prompts[warm_ups:]),
-            "chunks": fmean(len(each.token_ids) // model.eval_set.chunk for each in prompts[warm_ups:]),
+            "chunks": fmean(len(each.token_ids) // model.chunk for each in prompts[warm_ups:]),
             "thoughts": fmean(sum(bool(thought.token_ids) for thought in each.thoughts) for each in own),
             "rounds": fmean(each.stats.prefill_passes for each in own),
             "rounds_by_chunk": fmean(each.stats.prefill_passes for each in other),
@@ -101,8 +100,23 @@ def measure_rounds(
                 (a.token_ids, a.thoughts) == (b.token_ids, b.thoughts)
                 for a, b in zip(own, other, strict=True)
             ),
-            "right": sum(is_right(model, *each) for each in zip(prompts[warm_ups:], own, strict=True)),
+            "right": sum(model.is_right(*each) for each in zip(prompts[warm_ups:], own, strict=True)),
         }
+
+
+def with_schedule(llm: LLM, **changes: Any) -> LLM:
+    """Return the same engine with other scheduler settings. Only one of the two may run at a time."""
+    assert not llm.engine.scheduler.config.prefix_cache, "the two write to the same pages"
+    twin = copy.copy(llm)
+    twin.engine = llm.engine.restarted(replace(llm.engine.scheduler.config, **changes))
+    return twin
+
+
+def _timed(llm: LLM, prompt: EvalPrompt, params: SamplingParams) -> tuple[float, Result]:
+    """Return the seconds of one request alone, and its result."""
+    started = time.perf_counter()
+    (result,) = llm.generate([prompt.token_ids], [params], use_tqdm=False, want_receipts=False)
+    return time.perf_counter() - started, result
 
 
 def coin_texts(model: EvalModel, density: str, count: int, most_tokens: int) -> list[EvalPrompt]:
@@ -112,7 +126,7 @@ def coin_texts(model: EvalModel, density: str, count: int, most_tokens: int) -> 
 
 
 def _coin_text(model: EvalModel, gap: int | None, rng: np.random.Generator, most_tokens: int) -> EvalPrompt:
-    encode = model.eval_set.tokenizer.encode
+    encode = model.tokenizer.encode
     state = int(rng.integers(2))
     asked = list(encode(" What's the state? A:", add_special_tokens=False).ids)
     ids = list(encode(f"A coin's state is {STATES[state]}.", add_special_tokens=False).ids)
@@ -147,8 +161,8 @@ def measure_cost(
     with plain_copy(model.folder) as folder:
         own = with_schedule(model.llm, speculation="off")
         plain = with_schedule(open_llm(folder), speculation="off")
-        params = model.params(1 + answer, ignore_eos=True)
-        silent = model.params(1 + answer, ignore_eos=True, think=False)
+        params = SamplingParams(max_tokens=1 + answer, temperature=0.0, deterministic=True, ignore_eos=True)
+        silent = replace(params, think=False)
         variants = dict(zip(VARIANTS, ((own, params), (own, silent), (plain, params)), strict=True))
         for texts, density in (("trivial", "none"), ("thought-rich", "dense")):
             for number in streams:
@@ -156,8 +170,8 @@ def measure_cost(
                 tokens = sum(len(each.token_ids) for each in prompts)
                 timed: dict[str, list[_Timing]] = {name: [] for name in VARIANTS}
                 for _ in range(rounds):
-                    for name, (llm, asked) in variants.items():
-                        timed[name].append(_time(llm.engine, prompts, asked))
+                    for name, (llm, chosen) in variants.items():
+                        timed[name].append(_time(llm.engine, prompts, chosen))
                 for name in VARIANTS:
                     yield {
                         "variant": name,
@@ -213,47 +227,20 @@ def _time(engine: Engine, prompts: Sequence[EvalPrompt], params: SamplingParams)
     return _Timing(prefill, answered / num_later, num_thoughts / len(requests))
 
 
-def plot_accuracy(results: Path) -> Path:
-    """Draw accuracy by number of events, a panel for each task, beside an eval-thinking.json."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    cells = [each for each in json.loads((results / REPORT_FILE).read_text())["accuracy"] if each["events"]]
-    tasks = list(dict.fromkeys(each["task"] for each in cells))
-    figure = Figure(figsize=(4.8 * len(tasks) + 0.6, 3.6), dpi=150)
-    FigureCanvasAgg(figure)
-    for panel, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        for model in dict.fromkeys(each["model"] for each in cells):
-            own = [each for each in cells if (each["model"], each["task"]) == (model, task)]
-            panel.plot(
-                [each["events"] for each in own], [each["accuracy"] for each in own], "o-", label=model
-            )
-        panel.set(title=task, xlabel="events", ylabel="right answers", ylim=(-0.02, 1.02))
-        panel.grid(alpha=0.25)
-        panel.legend(fontsize=8, frameon=False)
-    figure.tight_layout()
-    path = results / "accuracy.png"
-    figure.savefig(path, format="png")
-    return path
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("general", "rounds", "cost", "plot"))
+    parser.add_argument("what", choices=("general", "rounds", "cost"))
     parser.add_argument("folder")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    if options.what == "plot":
-        print(plot_accuracy(Path(options.folder)))
-        return
 
     def open_llm(folder: Path) -> LLM:
         return LLM(str(folder), device=options.device, max_model_len=2048, prefix_cache=False)
 
     found = locate(options.folder)
-    model = open_model(options.folder, found.adapter or found.path, open_llm, ("parity",), 1, True)
+    model = EvalModel(options.folder, found.adapter or found.path, open_llm, ("parity",), 1, True)
     rows: Iterator[Row]
     if options.what == "general":
         rows = iter((measure_general(model, open_llm),))

@@ -14,12 +14,13 @@ with three words, so that there are chunks for them before the number.
     python benchmarks/thinking/gsm8k.py train.jsonl gsm8k_train.jsonl    # for the task jsonl:FILE
 """
 
+import json
 import re
 import sys
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.jsonl import read_texts, write_thoughts
+from holdfast_thinking.data.jsonl import write_thoughts
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
 
 _CALCULATION = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
@@ -43,18 +44,17 @@ _WORDS = re.compile(r"[a-z]+|%")
 def read_gsm8k(path: Path) -> list[TextExample]:
     """All questions of a file."""
     examples = []
-    for line_number, fields in read_texts(path, "question", "answer"):
-        question, answer = fields["question"], fields["answer"]
-        final = _FINAL.search(answer)
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            fields = json.loads(line)
+            question, answer = fields["question"], fields["answer"]
+            final, steps = _FINAL.search(answer), _steps(question, answer)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number}: expected question and answer: {error!r}") from error
         if final is None:
-            raise ConfigError(f"{path}, line {line_number}: the answer does not end with ####")
-        examples.append(
-            TextExample(
-                f"{question}{_INSTRUCTION}{QUESTION_END}",
-                f" The answer is {final[1]}.",
-                _steps(question, answer),
-            )
-        )
+            raise ConfigError(f"{path}, line {number}: the answer does not end with ####")
+        prompt = f"{question}{_INSTRUCTION}{QUESTION_END}"
+        examples.append(TextExample(prompt, f" The answer is {final[1]}.", steps))
     return examples
 
 

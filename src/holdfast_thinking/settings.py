@@ -6,9 +6,11 @@ Those that are declared with `option` are options of `holdfast train thinking`; 
 # ruff: noqa: RUF009  (option() makes a dataclass field)
 
 import math
+import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
+from importlib import resources
 from typing import Any, Literal, get_type_hints
 
 import msgspec
@@ -22,6 +24,8 @@ from holdfast_thinking.data.text_examples import AnswerForm
 ThoughtContent = Literal["changed", "all", "worked"]
 _LARGEST_BATCH = 1 << 16
 _LARGEST_PAGE = 64  # tokens of a KV page on a GPU; 16 on a CPU
+_ONE_OR_MORE = ("max_events", "chunk", "max_thought", "l_in", "steps", "batch", "accumulate", "eval_texts")
+_ABOVE_ZERO = ("learning_rate", "block_rate", "clip", "minutes")
 
 
 @dataclass(frozen=True)
@@ -123,143 +127,56 @@ class TrainingSettings:
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the exported weights
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_events",
-            "chunk",
-            "max_thought",
-            "l_in",
-            "steps",
-            "batch",
-            "accumulate",
-            "eval_texts",
-        ):
+        for name in _ONE_OR_MORE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        if _LARGEST_PAGE % self.chunk:
-            raise ConfigError(
-                f"chunk is {self.chunk}; it must divide a KV page to be served: 1, 2, 4, 8 or 16, on a GPU also 32 or 64"
-            )
-        for name in ("learning_rate", "block_rate", "clip", "minutes"):
+        for name in _ABOVE_ZERO:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}; it must be a number above 0")
-        if self.batch > _LARGEST_BATCH:
-            raise ConfigError(f"batch is {self.batch}; at most {_LARGEST_BATCH} texts are possible")
-        if not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"seed is {self.seed}; it must be from 0 to 2^63 - 1")
-        if not self.tasks:
-            raise ConfigError(f"no task to train; name one: {known_tasks()}")
-        if self.adapter and (self.backbone is None or self.form != "thinking"):
-            raise ConfigError("an adapter has the form thinking and needs a backbone, which stays as it is")
-        if self.adapter and self.window is not None:
-            raise ConfigError("an adapter leaves its backbone as it is and has no window of its own")
-        if self.chat and self.backbone is None:
-            raise ConfigError("chat needs a backbone with a chat template")
-        if not 0 <= self.follow_ups <= 1:
-            raise ConfigError(f"follow_ups is {self.follow_ups}; expected a share from 0 to 1")
-        if self.follow_ups and not self.chat:
-            raise ConfigError(
-                "follow_ups are messages of a chat; they need chat, and a backbone with a template"
-            )
-        if self.shares and (len(self.shares) != len(self.tasks) or min(self.shares) < 1):
-            raise ConfigError(f"shares are {self.shares}; expected {len(self.tasks)} numbers of 1 or more")
-        if self.accumulate > self.batch:
-            raise ConfigError(f"a batch of {self.batch} texts cannot have {self.accumulate} passes")
+        for is_wrong, said in (
+            (
+                _LARGEST_PAGE % self.chunk,
+                f"chunk is {self.chunk}; it must divide a KV page to be served: 1, 2, 4, 8 or 16, on a GPU also 32 or 64",
+            ),
+            (
+                self.batch > _LARGEST_BATCH,
+                f"batch is {self.batch}; at most {_LARGEST_BATCH} texts are possible",
+            ),
+            (not 0 <= self.seed < 1 << 63, f"seed is {self.seed}; it must be from 0 to 2^63 - 1"),
+            (not self.tasks, f"no task to train; name one: {known_tasks()}"),
+            (
+                self.adapter and (self.backbone is None or self.form != "thinking"),
+                "an adapter has the form thinking and needs a backbone, which stays as it is",
+            ),
+            (
+                self.adapter and self.window is not None,
+                "an adapter leaves its backbone as it is and has no window of its own",
+            ),
+            (self.chat and self.backbone is None, "chat needs a backbone with a chat template"),
+            (
+                not 0 <= self.follow_ups <= 1,
+                f"follow_ups is {self.follow_ups}; expected a share from 0 to 1",
+            ),
+            (
+                self.follow_ups and not self.chat,
+                "follow_ups are messages of a chat; they need chat, and a backbone with a template",
+            ),
+            (
+                self.shares and (len(self.shares) != len(self.tasks) or min(self.shares) < 1),
+                f"shares are {self.shares}; expected {len(self.tasks)} numbers of 1 or more",
+            ),
+            (
+                self.accumulate > self.batch,
+                f"a batch of {self.batch} texts cannot have {self.accumulate} passes",
+            ),
+        ):
+            if is_wrong:
+                raise ConfigError(said)
 
     @property
     def eval_lengths(self) -> tuple[int, ...]:
         return self.eval_events or (self.max_events, 2 * self.max_events)
-
-
-PRESETS = {
-    # The built-in model: coins and variables, in fixed and in free wording, a few million parameters, a
-    # sliding window for unseen lengths. What it knows is in the state it carries, not in the window.
-    "coin": TrainingSettings(
-        tasks=("parity", "variables", "coin-talk", "variable-talk", "outside"),
-        shares=(2, 4, 8, 6, 2),
-        max_events=40,
-        size=SIZES["coin"],
-        chunk=4,
-        max_thought=12,
-        carry=True,
-        variables_thought="worked",
-        steps=6000,
-        batch=220,
-        learning_rate=1e-3,
-        warmup=200,
-        # Most thoughts are trivial, so the mean loss of thoughts is small against that of answers.
-        weights=LossWeights(thought=4.0),
-        eval_every=1000,
-        save_every=1000,
-        dtype="bfloat16",
-    ),
-    # A pretrained language model: all tasks in chat form, backbone and blocks.
-    "backbone": TrainingSettings(
-        tasks=("coin-talk", "variable-talk"),
-        backbone="smollm2",
-        chat=True,
-        window=None,
-        max_events=12,
-        chunk=8,
-        max_thought=24,
-        thought_delay=3,
-        context=2048,
-        steps=3000,
-        batch=96,
-        accumulate=2,
-        learning_rate=4e-4,
-        block_rate=2.5,
-        weight_decay=0.01,
-        weights=LossWeights(thought=2.0),
-        eval_every=500,
-        eval_texts=64,
-        save_every=1000,
-        dtype="bfloat16",
-    ),
-    # The built-in adapter: T and C for the default model, trained on coins and on the model's own answers.
-    # T reads its last thought in hidden states, which are still small after 16 layers.
-    "smollm2-coin": TrainingSettings(
-        tasks=("coin-talk", f"chat:{GENERAL_FILE}"),
-        shares=(1, 1),
-        backbone="smollm2",
-        adapter=True,
-        chat=True,
-        follow_ups=0.5,
-        thinks_answer=True,
-        window=None,
-        max_events=12,
-        chunk=4,
-        carry=True,
-        l_in=16,
-        l_out=16,
-        max_thought=32,
-        context=2048,
-        steps=10000,
-        batch=96,
-        accumulate=2,
-        learning_rate=6e-4,
-        block_rate=2.5,
-        weight_decay=0.01,
-        weights=LossWeights(thought=2.0),
-        eval_every=0,
-        eval_texts=64,
-        save_every=1000,
-        dtype="bfloat16",
-    ),
-    # Learns parity of one to four events on a laptop in about a minute.
-    "short": TrainingSettings(
-        max_events=4,
-        long_texts=False,
-        size=SIZES["tiny"],
-        steps=200,
-        batch=64,
-        accumulate=2,
-        learning_rate=3e-3,
-        warmup=30,
-        eval_every=100,
-        eval_texts=64,
-    ),
-}
 
 
 def read_changes(texts: Iterable[str], weights: LossWeights) -> dict[str, Any]:
@@ -309,8 +226,18 @@ def settings_from_json(fields: dict[str, Any]) -> TrainingSettings:
         raise ConfigError(
             f"another version of Holdfast saved this run: it does not have the setting {missing[0]}"
         )
-    plain: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
-    plain |= {"size": BackboneSize(**fields["size"]), "weights": LossWeights(**fields["weights"])}
-    return TrainingSettings(**plain)
+    settings: TrainingSettings = msgspec.convert(fields, TrainingSettings)
+    return settings
+
+
+def _read_presets() -> dict[str, TrainingSettings]:
+    text = resources.files("holdfast_thinking").joinpath("presets.toml").read_text(encoding="utf-8")
+    presets = {}
+    for name, fields in tomllib.loads(text).items():
+        size = {"size": asdict(SIZES[fields["size"]])} if "size" in fields else {}
+        window = {"window": fields["window"] or None} if "window" in fields else {}
+        presets[name] = msgspec.convert(fields | size | window, TrainingSettings)
+    return presets
+
+
+PRESETS = _read_presets()

@@ -85,6 +85,11 @@ def test_rows_are_written_and_shown_again(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "again.json").read_text()) == json.loads(recording.read_text())
 
 
+def test_tables_of_the_documentation_are_those_of_their_data() -> None:
+    codes, _ = run_scripts(("figures", "--check"))
+    assert codes == [0]
+
+
 @pytest.mark.long
 def test_cells_of_a_tiny_model_are_certified(tmp_path: Path) -> None:
     names = "uniform-8,prefill-8,mixed,json,verify-32"

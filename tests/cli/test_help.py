@@ -1,114 +1,61 @@
-"""--help and --version: fast, without torch, and complete."""
+"""--help and --version: fast, without torch, and complete. What the documentation names exists."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from holdfast.cli.main import app
+from holdfast.core.options import option_fields
+from holdfast.engine.config import EngineConfig
+from holdfast.ray.config import ReplicasConfig
+from holdfast.server.config import ServerConfig
 from holdfast.version import __version__
+from scripts.option_reference import BEGIN, options_reference, update
 
-COMMANDS = {
-    ("generate",): [
-        *(
-            "--model",
-            "--temperature",
-            "--seed",
-            "--deterministic",
-            "--json",
-            "--kernels",
-            "--device",
-            "--load-format",
-            "--n ",
-            "--bad-word",
-        ),
-        *(
-            "--repetition-penalty",
-            "--frequency-penalty",
-            "--presence-penalty",
-            "--logit-bias",
-            "--bad-token-id",
-        ),
-        *("--allowed-token-id", "--prompt-logprobs", "--echo", "--receipt", "--no-prompt-in-receipt"),
-        *("--json-schema", "--json-object", "--regex", "--choice", "--lark", "--speculation"),
-        *("--spot-check-rate", "--no-prefix-cache", "--thoughts", "--no-think"),
-    ],
-    ("chat",): [
-        "--no-thoughts",
-        "--no-think",
-        "--url",
-        "--api-key",
-        "--system",
-        "--deterministic",
-        "--repetition-penalty",
-        "--speculation",
-        "--spot-check-rate",
-    ],
-    ("score",): ["[prompt]", "[completion]", "--prompt-ids", "--completion-ids", "--file", "--ordinary"],
-    ("certify",): ["--fresh", "--json", "--shapes", "--device"],
-    ("replay",): ["--force", "--against", "--load", "--prompt-ids", "--json", "--num-threads"],
-    ("continue",): ["--max-tokens", "--force", "--receipt", "--prompt-ids", "--json", "--num-threads"],
-    ("models",): ["--json", "built-in ones"],
-    ("receipt", "redact"): ["--keep-salt"],
-    ("doctor",): ["default model", "fingerprint"],
-    ("serve",): [
-        *(
-            "--host",
-            "--port",
-            "--api-key",
-            "--served-model-name",
-            "--chat-template",
-            "--config",
-            "--inspector",
-        ),
-        *("--dtype", "--max-model-len", "--max-num-seqs", "--kv-memory"),
-        *("--determinism", "--max-body-bytes", "--max-waiting", "--request-timeout", "--drain-timeout"),
-        *("--log-format", "--log-level", "--otlp-endpoint", "HOLDFAST_MODEL", "HOLDFAST_API_KEY"),
-        *("\nServer:\n", "\nLimits:\n", "\nEngine:\n", "\nLogs:\n", "HOLDFAST_KV_MEMORY"),
-    ],
-    ("bench",): ["demo", "determinism", "serve", "speed"],
-    ("bench", "speed"): ["--rounds", "--num-threads", "--device"],
-    ("bench", "serve"): ["--url", "--clients", "--seconds", "--prompts", "--max-num-seqs"],
-    ("bench", "determinism"): ["--runs"],
-    ("bench", "demo"): ["forced rollbacks", "--kernels"],
-    ("train",): ["thinking"],
-    ("train", "thinking"): ["--out", "--preset", "--task", "--form", "--set"],
-    ("eval",): ["thinking"],
-    ("eval", "thinking"): [
-        *("--baseline", "--task", "--events", "--count", "--seed", "--ablate", "--latency"),
-        *("--out", "--device", "--max-num-seqs"),
-    ],
-}
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+COMMAND_LINE = re.compile(r"\bholdfast ([^\n`|#]*)")
+OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+PROGRAM = get_command(app)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_of_every_command(holdfast, command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    result = holdfast(*command, "--help")
-    assert result.exit_code == 0
-    for word in COMMANDS[command]:
-        assert word in result.stdout
+def _find(words):
+    """The command that these words name, and the words after its name."""
+    command = PROGRAM
+    while words and hasattr(command, "get_command"):
+        found = command.get_command(None, words[0].strip(",.;:)"))
+        if found is None:
+            break
+        command, words = found, words[1:]
+    return command, words
 
 
-def test_help_names_every_command(holdfast):
-    result = holdfast("--help")
-    for name in (
-        "serve",
-        "generate",
-        "chat",
-        "score",
-        "certify",
-        "replay",
-        "continue",
-        "models",
-        "doctor",
-        "receipt",
-        "bench",
-        "train",
-        "eval",
-    ):
-        assert f" {name} " in result.stdout
+def _options(command):
+    return {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+
+
+def test_documented_commands_and_options_exist():
+    lines = [
+        (page.name, line)
+        for page in PAGES
+        for line in COMMAND_LINE.findall(page.read_text(encoding="utf-8").replace("\\\n", " "))
+    ]
+    named, given, missing = set(), 0, []
+    for page, line in lines:
+        command, rest = _find(line.split())
+        if command is not PROGRAM:
+            named.add(line.split()[0])  # a group too
+            options = OPTION.findall(" ".join(rest))
+            given += len(options)
+            missing += [
+                (page, line, one) for one in options if one not in _options(command) | {"-h", "--help"}
+            ]
+    assert missing == []
+    assert given > 80 and set(PROGRAM.list_commands(None)) <= named
 
 
 def _all_commands(command, path=()):
@@ -118,9 +65,9 @@ def _all_commands(command, path=()):
 
 
 def test_help_is_readable_in_80_columns(holdfast, monkeypatch):
-    """No line is longer, and no name of an option or of a choice is cut off."""
+    """Every command's help has every option. No line is longer, and no name is cut off."""
     monkeypatch.setenv("COLUMNS", "80")
-    for path, command in _all_commands(get_command(app)):
+    for path, command in _all_commands(PROGRAM):
         text = holdfast(*path, "--help").stdout
         assert max(map(len, text.splitlines())) <= 80, path
         assert "…" not in text, path
@@ -152,3 +99,21 @@ def test_help_does_not_import_torch():
 
 def test_unknown_command_is_a_usage_error(holdfast):
     assert holdfast("sing").exit_code == 2
+
+
+def test_operations_page_has_the_current_options():
+    page = ROOT / "docs" / "operations.md"
+    text = page.read_text(encoding="utf-8")
+    assert text == update(text), f"run: python scripts/option_reference.py {page}"
+
+
+def test_reference_has_every_option():
+    reference = options_reference()
+    for one in (*option_fields(EngineConfig), *option_fields(ServerConfig), *option_fields(ReplicasConfig)):
+        assert f"{one.name.replace('_', '-')}`" in reference
+        assert one.option.help in reference
+
+
+def test_page_without_marks_is_refused():
+    with pytest.raises(ValueError, match="marks"):
+        update(f"a page {BEGIN}")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.cli import inventory
+from holdfast.cli.commands import models as command
 from holdfast.cli.options import engine as o
 from holdfast.errors import ConfigError
 from holdfast.models.locate import locate
@@ -27,7 +27,7 @@ def cache(tmp_path, monkeypatch):
     _snapshot(folder, "models--org--empty").mkdir()
     _snapshot(folder, "datasets--org--data").mkdir()
     (folder / "notes.txt").write_text("not a repository")
-    monkeypatch.setattr(inventory, "cache_folder", lambda: folder)
+    monkeypatch.setattr(command, "cache_folder", lambda: folder)
     return folder
 
 
@@ -67,7 +67,7 @@ def test_models_are_listed_as_text(holdfast, cache):
 
 
 def test_missing_cache_and_missing_default_model_are_no_errors(holdfast, tmp_path, monkeypatch):
-    monkeypatch.setattr(inventory, "cache_folder", lambda: tmp_path / "missing")
+    monkeypatch.setattr(command, "cache_folder", lambda: tmp_path / "missing")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = holdfast("models")
     assert result.exit_code == 0
@@ -81,14 +81,14 @@ def test_several_gguf_files_are_listed_by_path(tmp_path):
         file.write_bytes(b"GGUF" + bytes(40))
     revision = SimpleNamespace(last_modified=0, snapshot_path=tmp_path)
     repo = SimpleNamespace(revisions=[revision], repo_id="org/name")
-    found = list(inventory._in_repo(repo))
+    found = list(command._in_repo(repo))
     assert [one.name for one in found] == [str(file) for file in files]
     assert all("GGUF" in one.reason for one in found)
 
 
 def test_format_of_a_gguf_file_is_its_dtype():
     path = locate(None).path
-    assert inventory._describe("smollm2", "builtin", path).dtype == "Q4_1"
+    assert command._describe("smollm2", "builtin", path).dtype == "Q4_1"
 
 
 def test_built_in_models_say_what_to_expect(tmp_path):

@@ -92,7 +92,7 @@ def test_wrong_train_options_are_refused(holdfast, tmp_path: Path):
         (["--set", "warmup"], "expected FIELD=VALUE"),
         (["--set", "warmup=warm"], "warmup is 'warm'"),
         (["--set", "weights.all=1"], "weights.answer"),
-        (["--form", "loud"], "form is 'loud'"),
+        (["--form", "loud"], "'loud' is not one of"),
         (["--task", "own.py:Own"], "own.py cannot be read"),
         (["--preset", "gold"], "--preset"),
         (["--resume"], "no run to resume"),

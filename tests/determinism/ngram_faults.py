@@ -37,7 +37,7 @@ def inject_ngram_faults(
         look_up(seq, most)
         start, request = seq.tokens.num_output, seq.request
         room = min(most, rng.randint(1, MAX_CANDIDATES), request.params.max_tokens - start - 1)
-        found = list(known.get((request.prompt_ids, request.seed), ())[start : start + max(0, room)])
+        found = list(known.get((request.prompt_ids, seq.sampling.seed), ())[start : start + max(0, room)])
         found = [rng.randrange(vocab_size) if rng.random() < chance else token_id for token_id in found]
         found += [rng.randrange(vocab_size) for _ in range(room - len(found))]
         added = len(found) - seq.tokens.drop_candidates()

@@ -16,7 +16,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
-from support.thinking_engines import change_thinking, draw_prompt, greedy, open_thinker
+from support.thinking_engines import change_thinking, draw_prompt, greedy, open_thinker, with_guesses
 from support.thinking_models import thinker_folder
 
 PROMPT = draw_prompt(random.Random(5), 37, 290)
@@ -95,7 +95,8 @@ def test_preemption_and_faults_do_not_change_the_result(engine: Engine, mode: De
         background = tuple(
             BackgroundRequest((at + 3,) * (8 + (at + number) % 8), growing, 0) for at in range(5)
         )
-        how = replace(engine.scheduler.config, determinism=mode, max_guesses=(0, 3, 99)[number % 3])
+        usual = with_guesses(engine.scheduler.config, (0, 3, 99)[number % 3])
+        how = replace(usual, determinism=mode)
         load = StressLoad(
             background, 2 + number % 3, 0, how, 10 + number % 4, fault_rate=0.5 if number % 2 else 0.0
         )

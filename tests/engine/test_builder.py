@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from holdfast.engine import builder as build
 from holdfast.engine.config import EngineConfig, default_gpu_kv_bytes
 from holdfast.engine.llm import LLM
 from holdfast.errors import ConfigError, ModelError
-from holdfast.numerics.code_versions import versions
 from holdfast.numerics.select_backend import open_backend, uses_triton
 from holdfast.numerics.settings import NumericSettings
 from holdfast.scheduler.policy import SchedulerConfig
@@ -310,23 +308,3 @@ def test_memory_that_runs_out_while_building_is_explained(
     monkeypatch.setattr(build, "load_decoder", load)
     with pytest.raises(ConfigError, match=r"ran out of memory .* GiB in float32.* lower kv_memory"):
         build.build(EngineConfig(str(tiny_llama), device="cpu", dtype="float32"))
-
-
-def test_sources_are_digested_in_the_thread_that_builds(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python 3.11 cannot parse sources in two threads at once."""
-    digest, threads = versions.cached_digest, set()
-
-    def seen(*given: Any) -> str:
-        threads.add(threading.current_thread())
-        return digest(*given)
-
-    for other in threading.enumerate():
-        if other.name == "holdfast-fingerprint":  # of an engine of another test
-            other.join()
-    monkeypatch.setattr(versions, "cached_digest", seen)
-    versions.code_version.cache_clear()
-    engine = LLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64, max_num_seqs=8).engine
-    assert engine.fingerprint.parts["code"]
-    assert threads == {threading.current_thread()}

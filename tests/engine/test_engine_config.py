@@ -8,7 +8,8 @@ import msgspec
 import pytest
 import torch
 
-from holdfast.core.sampling_params import RequestDefaults, SamplingParams
+from holdfast.core.request import RequestDefaults
+from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig, parse_bytes
 from holdfast.engine.llm import LLM
 from holdfast.errors import ConfigError
@@ -124,8 +125,8 @@ def test_request_defaults(config: dict[str, Any], deterministic: bool, seed: int
 
 def test_request_overrides_the_defaults() -> None:
     defaults = RequestDefaults(deterministic=True, seed=3)
-    assert defaults.apply(SamplingParams()).deterministic is True
-    assert defaults.apply(SamplingParams(deterministic=False)).deterministic is False
+    assert defaults.decide(SamplingParams(), 1, 8).deterministic is True
+    assert defaults.decide(SamplingParams(deterministic=False), 1, 8).deterministic is False
     assert defaults.seed_of(SamplingParams()) == 3 and defaults.seed_of(SamplingParams(seed=0)) == 0
     random = RequestDefaults(deterministic=True)
     assert random.seed_of(SamplingParams(temperature=0)) == 0

@@ -95,11 +95,11 @@ def test_bad_words_are_also_spelled_after_a_space(words: list[str], spelled: lis
 def test_max_tokens_none_is_the_rest_of_the_context(llm: LLM) -> None:
     rest: Any = None
     params = SamplingParams(max_tokens=rest, temperature=0, ignore_eos=True, deterministic=True)
-    assert llm.engine.prepare([5] * 500, replace(params, seed=7)).params.max_tokens == 12
+    assert llm.engine.prepare([5] * 500, replace(params, seed=7)).request.params.max_tokens == 12
     result = llm.generate([[5] * 500], params)[0]
     assert len(result.token_ids) == 12 and result.finish_reason == "length"
     assert result.receipt is not None and result.receipt["settings"]["max_tokens"] == 12
     with pytest.raises(PromptTooLong, match="512 tokens and max_tokens is 1"):
         llm.engine.prepare([5] * 512, params)
     copied = pickle.loads(pickle.dumps(params))
-    assert llm.engine.prepare([5] * 3, copied).params.max_tokens == 509
+    assert llm.engine.prepare([5] * 3, copied).request.params.max_tokens == 509

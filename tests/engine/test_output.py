@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.events import RequestEnded
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared, Request
 from holdfast.core.results import Delta, Result, Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampled, TokenLogprob
@@ -24,8 +24,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def make(tokenizer: Tokenizer, **params: object) -> ChoiceOutput:
-    request = Request(1, (5,), SamplingParams(**params), 0, frozenset({EOS}))  # type: ignore[arg-type]
-    return ChoiceOutput(request, Detokenizer(tokenizer, request.prompt_ids))
+    request = Request(1, (5,), SamplingParams(**params), 0)  # type: ignore[arg-type]
+    return ChoiceOutput(Prepared(request, frozenset({EOS})), 0, Detokenizer(tokenizer, request.prompt_ids))
 
 
 def feed(answer: ChoiceOutput, token_ids: list[int], sizes: list[int]) -> tuple[list[Delta], bool]:

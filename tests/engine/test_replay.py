@@ -69,7 +69,7 @@ def test_replay_of_a_score(auto_llm: LLM, verify_llm: LLM) -> None:
     num_prompt = len(engine.tokenizer.encode(PROMPT))
     assert receipt.prompt_logprobs.first == num_prompt and receipt.read_len is None
     again = replay(verify_llm, receipt)
-    assert again.same and again.num_logprobs == len(request.prompt_ids) - num_prompt
+    assert again.same and again.num_logprobs == len(request.request.prompt_ids) - num_prompt
 
 
 def test_replay_uses_the_reported_seed(auto_llm: LLM) -> None:

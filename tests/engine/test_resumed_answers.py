@@ -10,7 +10,7 @@ from holdfast import LLM
 from holdfast.bench.faults import FaultyProposer
 from holdfast.core.results import Delta, Result
 from holdfast.core.sampling_params import SamplingParams, StructuredOutput
-from holdfast.core.sent_answer import SentAnswer
+from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.engine import Engine
 from holdfast.engine.input_processor import Prompt
@@ -56,7 +56,7 @@ def params_of(kind: str, deterministic: bool) -> SamplingParams:
 def run(
     engine: Engine,
     params: SamplingParams,
-    sent: SentAnswer | None = None,
+    sent: tuple[SentChoice, ...] = (),
     stop_after: int | None = None,
     *,
     prompt: Prompt = PROMPT,
@@ -112,11 +112,11 @@ def merged(deltas: list[Delta], num_choices: int) -> list[tuple[Any, ...]]:
     return choices
 
 
-def record_of(deltas: list[Delta], params: SamplingParams) -> SentAnswer:
+def record_of(deltas: list[Delta], params: SamplingParams) -> tuple[SentChoice, ...]:
     record = SentRecord(params.n, keeps_logprobs=not params.deterministic)
     for delta in deltas:
         record.add(delta)
-    return record.answer(SEED)
+    return record.choices
 
 
 def check_resumes(
@@ -137,9 +137,7 @@ def check_resumes(
         sent: list[Delta] = []
         for num_more in (stop_after, rng.randrange(6), None):
             engine = fresh(engine)
-            more, result = run(
-                engine, params, record_of(sent, params) if sent else None, num_more, **settings
-            )
+            more, result = run(engine, params, record_of(sent, params) if sent else (), num_more, **settings)
             sent += more
             if result is not None:
                 break
@@ -277,7 +275,7 @@ def test_contradiction_ends_with_guarantee_lost(llm: LLM, change: str) -> None:
     params = params_of("sampled", deterministic=True)
     begun, _ = run(restarted(llm), params, stop_after=4)
     sent = record_of(begun, params)
-    choice = sent.choices[0]
+    choice = sent[0]
     ids, logprobs = list(choice.token_ids), list(choice.logprobs)
     if change == "token":
         ids[1] = (ids[1] + 1) % 300
@@ -285,7 +283,7 @@ def test_contradiction_ends_with_guarantee_lost(llm: LLM, change: str) -> None:
     forged = replace(choice, token_ids=tuple(ids), logprobs=tuple(logprobs))
     engine = restarted(llm)
     sizes = engine.scheduler.config.certified_sizes
-    rest, result = run(engine, params, SentAnswer(SEED, (forged,)))
+    rest, result = run(engine, params, (forged,))
     assert result is not None and result.error_code == GuaranteeLost.code
     assert not any(delta.token_ids for delta in rest), "nothing after the contradiction is sent"
     assert engine.revocation is None and engine.scheduler.config.certified_sizes == sizes
@@ -295,13 +293,13 @@ def test_invalid_record_is_refused(llm: LLM) -> None:
     params = params_of("sampled", deterministic=True)
     begun, _ = run(restarted(llm), params, stop_after=4)
     sent = record_of(begun, params)
-    choice = sent.choices[0]
+    choice = sent[0]
     bad = [
-        (SentAnswer(SEED, ()), "n is 1"),
-        (SentAnswer(SEED, (replace(choice, logprobs=()),)), "the logprob of each"),
-        (SentAnswer(SEED, (replace(choice, token_ids=(1 << 20,)),)), "not in the vocabulary"),
-        (SentAnswer(SEED, (replace(choice, finish_reason="stop"),)), "has ended"),
-        (SentAnswer(SEED, (replace(choice, token_ids=choice.token_ids * 20),)), "ask for more tokens"),
+        ((choice, choice), "n is 1"),
+        ((replace(choice, logprobs=()),), "the logprob of each"),
+        ((replace(choice, token_ids=(1 << 20,)),), "not in the vocabulary"),
+        ((replace(choice, finish_reason="stop"),), "has ended"),
+        ((replace(choice, token_ids=choice.token_ids * 20),), "ask for more tokens"),
     ]
     for record, message in bad:
         with pytest.raises(InvalidRequest, match=message):

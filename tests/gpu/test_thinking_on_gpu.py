@@ -10,6 +10,7 @@ from holdfast import SamplingParams
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from support.thinking_engines import with_guesses
 from support.thinking_models import thinker_folder
 from thinking.reference import open_reference
 
@@ -44,7 +45,8 @@ def test_answer_and_thoughts_are_the_same_alone_and_under_load(folder: Path) -> 
     company = [
         (prompt(20 + 9 * seed, seed), replace(PARAMS, deterministic=seed % 2 == 0)) for seed in range(2, 9)
     ]
-    for changes in ({}, {"determinism": "verify"}, {"max_guesses": 0}, {"prefix_cache": False}):
+    no_guesses = {"new_extension": with_guesses(engine.scheduler.config, 0).new_extension}
+    for changes in ({}, {"determinism": "verify"}, no_guesses, {"prefix_cache": False}):
         other = scheduled(engine, **changes)
         found = answers(other, [*company[:3], (asked, PARAMS), *company[3:]])[3]
         assert (outcome(found), found.thoughts) == expected, changes

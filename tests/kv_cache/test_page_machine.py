@@ -109,7 +109,7 @@ class PageMachine(RuleBasedStateMachine):
                     canonical_len=length if holder.canonical else 0,
                     page_table=holder.table,
                     tokens=holder.read,
-                    thoughts=None,
+                    extra=None,
                 )
                 holder.num_cached += 1
 

@@ -220,7 +220,7 @@ def lead(
 def publish(leader: tuple[PrefixCursor, PageTable], length: int, canonical_len: int | None = None) -> None:
     cursor, table = leader
     canonical_len = length if canonical_len is None else canonical_len
-    cursor.extend(length, canonical_len=canonical_len, page_table=table, tokens=ids, thoughts=None)
+    cursor.extend(length, canonical_len=canonical_len, page_table=table, tokens=ids, extra=None)
     cursor._prefix_cache.check()
 
 
@@ -350,28 +350,28 @@ def ids(start: int, stop: int) -> tuple[int, ...]:
     return IDS[start:stop]
 
 
-def thoughts(start: int, stop: int) -> tuple[tuple[int, ...], ...]:
-    return tuple((chunk,) for chunk in range(start // 2, stop // 2))
+def extra(start: int, stop: int) -> tuple[int, int]:
+    return start, stop
 
 
-def test_a_cursor_adds_full_pages_with_their_thoughts() -> None:
+def test_a_cursor_adds_full_pages_with_their_extra() -> None:
     pool = PagePool(8, 4)
     cache, table = PrefixCache(pool), PageTable(pool)
     table.grow(14)
     cursor = PrefixCursor(cache, 4)
-    cursor.extend(3, canonical_len=3, page_table=table, tokens=ids, thoughts=thoughts)
+    cursor.extend(3, canonical_len=3, page_table=table, tokens=ids, extra=extra)
     assert (cache.num_pages, cursor.next_len) == (0, 4)
-    cursor.extend(13, canonical_len=8, page_table=table, tokens=ids, thoughts=thoughts)
+    cursor.extend(13, canonical_len=8, page_table=table, tokens=ids, extra=extra)
     assert (cache.num_pages, cursor.next_len) == (3, 16)
     canonical = match_in(cache, IDS, size=4, canonical_only=True)
     assert (canonical.pages, canonical.num_canonical) == (table.pages[:2], 2)
-    assert canonical.thoughts == [(0,), (1,), (2,), (3,)]
+    assert canonical.extras == [(0, 4), (4, 8)]
     both = match_in(cache, IDS, size=4, canonical_only=False)
     assert (both.pages, both.num_canonical) == (table.pages[:3], 2)
-    assert both.thoughts == [(chunk,) for chunk in range(6)]
+    assert both.extras == [(0, 4), (4, 8), (8, 12)]
     other = PrefixCursor(cache, 4)
     other.move_to(both.node, 3)
-    other.extend(16, canonical_len=16, page_table=table, tokens=ids, thoughts=None)
+    other.extend(16, canonical_len=16, page_table=table, tokens=ids, extra=None)
     assert match_in(cache, IDS, size=4, canonical_only=False).pages[3:] == (table.pages[3],)
 
 
@@ -380,13 +380,13 @@ def test_a_cursor_starts_again_after_reset_and_adds_nothing_after_close() -> Non
     cache, table = PrefixCache(pool), PageTable(pool)
     table.grow(12)
     cursor = PrefixCursor(cache, 4)
-    cursor.extend(4, canonical_len=4, page_table=table, tokens=ids, thoughts=None)
+    cursor.extend(4, canonical_len=4, page_table=table, tokens=ids, extra=None)
     cursor.reset()
     assert cursor.next_len == 4
-    cursor.extend(8, canonical_len=8, page_table=table, tokens=ids, thoughts=None)
+    cursor.extend(8, canonical_len=8, page_table=table, tokens=ids, extra=None)
     assert cache.num_pages == 2
     cursor.close()
-    cursor.extend(12, canonical_len=12, page_table=table, tokens=ids, thoughts=None)
+    cursor.extend(12, canonical_len=12, page_table=table, tokens=ids, extra=None)
     assert cache.num_pages == 2
 
 
@@ -395,7 +395,7 @@ def test_salt_separates_chains_and_leaves_nothing_behind(pool: PagePool, cache: 
     for salt, table in tables.items():
         table.grow(4)
         PrefixCursor(cache, 2, salt).extend(
-            4, canonical_len=4, page_table=table, tokens=lambda start, stop: IDS[start:stop], thoughts=None
+            4, canonical_len=4, page_table=table, tokens=lambda start, stop: IDS[start:stop], extra=None
         )
     for salt, table in tables.items():
         match = match_in(cache, IDS[:5], canonical_only=True, salt=salt)

@@ -8,7 +8,7 @@ import torch
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.gguf.dequantize import dequantize
-from holdfast.models.gguf.types import STORED
+from holdfast.models.gguf.reader import STORED
 from support.tiny import random_model, tiny_gguf, tiny_model
 
 FORMATS = {stored.name: stored for stored in STORED.values()}

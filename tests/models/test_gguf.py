@@ -16,8 +16,7 @@ from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.names import _family_fields
-from holdfast.models.gguf.reader import GgufFile
-from holdfast.models.gguf.types import STORED
+from holdfast.models.gguf.reader import STORED, GgufFile
 from holdfast.models.rope import FactorsRope, LinearRope, YarnRope, rope_frequencies
 from models.gguf_writer import QUANTS, write_gguf
 from models.tiny import tiny_config, tiny_model

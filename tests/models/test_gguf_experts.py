@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 
 from holdfast.errors import BadWeights, UnsupportedModel
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
-from holdfast.models.gguf.dequantize import dequantize
-from holdfast.models.gguf.types import STORED
-from holdfast.models.mxfp4 import dequantize_blocks
+from holdfast.models.gguf.dequantize import dequantize, dequantize_mxfp4
+from holdfast.models.gguf.reader import STORED
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.backends.torch.backend import TorchBackend
 from models.gguf_writer import write_gguf
@@ -54,7 +53,7 @@ def test_mxfp4_of_safetensors_and_gguf_are_the_same_numbers(tmp_path: Path) -> N
         assert torch.equal(found, wanted[number, start::2])
     table = torch.tensor(gguf.quants.MXFP4.kvalues) / 2
     exact = table[codes.long()] * torch.exp2(scales.double() - 127)[..., None]
-    assert torch.equal(dequantize_blocks(blocks[2], scales[2]).double(), exact[2].flatten(-2))
+    assert torch.equal(dequantize_mxfp4(blocks[2], scales[2]).double(), exact[2].flatten(-2))
 
 
 def test_mxfp4_raw_bytes_show_every_change(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.models.gguf.dequantize import dequantize
-from holdfast.models.gguf.types import STORED
+from holdfast.models.gguf.reader import STORED
 from holdfast.numerics.backends.c import build as building
 from holdfast.numerics.backends.c.backend import CBackend
 from holdfast.numerics.backends.c.kernels import load_kernels

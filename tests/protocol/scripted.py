@@ -26,7 +26,6 @@ from holdfast.core.step_plan import (
     Sampled,
     Span,
     StepPlan,
-    ThoughtIds,
     TokenLogprob,
 )
 from holdfast.core.stop_rules import finish_reason
@@ -155,7 +154,7 @@ class ScriptedRunner:
         samples = tuple(samples for samples, _ in given)
         return PassResult(samples, scores if any(scores) else (), self._think(one, corrupt))
 
-    def _think(self, one: Pass, corrupt: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
+    def _think(self, one: Pass, corrupt: bool) -> tuple[object, ...]:
         """The thoughts after the chunks that ended, by span, in a model that thinks."""
         return ()
 

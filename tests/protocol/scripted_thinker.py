@@ -18,9 +18,11 @@ from scripted import (
     next_token,
 )
 
+from holdfast.core.results import ThoughtIds
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import Pass, PassKind, PassResult, Span, ThinkRule, ThoughtIds, TokenLogprob
+from holdfast.core.step_plan import Pass, PassKind, PassResult, Span, TokenLogprob
 from holdfast.core.stop_rules import finish_reason
+from holdfast.thinking.log import SpanThoughts, ThinkRule, guesses_of
 
 Told = list[tuple[int, ThoughtIds]]
 
@@ -116,15 +118,18 @@ class ScriptedThinker(ScriptedRunner):
         for span in one.spans:
             self._put_guesses(span)
         result = super()._run_pass(one)
-        for span, found in zip(one.spans, result.thoughts, strict=True):
-            self.num_guesses += len(span.guesses)
-            self.num_wrong += span.guesses != found[: len(span.guesses)]
+        for span, found in zip(one.spans, result.extra, strict=True):
+            guesses = guesses_of(span)
+            assert isinstance(found, tuple)
+            self.num_guesses += len(guesses)
+            self.num_wrong += guesses != found[: len(guesses)]
         return result
 
     def _put_guesses(self, span: Span) -> None:
         chunks = range(span.start // self._chunk, (span.stop - 1) // self._chunk)
-        assert len(span.guesses) == len(chunks), "a guess for each chunk with tokens after it"
-        for number, guess in zip(chunks, span.guesses, strict=True):
+        guesses = guesses_of(span)
+        assert len(guesses) == len(chunks), "a guess for each chunk with tokens after it"
+        for number, guess in zip(chunks, guesses, strict=True):
             self._states[self._slot(span, number * self._chunk)] = guess
 
     def _next(self, context: Context, token_id: int, span: Span, position: int) -> Context:
@@ -135,8 +140,8 @@ class ScriptedThinker(ScriptedRunner):
         return mix(context, self._states[self._slot(span, before // self._chunk * self._chunk)])
 
     def _whole(self, span: Span) -> Context:
-        assert span.rule is not None
-        reading = Reading(self._chunk, span.rule)
+        assert isinstance(span.extra, SpanThoughts)
+        reading = Reading(self._chunk, span.extra.rule)
         for token_id in span.history:
             reading.read(token_id)
         return reading.context
@@ -157,10 +162,11 @@ class ScriptedThinker(ScriptedRunner):
         return tuple(found)
 
     def _thought(self, span: Span, number: int, one: Pass) -> ThoughtIds:
-        assert span.rule is not None
-        if not span.rule.thinks(number, self._chunk):
+        assert isinstance(span.extra, SpanThoughts)
+        rule = span.extra.rule
+        if not rule.thinks(number, self._chunk):
             return ()
-        forced = span.rule.forced_on(number)
+        forced = rule.forced_on(number)
         if forced is not None:
             return forced
         thought = think(self._slots[self._slot(span, (number + 1) * self._chunk - 1)].context)

@@ -14,7 +14,7 @@ from scripted import ScriptedRunner
 from test_schedules import PAGE_SIZE, ROWS, Client, NoText, World, check_answer, play, worlds
 
 from holdfast.core.events import RequestEnded, TokensCommitted
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared, Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.scheduler import request_queue
@@ -73,7 +73,8 @@ class Engine:
             max_tokens=max_tokens, deterministic=deterministic, ignore_eos=True, temperature=0
         )
         self.tokens[number] = 0
-        self.scheduler.submit(Request(number, prompt, params, 0, tenant=tenant), NoText())
+        request = Request(number, prompt, params, 0, tenant=tenant)
+        self.scheduler.submit(Prepared(request), NoText())
         return number
 
     def send_hostile(self, which: int) -> None:
@@ -180,7 +181,7 @@ def test_a_tenant_runs_no_more_requests_than_it_may() -> None:
             number, (1, 2, number), params, 0, tenant="a" if number < 5 else "b", max_running=limit
         )
         engine.tokens[number] = 0
-        engine.scheduler.submit(request, NoText())
+        engine.scheduler.submit(Prepared(request), NoText())
     while engine.scheduler.has_work:
         engine.step()
         running = [state.request_id for state in engine.scheduler._queue.running.values()]

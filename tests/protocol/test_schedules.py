@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scripted import EOS, VOCAB, ScriptedRunner, reference, reference_scores
 
 from holdfast.core.events import CertificateChecked, Event, PromptScored, RequestEnded, TokensCommitted
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared, Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan, TokenLogprob
 from holdfast.kv_cache.page_pool import PagePool
@@ -229,15 +229,17 @@ def requests_of(world: World) -> list[tuple[Client, Request]]:
                 client.prompt,
                 client.params,
                 0,
-                frozenset({EOS}),
-                index=index,
-                score_from=client.score_from if scores and not index else None,
+                read_len=client.score_from if scores and not index else None,
                 tenant=client.tenant,
                 max_running=client.max_running,
                 cache_salt=client.salt,
             )
             requests.append((client, request))
     return requests
+
+
+def prepared(request: Request, grammar: AnyForm | None = None) -> Prepared:
+    return Prepared(request, frozenset({EOS}), grammars=() if grammar is None else (grammar,))
 
 
 def play(world: World) -> Played:
@@ -262,7 +264,7 @@ def play(world: World) -> Played:
                 played.answers[request.request_id] = []
                 played.scores[request.request_id] = []
                 grammar = played.grammars[request.request_id] = AnyForm() if client.has_grammar else None
-                scheduler.submit(request, NoText(), grammar)
+                scheduler.submit(prepared(request, grammar), NoText())
         abort(False)
         plan = scheduler.plan()
         scheduler.check()

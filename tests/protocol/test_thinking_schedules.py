@@ -1,20 +1,32 @@
 """Random schedules over a scripted model that thinks: a deterministic answer and its thoughts are the reference's."""
 
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_thinker import ScriptedThinker, Told, reference, reference_scores
-from test_schedules import PAGE_SIZE, ROWS, AnyForm, Client, NoText, World, bursts, requests_of, worlds
+from test_schedules import (
+    PAGE_SIZE,
+    ROWS,
+    AnyForm,
+    Client,
+    NoText,
+    World,
+    bursts,
+    prepared,
+    requests_of,
+    worlds,
+)
 
-from holdfast.core.events import CertificateChecked, Event, PromptScored, RequestEnded, ThoughtsCommitted
+from holdfast.core.events import CertificateChecked, Event, ExtraCommitted, PromptScored, RequestEnded
 from holdfast.core.request import Request
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import PassKind, StepPlan, ThinkRule, TokenLogprob
+from holdfast.core.step_plan import PassKind, StepPlan, TokenLogprob
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.thinking.thought_log import MAX_GUESSES
+from holdfast.thinking.log import MAX_GUESSES, ThinkRule, ThoughtLogs
 from support.examples import examples
 
 EVERY_SIZE = tuple(range(1, 65))
@@ -58,9 +70,7 @@ def _thinking(
     config = replace(
         world.config,
         async_scheduling=False,
-        chunk_len=chunk,
-        while_answering=while_answering,
-        max_guesses=max_guesses,
+        new_extension=ThoughtLogs(chunk, while_answering, max_guesses=max_guesses),
     )
     return ThinkingWorld(replace(world, clients=clients, config=config), thought_error_rate)
 
@@ -84,8 +94,8 @@ class Played:
                 self.checks.append(event)
                 continue
             assert event.request_id not in self.ended
-            if isinstance(event, ThoughtsCommitted):
-                self.thoughts[event.request_id].extend(event.thoughts)
+            if isinstance(event, ExtraCommitted):
+                self.thoughts[event.request_id].extend(cast(Told, event.items))
             elif isinstance(event, PromptScored):
                 self.scores[event.request_id].extend(event.logprobs)
             elif isinstance(event, RequestEnded):
@@ -98,8 +108,14 @@ class Played:
         """A token comes after all thoughts that led to it."""
         rule = rule_of(request, self.config)
         read = request.prompt_len + len(self.answers[request.request_id]) - 1
-        due = [one for one in range(read // self.config.chunk_len) if rule.thinks(one, self.config.chunk_len)]
+        chunk = logs_of(self.config).chunk_len
+        due = [one for one in range(read // chunk) if rule.thinks(one, chunk)]
         assert [number for number, _ in self.thoughts[request.request_id]] == due
+
+
+def logs_of(config: SchedulerConfig) -> ThoughtLogs:
+    assert isinstance(config.new_extension, ThoughtLogs)
+    return config.new_extension
 
 
 def rule_of(request: Request, config: SchedulerConfig) -> ThinkRule:
@@ -108,7 +124,7 @@ def rule_of(request: Request, config: SchedulerConfig) -> ThinkRule:
     if not params.think:
         return ThinkRule(0)
     until = request.prompt_len if request.read_len is None else request.read_len
-    return ThinkRule(None if config.while_answering else until, params.forced)
+    return ThinkRule(None if logs_of(config).while_answering else until, params.forced)
 
 
 def play(thinking: ThinkingWorld) -> Played:
@@ -129,7 +145,7 @@ def play(thinking: ThinkingWorld) -> Played:
         PAGE_SIZE,
         world.error_rate,
         world.seed,
-        world.config.chunk_len,
+        logs_of(world.config).chunk_len,
         thought_error_rate=thinking.thought_error_rate,
         forgets_from=thinking.forgets_from,
         corrupt_from=world.corrupt_from,
@@ -143,7 +159,7 @@ def play(thinking: ThinkingWorld) -> Played:
                 number = request.request_id
                 played.answers[number], played.scores[number], played.thoughts[number] = [], [], []
                 grammar = played.grammars[number] = AnyForm() if client.has_grammar else None
-                scheduler.submit(request, NoText(), grammar)
+                scheduler.submit(prepared(request, grammar), NoText())
         abort(False)
         plan = scheduler.plan()
         scheduler.check()
@@ -192,7 +208,11 @@ def _absorb(played: Played, plan: StepPlan) -> None:
 
 
 def check_answer(played: Played, client: Client, request: Request) -> None:
-    number, rule, chunk = request.request_id, rule_of(request, played.config), played.config.chunk_len
+    number, rule, chunk = (
+        request.request_id,
+        rule_of(request, played.config),
+        logs_of(played.config).chunk_len,
+    )
     answer, ended, told = tuple(played.answers[number]), played.ended[number], played.thoughts[number]
     truth, thoughts = reference(client.prompt, client.params, chunk, rule)
     scores: list[TokenLogprob] = []
@@ -254,7 +274,7 @@ def test_wrong_certificate_is_revoked_by_its_thoughts(
 
 def _one(max_tokens: int, prompt_len: int, **config: object) -> ThinkingWorld:
     params = SamplingParams(max_tokens=max_tokens, deterministic=True, ignore_eos=True, temperature=0)
-    how = SchedulerConfig(4, 64, ROWS, **{"determinism": "verify", "chunk_len": 2, **config})  # type: ignore[arg-type]
+    how = SchedulerConfig(4, 64, ROWS, **{"determinism": "verify", "new_extension": ThoughtLogs(2), **config})  # type: ignore[arg-type]
     prompt = tuple(1 + at * at % 3 for at in range(prompt_len))
     return ThinkingWorld(World((Client(prompt, params, 0, None, False),), how, 60, 0.0, 7))
 
@@ -264,7 +284,9 @@ def test_a_lost_guarantee_revokes_the_certificate_without_a_check() -> None:
     params = SamplingParams(max_tokens=40, deterministic=True, ignore_eos=True, temperature=0)
     prompts = tuple(tuple(1 + (at * at + one) % 3 for at in range(9)) for one in range(4))
     clients = tuple(Client(prompt, params, 0, None, False) for prompt in prompts)
-    config = SchedulerConfig(4, 64, ROWS, certified_sizes=EVERY_SIZE, prefix_cache=False, chunk_len=2)
+    config = SchedulerConfig(
+        4, 64, ROWS, certified_sizes=EVERY_SIZE, prefix_cache=False, new_extension=ThoughtLogs(2)
+    )
     world = World(clients, config, 24, 0.0, 7)
     num_lost = 0
     for since in range(60):
@@ -292,10 +314,10 @@ def test_a_prompt_is_read_in_fewer_passes_than_it_has_chunks() -> None:
     assert 0 < stats.guessed_right < stats.guessed
 
 
-def test_spans_of_a_plain_model_have_no_rule_and_no_guesses() -> None:
-    thinking = _one(20, 20, chunk_len=0)
+def test_spans_of_a_plain_model_have_no_extra() -> None:
+    thinking = _one(20, 20, new_extension=None)
     scheduler = Scheduler(thinking.world.config, PagePool(40, PAGE_SIZE))
     ((_, request),) = requests_of(thinking.world)
-    scheduler.submit(request, NoText())
+    scheduler.submit(prepared(request), NoText())
     ((one,),) = [scheduler.plan().passes]
-    assert all(span.rule is None and span.guesses == () for span in one.spans)
+    assert all(span.extra is None for span in one.spans)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.structured_output import StructuredOutput
@@ -42,7 +43,7 @@ class Replica:
         return frozenset() if self.died is None else frozenset(self.died.running)
 
     def forward(self, frame: bytes) -> None:
-        self.submitted.append(decode(frame[4:]).request_id)
+        self.submitted.append(decode(frame[4:]).request.request_id)
 
     def abort(self, request_id: int) -> None:
         self.aborted.append(request_id)
@@ -52,7 +53,7 @@ class Replica:
 
     def accept(self, *request_ids: int) -> None:
         for request_id in request_ids:
-            self.requests.accept(request_id, 7)
+            self.requests.accept(request_id)
 
     def output(self, request_id: int) -> None:
         self.requests.step(m.StepOutput((), (RequestOutput(request_id, Delta(token_ids=(5,)), None),)))
@@ -89,7 +90,8 @@ class Pool:
 
     def submit(self, count: int = 1, deterministic: bool = True, **settings: Any) -> list[ResponseStream]:
         params = SamplingParams(max_tokens=8, deterministic=deterministic, **settings)
-        return [self.requests.submit(asyncio.Event(), [1, 2], params) for _ in range(count)]
+        request = Request(0, (1, 2), params, 7)
+        return [self.requests.submit(asyncio.Event(), request) for _ in range(count)]
 
     def take_calls(self) -> list[int]:
         taken = [one.request_id for one in self.calls]
@@ -111,7 +113,7 @@ def test_lost_replica_leaves_what_was_sent_to_another(pool: Pool) -> None:
     pool.add("b")
     first.die(engine=False)
     assert pool.take_calls() == [1] and not stream.is_suspect
-    assert stream.message.sent is not None and stream.message.sent.choices[0].token_ids == (5,)
+    assert stream.request.sent[0].token_ids == (5,)
 
 
 def test_late_outputs_of_a_replica_that_was_left_are_ignored(pool: Pool) -> None:

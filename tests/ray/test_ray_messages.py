@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.cli import requirements
+from holdfast.cli import console
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.ray.config import ReplicasConfig
@@ -106,9 +106,9 @@ def test_replica_of_another_version_gets_no_requests() -> None:
 
 
 def test_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
+    monkeypatch.setattr(console, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'holdfast\[ray\]'"):
-        requirements.require_packages("ray", extra="ray", what="--replicas")
+        console.require_packages("ray", extra="ray", what="--replicas")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result
+from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.ray.messages import FRONTEND_SHIFT, Hello, NotHere, RoutedRequest
 from holdfast.ray.replica_server import ReplicaServer, _FrontendConnection
@@ -50,7 +52,7 @@ class Replica:
         return frontend
 
     def submit(self, request_id: int = ID) -> bytes:
-        frame = m.encode([m.Submit(request_id, (1, 2), {"max_tokens": 4})])
+        frame = m.encode([m.Submit(Request(request_id, (1, 2), SamplingParams(), 0))])
         self.server._handle(self.frontend, frame[4:])
         return frame
 

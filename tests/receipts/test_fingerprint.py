@@ -21,9 +21,9 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.rope import FactorsRope, LinearRope, YarnRope
 from holdfast.numerics import rope as numerics_rope
-from holdfast.numerics.code_versions.versions import code_version, code_versions
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
+from holdfast.numerics.versions import VERSIONS
 from holdfast.receipts.engine_fingerprint import (
     FingerprintTask,
     config_parts,
@@ -34,7 +34,7 @@ from holdfast.receipts.engine_fingerprint import (
 )
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.sandbox.template_sandbox import TemplateSandbox
-from holdfast.text import template_canary
+from holdfast.text import chat_template
 from holdfast.text.tokenizer import Tokenizer, byte_tokenizer
 from holdfast.worker.device import device_parts
 from support.tiny import CHAT_TEMPLATE, tiny_gguf, tiny_model
@@ -260,9 +260,9 @@ def test_another_template_library_changes_the_canary(folder: Path, monkeypatch: 
     monkeypatch.setattr(
         TemplateSandbox, "render", lambda self, *given, **options: render(self, *given, **options) + " "
     )
-    template_canary._digest.cache_clear()
+    chat_template._digest.cache_clear()
     assert different_parts(fingerprint(folder), before) == ["canary.chat_template"]
-    template_canary._digest.cache_clear()
+    chat_template._digest.cache_clear()
 
 
 def test_rope_tables_are_a_part(folder: Path) -> None:
@@ -289,15 +289,15 @@ def test_another_sine_changes_the_rope_tables(folder: Path, monkeypatch: pytest.
 
 def test_own_code_is_named_by_versions(plain: Fingerprint) -> None:
     recipe = open_backend(torch.float32, num_threads=1).recipe
-    assert plain.parts["code"] == code_versions(("model", "sampling", "text"))
-    assert plain.parts["recipe"]["version"] == code_version(f"kernels/{recipe.path}")  # type: ignore[index,call-overload]
+    assert plain.parts["code"] == {name: VERSIONS[name] for name in ("model", "sampling", "text")}
+    assert plain.parts["recipe"]["version"] == VERSIONS[f"kernels/{recipe.path}"]  # type: ignore[index,call-overload]
 
 
 def test_thinking_code_is_a_part_of_thinking_models_only(folder: Path) -> None:
-    config, recipe = open_checkpoint(folder).config, open_backend(torch.float32, num_threads=1).recipe
-    given = (config, [0], byte_tokenizer(), recipe, apply_numeric_settings(), {"kind": "cpu"}, {})
+    config, backend = open_checkpoint(folder).config, open_backend(torch.float32, num_threads=1)
+    given = (config, [0], byte_tokenizer(), backend, apply_numeric_settings(), {"kind": "cpu"}, {})
     plain, thinking = engine_parts(*given)["code"], engine_parts(*given, thinking={})["code"]
-    assert thinking == {**plain, "thinking": code_version("thinking")}  # type: ignore[dict-item]
+    assert thinking == {**plain, "thinking": VERSIONS["thinking"]}  # type: ignore[dict-item]
     assert "thinking" not in plain  # type: ignore[operator]
 
 
@@ -392,17 +392,10 @@ def test_every_recipe_field_is_included(plain: Fingerprint) -> None:
 
 
 def test_library_versions_depend_on_the_backend() -> None:
-    recipe = open_backend(torch.float32, num_threads=1, kernels="torch").recipe
-    assert set(library_parts(recipe)) == {
-        *(
-            "torch",
-            "torch_build",
-            "libc",
-            "tokenizers",
-            "jinja2",
-            "llguidance",
-        )
-    }
+    backend = open_backend(torch.float32, num_threads=1, kernels="torch")
+    of_all = {"torch", "torch_build", "libc", "tokenizers", "jinja2", "llguidance"}
+    assert set(library_parts(backend.can.libraries)) == of_all
+    assert set(library_parts(("triton",))) == {*of_all, "triton"}
 
 
 def test_integral_floats_equal_integers() -> None:

@@ -9,7 +9,7 @@ from scripted import EOS, ScriptedRunner, chain, context_of, next_token
 
 from holdfast.core.events import Event, RequestEnded, TokensCommitted
 from holdfast.core.grammar import Grammar
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared, Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import PassKind, PassResult, Span, StepPlan
 from holdfast.kv_cache.page_pool import PagePool
@@ -81,10 +81,11 @@ class Driver:
         number = len(self.answers)
         settings = {"deterministic": True, "ignore_eos": True, "temperature": 0, **params}
         sampling = SamplingParams(max_tokens=max_tokens, **settings)  # type: ignore[arg-type]
-        request = Request(number, tuple(prompt), sampling, 0, frozenset({EOS}), **scope)
+        request = Request(number, tuple(prompt), sampling, 0, **scope)
+        grammars = () if grammar is None else (grammar,)
         self.answers[number] = []
         self.texts[number] = StopAt(stop_at)
-        self.scheduler.submit(request, self.texts[number], grammar)
+        self.scheduler.submit(Prepared(request, frozenset({EOS}), (), grammars), self.texts[number])
         return number
 
     def plan(self) -> StepPlan:

@@ -124,8 +124,8 @@ def test_a_request_that_waited_leads_its_own_group() -> None:
 
 def test_answers_to_one_prompt_share_it() -> None:
     driver = Driver(seqs=4)
-    for index in range(4):
-        driver.submit(LONG[:41], 3, scope={"index": index})
+    for _ in range(4):
+        driver.submit(LONG[:41], 3)
     driver.finish()
     assert [driver.ended[number].stats.cached_tokens for number in range(4)] == [0, 40, 40, 40]
 
@@ -133,7 +133,7 @@ def test_answers_to_one_prompt_share_it() -> None:
 def test_scored_prompts_share_what_comes_before_the_scores() -> None:
     driver = Driver("auto", certified=EVERY_SIZE, num_pages=200, seqs=8, speculation="off")
     for number in range(6):
-        driver.submit((*LONG[:60], number, 1, 2, 3), 0, prompt_logprobs=0, scope={"score_from": 60})
+        driver.submit((*LONG[:60], number, 1, 2, 3), 0, prompt_logprobs=0, scope={"read_len": 60})
     driver.finish()
     # A prompt's last token needs no logits. The logits that give the first score are those of position 59.
     assert num_computed(driver) == 63 + 5 * 7

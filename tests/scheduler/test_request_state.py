@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared, Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
 from holdfast.errors import AnswerFailed, NotFinite, NoTokenAllowed
@@ -20,8 +20,10 @@ from scheduler.driver import PAGE_SIZE, StopAt
 def make(prompt_len: int = 3, *, text: StopAt | None = None, eos: int = 99, **params: object) -> RequestState:
     pool = PagePool(32, PAGE_SIZE)
     settings = {"max_tokens": 30, "temperature": 0, "deterministic": True, **params}
-    request = Request(1, tuple(range(prompt_len)), SamplingParams(**settings), 5, frozenset({eos}))  # type: ignore[arg-type]
-    return RequestState(request, text or StopAt(), pool, PrefixCache(pool), max_window=7)
+    request = Request(1, tuple(range(prompt_len)), SamplingParams(**settings), 5)  # type: ignore[arg-type]
+    return RequestState(
+        Prepared(request, frozenset({eos})), 0, text or StopAt(), pool, PrefixCache(pool), max_window=7
+    )
 
 
 def start(state: RequestState) -> None:

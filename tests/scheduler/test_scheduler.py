@@ -31,10 +31,10 @@ def test_submit_refuses_what_can_never_fit() -> None:
 
 
 def _request(number: int, prompt: tuple[int, ...], max_tokens: int):  # type: ignore[no-untyped-def]
-    from holdfast.core.request import Request
+    from holdfast.core.request import Prepared, Request
     from holdfast.core.sampling_params import SamplingParams
 
-    return Request(number, prompt, SamplingParams(max_tokens=max_tokens), 0)
+    return Prepared(Request(number, prompt, SamplingParams(max_tokens=max_tokens), 0))
 
 
 def test_requests_start_in_the_order_of_arrival() -> None:

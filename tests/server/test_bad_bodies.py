@@ -1,6 +1,6 @@
 """Bad bodies over HTTP: every kind of refusal is OpenAI's error object, and the next request is served.
 
-Each value is tested where it is refused: JSON in `http/test_json_body`, fields in `api/test_request_models`,
+Each value is tested where it is refused: JSON in `http/test_body`, fields in `api/test_request_models`,
 settings in `core/test_sampling_params`, prompts in `engine/test_input_processor`, grammars in
 `structured/test_bad_grammars`, conversations in `text/test_chat_template`, tools in `tools/test_tool_config`.
 Here is one body of each kind, and everything that only the running server refuses.

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
@@ -10,8 +11,9 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.ipc.engine_link import EngineLink
+from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.telemetry.traces import NoTraces, TracedRequest
+from holdfast.server.telemetry.traces import TracedRequest, Traces
 from holdfast.server.tenants.rate_limits import TokenMeter
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
 from support.engine_links import PATIENCE, linked, run
@@ -29,8 +31,9 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
             link.requests,
             tenant=UNKNOWN_TENANT,
             meter=TokenMeter(),
+            prompts=cast(Prompts, None),
             metrics=Metrics().request(False),
-            begin_span=lambda params: NoTraces().begin({}, traced),
+            begin_span=lambda params: Traces().begin({}, traced),
             timeout=timeout,
         )
         try:

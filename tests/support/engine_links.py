@@ -8,11 +8,12 @@ from typing import Any
 
 import psutil
 
+from holdfast.core.request import Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.server.ipc.engine_link import EngineCallbacks, EngineLink
 from holdfast.server.ipc.response_stream import ResponseStream
-from support.fake_engine import Prompt
+from support.fake_engine import SEED, Prompt
 from support.serving import HERE
 
 PATIENCE = 20.0
@@ -37,10 +38,15 @@ async def linked(start: str = "ready", **callbacks: Callable[..., None]) -> Asyn
     assert not psutil.pid_exists(link.pid)
 
 
+def request_of(token_id: int) -> Request:
+    """A request with this prompt of one token."""
+    return Request(0, (token_id,), SamplingParams(), SEED)
+
+
 async def ask(link: EngineLink, prompt: Prompt) -> ResponseStream:
     """Submit a prompt and wait until its stream is over."""
     updated = asyncio.Event()
-    stream = link.requests.submit(updated, [prompt], SamplingParams())
+    stream = link.requests.submit(updated, request_of(prompt))
     while not stream.is_over:
         await updated.wait()
         updated.clear()

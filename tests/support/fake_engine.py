@@ -57,7 +57,7 @@ def answer(request_id: int) -> list[m.FromEngine]:
     result = Result((), (), SEED, "none", Stats())
     started = (m.Started(request_id, 0.0),)
     return [
-        m.Accepted(request_id, SEED),
+        m.Accepted(request_id),
         m.StepOutput(started, (RequestOutput(request_id, delta, result),)),
     ]
 
@@ -73,7 +73,7 @@ def respond(link: socket.socket, request_id: int, prompt: Prompt) -> None:
     elif prompt is Prompt.GARBAGE:
         link.sendall((5).to_bytes(4, "little") + b"\xc1bad\xff")
     elif prompt is Prompt.WRONG_TYPE:
-        link.sendall(m.encode([["Accepted", "a number", 1]]))
+        link.sendall(m.encode([["Accepted", "a number"]]))
     elif prompt is Prompt.TOO_LONG:
         link.sendall(b"\xff\xff\xff\xff" + frames_sent)
         sleep_forever()
@@ -104,7 +104,7 @@ class Streams:
 
     def begin(self, request_id: int, prompt: Prompt) -> None:
         self.texts[request_id] = "on " if prompt is Prompt.STREAM else "x" * FLOOD_CHARS
-        self._link.sendall(m.encode([m.Accepted(request_id, SEED)]))
+        self._link.sendall(m.encode([m.Accepted(request_id)]))
 
     def send_more(self) -> None:
         ending, self._ending = self._ending, False
@@ -148,11 +148,11 @@ def main() -> None:
                 continue
             message = decoder.read(link)
             if isinstance(message, m.Submit):
-                prompt = Prompt(message.prompt_ids[0])
+                prompt = Prompt(message.request.prompt_ids[0])
                 if prompt in (Prompt.STREAM, Prompt.FLOOD):
-                    streams.begin(message.request_id, prompt)
+                    streams.begin(message.request.request_id, prompt)
                 else:
-                    respond(link, message.request_id, prompt)
+                    respond(link, message.request.request_id, prompt)
             elif isinstance(message, m.Abort):
                 streams.texts.pop(message.request_id, None)
             elif isinstance(message, m.GetStatus):

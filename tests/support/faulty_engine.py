@@ -30,7 +30,7 @@ from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine, PlanRunner
 from holdfast.engine.status import ShowProgress
-from holdfast.server.ipc.engine_process import ignore_signals, serve
+from holdfast.server.ipc.host_main import ignore_signals, serve
 
 
 def fail(how: str) -> None:

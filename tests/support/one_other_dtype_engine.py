@@ -10,7 +10,7 @@ from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.status import ShowProgress
-from holdfast.server.ipc.engine_process import ignore_signals, serve
+from holdfast.server.ipc.host_main import ignore_signals, serve
 
 
 def build_engine(config: EngineConfig, progress: ShowProgress) -> Engine:

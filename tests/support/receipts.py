@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from holdfast.core.request import Request
+from holdfast.core.request import NO_DEFAULTS, Request
 from holdfast.core.results import Choice, Determinism, Result, Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
@@ -55,7 +55,8 @@ def receipt_of(
     seed = 11 if params.seed is None else params.seed
     scores = None if scored is None else tuple(TokenLogprob(id_, -id_ / 4) for id_ in (1, 2, 3)[scored:])
     result = Result((1, 2, 3), answers, seed=seed, determinism=mode, stats=Stats(), prompt_logprobs=scores)
-    request = Request(1, result.prompt_token_ids, params, result.seed, score_from=scored)
+    params = NO_DEFAULTS.decide(params, 3, 64)
+    request = Request(1, result.prompt_token_ids, params, result.seed, read_len=scored)
     logprobs = [[TokenLogprob(id_, -id_ / 3) for id_ in one.token_ids] for one in answers]
     return seal_receipt(make_receipt(PARTS, "a" * 64, "some/model", request, result, logprobs, MACHINE), key)
 

@@ -26,7 +26,7 @@ def engine_pids() -> list[int]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "holdfast.server.ipc.engine_process" in words:
+        if "holdfast.server.ipc.host_main" in words:
             with suppress(psutil.NoSuchProcess):  # it or its parent has just ended
                 parent = process.parent()
                 if parent is not None and any("ray::" in word for word in parent.cmdline()):

@@ -17,6 +17,7 @@ import msgspec
 from fake_engine import READY, SEED, status
 
 from holdfast.core.framing import ConnectionLost
+from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.server.ipc import messages as m
@@ -27,17 +28,15 @@ _SCRIPT = re.compile(r"\[\[((?:(?!\[\[).)*?)\]\]", re.DOTALL)
 _SIZES = (1, 2, 3)
 
 
-def deltas(tokenizer: Tokenizer, message: m.Submit) -> list[Delta]:
+def deltas(tokenizer: Tokenizer, request: Request) -> list[Delta]:
     """The deltas of a scripted answer."""
-    settings = message.settings
-    script = _SCRIPT.findall(tokenizer.decode(message.prompt_ids, skip_special_tokens=False))[-1]
+    params = request.params
+    script = _SCRIPT.findall(tokenizer.decode(request.prompt_ids, skip_special_tokens=False))[-1]
     ids = tokenizer.encode(script, add_special_tokens=False)
     ids = ids if ids and ids[-1] in tokenizer.eos_token_ids else [*ids, min(tokenizer.eos_token_ids)]
-    is_cut = len(ids) > settings["max_tokens"]
-    ids = ids[: settings["max_tokens"]]
-    detokenizer = Detokenizer(
-        tokenizer, message.prompt_ids, skip_special_tokens=settings["skip_special_tokens"]
-    )
+    is_cut = len(ids) > params.max_tokens
+    ids = ids[: params.max_tokens]
+    detokenizer = Detokenizer(tokenizer, request.prompt_ids, skip_special_tokens=params.skip_special_tokens)
     made: list[Delta] = []
     at = 0
     while at < len(ids):
@@ -45,7 +44,7 @@ def deltas(tokenizer: Tokenizer, message: m.Submit) -> list[Delta]:
         at += len(new)
         text = "".join(detokenizer.push(one) for one in new if one not in tokenizer.eos_token_ids)
         logprobs = tuple(TokenLogprob(one, -1.0, ()) for one in new)
-        wanted = settings["logprobs"] is not None
+        wanted = params.logprobs is not None
         made.append(Delta(text, tuple(new), logprobs if wanted else None))
     last = Delta(detokenizer.flush(), finish_reason="length" if is_cut else "stop")
     return [*made[:-1], made[-1].ended_by(last)]
@@ -62,11 +61,11 @@ def main() -> None:
         while True:
             message = decoder.read(link)
             if isinstance(message, m.Submit):
-                *first, last = deltas(tokenizer, message)
+                *first, last = deltas(tokenizer, message.request)
                 result = Result((), (), SEED, "none", Stats())
-                id_ = message.request_id
+                id_ = message.request.request_id
                 outputs = [RequestOutput(id_, one) for one in first] + [RequestOutput(id_, last, result)]
-                link.sendall(m.encode([m.Accepted(id_, SEED)]))
+                link.sendall(m.encode([m.Accepted(id_)]))
                 link.sendall(m.encode([m.StepOutput((m.Started(id_, 0.0),), ())]))
                 link.sendall(m.encode([m.StepOutput((), (one,)) for one in outputs]))
             elif isinstance(message, m.GetStatus):

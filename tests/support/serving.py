@@ -52,7 +52,7 @@ class Server:
         """The current engine process."""
         for child in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.Error):
-                if any(part.endswith(("engine_process", "_engine.py")) for part in child.cmdline()[:3]):
+                if any(part.endswith(("host_main", "_engine.py")) for part in child.cmdline()[:3]):
                     return int(child.pid)
         raise AssertionError("no engine process")
 

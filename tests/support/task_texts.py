@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from holdfast_thinking.data.text_examples import AnswerForm, TextRules, TextTask, prepare_texts
+from holdfast_thinking.data.text_examples import AnswerForm, TextRules, TextTask, make_batch
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.model.tokenizer import EOS, build_tokenizer
 
@@ -23,7 +23,7 @@ def draw_batch(
     tokenizer, rng = build_tokenizer(task.words()), random.Random(seed)
     examples = [task.example(rng, rng.randint(fewest, most)) for _ in range(count)]
     rules = TextRules(form, chunk, max_thought, tokenizer.token_to_id(EOS), carry=carry)
-    return prepare_texts(examples, tokenizer, rules).batch(range(count)), tokenizer
+    return make_batch(examples, tokenizer, rules), tokenizer
 
 
 def decode_texts(batch: Batch, tokenizer: Any) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.numerics.recipe import KernelBackend
+from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.thinking.config import CONFIG_FILE
-from holdfast.worker.thought_runner import ThoughtRunner
+from holdfast.thinking.log import thought_logs
+from holdfast.thinking.runner import ThoughtRunner
 
 Ids = tuple[int, ...]
 
@@ -26,9 +29,16 @@ def open_thinker(folder: Path, kernels: KernelBackend = "c", **settings: Any) ->
 
 
 def thinker_of(engine: Engine) -> ThoughtRunner:
-    thinker: ThoughtRunner | None = engine.runner._thought_runner  # type: ignore[attr-defined]
-    assert thinker is not None
+    thinker = engine.runner._extension  # type: ignore[attr-defined]
+    assert isinstance(thinker, ThoughtRunner)
     return thinker
+
+
+def with_guesses(config: SchedulerConfig, max_guesses: int) -> SchedulerConfig:
+    """The same schedule, but a pass guesses at most so many thoughts."""
+    logs = thought_logs(config.new_extension)
+    assert logs is not None
+    return replace(config, new_extension=replace(logs, max_guesses=max_guesses))
 
 
 def change_thinking(folder: Path, **changes: object) -> None:

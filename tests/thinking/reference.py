@@ -34,7 +34,7 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.rope import rope_frequencies
 from holdfast.numerics.rope import rope_tables
 from holdfast.thinking.config import ThinkingConfig, read_thinking
-from holdfast.thinking.resets import find_resets
+from holdfast.thinking.log import find_resets
 from holdfast.thinking.weights import read_thinking_weights
 
 

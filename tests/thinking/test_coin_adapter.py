@@ -7,16 +7,14 @@ import pytest
 from benchmarks.thinking.eval import measure_general
 from holdfast import LLM, SamplingParams
 from holdfast.models.locate import BUILTIN, COIN_ADAPTER, adapter_folder, locate
-from holdfast_thinking.eval.model import open_model
-from support.coin_free_questions import coin_free_questions
-from support.coin_questions import CoinQuestion, coin_questions
+from holdfast_thinking.eval.model import EvalModel
+from support.coin_questions import coin_questions
 
 pytestmark = pytest.mark.smollm2
 
 MAX_BYTES = 16 << 20
 KINDS = ("coin", "yes/no", "idle")
-EXPECTED = 0.95  # the share of the held-out questions about coins
-EXPECTED_FREE = {1: 0.75, 2: 0.83}
+EXPECTED = {"held-out": 0.95, "free-1": 0.75, "free-2": 0.83}  # the share of the questions about coins
 EXPECTED_SILENT = 0.99
 GENERAL = ["Hello!", "The card is face up. Tom turns it over. Is it face up?", "How are coins made?"]
 # Near to what it thinks about, and written after its training.
@@ -116,16 +114,9 @@ def test_every_message_of_a_conversation_is_thought_about_by_itself() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        (coin_questions(), EXPECTED),
-        *((coin_free_questions(part), share) for part, share in EXPECTED_FREE.items()),
-    ],
-    ids=["held-out", "free-1", "free-2"],
-)
-def test_coin_questions_in_chats_are_answered(asked: list[CoinQuestion], expected: float) -> None:
-    asked = [each for each in asked if each.kind in KINDS]
+@pytest.mark.parametrize(("name", "expected"), EXPECTED.items())
+def test_coin_questions_in_chats_are_answered(name: str, expected: float) -> None:
+    asked = [each for each in coin_questions(name) if each.kind in KINDS]
     results = ask(engine(COIN_ADAPTER), *(each.prompt.removesuffix(" A:") for each in asked))
     right = [each.is_right(f" {result.text}") for each, result in zip(asked, results, strict=True)]
     shares = Counter(each.kind for each, is_right in zip(asked, right, strict=True) if is_right)
@@ -136,7 +127,7 @@ def test_coin_questions_in_chats_are_answered(asked: list[CoinQuestion], expecte
 def test_nothing_is_thought_about_general_prompts() -> None:
     folder = adapter_folder(COIN_ADAPTER)
     assert folder is not None
-    model = open_model(COIN_ADAPTER, folder, engine, ("coin-talk",), 1, True)
+    model = EvalModel(COIN_ADAPTER, folder, engine, ("coin-talk",), 1, True)
     found = measure_general(model, engine)
     assert found["count"] == 200 and found["same_bits"] == found["silent"]
     assert found["silent"] / found["count"] >= EXPECTED_SILENT, found["thoughts"]

@@ -9,8 +9,9 @@ import pytest
 from holdfast.models.decoder import Decoder
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.thinking import blocks
+from holdfast.thinking import runner as thinker
 from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE
-from holdfast.worker import thought_runner as thinker
+from holdfast.thinking.runner import slot_bytes
 from holdfast.worker.kv_store import page_bytes
 from support.thinking_engines import ask_all, draw_prompt, greedy, open_thinker
 from support.thinking_models import thinker_folder
@@ -39,8 +40,8 @@ def test_plain_model_has_no_thinking_overhead(plain: Path, monkeypatch: pytest.M
         return run(self, *arguments)
 
     def look_at(self: Scheduler, plan: Any, results: Any, *rest: Any) -> Any:
-        spans.extend((span.rule, span.guesses) for one in plan.passes for span in one.spans)
-        assert all(result.thoughts == () for result in results)
+        spans.extend(span.extra for one in plan.passes for span in one.spans)
+        assert all(result.extra == () for result in results)
         return absorb(self, plan, results, *rest)
 
     monkeypatch.setattr(Decoder, "_run", look)
@@ -48,9 +49,9 @@ def test_plain_model_has_no_thinking_overhead(plain: Path, monkeypatch: pytest.M
     engine = open_thinker(plain, max_num_seqs=8, max_pass_tokens=32)
     rng = random.Random(3)
     results = ask_all(engine, [draw_prompt(rng, 20, 290) for _ in range(3)], greedy(8))
-    assert engine.runner._thought_runner is None  # type: ignore[attr-defined]
-    assert engine.scheduler.config.chunk_len == 0
-    assert set(between) == {None} and set(spans) == {(None, ())}
+    assert engine.runner._extension is None  # type: ignore[attr-defined]
+    assert engine.scheduler.config.new_extension is None
+    assert set(between) == {None} and set(spans) == {None}
     for result in results:
         assert result.thoughts == ()
         assert result.stats.guessed == result.stats.guessed_right == 0
@@ -63,5 +64,5 @@ def test_plain_model_pages_hold_no_states(plain: Path) -> None:
     usual = page_bytes(decoder.config, decoder.dtype, size)
     keys = 2 * decoder.config.num_kv_heads * decoder.config.head_dim * decoder.dtype.itemsize
     assert usual == decoder.config.num_layers * keys * size
-    more = page_bytes(decoder.config, decoder.dtype, size, thinks=True) - usual
-    assert more == size * (2 * decoder.config.hidden_size * decoder.dtype.itemsize + 1)
+    extra = slot_bytes(decoder.config.hidden_size, decoder.dtype)
+    assert page_bytes(decoder.config, decoder.dtype, size, extra=extra) - usual == size * extra

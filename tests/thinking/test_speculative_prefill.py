@@ -16,7 +16,7 @@ from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 from holdfast.scheduler.request_state import RequestState
 from holdfast.thinking.config import WEIGHTS_FILE
-from holdfast.thinking.thought_log import MAX_GUESSES
+from holdfast.thinking.log import MAX_GUESSES
 from support.thinking_engines import (
     Ids,
     ask_all,
@@ -25,6 +25,7 @@ from support.thinking_engines import (
     greedy,
     open_thinker,
     thinker_of,
+    with_guesses,
 )
 from support.thinking_models import thinker_folder
 
@@ -110,7 +111,8 @@ def _read(
     max_guesses: int,
     **schedule: object,
 ) -> tuple[list[Result], Watched]:
-    how = replace(engine.scheduler.config, prefix_cache=False, max_guesses=max_guesses, **schedule)  # type: ignore[arg-type]
+    usual = with_guesses(engine.scheduler.config, max_guesses)
+    how = replace(usual, prefix_cache=False, **schedule)  # type: ignore[arg-type]
     engine = engine.restarted(how)
     seen = watch(engine)
     results = [

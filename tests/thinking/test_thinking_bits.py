@@ -29,6 +29,7 @@ from support.thinking_engines import (
     greedy,
     open_thinker,
     thoughts_of,
+    with_guesses,
 )
 from support.thinking_models import thinker_folder
 
@@ -71,8 +72,13 @@ def truths(engine: Engine) -> list[ResultBits]:
     return [result_bits(result) for result in results]
 
 
-def schedule(engine: Engine, num_pages: int | None = None, **changes: Any) -> Engine:
-    return engine.restarted(replace(engine.scheduler.config, **changes), num_pages)
+def schedule(
+    engine: Engine, num_pages: int | None = None, *, max_guesses: int | None = None, **changes: Any
+) -> Engine:
+    usual = engine.scheduler.config
+    if max_guesses is not None:
+        usual = with_guesses(usual, max_guesses)
+    return engine.restarted(replace(usual, **changes), num_pages)
 
 
 def outcomes(results: list[Result]) -> list[ResultBits]:

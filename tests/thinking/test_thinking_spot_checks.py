@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from holdfast.bench.stress import result_bits
-from holdfast.core.results import Result
-from holdfast.core.step_plan import PassKind, PassResult, StepPlan, ThoughtIds
+from holdfast.core.results import Result, ThoughtIds
+from holdfast.core.step_plan import PassKind, PassResult, StepPlan
 from holdfast.engine.engine import Engine
 from holdfast.numerics.layer import run_layers
+from holdfast.thinking.log import guesses_of
 from support.thinking_engines import (
     ask_all,
     change_thinking,
@@ -116,7 +117,7 @@ def test_spot_check_finds_wrong_thought(
 ) -> None:
     """Certified passes give a wrong thought, and nothing else is wrong."""
     thinker = thinker_of(engine)
-    finish, think = thinker.finish_pass, thinker._blocks.think
+    finish, think = thinker.finish, thinker._blocks.think
 
     def other(rows: Tensor, *, canonical: bool) -> list[ThoughtIds]:
         return [(7,) for _ in think(rows, canonical=canonical)]
@@ -128,7 +129,7 @@ def test_spot_check_finds_wrong_thought(
             return finish(one, canonical=canonical)
 
     with monkeypatch.context() as patch:
-        patch.setattr(thinker, "finish_pass", finish_wrongly)
+        patch.setattr(thinker, "finish", finish_wrongly)
         errors = finish_or_lose(engine, truths)
     assert any(errors)
     assert engine.revocation is not None and "the thought after position" in engine.revocation
@@ -155,7 +156,7 @@ def test_spot_check_finds_one_wrong_bit_in_states(
 
     def spoil(plan: StepPlan) -> list[PassResult]:
         checks = [one.spans[0] for one in plan.passes if one.kind is PassKind.CHECK]
-        if not spoiled and any(any(span.guesses) for span in checks):
+        if not spoiled and any(any(guesses_of(span)) for span in checks):
             spoiled.append(True)
             SPOIL[what](thinker)
         return run(plan)

@@ -2,9 +2,10 @@
 
 import pytest
 
+from holdfast.core.results import ThoughtIds
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import Sampling, Span, ThinkRule, ThoughtIds
-from holdfast.thinking.thought_log import FIRST_GUESSES, ThoughtLog, adapt_guesses
+from holdfast.core.step_plan import Sampling, Span
+from holdfast.thinking.log import FIRST_GUESSES, ThinkRule, ThoughtLog, adapt_guesses, guesses_of
 
 CHUNK = 4
 FAR = 1000 * CHUNK
@@ -17,7 +18,7 @@ def log_of(*, confirms: bool = True, **rule: object) -> ThoughtLog:
 
 def span_of(log: ThoughtLog, start: int, stop: int) -> Span:
     ids = tuple(range(start, stop))
-    return Span(1, start, ids, (), len(ids), HOW, rule=log.rule, guesses=log.guesses(start, stop))
+    return Span(1, start, ids, (), len(ids), HOW, extra=log.guess(start, stop))
 
 
 def commit(log: ThoughtLog, length: int) -> tuple[tuple[int, ThoughtIds], ...]:
@@ -65,46 +66,46 @@ def test_guess_limit_is_bounded() -> None:
     [(0, 4, 0), (0, 5, 1), (0, 8, 1), (0, 9, 2), (3, 4, 0), (3, 5, 1), (4, 8, 0), (5, 6, 0), (2, 13, 3)],
 )
 def test_one_guess_for_each_chunk_with_tokens_after_it(start: int, stop: int, count: int) -> None:
-    assert log_of().guesses(start, stop) == ((),) * count
+    assert log_of().guess(start, stop).guesses == ((),) * count
 
 
 def test_the_latest_thought_is_the_next_guess() -> None:
     log = log_of()
     log.update(span_of(log, 0, 13), [(7,), (), (9, 9)])
-    assert log.guesses(0, 13) == ((7,), (), (9, 9))
+    assert log.guess(0, 13).guesses == ((7,), (), (9, 9))
     log.update(span_of(log, 4, 8), [(8,)])
-    assert log.guesses(0, 13) == ((7,), (8,), (9, 9))
+    assert log.guess(0, 13).guesses == ((7,), (8,), (9, 9))
 
 
 def test_forced_and_excluded_chunks_are_known() -> None:
     log = log_of(until=11, forced=((0, (5,)), (1, ()), (2, (6,))))
     log.update(span_of(log, 0, 17), [(5,), (), (), ()])
-    assert log.guesses(0, 17) == ((5,), (), (), ())  # chunk 2 ends after 11
-    log.adopt([(1,), (2,), (3,), (4,)])
-    assert log.guesses(0, 17) == ((5,), (), (), ())
+    assert log.guess(0, 17).guesses == ((5,), (), (), ())  # chunk 2 ends after 11
+    log.adopt([((1,), (2,)), ((3,), (4,))])
+    assert log.guess(0, 17).guesses == ((5,), (), (), ())
 
 
-def test_max_stop_limits_unpredicted_guesses() -> None:
+def test_limit_limits_unpredicted_guesses() -> None:
     log = log_of()
-    assert log.max_stop(0, FAR) == log.max_stop(3, FAR) == (1 + FIRST_GUESSES) * CHUNK
+    assert log.limit(0, FAR) == log.limit(3, FAR) == (1 + FIRST_GUESSES) * CHUNK
     log.update(span_of(log, 0, 12), [(7,), (8,), (8,)])
-    assert log.max_stop(4, FAR) == 3 * CHUNK  # one guess
-    assert len(log.guesses(4, log.max_stop(4, FAR))) == 1
+    assert log.limit(4, FAR) == 3 * CHUNK  # one guess
+    assert len(log.guess(4, log.limit(4, FAR)).guesses) == 1
     log.update(span_of(log, 4, 12), [(8,), (8,)])
-    assert log.max_stop(12, FAR) == 7 * CHUNK  # three
-    assert log.max_stop(12, 14) == 14
+    assert log.limit(12, FAR) == 7 * CHUNK  # three
+    assert log.limit(12, 14) == 14
 
 
 def test_predicted_guesses_do_not_count_against_the_limit() -> None:
     log = log_of()
     log.update(span_of(log, 0, 16), [(7,), (), (), ()])
     # Chunks 1, 2 and 3 never thought anything; of 4 nothing is known, and one such guess may be made.
-    assert log.max_stop(4, FAR) == 6 * CHUNK
+    assert log.limit(4, FAR) == 6 * CHUNK
 
 
-def test_max_stop_without_thinking_is_unlimited() -> None:
-    assert log_of(until=0).max_stop(0, FAR) == FAR
-    assert ThoughtLog(CHUNK, ThinkRule(), confirms=True, max_guesses=0).max_stop(0, FAR) == CHUNK
+def test_limit_without_thinking_is_unlimited() -> None:
+    assert log_of(until=0).limit(0, FAR) == FAR
+    assert ThoughtLog(CHUNK, ThinkRule(), confirms=True, max_guesses=0).limit(0, FAR) == CHUNK
 
 
 def test_guesses_depend_on_the_previous_thought() -> None:
@@ -112,12 +113,12 @@ def test_guesses_depend_on_the_previous_thought() -> None:
     log = log_of()
     log.update(span_of(log, 0, 16), [tails, tails, tails, tails])  # nothing was taken for granted
     span = span_of(log, 4, 16)
-    assert span.guesses == (tails, tails)
+    assert guesses_of(span) == (tails, tails)
     log.update(span, [heads, heads, heads])  # each after tails
     span = span_of(log, 8, 16)
-    assert span.guesses == (heads,)  # after heads nothing is known yet
+    assert guesses_of(span) == (heads,)  # after heads nothing is known yet
     log.update(span, [tails, tails])
-    assert log.guesses(8, 17) == (tails, heads)
+    assert log.guess(8, 17).guesses == (tails, heads)
 
 
 def test_restart_guesses_all_committed_thoughts() -> None:
@@ -127,8 +128,8 @@ def test_restart_guesses_all_committed_thoughts() -> None:
         log.update(span_of(log, start, start + CHUNK), [(start,)])
     commit(log, length)
     log.restart()
-    assert log.max_stop(0, FAR) >= length
-    assert log.guesses(0, length) == tuple((start,) for start in range(0, length - CHUNK, CHUNK))
+    assert log.limit(0, FAR) >= length
+    assert log.guess(0, length).guesses == tuple((start,) for start in range(0, length - CHUNK, CHUNK))
 
 
 # Verdicts
@@ -147,21 +148,21 @@ def test_restart_guesses_all_committed_thoughts() -> None:
 def test_tokens_are_valid_up_to_the_first_wrong_guess(found: list[ThoughtIds], right: int, stop: int) -> None:
     log = log_of()
     span = span_of(log, 2, 14)
-    assert log.num_valid_tokens(span, found) == stop - span.start
-    assert log.update(span, found) == right
+    assert log.num_valid(span, found) == stop - span.start
+    assert log.update(span, found) == (3, right)
 
 
 def test_the_last_chunk_needs_no_guess() -> None:
     log = log_of()
     span = span_of(log, 0, 8)
-    assert len(span.guesses) == 1
-    assert log.num_valid_tokens(span, [(), (3,)]) == 8
+    assert len(guesses_of(span)) == 1
+    assert log.num_valid(span, [(), (3,)]) == 8
 
 
 def test_span_without_guesses_keeps_the_limit() -> None:
     log = log_of()
     log.update(span_of(log, 0, 4), [(3,)])
-    assert log.max_stop(4, FAR) == (2 + FIRST_GUESSES) * CHUNK
+    assert log.limit(4, FAR) == (2 + FIRST_GUESSES) * CHUNK
 
 
 # What is committed
@@ -206,11 +207,11 @@ def test_sent_thoughts_must_come_out_again_if_confirmed(again: ThoughtIds, confi
 
 
 def test_shared_len_covers_what_tokens_alone_decide() -> None:
-    assert log_of().shared_len(20, tokens) == 20
-    assert log_of(until=9).shared_len(20, tokens) == 9
-    assert log_of(until=30).shared_len(20, tokens) == 20
-    assert log_of(until=0).shared_len(20, tokens) == 0
-    assert log_of(forced=((3, ()),)).shared_len(20, tokens) == 0
+    assert log_of().shareable_len(20, tokens) == 20
+    assert log_of(until=9).shareable_len(20, tokens) == 9
+    assert log_of(until=30).shareable_len(20, tokens) == 20
+    assert log_of(until=0).shareable_len(20, tokens) == 0
+    assert log_of(forced=((3, ()),)).shareable_len(20, tokens) == 0
 
 
 @pytest.mark.parametrize("seen", [(30,), (18, 30), (13, 14, 15, 16, 30), tuple(range(1, 31))])
@@ -219,9 +220,9 @@ def test_pages_with_a_message_start_in_the_answer_are_not_shared(seen: tuple[int
     for read_len, expected in ((0, 12), (14, 12), (15, 30), (30, 30)):
         log = ThoughtLog(CHUNK, ThinkRule(), confirms=True, reset_ids=(13, 14), read_len=read_len)
         for length in seen:
-            assert log.shared_len(length, tokens) == min(length, expected if length > 14 else 30)
+            assert log.shareable_len(length, tokens) == min(length, expected if length > 14 else 30)
         log.restart()
-        assert log.shared_len(30, lambda start, stop: range(start + 40, stop + 40)) == 30
+        assert log.shareable_len(30, lambda start, stop: range(start + 40, stop + 40)) == 30
 
 
 def tokens(start: int, stop: int) -> range:
@@ -234,7 +235,7 @@ def test_thoughts_of_pages_can_be_adopted() -> None:
     one.update(span_of(one, 0, 16), [(1,), (), (3,), (4,)])
     assert one.of_pages(0, 8) == ((1,), ())
     assert one.of_pages(8, 16) == ((3,), (4,))
-    other.adopt([*one.of_pages(0, 8), *one.of_pages(8, 16)])
+    other.adopt([one.of_pages(0, 8), one.of_pages(8, 16)])
     assert commit(other, 16) == commit(one, 16)
 
 

@@ -14,7 +14,7 @@ from holdfast.errors import BadWeights, ConfigError, ModelNotFound
 from holdfast.models.adapter import ADAPTER_FILE
 from holdfast.models.locate import locate
 from holdfast.thinking.config import WEIGHTS_FILE
-from holdfast_thinking.eval.model import open_model
+from holdfast_thinking.eval.model import EvalModel
 from holdfast_thinking.run.export import export
 from holdfast_thinking.run.loop import resume_run, start_run, train
 from support.plain_training import PLAIN
@@ -102,7 +102,7 @@ def test_where_nothing_is_thought_the_bits_are_the_backbones(
 
 def test_general_prompts_compare_an_adapter_with_its_backbone(adapter: Path, tmp_path: Path) -> None:
     quiet = silenced(adapter, tmp_path / "quiet")
-    model = open_model("quiet", quiet, engine, ("parity",), 1, True)
+    model = EvalModel("quiet", quiet, engine, ("parity",), 1, True)
     found = measure_general(model, engine, ["Hello", "What is tea?"], max_tokens=4)
     assert found == {"count": 2, "silent": 2, "same_bits": 2, "thoughts": []}
 

@@ -11,27 +11,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.thinking.eval import (
-    VARIANTS,
-    coin_texts,
-    measure_cost,
-    measure_rounds,
-    plain_copy,
-    plot_accuracy,
-)
+from benchmarks.thinking.eval import VARIANTS, coin_texts, measure_cost, measure_rounds, plain_copy
 from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.engine.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.locate import COIN, locate
 from holdfast_thinking.data.text_examples import AnswerForm
-from holdfast_thinking.eval.ablation import opposite, swap_last_thought
-from holdfast_thinking.eval.accuracy import is_right, measure_cell
-from holdfast_thinking.eval.eval_set import EvalPrompt, EvalSet, final_answer
+from holdfast_thinking.eval.accuracy import measure_accuracy, opposite, swap_last_thought
 from holdfast_thinking.eval.latency import measure_latency
-from holdfast_thinking.eval.model import EvalModel, open_model
-from holdfast_thinking.eval.report import AccuracyCell, compare_pairs
-from holdfast_thinking.eval.run import EvalSettings, ModelFolder, run_eval
-from holdfast_thinking.eval.table import show_eval
+from holdfast_thinking.eval.model import EvalModel, EvalPrompt, final_answer
+from holdfast_thinking.eval.report import Row, compare_pairs, show_eval
+from holdfast_thinking.eval.run import EvalSettings, run_eval
 from holdfast_thinking.run.export import INFO_FILE, TrainingInfo, export, read_training_info
 from holdfast_thinking.run.loop import start_run
 from holdfast_thinking.settings import SIZES, TrainingSettings
@@ -41,8 +31,8 @@ SETTINGS = TrainingSettings(
 )
 
 
-def cell_with(count: int, wrong: list[int]) -> AccuracyCell:
-    return AccuracyCell("m", "parity", 1, count, count - len(wrong), *(0.0,) * 6, wrong=wrong)
+def cell_with(count: int, wrong: list[int]) -> Row:
+    return {"count": count, "wrong": wrong}
 
 
 def test_models_are_compared_on_the_texts_both_have() -> None:
@@ -79,21 +69,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[AnswerForm], P
 
 @pytest.fixture(scope="module")
 def model(folder: Callable[[AnswerForm], Path]) -> EvalModel:
-    return open_model("own", folder("thinking"), open_llm, SETTINGS.tasks, 1, True)
+    return EvalModel("own", folder("thinking"), open_llm, SETTINGS.tasks, 1, True)
 
 
-def eval_set(folder: Path) -> EvalSet:
-    return EvalSet(folder, read_training_info(folder), None, SETTINGS.tasks, 1, True)
+@pytest.fixture(scope="module")
+def chain(folder: Callable[[AnswerForm], Path]) -> EvalModel:
+    return EvalModel("chain", folder("cot"), open_llm, SETTINGS.tasks, 1, True)
 
 
 def answered(text: str, thoughts: tuple[Thought, ...] = ()) -> Result:
     return Result((1,), (Choice(text, (5,), "stop", None, thoughts),), 0, "none", Stats())
 
 
-def test_prompts_are_the_same_for_every_answer_form(folder: Callable[[AnswerForm], Path]) -> None:
-    plain, chain = (eval_set(folder(form)) for form in ("none", "cot"))
+def test_prompts_are_the_same_for_every_answer_form(model: EvalModel, chain: EvalModel) -> None:
     for task in SETTINGS.tasks:
-        asked = [each.draw(task, 3, 4) for each in (plain, chain)]
+        asked = [each.draw(task, 3, 4) for each in (model, chain)]
         assert [each.token_ids for each in asked[0]] == [each.token_ids for each in asked[1]]
         assert len({tuple(each.final for each in some) for some in asked}) == 1
         assert all(each.num_answer > 6 and "So" in each.answer for each in asked[1])
@@ -108,54 +98,52 @@ def test_final_answer_of_a_chain_of_thought() -> None:
 
 def test_answer_is_right_only_if_the_text_is_equal(model: EvalModel) -> None:
     prompt = EvalPrompt((1, 2), " heads.", "heads.", 2)
-    assert is_right(model, prompt, answered(" heads."))
-    assert not is_right(model, prompt, answered(" tails."))
-    assert not is_right(model, prompt, answered(" heads. heads."))
+    assert model.is_right(prompt, answered(" heads."))
+    assert not model.is_right(prompt, answered(" tails."))
+    assert not model.is_right(prompt, answered(" heads. heads."))
 
 
 @pytest.mark.parametrize("task", SETTINGS.tasks)
 def test_forced_gold_thoughts_are_reported(model: EvalModel, task: str) -> None:
-    prompts = model.eval_set.draw(task, 3, 3)
+    prompts = model.draw(task, 3, 3)
     assert all(any(each.thoughts) for each in prompts)
-    forced = [model.params(4, forced_thoughts=dict(enumerate(prompt.thoughts))) for prompt in prompts]
-    results = model.generate_each(prompts, forced)
+    forced = [model.params(each, forced_thoughts=dict(enumerate(each.thoughts))) for each in prompts]
+    results = model.generate(prompts, forced)
     for prompt, result in zip(prompts, results, strict=True):
         own = [thought.token_ids for thought in result.thoughts if thought.chunk < len(prompt.thoughts)]
         assert own == list(prompt.thoughts)
 
 
-def test_accuracy_cell_has_the_engine_s_counts(model: EvalModel) -> None:
-    prompts = model.eval_set.draw("parity", 3, 3)
-    cell, results = measure_cell(model, "parity", 3, prompts)
-    assert (cell.count, len(results)) == (3, 3)
-    assert cell.answer_tokens == sum(len(each.token_ids) for each in results) / 3
-    assert cell.guessed * 3 == sum(each.stats.guessed for each in results) > 0
-    assert cell.rounds * 3 == sum(each.stats.prefill_passes for each in results) > 3
-    assert cell.gold_chunks is not None and 0 <= cell.gold_chunks < 1
+def test_accuracy_has_the_engine_s_counts(model: EvalModel) -> None:
+    prompts = model.draw("parity", 3, 3)
+    row, results = measure_accuracy(model, "parity", 3, prompts)
+    assert (row["count"], len(results)) == (3, 3)
+    assert row["answer_tokens"] == sum(len(each.token_ids) for each in results) / 3
+    assert row["guessed"] * 3 == sum(each.stats.guessed for each in results) > 0
+    assert row["rounds"] * 3 == sum(each.stats.prefill_passes for each in results) > 3
+    assert 0 <= row["gold_chunks"] < 1
 
 
 def test_swapped_last_thought_flips_the_answer_of_a_trained_model(model: EvalModel) -> None:
     assert opposite(" heads tails.") == " tails heads."
-    prompts = model.eval_set.draw("parity", 3, 3)
-    _, results = measure_cell(model, "parity", 3, prompts)
-    found = swap_last_thought(model, 3, prompts, results)
-    assert found.count + found.without_thought == 3
-    assert found.unchanged == found.count > 0  # what was thought anyway changes nothing
-    assert found.flipped == 0  # it never says heads or tails
-    coin = open_model("coin", locate(COIN).path, open_llm, ("parity",), 1, False)
-    prompts = coin.eval_set.draw("parity", 5, 4)
-    cell, results = measure_cell(coin, "parity", 5, prompts)
-    found = swap_last_thought(coin, 5, prompts, results)
-    assert cell.accuracy == 1
-    assert found.flipped == found.unchanged == found.count > 0  # and one that has learnt it says the other
+    coin = EvalModel("coin", locate(COIN).path, open_llm, ("parity",), 1, False)
+    for one, events, accuracy in ((model, 3, 0), (coin, 5, 1)):
+        prompts = one.draw("parity", events, 3)
+        row, results = measure_accuracy(one, "parity", events, prompts)
+        found = swap_last_thought(one, events, list(zip(prompts, results, strict=True)))
+        assert row["accuracy"] == accuracy and found["count"] + found["without_thought"] == 3
+        assert found["unchanged"] == found["count"] > 0  # what was thought anyway changes nothing
+        # The untrained one never says heads or tails. One that has learnt it says the other.
+        assert found["flipped"] == accuracy * found["count"]
 
 
 def test_think_off_equals_the_plain_model(model: EvalModel) -> None:
-    prompts = model.eval_set.draw("variables", 3, 2)
+    prompts = model.draw("variables", 3, 2)
     with plain_copy(model.folder) as plain:
         llm = open_llm(plain)
-        asked = [model.params(each.max_tokens) for each in prompts]
-        expected = [each.token_ids for each in model.generate_each(prompts, asked, llm)]
+        asked = [model.params(each) for each in prompts]
+        plain_results = llm.generate([each.token_ids for each in prompts], asked, use_tqdm=False)
+        expected = [each.token_ids for each in plain_results]
     assert [each.token_ids for each in model.generate(prompts, think=False)] == expected
     assert all(not each.thoughts for each in model.generate(prompts, think=False))
 
@@ -171,20 +159,18 @@ def test_predicted_thoughts_change_rounds_but_no_answer(model: EvalModel) -> Non
 
 def test_coin_texts_have_the_density_of_events(model: EvalModel) -> None:
     (dense,), (none,) = (coin_texts(model, density, 1, 120) for density in ("dense", "none"))
-    decode = model.eval_set.tokenizer.decode
+    decode = model.tokenizer.decode
     assert decode(list(dense.token_ids)).count("flip") > 10
     assert decode(list(none.token_ids)).count("flip") == 0
     assert max(len(dense.token_ids), len(none.token_ids)) <= 120
 
 
-def test_latency_of_two_models(model: EvalModel, folder: Callable[[AnswerForm], Path]) -> None:
-    chain = open_model("chain", folder("cot"), open_llm, SETTINGS.tasks, 1, True)
-    own, other = measure_latency([model, chain], 2, events=3)
-    assert own.ratio is None and other.ratio == other.median_ms / own.median_ms
-    assert own.prompt_tokens == other.prompt_tokens
-    assert own.tokens_per_event is None
-    assert other.tokens_per_event is not None and other.tokens_per_event >= 5
-    assert " So" in other.example
+def test_latency_of_two_models(model: EvalModel, chain: EvalModel) -> None:
+    own, other = measure_latency([model, chain], 2, events=3, task="parity")
+    assert own["ratio"] == 1 and other["ratio"] == other["median_ms"] / own["median_ms"]
+    assert own["prompt_tokens"] == other["prompt_tokens"]
+    assert own["tokens_per_event"] is None and other["tokens_per_event"] >= 5
+    assert " So" in other["example"]
 
 
 def test_cost_of_three_variants(model: EvalModel) -> None:
@@ -196,10 +182,7 @@ def test_cost_of_three_variants(model: EvalModel) -> None:
 
 
 def test_eval_report_is_written_as_json(folder: Callable[[AnswerForm], Path], tmp_path: Path) -> None:
-    folders = [
-        ModelFolder("own", folder("thinking")),
-        ModelFolder("plain", folder("none")),
-    ]
+    folders = [("own", folder("thinking")), ("plain", folder("none"))]
     settings = EvalSettings(events=(2, 4, 5), count=2, ablate=True)
     notes: list[str] = []
     report = run_eval(folders, settings, open_llm, tmp_path, notes.append)
@@ -214,10 +197,11 @@ def test_eval_report_is_written_as_json(folder: Callable[[AnswerForm], Path], tm
         ("parity", 4),
         ("variables", 4),
     }
-    shares = [each.accuracy for each in report.accuracy if each.model == "own" and each.task == "parity"]
-    assert report.mean_accuracy("own", "parity") == sum(shares[1:]) / 2  # of 4 and 5 events
+    shares = [
+        each["accuracy"] for each in report.accuracy if (each["model"], each["task"]) == ("own", "parity")
+    ]
+    assert held["mean_accuracy"][0]["accuracy"] == sum(shares[1:]) / 2  # of 4 and 5 events
     assert notes
-    assert plot_accuracy(tmp_path).read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match="its own name"):
         run_eval(folders[:1] * 2, settings, open_llm, None, notes.append)
 
@@ -239,21 +223,23 @@ def test_file_and_text_tasks_are_evaluated_with_their_thoughts(
     path = tmp_path / "qa9_test.jsonl"
     path.write_text('{"prompt": "Nora went to the hall. Where is Nora?", "answer": "hall."}\n')
     tasks = (f"jsonl:{path}", "outside")
-    folders = [ModelFolder("own", folder("thinking")), ModelFolder("chain", folder("cot"))]
+    folders = [("own", folder("thinking")), ("chain", folder("cot"))]
     settings = EvalSettings(tasks=tasks[::-1], count=2, latency=True)
     report = run_eval(folders, settings, open_llm, tmp_path, lambda text: None)
-    assert [(cell.model, cell.task, cell.events, cell.count) for cell in report.accuracy] == [
+    found = [tuple(row[key] for key in ("model", "task", "events", "count")) for row in report.accuracy]
+    assert found == [
         ("own", "outside", 0, 2),
         ("own", tasks[0], 0, 1),
         ("chain", "outside", 0, 2),
         ("chain", tasks[0], 0, 1),
     ]
-    assert {each.model for each in report.examples} == {"own"}
-    assert report.examples[-1].gold == "hall."
-    assert re.sub(r" ‹[^›]*›", "", report.examples[-1].prompt) == "Nora went to the hall. Where is Nora? A:"
-    assert [(each.task, each.events) for each in report.latency] == [("outside", 0)] * 2
-    assert all(each.answer_ms > 0 and 0 < each.first_ms <= each.median_ms for each in report.latency)
+    assert {each["model"] for each in report.examples} == {"own"}
+    last = report.examples[-1]
+    assert last["gold"] == "hall."
+    assert re.sub(r" ‹[^›]*›", "", last["prompt"]) == "Nora went to the hall. Where is Nora? A:"
+    assert [(each["task"], each["events"]) for each in report.latency] == [("outside", 0)] * 2
+    assert all(each["answer_ms"] > 0 and 0 < each["first_ms"] <= each["median_ms"] for each in report.latency)
     console = Console(file=io.StringIO(), width=220)
     show_eval(report, console)
     shown = console.file.getvalue()
-    assert "jsonl qa9_test" in shown
+    assert "jsonl qa9_test" in shown and "chain answers an example with: So" in shown

@@ -8,7 +8,7 @@ import pytest
 from holdfast import LLM
 from holdfast.errors import ConfigError
 from holdfast_thinking.data.jsonl import read_chat
-from holdfast_thinking.data.samples import _whole_sentences, sample_prompts, training_prompts, write_samples
+from holdfast_thinking.data.samples import sample_prompts, training_prompts, write_samples
 from support.tiny import tiny_model
 
 
@@ -34,7 +34,3 @@ def test_no_answer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no answer ends within max_tokens"):
         write_samples(llm, file, sample_prompts(1, 0, []), 1, 0)
     assert not file.exists()
-
-
-def test_answer_that_is_cut_off_ends_with_a_sentence() -> None:
-    assert _whole_sentences("It is. I thi") == "It is." and _whole_sentences("no end") == ""

@@ -165,7 +165,7 @@ def test_exported_folder_is_the_trained_model(tmp_path: Path) -> None:
     thinking = read_thinking(tmp_path, config)
     assert thinking == run.model.thinking and thinking is not None
     reference = open_reference(tmp_path)
-    batch = run.source.eval_batch("parity", 3, 4)
+    batch = run.source.eval_batch([("parity", 3)], 4)
     validated = validate(run.model, batch, CPU)
     with torch.no_grad():
         for row in range(4):
@@ -216,7 +216,7 @@ def test_backbone_is_given_a_window(tmp_path: Path) -> None:
     plain_weights = load_file(tmp_path / "plain" / "model.safetensors")
     windowed = load_file(tmp_path / "thinking" / "model.safetensors")
     assert all(torch.equal(windowed[name], tensor) for name, tensor in plain_weights.items())
-    batch = run.source.eval_batch("parity", 3, 4)
+    batch = run.source.eval_batch([("parity", 3)], 4)
     validated = validate(run.model, batch, CPU)
     reference = open_reference(tmp_path / "thinking")
     with torch.no_grad():

@@ -8,8 +8,9 @@ last token of a thought. Everything else passes through. The engine does not kno
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, StepPlan, ThoughtIds
+from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, StepPlan
 from holdfast.engine.engine import PlanRunner
 
 
@@ -50,13 +51,11 @@ class FaultyProposer:
                     self._corrupt_samples(given) if span.sampling.params.deterministic else given
                     for span, given in zip(one.spans, results[index].samples, strict=True)
                 )
-                thoughts = self._corrupt_thoughts(one, results[index].thoughts)
-                results[index] = replace(results[index], samples=samples, thoughts=thoughts)
+                extra = self._corrupt_thoughts(one, results[index].extra)
+                results[index] = replace(results[index], samples=samples, extra=extra)
         return results
 
-    def _corrupt_thoughts(
-        self, one: Pass, true: tuple[tuple[ThoughtIds, ...], ...]
-    ) -> tuple[tuple[ThoughtIds, ...], ...]:
+    def _corrupt_thoughts(self, one: Pass, true: tuple[Any, ...]) -> tuple[object, ...]:
         if not true:
             return true
         return tuple(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
 from holdfast.scheduler.policy import DeterminismMode, SchedulerConfig, Speculation
+from holdfast.thinking.log import thought_logs
 
 _PASS_TOKENS = (32, 48, 64, 128, 512)
 _REFERENCE_PASSES = (2, 2, 2, 3, 4)  # a pass holds at least two reference passes
@@ -118,6 +119,7 @@ def _schedule(
 ) -> SchedulerConfig:
     speculation: Speculation = rng.choice(["off", "ngram"])
     usual = engine.scheduler.config
+    thinking = thought_logs(usual.new_extension)
     return replace(
         usual,
         max_num_seqs=min(rng.randint(2, 32), usual.max_num_seqs),
@@ -127,7 +129,7 @@ def _schedule(
         prefix_cache=rng.random() < 0.8,
         speculation=probe.speculation or speculation,
         spot_check_rate=rng.choice([0.0, 0.05, 1.0]),
-        max_guesses=rng.choice([0, 2, usual.max_guesses]) if usual.chunk_len else usual.max_guesses,
+        new_extension=thinking and replace(thinking, max_guesses=rng.choice([0, 2, thinking.max_guesses])),
     )
 
 

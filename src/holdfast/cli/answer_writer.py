@@ -9,12 +9,13 @@ are not shown.
                 heads
 """
 
+import re
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.cli.console import note, stderr
-from holdfast.cli.word_wrap import WordWrap
 from holdfast.core.results import Thought
 from holdfast.core.sampling_params import SamplingParams
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from holdfast.text.tokenizer import Tokenizer
 
 _STYLE = "dim italic"
+_PIECES = re.compile(r"\n|[^\S\n]+|[^\s]+")
+_FENCE = "```"
+_CODE_INDENT = 4
 
 
 class PromptText:
@@ -42,7 +46,7 @@ class PromptText:
         return len(self._ids)
 
     def take_until(self, length: int) -> str:
-        """The text up to this number of tokens, from where the last call ended."""
+        """Return the text up to this number of tokens, from where the last call ended."""
         pieces = [self._text.push(token_id) for token_id in self._ids[self._num_taken : length]]
         self._num_taken = max(self._num_taken, length)
         return "".join(pieces) + (self._text.flush() if self._num_taken >= len(self._ids) else "")
@@ -87,7 +91,7 @@ class AnswerWriter:
         self._line_is_open = not self._answering
 
     def end(self) -> None:
-        """The answer is complete."""
+        """End the answer: write what is held back and a line break."""
         self._begin_answer()
         if self._wrap is not None:
             self._wrap.flush()
@@ -139,7 +143,7 @@ class AnswerWriter:
 
 
 def has_thoughts(llm: "LLM", params: SamplingParams) -> bool:
-    """Whether this model thinks with these settings; a note says why not."""
+    """Return whether this model thinks with these settings. A note says why not."""
     if not llm.engine.limits.max_thought:
         note("this model does not think: there are no thoughts to show")
     elif not params.think:
@@ -148,28 +152,22 @@ def has_thoughts(llm: "LLM", params: SamplingParams) -> bool:
 
 
 class NewThoughts:
-    """Selects the thoughts that the last turn did not show.
+    """Select the thoughts of a turn that the last turn did not show.
 
-    Every turn reads the whole conversation again.
+    Every turn reads the whole conversation again. `turn` has all thoughts of this one.
     """
 
-    def __init__(self) -> None:
-        self._last: list[Thought] = []
-        self._turn: list[Thought] = []
+    def __init__(self, last: Sequence[Thought] = ()) -> None:
+        self._last = last
         self._is_new = False
-
-    def begin_turn(self) -> None:
-        self._last, self._turn, self._is_new = self._turn, [], False
-
-    def forget(self) -> None:
-        self._turn = []
+        self.turn: list[Thought] = []
 
     def select(self, thoughts: Sequence[Thought]) -> list[Thought]:
-        """These thoughts, from the first on that differs from the last turn's."""
+        """Return these thoughts, from the first on that differs from the last turn's."""
         new = []
         for thought in thoughts:
-            at = len(self._turn)
-            self._turn.append(thought)
+            at = len(self.turn)
+            self.turn.append(thought)
             self._is_new = self._is_new or at >= len(self._last) or self._last[at] != thought
             if self._is_new:
                 new.append(thought)
@@ -177,7 +175,7 @@ class NewThoughts:
 
 
 def thought_line(thought: Thought) -> str:
-    """A thought on one line; the token ids if they have no text."""
+    """Return a thought on one line, or its token ids if they have no text."""
     return " ".join(thought.text.split()) or " ".join(f"#{token_id}" for token_id in thought.token_ids)
 
 
@@ -186,3 +184,93 @@ def _print_line(text: str, mark: str = "") -> None:
 
     words = " ".join(text.split())
     stderr().print(Text.assemble(f"{words} " if words and mark else words, (mark, _STYLE)))
+
+
+class WordWrap:
+    """Wrap streamed text at word boundaries, to the terminal's width.
+
+    A terminal breaks a line that is too long inside a word. Here the line break is put before the word
+    instead. The last word is held back until it is known to be complete, so text appears one word late
+    and never has to be moved. Lines of code (indented by four columns, or between fences) are not
+    wrapped: a line break would change them.
+    """
+
+    def __init__(self, write: Callable[[str], object], width: Callable[[], int] | None = None) -> None:
+        self._write = write
+        self._width = width or (lambda: shutil.get_terminal_size().columns)
+        self._column = 0
+        self._space = ""  # held back: it is dropped where a line is broken
+        self._word = ""  # held back: it may go on
+        self._is_inside = False  # a part of a word longer than a line has been written
+        self._is_line_start = True
+        self._in_fence = False
+        self._is_code = False
+
+    def write(self, text: str) -> None:
+        for piece in _PIECES.findall(text):
+            if piece == "\n":
+                self._end_line()
+            elif piece.isspace():
+                self._put_word()
+                self._space += piece
+                self._is_inside = False
+            else:
+                self._add(piece)
+
+    def flush(self) -> None:
+        """Write all that is held back."""
+        self._put_word()
+        self._put(self._space)
+        self._space = ""
+
+    def advance(self, num_cells: int) -> None:
+        """Something else was written in this line."""
+        self._column += num_cells
+
+    def _add(self, piece: str) -> None:
+        """Add to the last word. Between wide characters, as of Chinese, a line may be broken."""
+        for character in piece:
+            if _cells(character) > 1:
+                self._put_word()
+                self._word, self._is_inside = character, False
+                self._put_word()
+            else:
+                self._word += character
+        if _cells(self._word) >= self._width():  # longer than a line: the terminal breaks it
+            self._put_word()
+            self._is_inside = True
+
+    def _put_word(self) -> None:
+        if not self._word:
+            return
+        word, space, self._word, self._space = self._word, self._space, "", ""
+        if self._is_line_start:
+            self._is_line_start = False
+            self._is_code = self._in_fence or _cells(space.expandtabs()) >= _CODE_INDENT
+            if word.startswith(_FENCE):
+                self._in_fence, self._is_code = not self._in_fence, True
+        needed = self._column + _cells(space) + _cells(word)
+        is_fixed = self._is_code or self._is_inside
+        if self._column and not is_fixed and needed > self._width():
+            self._write("\n")
+            self._column, space = 0, ""
+        self._put(space + word)
+
+    def _end_line(self) -> None:
+        self.flush()
+        self._write("\n")
+        self._column, self._is_line_start, self._is_inside = 0, True, False
+
+    def _put(self, text: str) -> None:
+        if text:
+            self._write(text)
+            self._column += _cells(text.expandtabs())
+
+
+def _cells(text: str) -> int:
+    """Return the number of columns that a terminal shows a text in."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)

@@ -4,8 +4,11 @@ rich is imported when something is shown.
 """
 
 import sys
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING
+
+from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,14 +22,14 @@ def stderr() -> "Console":
 
 
 def show_error(message: str) -> None:
-    """One red line."""
+    """Write one red line."""
     from rich.text import Text
 
     stderr().print(Text(f"error: {' '.join(message.split())}", style="red"))
 
 
 def note(message: str) -> None:
-    """One dimmed line."""
+    """Write one dimmed line."""
     from rich.text import Text
 
     stderr().print(Text(message, style="dim"))
@@ -72,3 +75,10 @@ class StageBars:
         if task is None:
             task = self.stages[stage] = self._progress.add_task(stage, total=total)
         self._progress.update(task, completed=done, total=total)
+
+
+def require_packages(*packages: str, extra: str, what: str) -> None:
+    """Raise `ConfigError` if an optional package is not installed."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise ConfigError(f"{what} needs {package}; install it with: pip install 'holdfast[{extra}]'")

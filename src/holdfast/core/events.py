@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from holdfast.core.fast_dataclass import fast_dataclass
 from holdfast.core.results import Determinism, Stats
-from holdfast.core.step_plan import Sampled, ThoughtIds, TokenLogprob
+from holdfast.core.step_plan import Sampled, TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 
 
@@ -39,11 +39,11 @@ class PromptPooled:
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtsCommitted:
-    """The thoughts after the next chunks, as (chunk, thought)."""
+class ExtraCommitted:
+    """What is new of the request's extension: see `RequestExtension.commit`."""
 
     request_id: int
-    thoughts: tuple[tuple[int, ThoughtIds], ...]
+    items: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ Event = (
     | TokensConfirmed
     | PromptScored
     | PromptPooled
-    | ThoughtsCommitted
+    | ExtraCommitted
     | CertificateChecked
     | RequestEnded
 )

@@ -1,16 +1,22 @@
-"""A request as the scheduler takes it: valid, tokenised, with a seed. It never changes.
+"""A request: one prompt and how to answer it. It is made once and never changes.
 
-A client's request for n answers becomes n of these, which differ in id, seed and index.
+The route or the Python call makes it (`RequestDefaults.request`). It crosses to the engine process as
+it is, is checked there, and the scheduler keeps it. A request for n answers has n ids, from
+`request_id` on.
 """
 
+import secrets
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
-from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sampling_params import RestOfContext, SamplingParams
 from holdfast.core.sent_answer import SentChoice
 
+SEED_BITS = 53  # of a random seed: every JSON parser reads such an integer exactly
 _MASK = (1 << 64) - 1
 
 
@@ -25,42 +31,44 @@ class AnswerText(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and how to answer it. `request_id` counts up with arrival, and requests are queued
-    in that order.
+    """One prompt and how to answer it.
 
-    score_from is the first position whose token's logprob is asked for, if any. bad_words are token
-    sequences that may not be completed. echo_text is the beginning of the answer's text. grammars has
-    one for each answer, if the output is structured. read_len is the length of the prompt if the tokens
-    after it are an answer to be scored. want_receipt: the result gets a receipt. cache_salt separates
-    the prefix cache: pages are shared among requests with the same salt. tenant is an opaque name:
-    tenants get equal shares of the engine while it is busy. max_running is the number of requests of
-    this tenant that may run at once.
-    pooling: the result is an embedding of the prompt. sent is what the client has of each answer
-    already, if another engine began it.
+    request_id    counts up from 1 with arrival; requests are queued in that order. 0: it has none yet
+    prompt_ids    all tokens that are given, a completion to score included
+    params        with `deterministic` decided and max_tokens a number; `seed` is what the client said
+    seed          of the first answer
+    read_len      the length of the prompt, if the tokens after it are an answer to be scored
+    pooling       the result is an embedding of the prompt
+    echo_text     the beginning of the answer's text; empty: the engine decodes the prompt, if the
+                  client asked for an echo
+    want_receipt  the result gets a receipt
+    cache_salt    separates the prefix cache: pages are shared among requests with the same salt
+    tenant        an opaque name: tenants get equal shares of the engine while it is busy
+    max_running   the number of requests of this tenant that may run at once
+    sent          what the client has of each answer already, if an engine began them
     """
 
     request_id: int
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     seed: int
-    eos_ids: frozenset[int] = frozenset()
-    index: int = 0
-    score_from: int | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    echo_text: str = ""
     read_len: int | None = None
+    pooling: Pooling | None = None
+    echo_text: str = ""
     want_receipt: bool = True
     cache_salt: str = ""
     tenant: str = ""
     max_running: int | None = None
-    pooling: Pooling | None = None
     sent: tuple[SentChoice, ...] = ()
-    grammars: tuple[Grammar, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def deterministic(self) -> bool:
-        """The engine decided it where the client said nothing, see `RequestDefaults`."""
         return bool(self.params.deterministic)
+
+    @property
+    def ids(self) -> range:
+        """The ids of its answers."""
+        return range(self.request_id, self.request_id + self.params.n)
 
     @property
     def prompt_len(self) -> int:
@@ -71,20 +79,104 @@ class Request:
         """The largest number of positions: prompt and answer."""
         return self.prompt_len + self.params.max_tokens
 
-    def branches(self) -> "tuple[Request, ...]":
-        """One request for each of the n answers, with consecutive ids. The first is this request
-        itself."""
-        return tuple(
-            replace(
-                self,
-                request_id=self.request_id + index,
-                seed=branch_seed(self.seed, index),
-                index=index,
-                score_from=None if index else self.score_from,
-                sent=self.sent[index : index + 1],
-            )
-            for index in range(self.params.n)
+    @property
+    def score_from(self) -> int | None:
+        """The first position whose token's logprob is asked for, if any."""
+        if self.pooling is not None:
+            return None
+        first = None if self.params.prompt_logprobs is None else 1
+        return first if self.read_len is None else self.read_len
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that the engine has checked, and what it made of it.
+
+    eos_ids end an answer. bad_words are token sequences that may not be completed. grammars has one
+    for each answer, if the output is structured.
+    """
+
+    request: Request
+    eos_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammars: tuple[Grammar, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def request_id(self) -> int:
+        return self.request.request_id
+
+
+@dataclass(frozen=True)
+class RequestDefaults:
+    """What an engine assumes where a request says nothing.
+
+    seed is for requests without one. None: a random seed, or 0 for greedy decoding, which needs none.
+    """
+
+    deterministic: bool = False
+    seed: int | None = None
+
+    def request(
+        self,
+        prompt_ids: Iterable[int],
+        params: SamplingParams,
+        *,
+        max_model_len: int,
+        completion_ids: Sequence[int] | None = None,
+        pooling: Pooling | None = None,
+        echo_text: str | None = None,
+        want_receipt: bool = True,
+        cache_salt: str = "",
+        tenant: str = "",
+        max_running: int | None = None,
+        sent: tuple[SentChoice, ...] = (),
+    ) -> Request:
+        """Make a request: decide `deterministic`, the seed and max_tokens. It has no id and is not
+        checked yet.
+
+        completion_ids: score these tokens after the prompt. echo_text: the prompt's text, where it is
+        known.
+        """
+        ids = tuple(prompt_ids)
+        read_len = None if completion_ids is None else len(ids)
+        ids += tuple(completion_ids or ())
+        return Request(
+            0,
+            ids,
+            self.decide(params, len(ids), max_model_len),
+            self.seed_of(params),
+            read_len,
+            pooling,
+            (echo_text or "") if params.echo and completion_ids is None else "",
+            want_receipt,
+            cache_salt,
+            tenant,
+            max_running,
+            sent,
         )
+
+    def is_deterministic(self, asked: bool | None) -> bool:
+        return self.deterministic if asked is None else asked
+
+    def decide(self, params: SamplingParams, prompt_len: int, max_model_len: int) -> SamplingParams:
+        """The parameters with `deterministic` and max_tokens decided."""
+        if params.deterministic is None:
+            params = copy(params)  # `replace` would check every value again
+            object.__setattr__(params, "deterministic", self.deterministic)
+        if isinstance(params.max_tokens, RestOfContext):
+            params = replace(params, max_tokens=max(1, max_model_len - prompt_len))
+        return params
+
+    def seed_of(self, params: SamplingParams) -> int:
+        """The request's seed, else the engine's."""
+        if params.seed is not None:
+            return params.seed
+        if self.seed is not None:
+            return self.seed
+        return 0 if params.greedy else secrets.randbits(SEED_BITS)
+
+
+NO_DEFAULTS = RequestDefaults()
 
 
 def branch_seed(seed: int, index: int) -> int:

@@ -53,15 +53,18 @@ def weakest(modes: Iterable[Determinism]) -> Determinism:
     return min(modes, key=_WEAKEST_FIRST.index, default="none")
 
 
+ThoughtIds = tuple[int, ...]  # the tokens of a thought without its end token; (): the trivial thought
+
+
 @dataclass(frozen=True)
 class Thought:
-    """What a model that thinks wrote after a chunk that ends at position. A trivial thought has no
+    """What a thinking model wrote after the chunk that ends at `position`. A trivial thought has no
     text."""
 
     chunk: int
     position: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: ThoughtIds
 
 
 class Pending(Generic[T]):
@@ -119,7 +122,7 @@ class Choice:
     """
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: ThoughtIds
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = _LOGPROBS
     thoughts: tuple[Thought, ...] = ()

@@ -2,9 +2,7 @@
 object is valid."""
 
 import math
-import secrets
-from collections.abc import Iterable, Mapping
-from copy import copy
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import islice
 from numbers import Integral, Real
@@ -18,7 +16,6 @@ MAX_LOGPROBS = 100
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 MAX_SEED = (1 << 64) - 1
-SEED_BITS = 53  # of a random seed: every JSON parser reads such an integer exactly
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_CHOICES = 128
 MAX_BIASED = 1024
@@ -29,7 +26,7 @@ MAX_BAD_CHARS = 1 << 14  # of all of them together: each is tokenised, and searc
 
 _BOOLEANS = ("ignore_eos", "echo", "think", "skip_special_tokens", "include_stop_str_in_output")
 
-ForcedThoughts = Mapping[int, Iterable[int]] | Iterable[tuple[int, Iterable[int]]]  # by chunk
+ForcedThoughts = Mapping[int, Collection[int]] | Collection[tuple[int, Collection[int]]]  # by chunk
 
 
 class RestOfContext(int):
@@ -62,8 +59,8 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: str | Iterable[str] | None = ()
-    stop_token_ids: Iterable[int] | None = ()
+    stop: str | Collection[str] | None = ()
+    stop_token_ids: Collection[int] | None = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     deterministic: bool | None = None
@@ -71,10 +68,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None = ()
-    allowed_token_ids: Iterable[int] | None = None
-    bad_token_ids: Iterable[int] = ()
-    bad_words: str | Iterable[str] | None = ()
+    logit_bias: Mapping[int, float] | Collection[tuple[int, float]] | None = ()
+    allowed_token_ids: Collection[int] | None = None
+    bad_token_ids: Collection[int] = ()
+    bad_words: str | Collection[str] | None = ()
     prompt_logprobs: int | None = None
     echo: bool = False
     structured: StructuredOutput | None = None
@@ -196,39 +193,6 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
-
-
-@dataclass(frozen=True)
-class RequestDefaults:
-    """What an engine assumes where a request says nothing.
-
-    seed is for requests without one. None: a random seed, or 0 for greedy decoding, which needs none.
-    """
-
-    deterministic: bool = False
-    seed: int | None = None
-
-    def is_deterministic(self, asked: bool | None) -> bool:
-        return self.deterministic if asked is None else asked
-
-    def apply(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with `deterministic` decided."""
-        if params.deterministic is not None:
-            return params
-        decided = copy(params)  # `replace` would check every value again
-        object.__setattr__(decided, "deterministic", self.deterministic)
-        return decided
-
-    def seed_of(self, params: SamplingParams) -> int:
-        """The request's seed, else the engine's."""
-        if params.seed is not None:
-            return params.seed
-        if self.seed is not None:
-            return self.seed
-        return 0 if params.greedy else secrets.randbits(SEED_BITS)
-
-
-NO_DEFAULTS = RequestDefaults()
 
 
 def score_params(

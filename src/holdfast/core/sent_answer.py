@@ -7,7 +7,8 @@ Those of an ordinary request are committed at once.
 
 from dataclasses import dataclass, replace
 
-from holdfast.core.step_plan import ThoughtIds, TokenLogprob
+from holdfast.core.results import ThoughtIds
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 
 
@@ -43,9 +44,4 @@ class SentChoice:
         )
 
 
-@dataclass(frozen=True)
-class SentAnswer:
-    """All choices of one request, and the seed that they were sampled with."""
-
-    seed: int
-    choices: tuple[SentChoice, ...]
+NOTHING_SENT = SentChoice()

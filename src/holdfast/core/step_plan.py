@@ -22,17 +22,13 @@ index:
     an UNKNOWN_TOKEN at position q reads           ring[request_index, q % SAMPLED_RING_SIZE]
 """
 
-from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from operator import itemgetter
 
 from holdfast.core.fast_dataclass import fast_dataclass
 from holdfast.core.grammar import Constraint
 from holdfast.core.pooling import HiddenStates
 from holdfast.core.sampling_params import SamplingParams
-
-ThoughtIds = tuple[int, ...]  # the tokens of a thought without its end token; (): the trivial thought
 
 NO_TOKEN = -1  # sampled where there is none: the request allows none, or no logit is a number
 UNKNOWN_TOKEN = -1  # an input token whose id is only on the device
@@ -75,35 +71,6 @@ class Sampling:
         return self.params.penalises or bool(self.bad_words)
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkRule:
-    """Which chunks of a request are thought about, in a model that thinks. All spans of a request
-    share one object.
-
-    until: only chunks that end at this position or before; None: all. forced replaces the thoughts
-    after some chunks, as (chunk, thought), sorted by chunk. resets: chunks after which a carried state
-    ends.
-    """
-
-    until: int | None = None
-    forced: tuple[tuple[int, ThoughtIds], ...] = ()
-    resets: frozenset[int] = frozenset()
-
-    @classmethod
-    def of(cls, params: SamplingParams, read_len: int, *, while_answering: bool) -> "ThinkRule":
-        """The rule of a request whose prompt has read_len tokens. while_answering: the model also
-        thinks about its answer."""
-        return cls(0 if not params.think else None if while_answering else read_len, params.forced)
-
-    def thinks(self, chunk: int, chunk_len: int) -> bool:
-        return self.until is None or (chunk + 1) * chunk_len <= self.until
-
-    def forced_on(self, chunk: int) -> ThoughtIds | None:
-        at = bisect_left(self.forced, chunk, key=itemgetter(0))
-        found = at < len(self.forced) and self.forced[at][0] == chunk
-        return self.forced[at][1] if found else None
-
-
 @fast_dataclass
 class Span:
     """Tokens at positions start .. start + len(token_ids) - 1 of one request. Those from
@@ -113,9 +80,9 @@ class Span:
     tokens before sample_from. history is the tokens before start, if `Sampling.needs_history`; it is
     empty if only the device may know them, which then reads them beside the KV.
     with_checksums: report checksums of the sampled tokens' logits. request_index is the request's
-    ring of sampled tokens, -1 if no later span reads it. rule: think about chunks by this rule;
-    guesses are the thoughts that are assumed after each chunk that ends in the span with more
-    tokens after it. num_pooled: the hidden states of so many tokens before sample_from are asked for.
+    ring of sampled tokens, -1 if no later span reads it. extra is what the pass takes for granted, for
+    the worker's `PassExtension`. num_pooled: the hidden states of so many tokens before sample_from are
+    asked for.
     """
 
     request_id: int
@@ -130,8 +97,7 @@ class Span:
     constraint: Constraint | None = None
     with_checksums: bool = False
     request_index: int = -1
-    rule: ThinkRule | None = None
-    guesses: tuple[ThoughtIds, ...] = ()
+    extra: object = None
     num_pooled: int = 0
 
     @property
@@ -216,11 +182,11 @@ class Sampled:
 @dataclass(frozen=True, slots=True)
 class PassResult:
     """For each span of a pass, in order: its sampled tokens; the logprobs of its scored_ids, if any
-    span has some; the thought after each chunk that ends in it, if the model thinks; the hidden
-    states to pool, if any span has some. mismatch: where a check found different bits."""
+    span has some; what the worker's `PassExtension` found, if there is one; the hidden states to pool,
+    if any span has some. mismatch: where a check found different bits."""
 
     samples: tuple[tuple[Sampled, ...], ...]
     scores: tuple[tuple[TokenLogprob, ...], ...] = ()
-    thoughts: tuple[tuple[ThoughtIds, ...], ...] = ()
+    extra: tuple[object, ...] = ()
     mismatch: str | None = None
     pooled: tuple[HiddenStates, ...] = ()

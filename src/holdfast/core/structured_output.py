@@ -5,7 +5,7 @@ Only what needs no tokenizer is checked here. Compiling finds the rest (`structu
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Literal
@@ -35,7 +35,7 @@ class StructuredOutput:
     json_schema: str | Mapping[str, Any] | bool | None = None
     json_object: bool = False
     regex: str | None = None
-    choice: Iterable[str] | None = None
+    choice: Collection[str] | None = None
     lark: str | None = None
     json_rules: int = JSON_RULES
     special_tokens: bool = False

@@ -54,7 +54,7 @@ from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend, uses_c_kernels, uses_triton
 from holdfast.numerics.settings import NumericSettings, numeric_settings
 from holdfast.numerics.settings_guard import SettingsGuard
-from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts, own_code
+from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts
 from holdfast.receipts.machine import Machine, describe_machine
 from holdfast.receipts.receipt import ReceiptFactory
 from holdfast.receipts.signing import SigningKey
@@ -64,11 +64,12 @@ from holdfast.structured.compiler import GrammarCompiler
 from holdfast.text.tokenizer import Tokenizer
 from holdfast.thinking.blocks import load_blocks
 from holdfast.thinking.config import ThinkingConfig, read_thinking, thinking_folder
+from holdfast.thinking.log import ThoughtLogs
+from holdfast.thinking.runner import ThoughtRunner, slot_bytes
 from holdfast.thinking.weights import thinking_parts
 from holdfast.worker.device import choose_device, cpu_name, device_name, device_parts, free_memory
 from holdfast.worker.kv_store import KVStore, num_pages_in, page_bytes
 from holdfast.worker.model_runner import ModelRunner
-from holdfast.worker.thought_runner import ThoughtRunner
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -114,6 +115,11 @@ class _Setup:
     @property
     def thinks(self) -> bool:
         return self.thinking is not None
+
+    @property
+    def extra_slot_bytes(self) -> int:
+        """What a slot holds besides keys and values."""
+        return slot_bytes(self.model.hidden_size, self.dtype) if self.thinks else 0
 
 
 def assemble(
@@ -197,8 +203,8 @@ def _assemble(
     clock.end("weights")
     num_pages = _num_pages(setup, backend)
     store = KVStore(num_pages, model, backend)
-    thought_runner = None if blocks is None else ThoughtRunner(decoder, blocks, num_pages)
-    runner = ModelRunner(decoder, store, thought_runner)
+    extension = None if blocks is None else ThoughtRunner(decoder, blocks, num_pages)
+    runner = ModelRunner(decoder, store, extension)
     clock.end("KV cache")
     if setup.device.type == "cuda":
         _plan_graphs(runner, schedule, setup.max_len)
@@ -275,7 +281,6 @@ def _obtain_certificate(
         decoder,
         runner,
         store,
-        settings=setup.settings,
         max_pass_tokens=limits.max_pass_tokens,
         max_len=setup.max_len,
         lender=pages,
@@ -309,14 +314,13 @@ def _start_fingerprint(
     canary: Canary,
 ) -> FingerprintTask:
     thinking, folder = setup.thinking, setup.folder
-    own_code(thinks=setup.thinks)  # found by the thread, which must not parse sources beside Triton
     return FingerprintTask(
         checkpoint,
         lambda: engine_parts(
             setup.model,
             eos_ids,
             tokenizer,
-            backend.recipe,
+            backend,
             setup.settings,
             device_parts(setup.device),
             canary.reference,
@@ -356,6 +360,9 @@ def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
 
 def _schedule(setup: _Setup, backend: Backend) -> SchedulerConfig:
     config, thinking = setup.config, setup.thinking
+    new_extension = None
+    if thinking is not None:
+        new_extension = ThoughtLogs(thinking.chunk, thinking.while_answering, thinking.reset_ids)
     return SchedulerConfig(
         max_num_seqs=setup.limits.max_num_seqs,
         max_pass_tokens=setup.limits.max_pass_tokens,
@@ -365,9 +372,7 @@ def _schedule(setup: _Setup, backend: Backend) -> SchedulerConfig:
         speculation=config.speculation,
         spot_check_rate=config.spot_check_rate_on(setup.device.type),
         async_scheduling=setup.device.type == "cuda" and thinking is None,
-        chunk_len=0 if thinking is None else thinking.chunk,
-        while_answering=thinking is None or thinking.while_answering,
-        reset_ids=() if thinking is None else thinking.reset_ids,
+        new_extension=new_extension,
     )
 
 
@@ -453,13 +458,15 @@ def _num_pages(setup: _Setup, backend: Backend) -> int:
         return _num_pages_in(setup, backend, parse_bytes(setup.config.kv_memory))
     on_gpu = setup.device.type == "cuda"
     budget = default_gpu_kv_bytes(free_memory(setup.device)) if on_gpu else default_kv_bytes()
-    budget = max(budget, page_bytes(setup.model, setup.dtype, backend.page_size, thinks=setup.thinks))
+    budget = max(
+        budget, page_bytes(setup.model, setup.dtype, backend.page_size, extra=setup.extra_slot_bytes)
+    )
     num_needed = setup.limits.max_num_seqs * -(-setup.max_len // backend.page_size)
     return min(_num_pages_in(setup, backend, budget), num_needed)
 
 
 def _num_pages_in(setup: _Setup, backend: Backend, num_bytes: int) -> int:
-    return num_pages_in(num_bytes, setup.model, setup.dtype, backend.page_size, thinks=setup.thinks)
+    return num_pages_in(num_bytes, setup.model, setup.dtype, backend.page_size, extra=setup.extra_slot_bytes)
 
 
 def _require_chunks_in_pages(thinking: ThinkingConfig, page_size: int) -> None:

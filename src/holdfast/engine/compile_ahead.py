@@ -27,7 +27,7 @@ from holdfast.engine.config import EngineConfig, dtype_name
 from holdfast.models.config import DecoderConfig
 from holdfast.numerics.backends.triton import hash_compiler
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
-from holdfast.numerics.code_versions.versions import code_versions
+from holdfast.numerics.versions import sources_digest
 from holdfast.worker.gpu_presence import compute_capability, open_context
 
 _log = logging.getLogger(__name__)
@@ -147,9 +147,8 @@ def _triton_cache() -> Path:
 
 def _done_file(task: CompileTask, capability: tuple[int, int]) -> Path:
     """Its name is a hash of all that the compiled kernels depend on, and of where they are."""
-    code = sorted(code_versions(("kernels/triton", "certification")).items())
     libraries = [_version(name) for name in ("torch", "triton")]
-    content = repr((task.model, task.dtype, capability, code, libraries, str(_triton_cache())))
+    content = repr((task.model, task.dtype, capability, sources_digest(), libraries, str(_triton_cache())))
     return cache_dir() / "kernels" / hashlib.sha256(content.encode()).hexdigest()
 
 

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Literal
 
 from holdfast.core.options import check_choices, option
-from holdfast.core.sampling_params import MAX_SEED, RequestDefaults, show
+from holdfast.core.request import RequestDefaults
+from holdfast.core.sampling_params import MAX_SEED, show
 from holdfast.errors import ConfigError
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode, Speculation

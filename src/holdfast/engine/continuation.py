@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from holdfast.core.results import ThoughtIds
 from holdfast.core.sampling_params import SamplingParams, show
-from holdfast.core.sent_answer import SentAnswer, SentChoice
-from holdfast.core.step_plan import ThinkRule, ThoughtIds, TokenLogprob
+from holdfast.core.sent_answer import SentChoice
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.receipt import Receipt, ReceiptChoice
 from holdfast.text.detokenizer import Detokenizer
+from holdfast.thinking.log import ThinkRule
 
 if TYPE_CHECKING:
     from holdfast.text.tokenizer import Tokenizer
@@ -56,7 +58,7 @@ def sent_answer(
     *,
     chunk_len: int = 0,
     while_answering: bool = False,
-) -> SentAnswer:
+) -> tuple[SentChoice, ...]:
     """What the client has: the receipt's tokens, their logprobs, their text and their thoughts.
 
     An answer that has its max_tokens while another of its request has not has ended. chunk_len and
@@ -76,7 +78,7 @@ def sent_answer(
             _finish_reason(choice, max_tokens),
         )
 
-    return SentAnswer(receipt.seed, tuple(map(sent_choice, receipt.choices)))
+    return tuple(map(sent_choice, receipt.choices))
 
 
 def _finish_reason(choice: ReceiptChoice, max_tokens: int) -> FinishReason | None:

@@ -12,21 +12,25 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from holdfast.certification.certificate import Certificate
 from holdfast.certification.certification import Progress
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.events import CertificateChecked, Event, RequestEnded, TokensCommitted
-from holdfast.core.pooling import Pooling
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared, Request
 from holdfast.core.results import Delta, RequestOutput, with_changes
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentAnswer
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan
 from holdfast.engine.background_work import BackgroundWork, Certifier
 from holdfast.engine.choices import ChoiceSubmitter
-from holdfast.engine.input_processor import GrammarFactory, InputProcessor, Prompt, RequestLimits
+from holdfast.engine.input_processor import (
+    GrammarFactory,
+    InputProcessor,
+    Prompt,
+    RequestLimits,
+    RequestOptions,
+)
 from holdfast.engine.result_collector import ResultCollector
 from holdfast.engine.status import CertificateState, EngineCounters, EngineStatus
 from holdfast.engine.tracer import Tracer
@@ -152,49 +156,25 @@ class Engine:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        *,
         completion: Prompt | None = None,
-        pooling: Pooling | None = None,
-        echo_text: str | None = None,
-        want_receipt: bool = True,
-        request_id: int | None = None,
-        cache_salt: str = "",
-        tenant: str = "",
-        max_running: int | None = None,
-        token: CancelToken | None = None,
-        sent: SentAnswer | None = None,
-    ) -> Request:
-        """Make a valid request, or raise an error that says what is wrong.
+        **options: Unpack[RequestOptions],
+    ) -> Prepared:
+        """Make a valid request of a prompt, or raise an error that says what is wrong.
 
-        It is not queued yet. Any thread may call this.
-
-        With a completion the request scores it: its result has the logprobs of the completion's
-        tokens (`score_params`). With pooling the result has the prompt's embedding. echo_text is the
-        text the prompt's ids were made from, where it is known. A caller that numbers its requests
-        itself gives the request_id; the next params.n - 1 ids belong to the request, too. Requests
-        share cached pages if they have the same cache_salt. tenant is an opaque name: tenants get
-        equal shares of the engine while it is busy, and at most max_running requests of one run at
-        once. sent is what the client has of the answers already, if another engine began them: the
-        outputs continue after it. Raises `Cancelled` soon after the token is cancelled.
+        It is not queued yet. Any thread may call this. With a completion the request scores it: its
+        result has the logprobs of the completion's tokens (`score_params`).
         """
+        return self.check_request(self._input_processor.read(prompt, params, completion, **options))
+
+    def check_request(self, request: Request, token: CancelToken | None = None) -> Prepared:
+        """Check a request that another process made, and compile its grammars. Any thread may call
+        this. Raises `Cancelled` soon after the token is cancelled."""
         self._require_own_process()
-        return self._input_processor.process(
-            prompt,
-            params,
-            completion=completion,
-            pooling=pooling,
-            echo_text=echo_text,
-            want_receipt=want_receipt,
-            request_id=request_id,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            max_running=max_running,
-            token=token,
-            sent=sent,
-        )
+        return self._input_processor.check(request, token)
 
     def prepares_quickly(self, params: SamplingParams) -> bool:
-        """Whether `prepare` need not compile a grammar nor tokenise bad words for these settings."""
+        """Whether `check_request` need not compile a grammar nor tokenise bad words for these
+        settings."""
         return self._input_processor.is_quick(params)
 
     def _require_own_process(self) -> None:
@@ -205,12 +185,13 @@ class Engine:
                 "build the engine in the new process, and start that by spawn"
             )
 
-    def submit(self, request: Request, *, wants_deltas: bool = True) -> None:
+    def submit(self, prepared: Prepared, *, wants_deltas: bool = True) -> None:
         """Queue a prepared request. Without wants_deltas its only output is the one with its result."""
+        request = prepared.request
         self.scheduler.require_room(request.max_len)
         if request.deterministic and self.limits.refusal is not None:
             raise DeterminismRefused(self.limits.refusal)  # found out since it was prepared
-        collector = self._choices.collector(request, wants_deltas=wants_deltas)
+        collector = self._choices.collector(prepared, wants_deltas=wants_deltas)
         self._collectors.update(dict.fromkeys(collector.outputs, collector))
         self._choices.submit(collector)
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast.core.garbage_collection import paused_collection
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Delta, RequestOutput, Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.input_processor import Prompt
@@ -38,7 +38,7 @@ class RequestHandle:
     Iterate over the handle of one request for deltas; then read `result`. One caller reads at a time.
     """
 
-    def __init__(self, thread: "EngineThread", requests: Sequence[Request], *, wants_deltas: bool = True):
+    def __init__(self, thread: "EngineThread", requests: Sequence[Prepared], *, wants_deltas: bool = True):
         """Without wants_deltas only outputs with a result come."""
         self.requests = requests
         self.wants_deltas = wants_deltas

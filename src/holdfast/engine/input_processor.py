@@ -1,28 +1,38 @@
-"""Turns a prompt and its settings into a `Request`: tokenised, checked, with seed and grammars.
+"""Makes the requests of Python callers, and checks every request before it is queued.
 
-A request that exists is valid. Everything that can be wrong with it raises here, before it is
-queued. It runs in the caller's thread, so that a slow prompt or a slow grammar delays no other
-request.
+Everything that can be wrong with a request raises here: a `Prepared` one is valid. It runs in the
+caller's thread, so that a slow prompt or a slow grammar delays no other request.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
-from holdfast.core.request import Request
-from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults, RestOfContext, SamplingParams, show
-from holdfast.core.sent_answer import SentAnswer
+from holdfast.core.request import NO_DEFAULTS, Prepared, Request, RequestDefaults
+from holdfast.core.sampling_params import SamplingParams, show
+from holdfast.core.sent_answer import SentChoice
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
 from holdfast.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 _MAX_BAD_WORD_LISTS = 64
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a Python caller may say about a request beside its prompt and settings. See `Request`."""
+
+    pooling: Pooling | None
+    want_receipt: bool
+    cache_salt: str
+    tenant: str
+    max_running: int | None
+    sent: tuple[SentChoice, ...]
 
 
 class GrammarFactory(Protocol):
@@ -78,73 +88,56 @@ class InputProcessor:
         self._next_id = 1
         self._id_lock = threading.Lock()
 
-    def process(
+    def read(
         self,
         prompt: Prompt,
         params: SamplingParams,
-        *,
         completion: Prompt | None = None,
-        pooling: Pooling | None = None,
-        echo_text: str | None = None,
-        want_receipt: bool = True,
-        request_id: int | None = None,
-        cache_salt: str = "",
-        tenant: str = "",
-        max_running: int | None = None,
-        token: CancelToken | None = None,
-        sent: SentAnswer | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Request:
-        """See `Engine.prepare`. A text completion is tokenised alone, without special tokens."""
+        """Make the request of a Python caller. It gets its id when it is checked.
+
+        A text completion is tokenised alone, without special tokens.
+        """
         if not isinstance(params, SamplingParams):
             raise InvalidRequest(f"params must be SamplingParams, not {type(params).__name__}")
-        params = self.limits.defaults.apply(params)
-        prompt_ids = self._encode(prompt)
-        read_len, echo = None, ""
-        score_from = 1 if params.prompt_logprobs is not None else None
-        if completion is not None:
-            completion_ids = self._encode_completion(prompt_ids, completion, params)
-            read_len = score_from = len(prompt_ids)
-            prompt_ids += completion_ids
-        if pooling is not None:
-            self._check_pooling(pooling, params)
-            score_from = None
-        if isinstance(params.max_tokens, RestOfContext):
-            params = replace(params, max_tokens=max(1, self.limits.max_model_len - len(prompt_ids)))
-        self._check(prompt_ids, params)
-        if params.echo and completion is None:
-            echo = echo_text or self._decode(prompt, prompt_ids)
-        self._require_room(len(prompt_ids) + params.max_tokens)
-        if sent is not None:
-            self._check_sent(sent, params)
+        return self.limits.defaults.request(
+            self._encode(prompt),
+            params,
+            max_model_len=self.limits.max_model_len,
+            completion_ids=None if completion is None else self._encode(completion, add_special_tokens=False),
+            echo_text=prompt if isinstance(prompt, str) else None,
+            **options,
+        )
+
+    def check(self, request: Request, token: CancelToken | None = None) -> Prepared:
+        """Check a request and compile its grammars. Raises `Cancelled` soon after the token is
+        cancelled."""
+        params = request.params
+        if request.read_len is not None:
+            _check_score(request)
+        if request.pooling is not None:
+            self._check_pooling(request.pooling, params)
+        self._check(request.prompt_ids, params)
+        if params.echo and request.read_len is None and not request.echo_text:
+            request = replace(request, echo_text=self._decode(request.prompt_ids))
+        self._require_room(request.max_len)
+        if request.sent:
+            self._check_sent(request.sent, params)
         grammars: tuple[Grammar, ...] = ()
         if params.structured is not None:
             grammars = tuple(self._grammars.compile(params.structured, token) for _ in range(params.n))
-        return Request(
-            request_id=self._take_ids(params.n) if request_id is None else request_id,
-            prompt_ids=prompt_ids,
-            params=params,
-            seed=self.limits.defaults.seed_of(params) if sent is None else sent.seed,
-            eos_ids=self.limits.eos_ids,
-            score_from=score_from,
-            bad_words=self._bad_words.get(params.bad_texts),
-            echo_text=echo,
-            read_len=read_len,
-            want_receipt=want_receipt,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            max_running=max_running,
-            pooling=pooling,
-            sent=() if sent is None else sent.choices,
-            grammars=grammars,
-        )
+        if not request.request_id:
+            request = replace(request, request_id=self._take_ids(params.n))
+        return Prepared(request, self.limits.eos_ids, self._bad_words.get(params.bad_texts), grammars)
 
-    def _check_sent(self, sent: SentAnswer, params: SamplingParams) -> None:
+    def _check_sent(self, sent: tuple[SentChoice, ...], params: SamplingParams) -> None:
         """What was sent must be the beginning of an answer to this request."""
-        if len(sent.choices) != params.n:
-            raise InvalidRequest(f"{len(sent.choices)} answers were sent, but n is {params.n}")
-        if all(choice.has_ended for choice in sent.choices):
+        if len(sent) != params.n:
+            raise InvalidRequest(f"{len(sent)} answers were sent, but n is {params.n}")
+        if all(choice.has_ended for choice in sent):
             raise InvalidRequest("every answer that was sent has ended; nothing is left to generate")
-        for choice in sent.choices:
+        for choice in sent:
             ids = choice.token_ids
             if ids and not (min(ids) >= 0 and max(ids) < self.limits.vocab_size):
                 raise InvalidRequest(
@@ -184,18 +177,6 @@ class InputProcessor:
             return tuple(self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
         return _token_ids(prompt)
 
-    def _encode_completion(
-        self, prompt_ids: tuple[int, ...], completion: Prompt, params: SamplingParams
-    ) -> tuple[int, ...]:
-        if params.max_tokens != 0 or params.prompt_logprobs is None:
-            raise InvalidRequest("a completion is scored without generating anything: see score_params")
-        completion_ids = self._encode(completion, add_special_tokens=False)
-        if not prompt_ids or not completion_ids:
-            raise InvalidRequest(
-                "there is nothing to score: prompt and completion need at least one token each"
-            )
-        return completion_ids
-
     def _check_pooling(self, pooling: Pooling, params: SamplingParams) -> None:
         if params.max_tokens != 0:
             raise InvalidRequest("an embedding is computed without generating anything: see score_params")
@@ -205,13 +186,11 @@ class InputProcessor:
                 f"dimensions is {show(pooling.dimensions)}; embeddings of this model have at most {size}"
             )
 
-    def _decode(self, prompt: Prompt, prompt_ids: Sequence[int]) -> str:
+    def _decode(self, prompt_ids: Sequence[int]) -> str:
         """The prompt as text.
 
         A model may have more ids than its tokenizer; the ids above have no text.
         """
-        if isinstance(prompt, str):
-            return prompt
         return self._tokenizer.decode([one for one in prompt_ids if one < self._tokenizer.vocab_size])
 
     def _check_ids(self, ids: Sequence[int], where: str = "") -> None:
@@ -249,6 +228,14 @@ class InputProcessor:
             )
         if params.deterministic and limits.refusal is not None:
             raise DeterminismRefused(limits.refusal)
+
+
+def _check_score(request: Request) -> None:
+    """A request with a completion scores it and does nothing else."""
+    if request.params.max_tokens != 0 or request.params.prompt_logprobs is None:
+        raise InvalidRequest("a completion is scored without generating anything: see score_params")
+    if not request.read_len or request.read_len >= request.prompt_len:
+        raise InvalidRequest("there is nothing to score: prompt and completion need at least one token each")
 
 
 def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:

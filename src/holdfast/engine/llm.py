@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 from holdfast.core.embeddings import EmbeddingResult, embedding_result
 from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
 from holdfast.engine.continuation import continued_params, sent_answer
@@ -32,6 +32,7 @@ from holdfast.engine.token_stream import TokenStream
 from holdfast.errors import InvalidRequest, make_error
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import Receipt
+from holdfast.thinking.log import thought_logs
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
@@ -241,14 +242,14 @@ class LLM(LoadedModel):
                 f"the receipt is of another engine ({'; '.join(differences)}), so its bits may not come out here; "
                 "use an engine with its fingerprint, or force"
             )
-        schedule = self._engine.scheduler.config
+        thinking = thought_logs(self._engine.scheduler.config.new_extension)
         sent = sent_answer(
             read,
             prompt,
             self._engine.tokenizer,
             params.max_tokens,
-            chunk_len=schedule.chunk_len,
-            while_answering=schedule.while_answering,
+            chunk_len=0 if thinking is None else thinking.chunk_len,
+            while_answering=thinking is not None and thinking.while_answering,
         )
         request = self._engine.prepare(prompt, params, sent=sent)
         return self._finish(request, None, self.run_requests([request])[0])
@@ -375,7 +376,7 @@ class LLM(LoadedModel):
         return TokenStream(RequestHandle(self._running, [request]), self._tokenizer.token_texts, finish)
 
     def run_requests(
-        self, requests: Sequence[Request], on_result: Callable[[Result], None] | None = None
+        self, requests: Sequence[Prepared], on_result: Callable[[Result], None] | None = None
     ) -> list[Result]:
         """Run requests of this engine (`Engine.prepare`) until all have ended. An interrupt ends them."""
         handle = RequestHandle(self._running, requests, wants_deltas=False)

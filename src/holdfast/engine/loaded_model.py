@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from holdfast.core.options import takes_fields_of
 from holdfast.core.other_engines import argument_hint
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Result, decode_result
 from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.compile_ahead import compile_ahead
@@ -85,7 +85,7 @@ class LoadedModel:
         thread = self._thread = EngineThread(make, only_while_awaited=self._only_while_awaited)
         weakref.finalize(self, thread.close).atexit = False  # the thread has an end of its own
 
-    def _finish(self, request: Request, prompt: str | None, result: Result) -> Result:
+    def _finish(self, request: Prepared, prompt: str | None, result: Result) -> Result:
         """Add what a caller reads beside the answer: token texts, the prompt, the request's id."""
         return decode_result(
             result, self._tokenizer.token_texts, prompt=prompt, request_id=str(request.request_id)

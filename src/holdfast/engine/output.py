@@ -10,9 +10,9 @@ tokens are detokenised together, at the end.
 from collections.abc import Sequence
 
 from holdfast.core.events import RequestEnded
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Choice, Delta, Thought
-from holdfast.core.sent_answer import SentChoice
+from holdfast.core.sent_answer import NOTHING_SENT
 from holdfast.core.step_plan import Sampled, TokenLogprob
 from holdfast.core.stop_rules import find_stop, held_back_len
 from holdfast.errors import InvalidRequest
@@ -22,12 +22,13 @@ from holdfast.text.detokenizer import Detokenizer
 class ChoiceOutput:
     """Makes deltas and a `Choice` of committed tokens. It is the scheduler's `AnswerText`."""
 
-    def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
-        self.request = request
+    def __init__(self, prepared: Prepared, index: int, detokenizer: Detokenizer) -> None:
+        request = self.request = prepared.request
+        self.index = index
+        self._eos_ids = frozenset() if request.params.ignore_eos else prepared.eos_ids
         self._detokenizer = detokenizer
         self._stops = request.params.stop_strings
-        eos_ids = frozenset() if request.params.ignore_eos else request.eos_ids
-        self._stop_ids = eos_ids | frozenset(request.params.stop_ids)
+        self._stop_ids = self._eos_ids | frozenset(request.params.stop_ids)
         self._shows_stop = request.params.include_stop_str_in_output
         self._wants_logprobs = request.params.logprobs is not None
         self._is_deterministic = request.deterministic
@@ -39,11 +40,13 @@ class ChoiceOutput:
         self._token_ids: list[int] = []
         self._echo = request.echo_text  # until it is shown
         self._thoughts: list[Thought] = []
+        self.sent = request.sent[index] if request.sent else NOTHING_SENT
         self.logprobs: list[TokenLogprob] = []  # of every token whose logprob was computed, requested or not
 
-    def restore(self, sent: SentChoice, thoughts: Sequence[Thought]) -> None:
+    def restore(self, thoughts: Sequence[Thought]) -> None:
         """Continue after what another engine sent. Logprobs of a deterministic choice are added when
         they are confirmed."""
+        sent = self.sent
         for token_id in sent.token_ids:
             if self.push(token_id) and not sent.has_ended:
                 raise InvalidRequest(f"the answer that was sent ends at the stop string {self._stop!r}")
@@ -119,13 +122,13 @@ class ChoiceOutput:
         text = self._show(len(self._text) - hidden_len)
         shown_logprobs = logprobs if self._wants_logprobs else None
         values = tuple([one.logprob for one in logprobs]) if self._is_deterministic else ()
-        index = self.request.index
+        index = self.index
         return tuple.__new__(Delta, (text, token_ids, shown_logprobs, index, None, (), None, values))
 
     def add_thoughts(self, thoughts: Sequence[Thought]) -> Delta:
         """The delta of newly committed thoughts."""
         self._thoughts += thoughts
-        return Delta(index=self.request.index, thoughts=tuple(thoughts))
+        return Delta(index=self.index, thoughts=tuple(thoughts))
 
     def finish(self, ended: RequestEnded) -> tuple[Delta, Choice]:
         """The last delta and the whole choice."""
@@ -135,7 +138,7 @@ class ChoiceOutput:
         stop_reason = self._stop_reason() if ended.reason == "stop" else None
         delta = Delta(
             self._show(len(self._text)),
-            index=self.request.index,
+            index=self.index,
             finish_reason=ended.reason,
             stop_reason=stop_reason,
         )
@@ -154,12 +157,10 @@ class ChoiceOutput:
 
         An end-of-text token is none, also if stop_token_ids has it.
         """
-        params, request = self.request.params, self.request
         if self._stop is not None or not self._token_ids:
             return self._stop
         last = self._token_ids[-1]
-        is_eos = not params.ignore_eos and last in request.eos_ids
-        return last if last in params.stop_ids and not is_eos else None
+        return last if last in self.request.params.stop_ids and last not in self._eos_ids else None
 
     def _show(self, end: int) -> str:
         """The text up to here that was not shown before."""

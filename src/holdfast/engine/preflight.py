@@ -88,7 +88,7 @@ class OpenedModel:
         limits = self.limits
         grammars = GrammarCompiler(self.tokenizer, limits.vocab_size, limits.eos_ids)
         processor = InputProcessor(self.tokenizer, limits, grammars, lambda length: None)
-        processor.process(prompt, replace(params, structured=None), want_receipt=False)
+        processor.check(processor.read(prompt, replace(params, structured=None)))
 
     def check_params(self, params: SamplingParams) -> None:
         """The same, for a prompt that is not known yet."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from holdfast.core.results import Choice, Determinism, Result
+from holdfast.core.results import Choice, Determinism, Result, ThoughtIds
 from holdfast.core.sampling_params import SamplingParams, params_to_json, show
-from holdfast.core.step_plan import ThoughtIds
 from holdfast.errors import EngineStopped, InvalidRequest, PromptTooLong
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import (

@@ -9,20 +9,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from holdfast.core.events import (
+    ExtraCommitted,
     PromptPooled,
     PromptScored,
     RequestEnded,
-    ThoughtsCommitted,
     TokensCommitted,
     TokensConfirmed,
 )
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Choice, Delta, Result, Thought, sum_stats, weakest
-from holdfast.core.step_plan import ThoughtIds, TokenLogprob
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.output import ChoiceOutput
 from holdfast.errors import GuaranteeLost
 
-DecodeThought = Callable[[int, ThoughtIds], Thought]
+DecodeThought = Callable[[object], Thought]
 
 _LOST = "an answer that was already sent is not that of a verified pass"
 
@@ -43,9 +43,10 @@ class ResultCollector:
     """
 
     def __init__(
-        self, request: Request, outputs: Mapping[int, ChoiceOutput], *, wants_deltas: bool = True
+        self, prepared: Prepared, outputs: Mapping[int, ChoiceOutput], *, wants_deltas: bool = True
     ) -> None:
-        self.request = request
+        self.prepared = prepared
+        self.request = prepared.request
         self._wants_deltas = wants_deltas
         self.outputs = dict(outputs)  # by the branch's request id, in order
         self.result: Result | None = None
@@ -100,7 +101,7 @@ class ResultCollector:
         | TokensConfirmed
         | PromptScored
         | PromptPooled
-        | ThoughtsCommitted
+        | ExtraCommitted
         | RequestEnded,
         decode_thought: DecodeThought,
     ) -> Delta | None:
@@ -120,10 +121,8 @@ class ResultCollector:
                 self.outputs[branch].keep_samples(event.samples)
                 return None
             delta = self.outputs[branch].add_samples(event.samples)
-        elif isinstance(event, ThoughtsCommitted):
-            delta = self.outputs[branch].add_thoughts(
-                [decode_thought(*thought) for thought in event.thoughts]
-            )
+        elif isinstance(event, ExtraCommitted):
+            delta = self.outputs[branch].add_thoughts([decode_thought(item) for item in event.items])
         else:
             delta = self._end(event)
         is_known = branch in self._sent or branch in self._restored

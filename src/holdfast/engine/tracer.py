@@ -120,7 +120,7 @@ class _TrackedRequest:
         start = max(self._traced_len, tokens.committed_len - MAX_TRACED_TOKENS)
         trace = RequestTrace(
             request_id=state.request_id,
-            first_id=state.request_id - state.request.index,
+            first_id=state.request.request_id,
             deterministic=state.deterministic,
             phase=state.phase.value,
             prompt_len=tokens.prompt_len,

@@ -2,8 +2,8 @@
 
 A node is one full page of tokens after its parent's. It may hold two pages: a canonical one, which
 every request may read, and a fast one, written by an ordinary request, which deterministic requests
-never read. A node whose pages were evicted stays while it has children. For a model that thinks, a
-node also keeps the thoughts after the chunks of its pages.
+never read. A node whose pages were evicted stays while it has children. With each page it keeps what
+the `RequestExtension` of its request gave with it.
 
     root -- (t0..t15) -- (t16..t31) -- ...
               canonical 7    fast 12
@@ -26,7 +26,6 @@ from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 
 PageTokens = tuple[int | str, ...]  # the first page after shared ones begins with the salt
-PageThoughts = tuple[tuple[int, ...], ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -37,8 +36,8 @@ class PrefixNode:
     tokens: PageTokens
     canonical: int | None = None
     fast: int | None = None
-    canonical_thoughts: PageThoughts = ()
-    fast_thoughts: PageThoughts = ()
+    canonical_extra: object = None
+    fast_extra: object = None
     children: dict[PageTokens, "PrefixNode"] = field(default_factory=dict)
     is_attached: bool = True
     leader: "PrefixCursor | None" = None  # of the running request that computes its page
@@ -67,15 +66,15 @@ class PrefixMatch:
         return self.leader is not None and self.leader.will_reach(self.leader_len)
 
     @property
-    def thoughts(self) -> list[tuple[int, ...]]:
-        """The thoughts after the chunks of these pages."""
-        found: list[PageThoughts] = []
+    def extras(self) -> list[object]:
+        """What is kept with each of these pages."""
+        found: list[object] = []
         node = self.node
         for page in reversed(self.pages):
-            found.append(node.canonical_thoughts if page == node.canonical else node.fast_thoughts)
+            found.append(node.canonical_extra if page == node.canonical else node.fast_extra)
             assert node.parent is not None
             node = node.parent
-        return [thought for of_page in reversed(found) for thought in of_page]
+        return found[::-1]
 
 
 class PrefixCache:
@@ -106,7 +105,7 @@ class PrefixCache:
         page: int,
         *,
         canonical: bool,
-        thoughts: PageThoughts = (),
+        extra: object = None,
     ) -> PrefixNode:
         """Add a full page after its parent. If the node has such a page already, the older one
         stays."""
@@ -114,9 +113,9 @@ class PrefixCache:
         if self._pool.is_cached(page):
             return node
         if canonical and node.canonical is None:
-            node.canonical, node.canonical_thoughts = page, thoughts
+            node.canonical, node.canonical_extra = page, extra
         elif not canonical and node.canonical is None and node.fast is None:
-            node.fast, node.fast_thoughts = page, thoughts
+            node.fast, node.fast_extra = page, extra
         else:
             return node
         self._node_of[page] = node
@@ -295,10 +294,10 @@ class PrefixCursor:
         canonical_len: int,
         page_table: PageTable,
         tokens: Callable[[int, int], tuple[int, ...]],
-        thoughts: Callable[[int, int], PageThoughts] | None,
+        extra: Callable[[int, int], object] | None,
     ) -> None:
-        """Add the full pages among positions 0 .. length - 1. tokens(start, stop) and
-        thoughts(start, stop) return those of positions start .. stop - 1."""
+        """Add the full pages among positions 0 .. length - 1. `tokens(start, stop)` returns the tokens of
+        positions start .. stop - 1, `extra(start, stop)` what is kept with their pages."""
         while self._is_open and self.next_len <= length:
             start, stop = self.next_len - self._page_size, self.next_len
             node = self._prefix_cache.insert(
@@ -306,7 +305,7 @@ class PrefixCursor:
                 self._key(tokens(start, stop), stop),
                 page_table[self._num_pages],
                 canonical=stop <= canonical_len,
-                thoughts=() if thoughts is None else thoughts(start, stop),
+                extra=None if extra is None else extra(start, stop),
             )
             if node.leader is self:
                 node.leader = None

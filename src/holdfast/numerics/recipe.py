@@ -35,7 +35,7 @@ class Recipe:
     # C: "portable", or "amx-bf16" if AMX multiplies. torch: "torch" or "torch-fp32", if it multiplies in
     # fp32. Triton: "cuda" or "interpreter".
     variant: str
-    version: int | str  # of the backend's code; with a digest if the code was modified
+    version: int  # of the backend's code
     # Triton: "NxK/S ...", the split-K factor of each GEMM; 0: the library's own GEMM.
     products: str = ""
     # C: the formats of weights that are kept in quantised blocks, "Q4_1+Q8_0". Activations are quantised

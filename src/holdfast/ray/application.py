@@ -61,12 +61,12 @@ class FrontendReplica:
             tenants,
             lambda *given: ReplicaPool(application, *given, fingerprint=fingerprint, handle=handle),
         )
-        self._running = asyncio.create_task(self._service.supervisor.run())
+        self._running = asyncio.create_task(self._service.engines.run())
         self._background = [
             asyncio.create_task(work)
             for work in (self._service.prompts.warm_up(), self._service.trim_memory())
         ]
-        while not self._service.supervisor.is_ready:
+        while not self._service.engines.is_ready:
             await asyncio.wait((self._running,), timeout=_START_SECONDS)
             self.check_health()
 
@@ -86,7 +86,7 @@ class FrontendReplica:
         service.admission.is_open = False
         service.hub.close()
         service.frontend.cancel_calls(ApiError(503, "the server is going down", code="shutting_down"))
-        await service.supervisor.stop()
+        await service.engines.stop()
         await asyncio.wait((self._running,))
         for task in self._background:
             task.cancel()

@@ -9,6 +9,8 @@ Requests and outputs do not travel through Ray: its call takes longer than a ste
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from holdfast.errors import HoldfastError
 from holdfast.server.ipc import messages as m
 
@@ -31,10 +33,16 @@ class Hello(m.Message, frozen=True):
     connection: str
 
 
-class SubmitHead(m.Message, frozen=True, tag="Submit"):
-    """The beginning of a `Submit`: as much as a replica reads before it forwards the message."""
+class RequestHead(msgspec.Struct, frozen=True):
+    """As much of a `Request` as a replica reads."""
 
     request_id: int
+
+
+class SubmitHead(m.Message, frozen=True, tag="Submit"):
+    """A `Submit`, as a replica reads it before it forwards the message."""
+
+    request: RequestHead
 
 
 @dataclass

@@ -4,7 +4,7 @@
     await pool.run()                      joins the replicas that Ray knows, until `stop`
     pool.requests.submit(...)             any replica computes it; see `pooled_requests`
 
-It is an `EngineClient`, as `Supervisor` is: `holdfast.server.main.run(..., connect=...)` takes what makes it.
+It is an `Engines`, as `Supervisor` is: `holdfast.server.main.run(..., connect=...)` takes what makes it.
 Every frontend has a pool and a number of its own, and any number of them share the replicas.
 """
 
@@ -29,8 +29,8 @@ from holdfast.ray.replica_link import ReplicaInfo, ReplicaLink
 from holdfast.ray.routing_table import RoutingTable, tables
 from holdfast.server.config import ServerConfig
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_client import ReplicaStatus, Restart, not_ready
 from holdfast.server.ipc.engine_connection import EngineCallbacks
+from holdfast.server.ipc.engines import ReplicaStatus, Restart, not_ready
 from holdfast.version import __version__
 
 _log = logging.getLogger("holdfast.server")
@@ -84,7 +84,6 @@ class ReplicaPool:
             self._call,
             self._table,
             resumes=server.resume,
-            defaults=engine.request_defaults,
             callbacks=callbacks.resume,
             first_id=(number << FRONTEND_SHIFT) + 1,
         )

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from holdfast.core.results import RequestOutput, Result
-from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
 from holdfast.errors import DeterminismRefused, EngineCrashed, EngineStopped, GuaranteeLost, HoldfastError
 from holdfast.ray.messages import RoutedRequest, prefix_hashes
 from holdfast.ray.replica_link import ReplicaLink
@@ -48,11 +47,10 @@ class PooledRequests(RequestTable):
         table: RoutingTable,
         *,
         resumes: bool = True,
-        defaults: RequestDefaults = NO_DEFAULTS,
         callbacks: ResumeCallbacks = NO_CALLBACKS,
         first_id: int = 1,
     ) -> None:
-        super().__init__(resumes=resumes, defaults=defaults, callbacks=callbacks, first_id=first_id)
+        super().__init__(resumes=resumes, callbacks=callbacks, first_id=first_id)
         self.replicas: dict[str, ReplicaRequests] = {}  # those that take new requests
         self.num_accepted: Counter[tuple[str, bool]] = Counter()  # by replica, and whether deterministic
         self._call = call
@@ -147,7 +145,7 @@ class PooledRequests(RequestTable):
 
     def _send(self, stream: ResponseStream) -> None:
         """Have a replica compute the request, or let it wait for one. Raises for what cannot be encoded."""
-        frame = m.encode([stream.message])
+        frame = m.encode([m.Submit(stream.request)])
         candidates = self.candidates(stream)
         if not candidates:
             if self._is_lost(stream):
@@ -169,9 +167,9 @@ class PooledRequests(RequestTable):
         failed = self._failed_at.get(stream.request_id, frozenset())
         preferred = [one for one in candidates if one.link.replica not in failed] or candidates
         by_id = {one.link.replica: one for one in preferred}
-        message = stream.message
+        request = stream.request
         loads = {replica: len(one.streams) for replica, one in by_id.items()}
-        return by_id[self._table.choose(loads, prefix_hashes(message.prompt_ids, message.cache_salt))]
+        return by_id[self._table.choose(loads, prefix_hashes(request.prompt_ids, request.cache_salt))]
 
     def _is_lost(self, stream: ResponseStream) -> bool:
         """Whether the application has changed since the request began, and its replicas are gone."""
@@ -301,14 +299,14 @@ class PooledRequests(RequestTable):
         self._calls.pop(stream.request_id, None)
         self._forget(stream)
 
-    def accept(self, at: "ReplicaRequests", request_id: int, seed: int) -> None:
+    def accept(self, at: "ReplicaRequests", request_id: int) -> None:
         """A replica has begun a request."""
         stream = at.streams.get(request_id)
         if stream is None:
             return  # it was cancelled or moved
         self.num_accepted[at.link.replica, stream.deterministic] += 1
         stream.replicas.append(at.link.replica)
-        stream.accept(seed)
+        stream.accept()
         stream.fingerprint = stream.fingerprint or at.link.fingerprint
 
     def refuse(self, at: "ReplicaRequests", request_id: int, error: HoldfastError) -> None:
@@ -350,8 +348,8 @@ class ReplicaRequests:
     def set_fingerprint(self, fingerprint: m.FingerprintReady) -> None:
         pass  # the pool waits for it
 
-    def accept(self, request_id: int, seed: int) -> None:
-        self._table.accept(self, request_id, seed)
+    def accept(self, request_id: int) -> None:
+        self._table.accept(self, request_id)
 
     def refuse(self, request_id: int, error: HoldfastError) -> None:
         self._table.refuse(self, request_id, error)

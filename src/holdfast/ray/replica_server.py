@@ -101,8 +101,8 @@ class _ForwardedRequests:
     def set_fingerprint(self, fingerprint: m.FingerprintReady) -> None:
         pass  # a frontend gets it when it connects
 
-    def accept(self, request_id: int, seed: int) -> None:
-        self._send(request_id, m.Accepted(request_id, seed))
+    def accept(self, request_id: int) -> None:
+        self._send(request_id, m.Accepted(request_id))
 
     def refuse(self, request_id: int, error: HoldfastError) -> None:
         self._send(request_id, m.Refused(request_id, error.code, str(error)))
@@ -284,17 +284,18 @@ class ReplicaServer:
     def _handle(self, frontend: _FrontendConnection, payload: bytes) -> None:
         message = _decode.decode(payload)
         if isinstance(message, SubmitHead | m.Abort):
-            if frontend_of(message.request_id) != frontend.number:
+            request_id = message.request.request_id if isinstance(message, SubmitHead) else message.request_id
+            if frontend_of(request_id) != frontend.number:
                 raise NotHere(f"frontend {frontend.number} sent the request of another one")
             if frontend.link.closed.is_set():
                 return  # this connection is about to be closed
             if isinstance(message, SubmitHead):
                 frontend.num_submitted += 1
-                self._requests.begin(message.request_id)
+                self._requests.begin(request_id)
                 frontend.link.forward(pack_frame(payload))
             else:
-                frontend.link.abort(message.request_id)
-                self._requests.end(message.request_id)
+                frontend.link.abort(request_id)
+                self._requests.end(request_id)
         elif isinstance(message, m.SetTracing):
             frontend.is_tracing = message.on
             self._set_tracing()

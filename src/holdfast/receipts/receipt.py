@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from holdfast.core.request import Request
 from holdfast.core.results import Choice, Determinism, Pending, Result, Stats
-from holdfast.core.sampling_params import MAX_TOKEN_ID, NO_DEFAULTS, SamplingParams, params_to_json
+from holdfast.core.sampling_params import MAX_TOKEN_ID, SamplingParams, params_to_json
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.numerics.recipe import PORTABLE
 from holdfast.receipts.canonical_json import (
@@ -288,18 +288,17 @@ class ReceiptFactory:
     ) -> Pending[dict[str, Any] | None] | None:
         """The same receipt, made when it is read.
 
-        Everything it is made of is kept by value, without the engine and the request's grammars.
+        Everything it is made of is kept by value, without the engine.
         """
         if result.error is not None:
             return None
         kept = replace(result, receipt=None, stats=replace(result.stats))
-        asked = replace(request, grammars=())
 
         def make() -> dict[str, Any] | None:
             try:
-                return self(asked, kept, logprobs, certificate)
+                return self(request, kept, logprobs, certificate)
             except Exception:  # the client shall have its answer all the same
-                _log.exception("the receipt of request %d could not be made", asked.request_id)
+                _log.exception("the receipt of request %d could not be made", request.request_id)
                 return None
 
         return Pending(make)
@@ -345,7 +344,7 @@ def make_receipt(
         engine=engine_hints(fingerprint, model),
         prompt_ids=result.prompt_token_ids,
         prompt_digest=digest_prompt(result.prompt_token_ids, salt),
-        params=NO_DEFAULTS.apply(request.params),
+        params=request.params,
         seed=result.seed,
         choices=tuple(_choice(choice, given, request.params, thinks=thinks) for choice, given in choices),
         prompt_logprobs=PromptLogprobBits(request.score_from or 0, logprob_bits(scored)) if scored else None,

@@ -14,6 +14,7 @@ down by a factor of at most k + 1.
 from collections.abc import Collection, Mapping
 
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.shares import equal_level
 
 MAX_COST = 8  # half a reference pass on a CPU: a tenant's prompts go on beside its dearest token
 _LISTED = 512  # biases, bad words and listed ids that cost as much as a token
@@ -35,18 +36,6 @@ def prompt_cost(*, num_logprobs: int | None, is_pooled: bool) -> int:
     None: its logprob is not."""
     scored = 0 if num_logprobs is None else 1 + -(-num_logprobs // _ALTERNATIVES)
     return min(MAX_COST, 1 + scored + is_pooled)
-
-
-def equal_level(demands: Collection[int], total: int) -> int:
-    """The max-min fair level: a demand up to it is met in full, a larger one gets as much as the
-    level."""
-    left, num = total, len(demands)
-    for demand in sorted(demands):
-        if demand * num > left:
-            return left // num
-        left -= demand
-        num -= 1
-    return total
 
 
 def token_quota(demands: Collection[int], budget: int, reference_tokens: int, *, is_padded: bool) -> int:

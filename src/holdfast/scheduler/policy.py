@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from holdfast.core.extension import NewExtension
 from holdfast.core.step_plan import SAMPLED_RING_SIZE
 from holdfast.errors import ConfigError
-from holdfast.thinking.thought_log import MAX_GUESSES
 
 DeterminismMode = Literal["auto", "verify", "off"]
 Speculation = Literal["off", "ngram"]
@@ -28,13 +28,12 @@ _RATE_WINDOWS = 32  # windows over which the acceptance rate is averaged
 class SchedulerConfig:
     """The limits of a schedule. None of them changes a bit of a deterministic answer.
 
-    reference_tokens is the recipe's batch size; certified_sizes are the batch sizes that the
-    certificate covers, and spot_check_rate is the share of their deterministic tokens that is
-    computed again as a check. With async_scheduling the next plan is made while one is in flight.
-    chunk_len is the length of a chunk in a model that thinks, 0 in a plain model; while_answering:
-    it thinks about chunks of the answer, too; reset_ids: the tokens after which a state it carries ends
-    (`holdfast.thinking.resets`). max_guesses is the number of thoughts that a pass may
-    guess; with 0 a pass reads one chunk.
+    reference_tokens   the recipe's batch size
+    certified_sizes    the batch sizes that the certificate covers, ascending
+    spot_check_rate    the share of certified deterministic tokens that is computed again as a check
+    async_scheduling   the next plan is made while one is in flight
+    max_window         candidates of a verification window; None: as many as fit a reference pass
+    new_extension      makes the extension of a request; None: the model has none
     """
 
     max_num_seqs: int
@@ -46,11 +45,8 @@ class SchedulerConfig:
     speculation: Speculation = "ngram"
     spot_check_rate: float = 0.0
     async_scheduling: bool = False
-    chunk_len: int = 0
-    while_answering: bool = True
-    reset_ids: tuple[int, ...] = ()
-    max_guesses: int = MAX_GUESSES
-    max_window: int | None = None  # candidates of a verification window
+    max_window: int | None = None
+    new_extension: NewExtension | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -65,8 +61,8 @@ class SchedulerConfig:
                 f"max_pass_tokens ({self.max_pass_tokens}) must be at least max_num_seqs ({self.max_num_seqs}), "
                 "so that every running request gets a token in every pass"
             )
-        assert not (self.chunk_len and self.async_scheduling), (
-            "thoughts must be known before the next tokens are planned"
+        assert self.new_extension is None or not self.async_scheduling, (
+            "what an extension finds must be known before the next tokens are planned"
         )
 
     @property

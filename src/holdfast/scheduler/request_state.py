@@ -22,12 +22,12 @@ These lengths cover results that are read. Spans whose results are not read yet 
 from dataclasses import replace
 from functools import cached_property
 
-from holdfast.core.grammar import Grammar
+from holdfast.core.extension import RequestExtension
 from holdfast.core.pooling import HiddenStates
-from holdfast.core.request import AnswerText, Request
+from holdfast.core.request import AnswerText, Prepared, branch_seed
 from holdfast.core.results import Determinism, Stats
 from holdfast.core.sent_answer import SentChoice
-from holdfast.core.step_plan import Sampled, Sampling, ThoughtIds
+from holdfast.core.step_plan import Sampled, Sampling
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
 from holdfast.errors import AnswerFailed, GuaranteeLost, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
@@ -42,7 +42,6 @@ from holdfast.scheduler.pooled_prompt import PooledPrompt
 from holdfast.scheduler.sent_tokens import SentTokens
 from holdfast.scheduler.token_log import TokenLog
 from holdfast.scheduler.verification import SpanOutcome
-from holdfast.thinking.thought_log import ThoughtLog
 
 FIRST_WINDOW = 1  # candidates in a request's first window, so that its client gets a token soon
 
@@ -52,19 +51,20 @@ class RequestState:
 
     def __init__(
         self,
-        request: Request,
+        prepared: Prepared,
+        index: int,
         text: AnswerText,
         pool: PagePool,
         prefix_cache: PrefixCache,
         *,
         max_window: int,
-        grammar: Grammar | None = None,
         speculates: bool = False,
-        thoughts: ThoughtLog | None = None,
+        extension: RequestExtension | None = None,
     ) -> None:
+        request, eos_ids = prepared.request, prepared.eos_ids
         params = request.params
         self.request = request
-        self.request_id = request.request_id
+        self.request_id = request.request_id + index
         self.deterministic = request.deterministic
         self.max_tokens = params.max_tokens
         # No answer: the client asks only for the prompt's logprobs or its embedding.
@@ -80,7 +80,7 @@ class RequestState:
             request.cache_salt,
             canonical_only=request.deterministic,
             tenant=request.tenant,
-            number=request.request_id,
+            number=self.request_id,
         )
         self.awaited: PrefixMatch | None = None  # while it waits for pages that another one computes
         self.request_index = -1  # row in the device's table of sampled tokens, while the request runs
@@ -89,7 +89,8 @@ class RequestState:
         self.stats = Stats()
         self.canonical_len = 0
         self.computed_len = 0
-        self.scored_len = request.score_from or 0
+        self.score_from = None if index else request.score_from
+        self.scored_len = self.score_from or 0
         self.max_window = max_window
         self.window_cap = FIRST_WINDOW
         self.last_verified = 0  # the step of the last window, so that windows take turns
@@ -103,38 +104,37 @@ class RequestState:
         self.failure: AnswerFailed | None = None
         self.is_lost = False  # the guarantee: what was sent did not come out again
         self.certified_only = True  # no canonical pass of this request was uncertified so far
-        self.grammar = grammar
+        self.grammar = prepared.grammars[index] if prepared.grammars else None
         self._restart_grammar = False  # at admission: a pass in flight may still use the grammar
         self.proposer = NgramProposer(request.prompt_ids) if speculates else None
-        self.thoughts = thoughts  # of a model that thinks
-        self.think_rule = None if thoughts is None else thoughts.rule
+        self.extension = extension
         self.sent = SentTokens(request.deterministic)
         self._text = text
         self._pool = pool
         self._page_size = pool.page_size
-        eos_ids = () if params.ignore_eos else tuple(sorted(request.eos_ids))
-        stop_ids = params.stop_ids + eos_ids
+        self._eos_ids = eos_ids
+        stop_ids = params.stop_ids + (() if params.ignore_eos else tuple(sorted(eos_ids)))
         self.stop_ids = frozenset(stop_ids)
         self.sampling = Sampling(
             params,
-            request.seed,
+            branch_seed(request.seed, index),
             request.prompt_len,
             suppressed_ids=stop_ids if params.min_tokens else (),
-            bad_words=request.bad_words,
-            eos_ids=tuple(sorted(request.eos_ids)),
+            bad_words=prepared.bad_words,
+            eos_ids=tuple(sorted(eos_ids)),
         )
         # The host must know the tokens before the next one: it is not planned while a token is in
         # flight. Other requests do not wait for it.
-        self.is_synchronous = grammar is not None
+        self.is_synchronous = self.grammar is not None
         self.confirmed: list[Sampled] = []  # tokens of another engine, confirmed since the last step
         if request.sent:
-            self._restore(request.sent[0])
+            self._restore(request.sent[index])
 
     def _restore(self, sent: SentChoice) -> None:
         """Continue an answer of another engine. What a deterministic request was sent must be
         confirmed; an ordinary one goes on after it."""
-        if self.thoughts is not None:
-            self.thoughts.restore(sent.thoughts)
+        if self.extension is not None:
+            self.extension.restore(sent)
         if self.deterministic:
             self.sent.restore(sent)
             return
@@ -153,7 +153,7 @@ class RequestState:
     @cached_property
     def prompt_cost(self) -> int:
         """The same of one of its prompt's tokens."""
-        is_scored = self.request.score_from is not None
+        is_scored = self.score_from is not None
         num_logprobs = self.request.params.prompt_logprobs or 0 if is_scored else None
         return prompt_cost(num_logprobs=num_logprobs, is_pooled=self.pooled is not None)
 
@@ -206,9 +206,9 @@ class RequestState:
         length = self.tokens.committed_len - 1
         if self.pooled is not None:
             length = min(length, self.pooled.pooled_len)
-        if self.thoughts is not None:
-            length = self.thoughts.shared_len(length, self.tokens.ids)
-        return length if self.request.score_from is None else min(length, self.scored_len - 1)
+        if self.extension is not None:
+            length = self.extension.shareable_len(length, self.tokens.ids)
+        return length if self.score_from is None else min(length, self.scored_len - 1)
 
     # What can be planned
 
@@ -256,7 +256,7 @@ class RequestState:
         if tokens.num_candidates == 0:
             return False
         num_output = tokens.total_len - tokens.prompt_len
-        final = looks_final(tokens.last, num_output, self.request.params, self.request.eos_ids)
+        final = looks_final(tokens.last, num_output, self.request.params, self._eos_ids)
         return final or self.has_draft or tokens.num_candidates >= self.window_cap
 
     @property
@@ -266,7 +266,7 @@ class RequestState:
 
     @property
     def determinism(self) -> Determinism:
-        unconfirmed = self.is_confirming or (self.thoughts is not None and self.thoughts.has_unconfirmed)
+        unconfirmed = self.is_confirming or (self.extension is not None and self.extension.has_unconfirmed)
         if not self.deterministic or self.failure is not None or unconfirmed:
             return "none"
         return "certified" if self.certified_only else "verified"
@@ -284,7 +284,7 @@ class RequestState:
             draft = draft[: self.grammar.count_valid(draft)]
         for count, token_id in enumerate(draft, 1):
             tokens.propose(token_id)
-            if looks_final(token_id, tokens.num_output + count, params, self.request.eos_ids):
+            if looks_final(token_id, tokens.num_output + count, params, self._eos_ids):
                 break
         self.has_draft = tokens.num_candidates > 0
         self.stats.candidates += tokens.num_candidates
@@ -292,16 +292,17 @@ class RequestState:
 
     # What a pass returned
 
-    def apply(self, outcome: SpanOutcome) -> tuple[tuple[Sampled, ...], tuple[tuple[int, ThoughtIds], ...]]:
+    def apply(self, outcome: SpanOutcome) -> tuple[tuple[Sampled, ...], tuple[object, ...]]:
         """Apply the outcome of the oldest span in flight.
 
-        Returns the tokens, and the thoughts as (chunk, thought), that are committed and that the
-        client does not have yet.
+        Return the tokens, and the items of the extension, that are committed and that the client does
+        not have yet.
         """
         stats, span = self.stats, outcome.span
-        if self.thoughts is not None:
-            stats.guessed += len(span.guesses)
-            stats.guessed_right += self.thoughts.update(span, outcome.thoughts)
+        if self.extension is not None:
+            num_guessed, num_right = self.extension.update(span, outcome.extra)
+            stats.guessed += num_guessed
+            stats.guessed_right += num_right
         if outcome.num_scored:
             self.scored_len += outcome.num_scored
             self.sent.add_scores(outcome.num_scored, outcome.new_scores)
@@ -333,7 +334,7 @@ class RequestState:
         if self.only_scored and self.failure is None and not self.needs_prefill:
             self.finish_reason = "length"
             self.move(Phase.FINISHED)
-        return new_tokens, () if self.thoughts is None else self._commit_thoughts(self.thoughts)
+        return new_tokens, () if self.extension is None else self._commit_extra(self.extension)
 
     def _commit(self, outcome: SpanOutcome, committed: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
         """Replace the candidates by the committed tokens, up to a stop string. Returns those not
@@ -406,8 +407,8 @@ class RequestState:
                 )
             )
 
-    def _commit_thoughts(self, thoughts: ThoughtLog) -> tuple[tuple[int, ThoughtIds], ...]:
-        new, is_same = thoughts.commit(self.valid_len)
+    def _commit_extra(self, extension: RequestExtension) -> tuple[object, ...]:
+        new, is_same = extension.commit(self.valid_len)
         if not is_same:
             self._lose_guarantee()
         return new
@@ -416,7 +417,7 @@ class RequestState:
         self, token_id: int, num_output: int, *, text_stopped: bool
     ) -> FinishReason | None:
         """Why the answer ends with this token, its num_output-th, or None."""
-        return finish_reason(token_id, num_output, text_stopped, self.request.params, self.request.eos_ids)
+        return finish_reason(token_id, num_output, text_stopped, self.request.params, self._eos_ids)
 
     def _fail(self, failure: AnswerFailed) -> None:
         self.failure = failure
@@ -466,8 +467,8 @@ class RequestState:
 
     def admit(self, match: PrefixMatch) -> None:
         """Start, or restart, after the pages found in the prefix cache."""
-        if self.thoughts is not None:
-            self.thoughts.adopt(match.thoughts)
+        if self.extension is not None:
+            self.extension.adopt(match.extras)
         self.page_table.adopt(match.pages)
         self.computed_len = len(match.pages) * self._page_size
         self.canonical_len = match.num_canonical * self._page_size
@@ -501,12 +502,12 @@ class RequestState:
         self.give_up_pages()
         self.page_table = PageTable(self._pool)
         self._reset_kv()
-        self.scored_len = self.request.score_from or 0
+        self.scored_len = self.score_from or 0
         if self.pooled is not None:
             self.pooled.restart()
         self.sent.unconfirm()
-        if self.thoughts is not None:
-            self.thoughts.unconfirm()
+        if self.extension is not None:
+            self.extension.unconfirm()
         self.tokens.drop_output()
         self.window_cap = FIRST_WINDOW
         self.certified_only = False
@@ -520,8 +521,8 @@ class RequestState:
 
     def _reset_kv(self) -> None:
         self.canonical_len = self.computed_len = 0
-        if self.thoughts is not None:
-            self.thoughts.restart()
+        if self.extension is not None:
+            self.extension.restart()
 
     def drop_candidates(self) -> None:
         """Roll back candidates that no pass will verify."""
@@ -543,8 +544,8 @@ class RequestState:
     def announce_pages(self) -> None:
         """Let other requests know which full pages the prefill will add to the prefix cache."""
         length = self.prefill_len if self.only_scored else self.tokens.committed_len
-        if self.thoughts is not None:
-            length = self.thoughts.shared_len(length, self.tokens.ids)
+        if self.extension is not None:
+            length = self.extension.shareable_len(length, self.tokens.ids)
         self.prefix_cursor.announce(length, self.tokens.ids)
 
     def cache_pages(self) -> None:
@@ -552,16 +553,16 @@ class RequestState:
         ordinary requests."""
         length = self.canonical_len if self.deterministic else self.computed_len
         length = min(length, self.tokens.committed_len)
-        thoughts = None
-        if self.thoughts is not None:
-            length = self.thoughts.shared_len(length, self.tokens.ids)
-            thoughts = self.thoughts.of_pages
+        extra = None
+        if self.extension is not None:
+            length = self.extension.shareable_len(length, self.tokens.ids)
+            extra = self.extension.of_pages
         self.prefix_cursor.extend(
             length,
             canonical_len=self.canonical_len,
             page_table=self.page_table,
             tokens=self.tokens.ids,
-            thoughts=thoughts,
+            extra=extra,
         )
 
     def final_stats(self) -> Stats:

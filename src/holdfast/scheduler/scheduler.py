@@ -35,15 +35,14 @@ from dataclasses import dataclass, field, replace
 from holdfast.core.events import (
     CertificateChecked,
     Event,
+    ExtraCommitted,
     PromptPooled,
     PromptScored,
     RequestEnded,
-    ThoughtsCommitted,
     TokensCommitted,
     TokensConfirmed,
 )
-from holdfast.core.grammar import Grammar
-from holdfast.core.request import AnswerText, Request
+from holdfast.core.request import AnswerText, Prepared
 from holdfast.core.step_plan import (
     UNKNOWN_TOKEN,
     Pass,
@@ -51,7 +50,6 @@ from holdfast.core.step_plan import (
     PassResult,
     Sampled,
     StepPlan,
-    ThinkRule,
 )
 from holdfast.core.stop_rules import FinishReason
 from holdfast.errors import AnswerFailed, GuaranteeLost, PassFailed, PromptTooLong
@@ -65,8 +63,6 @@ from holdfast.scheduler.request_queue import PlanInFlight, RequestQueue
 from holdfast.scheduler.request_state import RequestState
 from holdfast.scheduler.spot_checks import PendingCheck, SpotChecker
 from holdfast.scheduler.verification import SpanOutcome, verify
-from holdfast.thinking.resets import find_resets
-from holdfast.thinking.thought_log import ThoughtLog
 
 
 @dataclass(slots=True)
@@ -136,37 +132,21 @@ class Scheduler:
                 f"{self.pool.num_pages * self.pool.page_size}; shorten the prompt, lower max_tokens or raise kv_memory"
             )
 
-    def submit(self, request: Request, text: AnswerText, grammar: Grammar | None = None) -> None:
-        """Queue a request."""
-        self.require_room(request.max_len)
+    def submit(self, prepared: Prepared, text: AnswerText, index: int = 0) -> None:
+        """Queue one answer of a request, the index-th."""
+        self.require_room(prepared.request.max_len)
+        new_extension = self.config.new_extension
         self._queue.enqueue(
             RequestState(
-                request,
+                prepared,
+                index,
                 text,
                 self.pool,
                 self.prefix_cache,
                 max_window=self.config.longest_window,
-                grammar=grammar,
                 speculates=self.config.speculation == "ngram",
-                thoughts=self._new_thought_log(request),
+                extension=None if new_extension is None else new_extension(prepared.request),
             )
-        )
-
-    def _new_thought_log(self, request: Request) -> ThoughtLog | None:
-        """For a model that thinks. A request with think=False has chunks, but none is thought
-        about."""
-        if not self.config.chunk_len:
-            return None
-        read_len = request.prompt_len if request.read_len is None else request.read_len
-        rule = ThinkRule.of(request.params, read_len, while_answering=self.config.while_answering)
-        resets = find_resets(request.prompt_ids[:read_len], self.config.reset_ids)
-        return ThoughtLog(
-            self.config.chunk_len,
-            replace(rule, resets=frozenset(at // self.config.chunk_len for at in resets)),
-            confirms=request.deterministic,
-            max_guesses=self.config.max_guesses,
-            reset_ids=self.config.reset_ids,
-            read_len=read_len,
         )
 
     def abort(self, request_id: int) -> list[Event]:
@@ -310,8 +290,7 @@ class Scheduler:
             flight.is_stale = True
 
     def _update_pass(self, one: Pass, result: PassResult, events: list[Event]) -> None:
-        running, scores, thoughts = self._queue.running, result.scores, result.thoughts
-        pooled = result.pooled
+        running, scores, extra, pooled = self._queue.running, result.scores, result.extra, result.pooled
         is_canonical, is_certified = one.kind is PassKind.CANONICAL, one.certified
         for number, (span, samples) in enumerate(zip(one.spans, result.samples, strict=True)):
             state = running.get(span.request_id)
@@ -324,7 +303,7 @@ class Scheduler:
                 is_canonical=is_canonical,
                 is_certified=is_certified,
                 scores=scores[number] if scores else (),
-                thoughts=thoughts[number] if thoughts else (),
+                extra=extra[number] if extra else None,
                 states=pooled[number] if pooled else None,
             )
             self._update_request(state, outcome, samples, events)
@@ -332,7 +311,7 @@ class Scheduler:
     def _update_request(
         self, state: RequestState, outcome: SpanOutcome, samples: Sequence[Sampled], events: list[Event]
     ) -> None:
-        new_tokens, new_thoughts = state.apply(outcome)
+        new_tokens, new_items = state.apply(outcome)
         span = outcome.span
         if outcome.verdict is not None and span.token_ids[-1] == UNKNOWN_TOKEN:
             self._update_acceptance_rate(state, outcome)
@@ -340,8 +319,8 @@ class Scheduler:
             events.append(PromptScored(state.request_id, outcome.new_scores))
         if outcome.states is not None and state.pooled is not None and state.pooled.embedding is not None:
             events.append(PromptPooled(state.request_id, state.pooled.embedding))
-        if new_thoughts:
-            events.append(ThoughtsCommitted(state.request_id, new_thoughts))
+        if new_items:
+            events.append(ExtraCommitted(state.request_id, new_items))
         if state.confirmed:
             events.append(TokensConfirmed(state.request_id, tuple(state.confirmed)))
             state.confirmed.clear()

@@ -2,7 +2,7 @@
 tokens are UNKNOWN_TOKEN."""
 
 from holdfast.core.grammar import Constraint
-from holdfast.core.step_plan import UNKNOWN_TOKEN, Span, ThoughtIds
+from holdfast.core.step_plan import UNKNOWN_TOKEN, Span
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.scheduler.request_state import RequestState
 
@@ -18,7 +18,8 @@ def next_token_span(state: RequestState, logprobs: int | None) -> Span:
     else:
         tokens = state.tokens
         start, token_ids = tokens.total_len - 1, (tokens.last,)
-    return _new_span(state, start, token_ids, sample_from=0, logprobs=logprobs)
+    extra = None if state.extension is None else state.extension.guess(start, start + 1)
+    return _new_span(state, start, token_ids, sample_from=0, logprobs=logprobs, extra=extra)
 
 
 def candidate_span(state: RequestState) -> Span:
@@ -76,21 +77,21 @@ def check_span(
         pages=page_table.pages[: num_pages - len(scratch_pages)] + scratch_pages,
         sample_from=len(token_ids) - num_sampled,
         sampling=state.sampling,
-        rule=state.think_rule,
-        guesses=() if state.thoughts is None else state.thoughts.guesses(start, stop),
+        extra=None if state.extension is None else state.extension.guess(start, stop),
     )
 
 
 def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> Span:
     tokens = state.tokens
-    if state.thoughts is not None:
-        stop = state.thoughts.max_stop(start, stop, is_window=not state.needs_prefill)
+    extension = state.extension
+    if extension is not None:
+        stop = extension.limit(start, stop, is_window=not state.needs_prefill)
     if state.only_scored:
         stop = min(stop, state.prefill_len)
         sample_from = stop - start
     else:
         stop = min(stop, state.expected_len)
-        if state.request.score_from is not None and tokens.num_output and start < tokens.prompt_len - 1:
+        if state.score_from is not None and tokens.num_output and start < tokens.prompt_len - 1:
             stop = min(stop, tokens.prompt_len - 1)  # the scored tokens are the last before sample_from
         sample_from = max(0, min(stop, tokens.committed_len - 1) - start)
     token_ids = tokens.ids(start, stop)
@@ -111,7 +112,7 @@ def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> S
         if samples and state.sampling.needs_history and state.needs_known_tokens
         else (),
         constraint=constraint,
-        guesses=() if state.thoughts is None else state.thoughts.guesses(start, stop),
+        extra=None if extension is None else extension.guess(start, stop),
         num_pooled=0 if state.pooled is None else state.pooled.num_pooled(start, stop, state.in_flight.spans),
     )
 
@@ -126,7 +127,7 @@ def _new_span(
     scored_ids: tuple[int, ...] = (),
     history: tuple[int, ...] = (),
     constraint: Constraint | None = None,
-    guesses: tuple[ThoughtIds, ...] = (),
+    extra: object = None,
     num_pooled: int = 0,
 ) -> Span:
     # By position: a class called with keywords takes twice as long, and each decode token needs a span.
@@ -143,8 +144,7 @@ def _new_span(
         constraint,
         False,  # with_checksums
         state.request_index,
-        state.think_rule,
-        guesses,
+        extra,
         num_pooled,
     )
 
@@ -152,7 +152,7 @@ def _new_span(
 def _scored_ids(state: RequestState, stop: int) -> tuple[int, ...]:
     """The prompt's tokens up to position stop whose logprobs the client asks for and that are not
     in flight yet."""
-    if state.request.score_from is None:
+    if state.score_from is None:
         return ()
     scored_len = state.scored_len + sum(len(span.scored_ids) for span in state.in_flight.spans)
     return state.tokens.ids(scored_len, min(stop + 1, state.tokens.prompt_len))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.core.pooling import HiddenStates
-from holdfast.core.step_plan import NO_TOKEN, Sampled, Span, ThoughtIds, TokenLogprob
+from holdfast.core.step_plan import NO_TOKEN, Sampled, Span, TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class SpanOutcome:
     The defaults are class attributes, so that the outcome of a decode token costs little to make.
     """
 
-    span: Span  # up to the first wrongly guessed thought
+    span: Span  # up to the first wrong guess of the request's extension
     is_canonical: bool
     is_certified: bool
     candidate: int | None = None  # proposed by a fast pass for a deterministic request
@@ -78,7 +78,7 @@ class SpanOutcome:
     is_lost: bool = False
     num_scored: int = 0
     new_scores: tuple[TokenLogprob, ...] = ()  # the client has the others already
-    thoughts: tuple[ThoughtIds, ...] = ()  # after each chunk that ends in the planned span
+    extra: object = None  # what the planned span's pass found for the request's extension
     states: HiddenStates | None = None  # of the span's pooled tokens, and of those after a wrong guess
 
     def __init__(self, span: Span, is_canonical: bool, is_certified: bool) -> None:
@@ -99,15 +99,15 @@ def verify(
     is_canonical: bool,
     is_certified: bool = False,
     scores: tuple[TokenLogprob, ...] = (),
-    thoughts: tuple[ThoughtIds, ...] = (),
+    extra: object = None,
     states: HiddenStates | None = None,
 ) -> SpanOutcome:
     """The outcome of the request's oldest span in flight. A pure function: it changes neither the
     state nor its parts."""
     outcome = SpanOutcome(span, is_canonical, is_certified)
-    if state.thoughts is not None:
-        outcome.thoughts = thoughts
-        outcome.span = span = span.head(state.thoughts.num_valid_tokens(span, thoughts))
+    if state.extension is not None:
+        outcome.extra = extra
+        outcome.span = span = span.head(state.extension.num_valid(span, extra))
         samples, scores = samples[: span.num_sampled], scores[: span.num_scored]
     if span.num_pooled:
         outcome.states = states
@@ -127,7 +127,7 @@ def verify(
         candidates = state.tokens.candidates
         verdict = judge(candidates[: len(samples) - 1], [sample.token_id for sample in samples])
         samples = samples[: verdict.num_committed]
-        # Candidates after a wrongly guessed thought were not sampled. They are rejected, too.
+        # Candidates after a wrong guess of the extension were not sampled. They are rejected, too.
         outcome.verdict = Verdict(verdict.num_accepted, len(candidates) - verdict.num_accepted)
     else:
         assert len(samples) == 1, "a span without candidates samples one token"

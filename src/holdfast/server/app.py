@@ -1,25 +1,49 @@
-"""The HTTP application: routes and middleware."""
+"""The HTTP application: routes and middleware.
+
+The order of the middleware matters, outermost first. Each layer relies on the others.
+
+    RequestLogMiddleware   request id and headers of every response, also an error; logs the status that was sent;
+                           the client's address
+    OriginMiddleware       adds CORS headers also to errors, so that a browser can read them
+    ExceptionMiddleware    turns exceptions of all layers inside into responses
+    TenantMiddleware       refuses requests without a valid key before any further work; the key names the tenant
+    BodyLimitMiddleware    limits the body while a route reads it
+
+All are pure ASGI: Starlette's `BaseHTTPMiddleware` would run each request in another task, connected by a
+memory stream, once for each layer. Each module says what Starlette's own middleware lacks. The bodies of
+a stream pass none of them: see `http.sse.set_body_send`.
+"""
+
+from collections.abc import Callable
 
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 from starlette.responses import Response
 
 from holdfast.core.other_engines import ROUTES
+from holdfast.server.api.anthropic.routes import message_routes
 from holdfast.server.api.chat import chat_routes
 from holdfast.server.api.completions import completion_routes
 from holdfast.server.api.continuation import continuation_routes
 from holdfast.server.api.embeddings import embedding_routes
 from holdfast.server.api.info import info_routes
-from holdfast.server.api.messages_api.routes import message_routes
 from holdfast.server.api.replay import replay_routes
-from holdfast.server.api.responses_api.routes import responses_routes
+from holdfast.server.api.responses.routes import responses_routes
 from holdfast.server.api.schema.openapi import make_documented_app
 from holdfast.server.api.score import score_routes
 from holdfast.server.api.tokenize import token_routes
+from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import inspector_router
-from holdfast.server.middleware.stack import add_middleware
+from holdfast.server.middleware.body_limits import BodyLimitMiddleware
+from holdfast.server.middleware.exceptions import ExceptionMiddleware, add_exception_handlers
+from holdfast.server.middleware.origins import OriginMiddleware
+from holdfast.server.middleware.request_log import AccessLogEntry, RequestLogMiddleware
+from holdfast.server.middleware.tenant import TenantMiddleware
+from holdfast.server.tenants.directory import TenantDirectory
+from holdfast.server.tenants.tenant import Tenant
 
 
 def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
@@ -44,6 +68,25 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
         app.include_router(inspector_router(hub, frontend.config.send_timeout))
     add_middleware(app, frontend.config, frontend.tenants, frontend.metrics.refused, frontend.count_request)
     return app
+
+
+def add_middleware(
+    app: FastAPI,
+    config: ServerConfig,
+    tenants: TenantDirectory,
+    refused: Callable[[str], None] = lambda code: None,
+    ended: Callable[[Tenant, AccessLogEntry], None] = lambda tenant, entry: None,
+) -> None:
+    """Install the middleware; see `RequestLogMiddleware` for `refused` and `ended`."""
+    app.user_middleware[:] = [
+        Middleware(RequestLogMiddleware, tenants, refused, ended),
+        Middleware(OriginMiddleware, config),
+        Middleware(ExceptionMiddleware),
+        Middleware(TenantMiddleware, tenants),
+        Middleware(BodyLimitMiddleware, config),
+    ]
+    add_exception_handlers(app)
+    app.router.redirect_slashes = False  # a redirect would repeat the Host header
 
 
 def _refuse(app: FastAPI, path: str, why: str) -> None:

@@ -15,24 +15,30 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from typing import TypeVar
 
 from holdfast.core.pooling import Pooling
+from holdfast.core.request import RequestDefaults
 from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, weakest
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentAnswer
+from holdfast.core.sent_answer import SentChoice
 from holdfast.errors import EngineStopped, GuaranteeLost, HoldfastError
 from holdfast.server.errors import ApiError, answer_error, to_api_error
 from holdfast.server.ipc.request_table import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
+from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.request_metrics import RequestMetrics
 from holdfast.server.telemetry.traces import TraceSpan
 from holdfast.server.tenants.rate_limits import TokenMeter
 from holdfast.server.tenants.tenant import Tenant
+from holdfast.server.tenants.work_queue import Work
 
 _QUIET_SECONDS = 15.0
 _PAUSED_SECONDS = 5.0  # while the engine process is restarted
 _TIMER_SLACK = 0.1  # seconds that a timer of the event loop may fire early
 _CLIENT_LEFT = 499  # the status in the access log
+
+T = TypeVar("T")
 
 
 class Call:
@@ -42,9 +48,11 @@ class Call:
         self,
         request_id: str,
         requests: RequestTable,
+        defaults: RequestDefaults,
         *,
         tenant: Tenant,
         meter: TokenMeter,
+        prompts: Prompts,
         metrics: RequestMetrics,
         begin_span: Callable[[SamplingParams | None], TraceSpan],
         timeout: float,
@@ -58,7 +66,9 @@ class Call:
         self.finish_reasons: tuple[str, ...] = ()
         self.streams: list[ResponseStream] = []
         self._requests = requests
+        self._defaults = defaults
         self._meter = meter
+        self._prompts = prompts
         self._metrics = metrics
         self._begin_span = begin_span
         self._span: TraceSpan | None = None
@@ -73,6 +83,16 @@ class Call:
         self._wait_until = 0.0
         self.before_wait: Callable[[], Awaitable[None]] = _do_nothing
 
+    async def run(self, work: Work[T], *, size: int) -> T:
+        """Do work in the client's turn. size: of its input, in bytes."""
+        return await self._prompts.run(self.tenant.id, work, size=size)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True, whole: bool = False) -> list[int]:
+        """Tokenise a text in the client's turn; see `Prompts.encode`."""
+        return await self._prompts.encode(
+            text, client=self.tenant.id, add_special_tokens=add_special_tokens, whole=whole
+        )
+
     async def submit(
         self,
         prompt_ids: Sequence[int],
@@ -83,7 +103,7 @@ class Call:
         want_receipt: bool = False,
         cache_salt: str | None = None,
         pooling: Pooling | None = None,
-        sent: SentAnswer | None = None,
+        sent: tuple[SentChoice, ...] = (),
     ) -> None:
         """Send the engine one prompt; with completion_ids, to score this completion; with pooling,
         to embed it; with sent, to continue answers that the client has so far.
@@ -93,26 +113,28 @@ class Call:
         if want_receipt:
             await self.fingerprint()
         self._require_open()
-        self.prompts.append(prompt_ids if completion_ids is None else [*prompt_ids, *completion_ids])
+        assert self._requests.ready is not None
+        request = self._defaults.request(
+            prompt_ids,
+            params,
+            max_model_len=self._requests.ready.max_model_len,
+            completion_ids=completion_ids,
+            echo_text=echo_text,
+            want_receipt=want_receipt,
+            cache_salt=self.tenant.salt(cache_salt),
+            pooling=pooling,
+            tenant=self.tenant.id,
+            max_running=self.tenant.limits.max_running,
+            sent=sent,
+        )
+        self.prompts.append(request.prompt_ids)
         self._num_choices = params.n
-        self._is_continued = sent is not None
+        self._is_continued = bool(sent)
         self._trace_span(params if completion_ids is None and pooling is None else None)
         with _as_api_error():
-            stream = self._requests.submit(
-                self._updated,
-                prompt_ids,
-                params,
-                completion_ids=completion_ids,
-                echo_text=echo_text,
-                want_receipt=want_receipt,
-                cache_salt=self.tenant.salt(cache_salt),
-                pooling=pooling,
-                tenant=self.tenant.id,
-                max_running=self.tenant.limits.max_running,
-                sent=sent,
-            )
+            stream = self._requests.submit(self._updated, request)
         self.streams.append(stream)
-        self._meter.add_prompt(len(self.prompts[-1]), params.n, params.max_tokens)
+        self._meter.add_prompt(request.prompt_len, params.n, request.params.max_tokens)
 
     async def fingerprint(self) -> str:
         """The `system_fingerprint` of the response.
@@ -151,7 +173,7 @@ class Call:
         """Wait until the engine accepted every prompt. Raises if it refused one."""
         while True:
             self._raise_errors()
-            if all(stream.seed is not None for stream in self.streams):
+            if all(stream.was_accepted for stream in self.streams):
                 return
             await self._wait(_QUIET_SECONDS)
 
@@ -241,7 +263,7 @@ class Call:
         self._deadline.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self._meter.close(was_accepted=any(stream.seed is not None for stream in self.streams))
+        self._meter.close(was_accepted=any(stream.was_accepted for stream in self.streams))
         self.cancel(EngineStopped("the client left"))
 
     def _expire(self, timeout: float) -> None:

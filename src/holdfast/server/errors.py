@@ -21,12 +21,13 @@ from holdfast.errors import (
     EngineCrashed,
     EngineStopped,
     GuaranteeLost,
-    HoldfastError,
     NotFinite,
     NoTokenAllowed,
+    NotReady,
     PassFailed,
     RequestError,
     TemplateError,
+    TooBusy,
 )
 
 _PARAMS = {DeterminismRefused.code: "deterministic", TemplateError.code: "messages"}
@@ -141,10 +142,18 @@ def refuse_unknown(path: str, value: Mapping[str, Any], known: Sequence[str]) ->
             raise ApiError(400, message, param=where, code="unknown_parameter")
 
 
-def to_api_error(error: HoldfastError) -> ApiError:
-    """What a client is sent for an error of the engine."""
+def to_api_error(error: BaseException) -> ApiError:
+    """What a client is sent for any error. One that is no `HoldfastError` is a bug in the server."""
+    if isinstance(error, ApiError):
+        return error
     if isinstance(error, RequestError):
         return ApiError(400, str(error), param=_PARAMS.get(error.code), code=error.code)
+    if isinstance(error, NotReady | TooBusy):
+        headers = {"Retry-After": str(error.retry_after)}
+        if error.code == "shutting_down":
+            headers["Connection"] = "close"
+        status = 503 if isinstance(error, NotReady) else 429
+        return ApiError(status, str(error), code=error.code, headers=headers)
     if isinstance(error, EngineStopped):
         return ApiError(
             503, "the engine stopped; send the request again", code=error.code, headers={"Retry-After": "5"}

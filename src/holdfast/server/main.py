@@ -16,10 +16,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -28,7 +28,6 @@ from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
-from holdfast.server.http.event_loop import run_event_loop
 from holdfast.server.ipc.engine_connection import EngineConnection
 from holdfast.server.ipc.engine_link import COMMAND
 from holdfast.server.service import Connect, Service, supervise
@@ -44,6 +43,8 @@ _CUT_OFF_SECONDS = 1.0  # for cancelled requests to send their error
 # Seconds after which a thread that computes gives the GIL to the event loop. The event loop asks for it
 # once for each socket that is ready, so that with Python's 5 ms a busy thread delays a request by tens of ms.
 _SWITCH_SECONDS = 0.0005
+
+T = TypeVar("T")
 
 
 def run(
@@ -126,7 +127,7 @@ class Server(Service):
             asyncio.create_task(work)
             for work in (
                 self.http.serve(sockets=[self.listening]),
-                self.supervisor.run(),
+                self.engines.run(),
                 self.trim_memory(),
                 self._signalled.wait(),
                 self.prompts.warm_up(),
@@ -177,7 +178,7 @@ class Server(Service):
         self.admission.is_open = False
         self.hub.close()
         self.http.should_exit = True
-        await self.supervisor.stop()
+        await self.engines.stop()
         with contextlib.suppress(Exception):
             await serving
         for task in tasks:
@@ -190,7 +191,7 @@ class Server(Service):
         self._signalled.set()
         if self._signals > 1:  # do not wait for anything any more
             self._cut_off()
-            self.supervisor.kill()
+            self.engines.kill()
             self.http.force_exit = True
 
     def _reload_keys(self) -> None:
@@ -212,6 +213,15 @@ class _HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run the coroutine to its end in an event loop of its own: uvloop's where it is installed, which is faster."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 def say(line: str) -> None:

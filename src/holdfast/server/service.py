@@ -14,36 +14,34 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import EngineStopped
 from holdfast.models.locate import locate
-from holdfast.server.admission import Admission
 from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
 from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.hub import Hub
-from holdfast.server.ipc.engine_client import EngineClient
 from holdfast.server.ipc.engine_connection import EngineCallbacks, EngineConnection
 from holdfast.server.ipc.engine_link import COMMAND
+from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.live_requests import LiveRequests, ResumeCallbacks
 from holdfast.server.ipc.supervisor import Supervisor
 from holdfast.server.prompts import Prompts
 from holdfast.server.reasoning.chat_format import choose_chat_format
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import open_traces
+from holdfast.server.tenants.admission import Admission
 from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.version import __version__
 
 _TRIM_SECONDS = 5.0
 
-Connect = Callable[[ServerConfig, EngineConfig, EngineCallbacks], EngineClient]
+Connect = Callable[[ServerConfig, EngineConfig, EngineCallbacks], Engines]
 
 
 def supervise(
     server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks, command: Sequence[str] = COMMAND
-) -> EngineClient:
+) -> Engines:
     """One engine process on this machine."""
-    requests = LiveRequests(
-        resumes=server.resume, defaults=engine.request_defaults, callbacks=callbacks.resume
-    )
+    requests = LiveRequests(resumes=server.resume, callbacks=callbacks.resume)
     return Supervisor(
         engine,
         callbacks,
@@ -84,7 +82,7 @@ class Service:
         self.prompts = Prompts(
             tokenizer, choose_chat_format(tokenizer, config.reasoning_parser, config.tool_call_parser)
         )
-        self.hub = Hub(self.prompts.token_text, lambda on: self.supervisor.set_tracing(on))
+        self.hub = Hub(self.prompts.token_text, lambda on: self.engines.set_tracing(on))
         callbacks = EngineCallbacks(
             on_progress=self._on_progress,
             on_ready=self._on_ready,
@@ -99,13 +97,13 @@ class Service:
                 on_crash=self.metrics.request_crashed,
             ),
         )
-        self.supervisor = connect(config, engine, callbacks)
+        self.engines = connect(config, engine, callbacks)
         self.frontend = Frontend(
             config,
             names=self.names,
             about=located.about,
             prompts=self.prompts,
-            supervisor=self.supervisor,
+            engines=self.engines,
             metrics=self.metrics,
             traces=self.traces,
             admission=self.admission,
@@ -122,8 +120,8 @@ class Service:
 
     def _set_limits(self) -> None:
         """The engines that are ready decide how much runs at once."""
-        if self.supervisor.is_ready:
-            ready = self.supervisor.ready
+        if self.engines.is_ready:
+            ready = self.engines.ready
             self.admission.max_running = ready.max_num_seqs
             self.prompts.max_model_len = ready.max_model_len
 
@@ -140,7 +138,7 @@ class Service:
     def _on_replicas(self) -> None:
         """A replica of a pool came or left."""
         self._set_limits()
-        ids = [one.id for one in self.supervisor.replicas]
+        ids = [one.id for one in self.engines.replicas]
         self.metrics.keep_replicas(ids)
         self.hub.set_replicas(ids)
 
@@ -151,7 +149,7 @@ class Service:
 
     async def _describe(self) -> None:
         with contextlib.suppress(EngineStopped):
-            fingerprint = await self.supervisor.requests.wait_for_fingerprint()
+            fingerprint = await self.engines.requests.wait_for_fingerprint()
             self.metrics.describe(
                 version=__version__,
                 model=self.names[0],

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -49,7 +50,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, limits: TemplateLimits | None = None) -> "ChatTemplate":
-        """A model's own template. If it has none, `render` raises."""
+        """Return a model's own template. If it has none, `render` raises."""
         tool_source = tokenizer.chat_templates.get("tool_use")
         return cls(tokenizer.chat_template, tokenizer.special_tokens, tool_source=tool_source, limits=limits)
 
@@ -64,7 +65,7 @@ class ChatTemplate:
         variables: Mapping[str, object] = MappingProxyType({}),
         token: CancelToken | None = None,
     ) -> str:
-        """The prompt's text. It has its special tokens: encode it without adding them.
+        """Return the prompt's text. It has its special tokens: encode it without adding them.
 
         With continue_final_message it ends where the content of the last message ends, so that the
         answer continues that message. Raises `Cancelled` soon after the token is cancelled.
@@ -105,7 +106,7 @@ class ChatTemplate:
                 sandbox.close()
 
     def digest(self) -> str:
-        """SHA-256 over everything that decides a rendering besides its arguments."""
+        """Return SHA-256 over everything that decides a rendering besides its arguments."""
         identity = json.dumps([self._sources, self._special_tokens], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
 
@@ -139,7 +140,7 @@ def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> st
 
 
 def _cut_at(mark: str, text: str) -> str:
-    """The text before the mark."""
+    """Return the text before the mark."""
     before, found, _ = text.rpartition(mark)
     if not found:
         raise TemplateError(
@@ -150,7 +151,7 @@ def _cut_at(mark: str, text: str) -> str:
 
 
 def supports_tools(template: str) -> bool:
-    """Whether a chat template uses the variable `tools`."""
+    """Return whether a chat template uses the variable `tools`."""
     at = 0
     while (block := _BLOCK.search(template, at)) is not None:
         end = template.find(_BLOCK_ENDS[block[0]], block.end())
@@ -160,3 +161,67 @@ def supports_tools(template: str) -> bool:
             return True
         at = end + 2
     return False
+
+
+_WALL_SECONDS = 60.0  # a busy machine may not change the digest
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "tide",
+        "description": "The tide <at> a \u201cplace\u201d & time.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    },
+}
+_CALL = {
+    "id": "call00001",
+    "type": "function",
+    "function": {"name": "tide", "arguments": '{"place": "Br\u00e9hat"}'},
+}
+_TURNS: list[dict[str, object]] = [
+    {"role": "user", "content": '  What is a\n"holdfast"? <b>&amp;</b> {{ x }}\t\u6771\u4eac\n'},
+    {"role": "assistant", "content": "<think>\nIt holds.\n</think>\n\nA root. "},
+    {"role": "user", "content": "And 1.5 + 2?"},
+]
+# Messages whose renderings show the template language at work: with a system message, an answer to continue,
+# and a tool that was called.
+_CONVERSATIONS: tuple[Mapping[str, Any], ...] = (
+    {"messages": _TURNS},
+    {"messages": [{"role": "system", "content": "Be brief. "}, *_TURNS[:2]], "add_generation_prompt": False},
+    {
+        "messages": [
+            _TURNS[0],
+            {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+            {"role": "tool", "tool_call_id": "call00001", "content": "[1, 2]"},
+        ],
+        "tools": [_TOOL],
+    },
+)
+
+
+def digest_renderings(tokenizer: Tokenizer) -> str:
+    """Return SHA-256 over renderings of fixed messages by the model's own template.
+
+    So the fingerprint knows what the template library does here: two versions of it that render the same
+    text give the same digest.
+    """
+    sources = (tokenizer.chat_template, tokenizer.chat_templates.get("tool_use"))
+    return _digest(sources, tuple(sorted(tokenizer.special_tokens.items())))
+
+
+@lru_cache(64)  # one process renders the same template for many engines
+def _digest(sources: tuple[str | None, str | None], special_tokens: tuple[tuple[str, str], ...]) -> str:
+    limits = TemplateLimits(wall_seconds=_WALL_SECONDS)
+    template = ChatTemplate(sources[0], dict(special_tokens), tool_source=sources[1], limits=limits)
+    try:
+        texts = [_render(template, arguments) for arguments in _CONVERSATIONS]
+    finally:
+        template.close()
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
+def _render(template: ChatTemplate, arguments: Mapping[str, Any]) -> str | None:
+    """Return None if the template refuses: many take no system message or no tools."""
+    try:
+        return template.render(**arguments)
+    except (TemplateError, InvalidRequest):
+        return None

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.core.step_plan import ThoughtIds
+from holdfast.core.results import ThoughtIds
 from holdfast.models.decoder import Decoder
 from holdfast.models.weight_loader import WeightLoader
 from holdfast.numerics.forward_batch import ForwardBatch

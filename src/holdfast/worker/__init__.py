@@ -7,7 +7,7 @@ last_layer           skips the last layer for tokens whose logits are not needed
 sampler, logprobs    logits -> tokens and logprobs, in batches of logits_slices
 logits_processors/   penalties, logit bias, token masks, grammar masks
 kv_store             the tensors of the KV cache
-thought_runner       T, C and their states in a thinking model; thought_graphs: T as CUDA graphs
+extension            what a thinking model adds to a pass
 spot_check           compares a certified pass with a reference pass
 transfer, device     copies between host and device; which device, and what of it decides bits
 """

@@ -127,9 +127,10 @@ class CudaGraphs:
         layers: Sequence[KVLayer],
         tall_tile_tokens: int,
         ends_early: Callable[[int], bool],
-        layer_hook: Callable[[ForwardBatch], LayerHook] | None = None,
+        layer_hook: Callable[[ForwardBatch], LayerHook | None] = lambda batch: None,
     ) -> None:
-        """ends_early: whether passes of this size end before the last layer."""
+        """ends_early: whether passes of this size end before the last layer. layer_hook: what is done between
+        the layers of a captured pass."""
         self._decoder = decoder
         self._layers = layers
         self._tall_tile_tokens = tall_tile_tokens
@@ -290,7 +291,7 @@ class CudaGraphs:
         for tensor, value in ((self._buffer, 0), (batch.slots, -1)):
             tensor.fill_(value)
         output, residual = self._output[:size], self._residual[:size]
-        layer_hook = None if self._layer_hook is None else self._layer_hook(batch)
+        layer_hook = self._layer_hook(batch)
 
         def forward() -> None:
             found = self._decoder.forward(batch, self._layers, canonical=canonical, layer_hook=layer_hook)

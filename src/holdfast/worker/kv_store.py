@@ -8,20 +8,17 @@ from holdfast.numerics.forward_batch import KVLayer
 from holdfast.numerics.ops import Backend
 
 
-def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int, *, thinks: bool = False) -> int:
-    """Keys and values of one page in every layer; for a thinking model also the inputs of T and
-    the outputs of C."""
+def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int, *, extra: int = 0) -> int:
+    """Return the bytes of one page: keys and values in every layer, and `extra` bytes a slot."""
     slot = config.num_layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
-    if thinks:
-        slot += 2 * config.hidden_size * dtype.itemsize + 1
-    return slot * page_size
+    return (slot + extra) * page_size
 
 
 def num_pages_in(
-    budget: int, config: DecoderConfig, dtype: torch.dtype, page_size: int, *, thinks: bool = False
+    budget: int, config: DecoderConfig, dtype: torch.dtype, page_size: int, *, extra: int = 0
 ) -> int:
-    """How many pages fit in a budget of bytes."""
-    one = page_bytes(config, dtype, page_size, thinks=thinks)
+    """Return how many pages fit in a budget of bytes. extra: bytes a slot besides keys and values."""
+    one = page_bytes(config, dtype, page_size, extra=extra)
     num_pages = budget // one
     if num_pages < 1:
         raise ConfigError(

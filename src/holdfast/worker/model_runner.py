@@ -22,13 +22,14 @@ from holdfast.core.step_plan import (
     Sampled,
     Span,
     StepPlan,
-    ThoughtIds,
     TokenLogprob,
 )
-from holdfast.models.decoder import Decoder
+from holdfast.models.decoder import Decoder, LayerHook
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
+from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.settings_guard import SettingsGuard, without_modes
 from holdfast.worker.cuda_graphs import CudaGraphs, CudaRecorder, Progress
+from holdfast.worker.extension import PassExtension
 from holdfast.worker.head_graphs import HeadGraphs, HeadTokens
 from holdfast.worker.input_batch import DeviceBatch, InputBatch, make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
@@ -41,7 +42,6 @@ from holdfast.worker.page_table_cache import PageTableCache
 from holdfast.worker.pooling import PooledStates, pool
 from holdfast.worker.sampler import SampledTokens, sample
 from holdfast.worker.spot_check import SpotCheck
-from holdfast.worker.thought_runner import ThoughtRunner
 from holdfast.worker.transfer import DeviceStream, HostCopies, send_array
 
 _MAX_SHORT_TILE_READS = 1 << 17  # positions that the short tiles of a pass may read
@@ -61,36 +61,33 @@ def _release_all() -> None:
 
 
 class ModelRunner:
-    """Runs a decoder over a KV store, with a thought runner for a thinking model.
+    """Runs a decoder over a KV store, with what the model adds to a pass.
 
-    Thoughts are awaited when a pass is started, so the plans of a thinking model are never in
+    What an extension finds is awaited when a pass is started, so the plans of such a model are never in
     flight.
     """
 
-    def __init__(self, decoder: Decoder, store: KVStore, thought_runner: ThoughtRunner | None = None) -> None:
+    def __init__(self, decoder: Decoder, store: KVStore, extension: PassExtension | None = None) -> None:
         self._decoder = decoder
         self._store = store
-        self._thought_runner = thought_runner
+        self._extension = extension
         self._mask_worker = GrammarMaskWorker()
         self._page_tables = PageTableCache()
         backend, config = decoder.backend, decoder.config
         self._device = backend.device
         self._group = config.num_heads // config.num_kv_heads
         self._max_logits_tokens = max_logits_tokens(self._device)
-        # A certified pass may need logits for any number of tokens. The certificate of the Triton
-        # backend covers all numbers; the other backends always compute the head in canonical form.
-        self._certified_head = backend.recipe.path == "triton"
-        self._own_workers = backend.recipe.path == "torch"
+        self._certified_head = backend.can.certifies_head
+        self._own_workers = backend.can.uses_torch_workers
         self._stream = DeviceStream(self._device)
         self._ring = SampledRing(self._device)
         history = backend.new_token_history(store.num_pages)
         self._tokens = None if history is None else DeviceTokens(history, self._page_tables)
         tall_tile_tokens = backend.tile_tokens(1 << 20, self._group) or 1
-        layer_hook = None if thought_runner is None else thought_runner.captured_layer_hook
-        needs_all_tokens = thought_runner is not None and thought_runner.reads_last_layer
+        needs_all_tokens = extension is not None and extension.needs_all_tokens
         self._last_layer = LastLayer(decoder, store.layers, needs_all_tokens=needs_all_tokens)
         self._graphs = CudaGraphs(
-            decoder, store.layers, tall_tile_tokens, self._last_layer.is_separate, layer_hook
+            decoder, store.layers, tall_tile_tokens, self._last_layer.is_separate, self._captured_hook
         )
         self._head_graphs = HeadGraphs(decoder)
         _runners.add(self)
@@ -137,8 +134,8 @@ class ModelRunner:
         max_pages = min(self._store.num_pages, -(-max_len // page_size))
         with self._settings(), torch.inference_mode(), self._stream.entered():
             recorder = CudaRecorder(self._stream.cuda)
-            if self._thought_runner is not None:
-                self._thought_runner.capture(max((*sizes, *canonical_sizes)), recorder)
+            if self._extension is not None:
+                self._extension.capture(max((*sizes, *canonical_sizes)), recorder)
             self._graphs.capture(sizes, canonical_sizes, max_pages, recorder, progress, lazily=lazily)
             if not lazily:
                 self._last_layer.warm_up()
@@ -162,8 +159,8 @@ class ModelRunner:
                 torch.cuda.synchronize(self._device)
         self._graphs.release()
         self._head_graphs.release()
-        if self._thought_runner is not None:
-            self._thought_runner.release()
+        if self._extension is not None:
+            self._extension.release()
 
     def _start_pass(self, pass_: Pass, copies: HostCopies) -> Callable[[], PassResult]:
         if pass_.kind is PassKind.CHECK:
@@ -173,9 +170,7 @@ class ModelRunner:
         with self._mask_worker.computing(pass_.spans) as masks:
             batch = self._make_batch(pass_)
             sent, hidden, size = self._forward(pass_, batch)  # [scored, pooled, sampled tokens; hidden]
-            thoughts: tuple[tuple[ThoughtIds, ...], ...] = ()
-            if self._thought_runner is not None:
-                thoughts = self._thought_runner.finish_pass(pass_, canonical=canonical)
+            extra = () if self._extension is None else self._extension.finish(pass_, canonical=canonical)
             canonical_head = canonical and not (pass_.certified and self._certified_head)
             num_unsampled = batch.num_scored + batch.num_pooled
             scores: Callable[[], Scores] = tuple
@@ -195,7 +190,7 @@ class ModelRunner:
             else:
                 sampled = hidden[num_unsampled:] if num_unsampled else hidden
                 samples = self._sample(sampled, pass_.spans, masks(), canonical_head, sent, copies)
-        return lambda: PassResult(samples(), scores(), thoughts, pooled=pooled())
+        return lambda: PassResult(samples(), scores(), extra, pooled=pooled())
 
     def _make_batch(self, pass_: Pass) -> InputBatch:
         backend, group = self._decoder.backend, self._group
@@ -218,7 +213,7 @@ class ModelRunner:
         return pass_.kind is PassKind.CHECK or num_reads <= _MAX_SHORT_TILE_READS
 
     def _start_check(self, pass_: Pass, copies: HostCopies) -> Callable[[], str | None]:
-        check = SpotCheck(pass_, self._store, self._decoder.backend.page_size, self._thought_runner)
+        check = SpotCheck(pass_, self._store, self._decoder.backend.page_size, self._extension)
         check.prepare()
         _, hidden, _ = self._forward(pass_, self._make_batch(pass_))
         return check.compare(self._decoder, hidden, copies)
@@ -230,14 +225,12 @@ class ModelRunner:
         exact = pass_.kind is not PassKind.FAST
         canonical = exact and not pass_.certified
         size = self._graphs.size_for(batch, pass_.num_tokens_padded, canonical=canonical, exact=exact)
-        thought_runner, layers = self._thought_runner, self._store.layers
-        state_slots = None if thought_runner is None else thought_runner.begin_pass(pass_, batch)
+        extension, layers = self._extension, self._store.layers
+        given = None if extension is None else extension.begin(pass_, batch)
         if size is None:
             sent = send_batch(batch, pass_.num_tokens_padded, self._device)
             self._read_ring(batch, sent)
-            layer_hook = None
-            if thought_runner is not None and state_slots is not None:
-                layer_hook = thought_runner.layer_hook(sent.forward.slots, state_slots)
+            layer_hook = None if extension is None else extension.hook(sent.forward, given)
             if not self._last_layer.is_separate(pass_.num_tokens_padded, len(batch.logits_indices)):
                 hidden = self._decoder.forward(
                     sent.forward, layers, canonical=canonical, layer_hook=layer_hook
@@ -251,8 +244,8 @@ class ModelRunner:
             return sent, self._last_layer.run(batch, sent, body, canonical=canonical, exact=exact), None
         sent = self._graphs.load(batch, size, canonical=canonical)
         self._read_ring(batch, sent)
-        if thought_runner is not None and state_slots is not None:
-            thought_runner.load(state_slots, size)
+        if extension is not None and given is not None:
+            extension.load(given, size)
         hidden = self._graphs.replay(size, canonical=canonical)
         if self._last_layer.is_separate(size):
             body = self._graphs.residual(size), hidden
@@ -260,6 +253,9 @@ class ModelRunner:
         if batch.logits_come_first:
             return sent, hidden[: len(batch.logits_indices)], size
         return sent, hidden[sent.logits_indices], size
+
+    def _captured_hook(self, batch: ForwardBatch) -> LayerHook | None:
+        return None if self._extension is None else self._extension.hook(batch, None)
 
     def _read_ring(self, batch: InputBatch, sent: DeviceBatch) -> None:
         """Fill in the token ids that earlier passes sampled, and keep all of them beside the KV."""

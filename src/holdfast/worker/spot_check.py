@@ -1,8 +1,8 @@
 """Spot checks of a certificate: a reference pass computes tokens of a certified pass again.
 
 The second pass writes into scratch pages, so the request is not disturbed. Keys and values in every
-layer, the checksums of the logits, and in a thinking model the thoughts and states must have the
-same bits. There is no tolerance. The comparison runs on the device and is read later.
+layer, the checksums of the logits, and what a `PassExtension` keeps must have the same bits. There is
+no tolerance. The comparison runs on the device and is read later.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,9 @@ from torch import Tensor
 from holdfast.core.step_plan import Pass
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.bits import bits_of
-from holdfast.worker.input_batch import Ints
+from holdfast.worker.extension import PassExtension
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.logits_slices import max_logits_tokens
-from holdfast.worker.thought_runner import ThoughtRunner
 from holdfast.worker.transfer import HostCopies, send_array
 
 
@@ -28,7 +27,7 @@ class SpotCheck:
     again."""
 
     def __init__(
-        self, pass_: Pass, store: KVStore, page_size: int, thought_runner: ThoughtRunner | None = None
+        self, pass_: Pass, store: KVStore, page_size: int, extension: PassExtension | None = None
     ) -> None:
         (span,) = pass_.spans
         assert len(pass_.logits_checksums) == span.num_sampled
@@ -36,7 +35,7 @@ class SpotCheck:
         assert num_shared * page_size <= span.start < span.stop <= len(span.pages) * page_size
         self._pass, self._span, self._num_layers = pass_, span, len(store.layers)
         self._kv = store.all_layers
-        self._thoughts = None if thought_runner is None else _ThoughtCheck(pass_, thought_runner, page_size)
+        self._extra = None if extension is None else extension.check(pass_, page_size)
         positions = np.arange(span.start, span.stop)
         pages = positions // page_size - num_shared
         scratch, original = np.array(span.pages[num_shared:]), np.array(pass_.original_pages)
@@ -54,8 +53,8 @@ class SpotCheck:
         one bit of every number, so that a slot the pass does not write is found."""
         for tensor in (self._kv.keys, self._kv.values):
             tensor[self._scratch_pages] = tensor[self._original_pages]
-        if self._thoughts is not None:
-            self._thoughts.prepare()
+        if self._extra is not None:
+            self._extra.prepare()
         keys, values = bits_of(self._kv.keys), bits_of(self._kv.values)
         keys[self._scratch, :, :, self._offsets] ^= 1
         values[self._scratch, :, self._offsets] ^= 1
@@ -64,7 +63,7 @@ class SpotCheck:
         """Called after the pass; hidden are the hidden states of its sampled tokens. Returns a
         function that reads where the bits differ first, or None."""
         span = self._span
-        thoughts = None if self._thoughts is None else self._thoughts.compare(copies)
+        extra = None if self._extra is None else self._extra.compare(copies)
         differs = copies.add(self._differences())  # bool [2, layers, tokens]
         found = [
             copies.add(logits_checksums(decoder.logits(some, canonical=True)))
@@ -74,7 +73,7 @@ class SpotCheck:
         def read() -> str | None:
             for layer, kind, index in differs.transpose(0, 1).nonzero()[:1].tolist():
                 return f"{('keys', 'values')[kind]} of layer {layer} at position {span.start + index}"
-            if thoughts is not None and (problem := thoughts()) is not None:
+            if extra is not None and (problem := extra()) is not None:
                 return problem
             checksums = [number for some in found for number in some.tolist()]
             pairs = zip(checksums, self._pass.logits_checksums, strict=True)
@@ -93,65 +92,6 @@ class SpotCheck:
         )
         differs = torch.stack([(again != first).flatten(1).any(1) for again, first in pairs])
         return differs.view(2, self._num_layers, -1)
-
-
-class _ThoughtCheck:
-    """The part of a check for thinking models: T's inputs, the thoughts, and their states."""
-
-    def __init__(self, pass_: Pass, thought_runner: ThoughtRunner, page_size: int) -> None:
-        (span,) = pass_.spans
-        self._pass, self._span, self._runner = pass_, span, thought_runner
-        num_shared = len(span.pages) - len(pass_.original_pages)
-        pages = np.stack((np.array(span.pages[num_shared:]), np.array(pass_.original_pages)))  # [2, pages]
-        c, device = thought_runner.chunk, thought_runner.residuals.device
-
-        def slots(positions: Ints) -> Tensor:
-            """The scratch slots and the original slots of these positions: [2, positions]."""
-            numbers = pages[:, positions // page_size - num_shared] * page_size + positions % page_size
-            return send_array(numbers, device)
-
-        self._pages = send_array(pages, device)
-        self._tokens = slots(np.arange(span.start, span.stop))
-        self._chunks = slots(np.arange(span.start // c * c, span.stop // c * c))  # those that end in the span
-
-    def prepare(self) -> None:
-        """As `SpotCheck.prepare`."""
-        scratch, originals = self._pages
-        self._runner.copy_pages(originals, scratch)
-        bits_of(self._runner.residuals)[self._tokens[0]] ^= 1
-
-    def compare(self, copies: HostCopies) -> Callable[[], str | None]:
-        """As `SpotCheck.compare`."""
-        span, runner = self._span, self._runner
-        (found,) = runner.finish_pass(self._pass, canonical=True)
-        residuals = copies.add(self._residuals_differ())  # bool [tokens]
-        states = copies.add(self._states_differ())  # bool [chunks]
-
-        def read() -> str | None:
-            for (index,) in residuals.nonzero()[:1].tolist():
-                return f"the input of T at position {span.start + index}"
-            first_chunk = span.start // runner.chunk
-            expected = (
-                *span.guesses,
-                *found[len(span.guesses) :],
-            )  # the span has no guess after its last token
-            for index, differs in enumerate(states.tolist()):
-                if differs or found[index] != expected[index]:
-                    return f"the thought after position {(first_chunk + index + 1) * runner.chunk - 1}"
-            return None
-
-        return read
-
-    def _residuals_differ(self) -> Tensor:
-        again, first = bits_of(self._runner.residuals)[self._tokens].unbind()
-        return (again != first).any(1)
-
-    def _states_differ(self) -> Tensor:
-        """A state is compared only where there is a thought."""
-        again, first = bits_of(self._runner.states)[self._chunks].unbind()
-        has_again, has_first = self._runner.has_state[self._chunks].unbind()
-        differs = (has_again != has_first) | (has_first & (again != first).any(1))
-        return differs.view(-1, self._runner.chunk).any(1)
 
 
 def logits_checksums(logits: Tensor) -> Tensor:

@@ -73,18 +73,18 @@ def thinking(
     require_tasks(task or ())
     for _, folder in folders:
         o.open_model(replace(engine, model=str(folder)))
-    from holdfast_thinking.eval.run import EvalSettings, ModelFolder, run_eval
-    from holdfast_thinking.eval.table import show_eval
+    from holdfast_thinking.eval.report import show_eval
+    from holdfast_thinking.eval.run import EvalSettings, run_eval
 
     def open_llm(folder: Path) -> "LLM":
         return o.open_llm(replace(engine, model=str(folder)))
 
     settings = EvalSettings(tuple(task or ()), numbers, count, seed, ablate, latency)
-    show_eval(run_eval([ModelFolder(*each) for each in folders], settings, open_llm, out, note))
+    show_eval(run_eval(folders, settings, open_llm, out, note))
 
 
 def _model_folder(text: str) -> tuple[str, Path]:
-    """The arguments of a `ModelFolder`, which only the evaluation imports."""
+    """Return the name and the folder."""
     from holdfast.models.locate import COIN, COIN_ADAPTER, locate
 
     name, is_named, path = text.rpartition("=")

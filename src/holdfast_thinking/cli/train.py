@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from holdfast.cli.console import note, stderr
+from holdfast.cli.console import note, require_packages, stderr
 from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
-from holdfast.cli.options.groups import grouped
-from holdfast.cli.requirements import require_packages
+from holdfast.cli.options.groups import grouped, setting_parameter
 from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
@@ -26,7 +25,6 @@ from holdfast_thinking.settings import (
     GENERAL_FILE,
     PRESETS,
     TrainingSettings,
-    convert_setting,
     read_changes,
 )
 
@@ -53,28 +51,15 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
         values = {fields[name].field_name: given.pop(name) for name in fields}
         command(**given, changes={name: value for name, value in values.items() if value not in (None, [])})
 
-    parameters = []
-    for name, one in fields.items():
-        hint = list[str] if name == "task" else str if one.choices else one.type
-        panel, choices = one.option.panel, f"{' | '.join(one.choices)}. " if one.choices else ""
-        shown = typer.Option(
-            help=choices + one.option.help,
-            metavar=one.option.metavar,
-            rich_help_panel=panel,
-            show_default=False,
-        )
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(
-            inspect.Parameter(name, kind, default=None, annotation=Annotated[hint | None, shown])
-        )
-    own = inspect.signature(command).parameters.values()
     hints = get_type_hints(command, include_extras=True)
-    own_parameters = [
-        one.replace(annotation=hints[one.name], kind=kind) for one in own if one.name != "changes"
+    out, *others = [
+        one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for one in inspect.signature(command).parameters.values()
+        if one.name != "changes"
     ]
-    first, *others = own_parameters
-    call.__signature__ = inspect.Signature([first, *parameters, *others])  # type: ignore[attr-defined]
-    call.__annotations__ = {one.name: one.annotation for one in (first, *parameters, *others)}
+    parameters = [out, *(setting_parameter(one, None) for one in fields.values()), *others]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
     return call
 
 
@@ -134,15 +119,13 @@ def _settings(preset: str | None, changes: dict[str, Any], more: list[str], out:
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"--preset is {preset!r}; expected one of {', '.join(PRESETS)}")
     base = TrainingSettings() if preset is None else PRESETS[preset]
-    if "task" in changes or "tasks" in changes:
+    if "tasks" in changes:
         named = [_named_task(each) for each in changes["tasks"]]
         changes["tasks"] = tuple(name for name, _ in named)
         changes["shares"] = tuple(share for _, share in named) if any(share > 1 for _, share in named) else ()
     else:
         files = {f"chat:{GENERAL_FILE}": f"chat:{out / GENERAL_FILE}"}
         changes["tasks"] = tuple(files.get(name, name) for name in base.tasks)
-    if "form" in changes:
-        changes["form"] = convert_setting("form", changes["form"], get_type_hints(TrainingSettings)["form"])
     if "steps" in changes and "minutes" in changes:
         changes["most_steps"] = changes["steps"]
     if "window" in changes or "backbone" in changes:
@@ -230,22 +213,24 @@ def _train(run: "TrainingRun", out: Path) -> None:
     note(f"{count / 1e6:.1f} million parameters, {', '.join(run.settings.tasks)}, on {run.device}")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = stderr()
-    timer = _StepTimer(run.step)
+    last = (run.step, time.monotonic())  # of the log
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         line = bar.add_task("training", total=run.settings.steps, completed=run.step)
 
         def report(moment: "StepMetrics") -> None:
-            line_start = f"step {moment.step} of {run.settings.steps}: loss {moment.loss:.4f}"
-            bar.update(
-                line, completed=moment.step, total=run.settings.steps, description=f"loss {moment.loss:.4f}"
-            )
+            nonlocal last
+            loss = f"loss {moment.loss:.4f}"
+            bar.update(line, completed=moment.step, total=run.settings.steps, description=loss)
+            is_logged = not console.is_terminal and moment.step % _LOG_STEPS == 0
             if moment.accuracy:
-                shown = ", ".join(f"{name} {share:.1%}" for name, share in moment.accuracy.items())
-                note(f"{line_start}, right: {shown}")
-                timer.lap(moment.step)  # the evaluation does not count as a step
-            elif not console.is_terminal and moment.step % _LOG_STEPS == 0:
+                right = ", ".join(f"{name} {share:.1%}" for name, share in moment.accuracy.items())
+                note(f"step {moment.step} of {run.settings.steps}: {loss}, right: {right}")
+            elif is_logged:
+                ms = 1000 * (time.monotonic() - last[1]) / max(1, moment.step - last[0])
                 parts = f"answer {moment.answer:.4f}, thought {moment.thought:.4f}"
-                note(f"{line_start} ({parts}), {timer.lap(moment.step):.1f} ms a step")
+                note(f"step {moment.step} of {run.settings.steps}: {loss} ({parts}), {ms:.1f} ms a step")
+            if moment.accuracy or is_logged:
+                last = (moment.step, time.monotonic())  # the evaluation does not count as a step
 
         with _until_interrupted() as stops:
             go_on(run, out, report=report, stops=stops)
@@ -276,17 +261,3 @@ def _until_interrupted() -> Iterator[Callable[[], bool]]:
         yield found.is_set
     finally:
         restore()
-
-
-class _StepTimer:
-    """Measures the time of a step."""
-
-    def __init__(self, step: int) -> None:
-        self._step, self._time = step, time.monotonic()
-
-    def lap(self, step: int) -> float:
-        """Milliseconds for each step since the last call."""
-        now = time.monotonic()
-        passed = (now - self._time) * 1000 / max(1, step - self._step)
-        self._step, self._time = step, now
-        return passed

@@ -22,20 +22,6 @@ from holdfast_thinking.tasks.filler import NAMES
 _general = read_words("general")
 NUM_EVAL_PROMPTS = 200
 _STORY_SHARE = 0.3  # of the prompts
-# What there is, its two states, and what is done to it.
-_SWITCHED = (
-    ("lamp", ("on", "off"), ("{N} presses the switch.", "{N} turns it {s}.", "{N} unplugs the {o}.")),
-    ("light in the hall", ("on", "off"), ("{N} flips the switch.", "Somebody turns it {s}.")),
-    ("radio", ("on", "off"), ("{N} pushes the button.", "{N} turns the {o} {s}.", "{N} turns it up.")),
-    ("door", ("open", "closed"), ("{N} walks through it.", "{N} slams the {o}.", "The wind moves it.")),
-    ("window", ("open", "closed"), ("{N} shuts the {o}.", "{N} looks out of it.", "{N} opens it again.")),
-    ("card", ("face up", "face down"), ("{N} turns it over.", "{N} flips the {o}.", "{N} leaves it alone.")),
-    ("pancake", ("brown", "pale"), ("{N} flips it.", "{N} tosses the {o}.", "{N} turns it over.")),
-    ("page", ("blank", "printed"), ("{N} turns the {o}.", "{N} turns it back.", "{N} reads it.")),
-    ("glass", ("full", "empty"), ("{N} drinks it.", "{N} turns it upside down.", "{N} fills the {o}.")),
-    ("boat", ("upright", "upside down"), ("{N} turns it over.", "A wave flips the {o}.", "{N} rows it.")),
-    ("sign", ("green", "red"), ("{N} turns it round.", "{N} paints the {o}.", "{N} only looks at it.")),
-)
 STORIES = "stories"  # a task of `sample_prompts` alone
 _TEMPERATURE = 0.7
 
@@ -67,8 +53,8 @@ def write_samples(llm: LLM, path: Path, prompts: Sequence[str], max_tokens: int,
         if result.error is not None:
             raise EngineStopped(str(result.error))
         answer = result.text.strip()
-        if result.finish_reason == "length":
-            answer = _whole_sentences(answer)
+        if result.finish_reason == "length":  # end with the last sentence
+            answer = answer[: max(answer.rfind(mark) for mark in ".!?") + 1]
         if answer:
             lines.append(json.dumps({"prompt": prompt, "answer": answer}))
     if not lines:
@@ -79,12 +65,6 @@ def write_samples(llm: LLM, path: Path, prompts: Sequence[str], max_tokens: int,
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     return len(lines)
-
-
-def _whole_sentences(text: str) -> str:
-    """The text up to its last full stop; "" without one."""
-    last = max(text.rfind(mark) for mark in ".!?")
-    return text[: last + 1]
 
 
 def training_prompts(count: int, seed: int) -> list[str]:
@@ -98,17 +78,14 @@ def _story(rng: random.Random) -> str:
     """Something happens to a thing, or the number of some things changes; then a question."""
     people = dict(zip("NM", rng.sample(NAMES, 2), strict=True))
     if rng.random() < 0.5:
-        thing, states, happening = rng.choice(_SWITCHED)
-        state, other = rng.sample(states, 2)
+        thing, states, *events = rng.choice(_general.SWITCHED).split("|")
+        state, other = rng.sample(states.split("/"), 2)
         fields = {"o": thing, "s": state, "t": other}
-        first, events, asks = "The {o} is {s}.", list(happening), _general.SWITCHED_ASKS
+        first, asks = "The {o} is {s}.", _general.SWITCHED_ASKS
     else:
         fields = {"o": rng.choice(_general.COUNTED)}
-        first, events, asks = (
-            "{N} has {i} {o} and {M} has {j}.",
-            list(_general.COUNTED_EVENTS),
-            _general.COUNTED_ASKS,
-        )
+        first, events = "{N} has {i} {o} and {M} has {j}.", list(_general.COUNTED_EVENTS)
+        asks = _general.COUNTED_ASKS
     told = [first, *rng.choices(events, k=rng.randint(1, 4)), rng.choice(asks)]
     return " ".join(
         each.format(**fields, **people, i=rng.randint(2, 30), j=rng.randint(2, 30)) for each in told

@@ -1,15 +1,15 @@
 """Training and validation batches of the tasks.
 
 A batch depends only on (seed, step), so that a run can be resumed exactly. What a task makes is drawn for
-every batch, so a run has no texts to make before it starts. Files, and a limited number of examples, are tokenised once,
-when the source is opened.
+every batch, so a run has no texts to make before it starts.
 """
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +19,14 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError
 from holdfast_thinking.data.jsonl import read_chat, read_thoughts
 from holdfast_thinking.data.names import is_own_task, require_tasks
-from holdfast_thinking.data.preparation import prepare_all
 from holdfast_thinking.data.text_examples import (
     ChatFrame,
-    PreparedTexts,
     TextExample,
     TextRules,
     TextTask,
-    prepare_texts,
+    make_batch,
 )
-from holdfast_thinking.model.batch import Batch, join_batches
+from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.settings import TrainingSettings
 from holdfast_thinking.tasks.coin_talk import CoinTalk
 from holdfast_thinking.tasks.outside import Outside
@@ -50,15 +48,10 @@ _TASKS: dict[str, Callable[[TrainingSettings], TextTask]] = {
     "variable-talk": lambda settings: VariableTalk(),
     "outside": lambda settings: Outside(),
 }
-Topic = TextTask | list[TextExample]
+Topic = TextTask | list[TextExample]  # a file is its examples
 
 
-def open_topics(settings: TrainingSettings) -> dict[str, Topic]:
-    """The tasks by name; for a file, its examples."""
-    return {name: _open_topic(name, settings) for name in settings.tasks}
-
-
-def _open_topic(name: str, settings: TrainingSettings) -> Topic:
+def open_topic(name: str, settings: TrainingSettings) -> Topic:
     require_tasks([name])
     if name in _TASKS:
         return _TASKS[name](settings)
@@ -87,7 +80,7 @@ def _load_task(name: str) -> Callable[[TrainingSettings], TextTask]:
 
 def draw_prompts(task: str, count: int, seed: int) -> list[str]:
     """Prompts of a task as chat messages, of a file without those held out."""
-    topic = _open_topic(task, TrainingSettings(tasks=(task,)))
+    topic = open_topic(task, TrainingSettings(tasks=(task,)))
     rng = random.Random(f"prompts {seed} {task}")
     if isinstance(topic, list):
         examples = _split(topic, held_out=False)
@@ -97,66 +90,53 @@ def draw_prompts(task: str, count: int, seed: int) -> list[str]:
     return [each.message for each in examples]
 
 
-def topic_texts(topics: dict[str, Topic]) -> list[str]:
-    """The texts a tokenizer for these topics is built from."""
+def vocabulary(settings: TrainingSettings) -> list[str]:
+    """Return the texts a tokenizer for the tasks is built from."""
     texts: list[str] = []
-    for topic in topics.values():
-        if isinstance(topic, list):
-            texts += [
-                text
-                for each in topic
-                for text in (each.prompt, each.answer, *(s.thought for s in each.steps))
-            ]
-        else:
+    for name in settings.tasks:
+        topic = open_topic(name, settings)
+        if not isinstance(topic, list):
             texts += topic.words()
+            continue
+        for each in topic:
+            texts += (each.prompt, each.answer, *(step.thought for step in each.steps))
     return texts
 
 
 class BatchSource:
     """Draws training batches by step, and validation batches by task and number of events.
 
-    only_eval: read no training texts.
+    only_eval: hold no training texts.
     """
 
     def __init__(
         self,
         settings: TrainingSettings,
-        topics: dict[str, Topic],
         tokenizer: "Tokenizer",
         eos_id: int,
         frame: ChatFrame | None = None,
         only_eval: bool = False,
     ) -> None:
         s = settings
-        self._settings, self._topics, self._tokenizer, self._eos_id = s, topics, tokenizer, eos_id
+        self._settings, self._tokenizer = s, tokenizer
         self._rules = TextRules(
-            s.form,
-            s.chunk,
-            s.max_thought,
-            eos_id,
-            frame,
-            s.thought_delay,
-            s.carry,
-            s.thinks_answer,
+            s.form, s.chunk, s.max_thought, eos_id, frame, s.thought_delay, s.carry, s.thinks_answer
         )
-
         if s.follow_ups and frame is not None and not frame.between:
             raise ConfigError(
                 "follow_ups need a chat template that writes each message of a conversation alike"
             )
-        self._prepared: dict[str, PreparedTexts] = {}
-        self._limited: dict[str, list[TextExample]] = {}
+        self._topics: dict[str, Topic] = {name: open_topic(name, s) for name in s.tasks}
         self._orders: dict[str, tuple[int, NDArray[np.int64]]] = {}  # of an epoch, for each task
-        if not only_eval:
-            limited = {
-                name: self._examples(name, topic)
-                for name, topic in topics.items()
-                if isinstance(topic, list) or s.examples is not None
-            }
-            if s.follow_ups:
-                self._limited = limited
-            else:
-                self._prepared = prepare_all(limited, tokenizer, self._rules)
+        # The training texts of a file, or of a task with a limited number of them.
+        self._held: dict[str, list[TextExample]] = {}
+        for name, topic in self._topics.items() if not only_eval else ():
+            if isinstance(topic, list):
+                self._held[name] = _split(topic, held_out=False)[: s.examples]
+                if not self._held[name]:
+                    raise ConfigError(f"{name} has no examples to train on")
+            elif s.examples is not None:
+                self._held[name] = self._make(topic, random.Random(f"train {s.seed} {name}"), s.examples)
 
     def __getstate__(self) -> dict[str, Any]:
         """A process makes its tasks anew: it could not import the class of an own task."""
@@ -166,7 +146,7 @@ class BatchSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         for name, topic in state["_topics"].items():
-            self._topics[name] = _open_topic(name, self._settings) if topic is None else topic
+            self._topics[name] = open_topic(name, self._settings) if topic is None else topic
 
     def has_events(self, name: str) -> bool:
         """Return whether texts of the task have a number of events. Those of a file have none."""
@@ -174,55 +154,50 @@ class BatchSource:
         return not isinstance(topic, list) and getattr(topic, "has_events", True)
 
     def batch(self, step: int) -> Batch:
-        """The texts of a step: of each task its share, sorted by length."""
-        drawn = [
-            (name, index, count)
+        """Make the texts of a step: of each task its share, sorted by length."""
+        texts = [
+            each
             for index, (name, count) in enumerate(zip(self._topics, self._counts(), strict=True))
-            if count
+            for each in self._texts(name, index, count, step)
         ]
         if self._settings.follow_ups:
-            whole = self._conversations(drawn, step)
-        else:
-            whole = join_batches([self._training_batch(*each, step) for each in drawn])
+            texts = self._with_follow_ups(texts, step)
+        whole = self._make_batch(texts)
         return whole.take(np.argsort(whole.num_tokens, kind="stable"))
 
-    def _conversations(self, drawn: list[tuple[str, int, int]], step: int) -> Batch:
-        """The texts of a step, some of which follow another one of them. One that continues a story has its
-        state instead."""
-        messages = [each for name, index, count in drawn for each in self._texts(name, index, count, step)]
+    def _with_follow_ups(self, messages: list[TextExample], step: int) -> list[TextExample]:
+        """Let some of the messages follow another one of them. One that continues a story has its state
+        instead."""
         whole = [each for each in messages if not each.given]
         rng = random.Random(f"conversations {self._settings.seed} {step}")
-        texts = [
+        return [
             replace(each, follows=rng.choice(whole))
             if rng.random() < self._settings.follow_ups and not each.given
             else each
             for each in messages
         ]
-        return self._prepare(texts).batch(range(len(texts)))
 
     def _counts(self) -> list[int]:
-        """The number of texts of each task in a batch."""
+        """Return the number of texts of each task in a batch."""
         shares = self._settings.shares or (1,) * len(self._topics)
-        ends = [
-            sum(shares[: index + 1]) * self._settings.batch // sum(shares) for index in range(len(shares))
-        ]
-        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        ends = [end * self._settings.batch // sum(shares) for end in accumulate(shares)]
+        return [end - start for start, end in pairwise([0, *ends])]
 
-    def eval_batch(self, name: str, events: int, count: int) -> Batch:
-        """Texts that training does not use: with exactly this number of events, or of a file."""
-        examples = self.eval_examples(name, events, count)
-        return self._prepare(examples).batch(range(len(examples)))
+    def eval_batch(self, cells: Iterable[tuple[str, int]], count: int) -> Batch:
+        """Make `count` texts that training does not use for each task and number of events, or file."""
+        return self._make_batch([each for cell in cells for each in self._eval_examples(*cell, count)])
 
     def file_or_eval_batch(self, name: str, events: int, count: int) -> Batch:
-        """Like `eval_batch`, with the first examples of a file: it is a test file."""
+        """Make a batch like `eval_batch`, but of the first examples of a file: it is a test file."""
         topic = self._topics[name]
-        if not isinstance(topic, list):
-            return self.eval_batch(name, events, count)
-        examples = topic[:count]
-        return self._prepare(examples).batch(range(len(examples)))
+        return self._make_batch(
+            topic[:count] if isinstance(topic, list) else self._eval_examples(name, events, count)
+        )
 
-    def eval_examples(self, name: str, events: int, count: int) -> list[TextExample]:
-        """The same as examples."""
+    def _make_batch(self, examples: list[TextExample]) -> Batch:
+        return make_batch(examples, self._tokenizer, self._rules)
+
+    def _eval_examples(self, name: str, events: int, count: int) -> list[TextExample]:
         topic = self._topics[name]
         if isinstance(topic, list):
             held = _split(topic, held_out=True)
@@ -233,58 +208,26 @@ class BatchSource:
         make = getattr(topic, "eval_example", topic.example)
         return [make(rng, events) for _ in range(count)]
 
-    def _examples(self, name: str, topic: TextTask | list[TextExample]) -> list[TextExample]:
-        """All training texts of a file, or of a task with a limited number of them."""
-        s = self._settings
-        if not isinstance(topic, list):
-            assert s.examples is not None
-            return self._make(topic, random.Random(f"train {s.seed} {name}"), s.examples)
-        examples = _split(topic, held_out=False)[: s.examples]
-        if not examples:
-            raise ConfigError(f"{name} has no examples to train on")
-        return examples
-
     def _make(self, task: TextTask, rng: random.Random, count: int) -> list[TextExample]:
         return [task.example(rng, rng.randint(1, self._settings.max_events)) for _ in range(count)]
 
-    def _prepare(self, examples: list[TextExample]) -> PreparedTexts:
-        return prepare_texts(examples, self._tokenizer, self._rules)
-
-    def _training_batch(self, name: str, index: int, count: int, step: int) -> Batch:
-        if name not in self._prepared:
-            return self._prepare(self._texts(name, index, count, step)).batch(range(count))
-        prepared = self._prepared[name]
-        return prepared.batch(self._choose(name, index, count, step, len(prepared)))
-
     def _texts(self, name: str, index: int, count: int, step: int) -> list[TextExample]:
-        """The texts of a task in a step."""
-        if name in self._limited:
-            held = self._limited[name]
-            return [held[at] for at in self._choose(name, index, count, step, len(held))]
-        topic = self._topics[name]
-        assert not isinstance(topic, list)
-        return self._make(topic, random.Random(f"train {self._settings.seed} {name} {step}"), count)
+        """Return the texts of a task in a step. Every text that is held comes once in an epoch."""
+        if name not in self._held:
+            topic = self._topics[name]
+            assert not isinstance(topic, list)
+            return self._make(topic, random.Random(f"train {self._settings.seed} {name} {step}"), count)
+        held = self._held[name]
+        places = (divmod(at, len(held)) for at in range(step * count, (step + 1) * count))
+        return [held[self._order(name, index, epoch)[place]] for epoch, place in places]
 
-    def _choose(self, name: str, index: int, count: int, step: int, size: int) -> NDArray[np.int64]:
-        """Which texts of a file a step has: every text once in an epoch."""
-        first = np.arange(step * count, (step + 1) * count)
-        epochs, places = first // size, first % size
-        chosen = np.empty(count, dtype=np.int64)
-        for epoch in np.unique(epochs):
-            order = self._order(name, index, int(epoch), size)
-            chosen[epochs == epoch] = order[places[epochs == epoch]]
-        return chosen
-
-    def _order(self, name: str, index: int, epoch: int, size: int) -> NDArray[np.int64]:
-        """The texts of a task in the order of an epoch; that of the last one asked for is kept."""
+    def _order(self, name: str, index: int, epoch: int) -> NDArray[np.int64]:
+        """Return the order of a task's texts in an epoch. That of the last one asked for is kept."""
         if name not in self._orders or self._orders[name][0] != epoch:
-            self._orders[name] = (epoch, self._rng(_TRAIN, index, epoch).permutation(size))
+            seeds = np.random.SeedSequence(self._settings.seed, spawn_key=(_TRAIN, index, epoch))
+            order = np.random.Generator(np.random.Philox(seeds)).permutation(len(self._held[name]))
+            self._orders[name] = (epoch, order)
         return self._orders[name][1]
-
-    def _rng(self, *key: int) -> np.random.Generator:
-        return np.random.Generator(
-            np.random.Philox(np.random.SeedSequence(self._settings.seed, spawn_key=key))
-        )
 
 
 def _split(examples: list[TextExample], *, held_out: bool) -> list[TextExample]:

@@ -1,7 +1,7 @@
 """Examples written as text: a prompt, an answer, and thoughts at characters of the prompt; and the
 interface of tasks, which make them.
 
-They are tokenised once, before training (`PreparedTexts`); a batch is a gather of arrays.
+They are tokenised when a step is built (`make_batch`).
 
     none        prompt | answer
     thinking    prompt | answer, a thought in the chunk of the token with its character
@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from holdfast_thinking.model.batch import Batch, Ints
+from holdfast_thinking.model.batch import Batch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -144,39 +143,8 @@ class TextRules:
         return [*before, *(replace(step, settled_at=shift + step.settled_at) for step in own)]
 
 
-@dataclass(frozen=True)
-class PreparedTexts:
-    """N tokenised texts, and S thoughts of them in the order of their texts."""
-
-    tokens: Ints  # of all texts
-    starts: Ints  # [N + 1]: where a text starts in `tokens`
-    num_prompt: Ints  # [N]
-    chunks: Ints  # [S]: the chunk of each thought
-    thought_tokens: Ints  # [S, M], padded with -1
-    thought_starts: Ints  # [N + 1]: where the thoughts of a text start
-    num_given: Ints  # [N]: of how many first chunks the thoughts are given
-    chunk: int
-
-    def __len__(self) -> int:
-        return len(self.num_prompt)
-
-    def batch(self, chosen: "Sequence[int] | NDArray[np.int64]") -> Batch:
-        """These texts, padded to the longest."""
-        rows = np.asarray(chosen, dtype=np.int64)
-        lens = self.starts[rows + 1] - self.starts[rows]
-        num_chunks = -(-int(lens.max()) // self.chunk)
-        ids = np.zeros((len(rows), num_chunks * self.chunk), dtype=np.int64)
-        row, column = _ragged(lens)
-        ids[row, column] = self.tokens[self.starts[rows][row] + column]
-        thoughts = np.full((len(rows), num_chunks, self.thought_tokens.shape[1]), -1, dtype=np.int64)
-        counts = self.thought_starts[rows + 1] - self.thought_starts[rows]
-        text, index = _ragged(counts)
-        which = self.thought_starts[rows][text] + index
-        thoughts[text, self.chunks[which]] = self.thought_tokens[which]
-        return Batch(ids, self.num_prompt[rows], lens, thoughts, self.num_given[rows])
-
-
-def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules: TextRules) -> PreparedTexts:
+def make_batch(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules: TextRules) -> Batch:
+    """Tokenise examples, padded to the longest, each thought in its chunk."""
     prompts = tokenizer.encode_batch([rules.prompt(each) for each in examples], add_special_tokens=False)
     answers = tokenizer.encode_batch([rules.answer(each) for each in examples], add_special_tokens=False)
     rows = [[*p.ids, *a.ids, rules.eos_id] for p, a in zip(prompts, answers, strict=True)]
@@ -191,45 +159,25 @@ def prepare_texts(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules
             _place(each, example, prompt.offsets, len(row), ids, rules)
             for each, example, prompt, row in zip(steps, examples, prompts, rows, strict=True)
         ]
-    flat = [(chunk, thought) for each in placed for chunk, thought in sorted(each.items())]
-    width = max((len(thought) for _, thought in flat), default=1)
-    tokens = np.full((len(flat), width), -1, dtype=np.int64)
-    for index, (_, thought) in enumerate(flat):
-        tokens[index, : len(thought)] = thought
-    return PreparedTexts(
-        tokens=np.array([token for row in rows for token in row], dtype=np.int64),
-        starts=_bounds([len(row) for row in rows]),
-        num_prompt=np.array([len(each.ids) for each in prompts], dtype=np.int64),
-        chunks=np.array([chunk for chunk, _ in flat], dtype=np.int64),
-        thought_tokens=tokens,
-        thought_starts=_bounds([len(each) for each in placed]),
-        num_given=np.array(
-            [
-                _first_chunk(each, prompt.offsets, rules) + 1 if each.given else 0
-                for each, prompt in zip(examples, prompts, strict=True)
-            ],
-            dtype=np.int64,
-        ),
-        chunk=rules.chunk,
-    )
-
-
-def join_prepared(parts: Sequence[PreparedTexts]) -> PreparedTexts:
-    """Concatenate prepared texts."""
-    width = max(each.thought_tokens.shape[1] for each in parts)
-    padded = [
-        np.pad(part.thought_tokens, ((0, 0), (0, width - part.thought_tokens.shape[1])), constant_values=-1)
-        for part in parts
+    num_chunks = -(-max(map(len, rows)) // rules.chunk)
+    width = max((len(thought) for each in placed for thought in each.values()), default=1)
+    token_ids = np.zeros((len(rows), num_chunks * rules.chunk), dtype=np.int64)
+    thoughts = np.full((len(rows), num_chunks, width), -1, dtype=np.int64)
+    for index, (row, by_chunk) in enumerate(zip(rows, placed, strict=True)):
+        token_ids[index, : len(row)] = row
+        for chunk, thought in by_chunk.items():
+            thoughts[index, chunk, : len(thought)] = thought
+    num_given = [
+        _first_chunk(each, prompt.offsets, rules) + 1 if each.given else 0
+        for each, prompt in zip(examples, prompts, strict=True)
     ]
-    return PreparedTexts(
-        tokens=np.concatenate([each.tokens for each in parts]),
-        starts=_bounds(np.concatenate([np.diff(each.starts) for each in parts])),
-        num_prompt=np.concatenate([each.num_prompt for each in parts]),
-        chunks=np.concatenate([each.chunks for each in parts]),
-        thought_tokens=np.concatenate(padded),
-        thought_starts=_bounds(np.concatenate([np.diff(each.thought_starts) for each in parts])),
-        num_given=np.concatenate([each.num_given for each in parts]),
-        chunk=parts[0].chunk,
+    num_prompt, num_tokens = [len(each.ids) for each in prompts], [len(each) for each in rows]
+    return Batch(
+        token_ids,
+        np.array(num_prompt, dtype=np.int64),
+        np.array(num_tokens, dtype=np.int64),
+        thoughts,
+        np.array(num_given, dtype=np.int64),
     )
 
 
@@ -279,13 +227,3 @@ def _token_at(offsets: Sequence[tuple[int, int]], character: int) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if offsets[middle][1] > character else (middle + 1, high)
     return low
-
-
-def _bounds(lens: "Sequence[int] | Ints") -> Ints:
-    return np.concatenate(([0], np.cumsum(np.asarray(lens, dtype=np.int64)))).astype(np.int64)
-
-
-def _ragged(lens: Ints) -> tuple[Ints, Ints]:
-    """For rows of these lengths: row and column of every item."""
-    row = np.repeat(np.arange(len(lens)), lens)
-    return row, np.arange(len(row)) - np.repeat(np.cumsum(lens) - lens, lens)

@@ -1,95 +1,152 @@
-"""Right answers by task and number of events, the share of thoughts that are gold, and examples of them."""
+"""Right answers by task and number of events, the share of thoughts that are gold, and whether answers
+depend on them: the checkpoint without states, and with its last thought inverted.
+"""
 
 import time
 from collections.abc import Sequence
 from statistics import fmean
 
-from holdfast.core.results import Result
-from holdfast_thinking.eval.eval_set import EvalPrompt, final_answer
-from holdfast_thinking.eval.model import EvalModel
-from holdfast_thinking.eval.report import AccuracyCell, ThoughtExample
+from holdfast.core.results import Result, Thought
+from holdfast_thinking.eval.model import EvalModel, EvalPrompt
+from holdfast_thinking.eval.report import Row
+from holdfast_thinking.tasks.parity import STATES
+
+_Pairs = list[tuple[EvalPrompt, Result]]
 
 
-def measure_cell(
+def measure_accuracy(
     model: EvalModel, task: str, events: int, prompts: Sequence[EvalPrompt]
-) -> tuple[AccuracyCell, list[Result]]:
+) -> tuple[Row, list[Result]]:
+    """Measure one task and number of events; 0: the texts have none.
+
+    rounds, guessed, guessed_right: means over prompts. cut_off: answers that reached max_tokens. wrong: which
+    texts, to compare models text by text.
+    """
     started = time.perf_counter()
     results = model.generate(prompts)
     seconds = time.perf_counter() - started
-    wrong = [
-        index for index, each in enumerate(zip(prompts, results, strict=True)) if not is_right(model, *each)
-    ]
-    cell = AccuracyCell(
-        model=model.name,
-        task=task,
-        events=events,
-        count=len(prompts),
-        right=len(prompts) - len(wrong),
-        prompt_tokens=fmean(len(each.token_ids) for each in prompts),
-        answer_tokens=fmean(len(each.token_ids) for each in results),
-        rounds=fmean(each.stats.prefill_passes for each in results),
-        guessed=fmean(each.stats.guessed for each in results),
-        guessed_right=fmean(each.stats.guessed_right for each in results),
-        seconds=seconds,
-        cut_off=sum(each.finish_reason == "length" for each in results),
-        wrong=wrong,
-    )
-    if model.thinking is not None:
-        _compare_thoughts(cell, prompts, results)
-    return cell, results
+    pairs = list(zip(prompts, results, strict=True))
+    wrong = [index for index, each in enumerate(pairs) if not model.is_right(*each)]
+    row: Row = {
+        "model": model.name,
+        "task": task,
+        "events": events,
+        "count": len(prompts),
+        "right": len(prompts) - len(wrong),
+        "prompt_tokens": fmean(len(each.token_ids) for each in prompts),
+        "answer_tokens": fmean(len(each.token_ids) for each in results),
+        "rounds": fmean(each.stats.prefill_passes for each in results),
+        "guessed": fmean(each.stats.guessed for each in results),
+        "guessed_right": fmean(each.stats.guessed_right for each in results),
+        "seconds": seconds,
+        "gold_chunks": None,
+        "gold_thoughts": None,
+        "gold_prompts": None,
+        "cut_off": sum(each.finish_reason == "length" for each in results),
+        "wrong": wrong,
+        "accuracy": 1 - len(wrong) / len(prompts),
+    }
+    return row | ({} if model.thinking is None else _gold_shares(pairs)), results
 
 
-def num_right(model: EvalModel, prompts: Sequence[EvalPrompt], results: Sequence[Result]) -> int:
-    return sum(is_right(model, *each) for each in zip(prompts, results, strict=True))
-
-
-def is_right(model: EvalModel, prompt: EvalPrompt, result: Result) -> bool:
-    return final_answer(result.text, model.info.form) == prompt.final
-
-
-def _compare_thoughts(cell: AccuracyCell, prompts: Sequence[EvalPrompt], results: Sequence[Result]) -> None:
-    """Only chunks of the prompt: thoughts about an answer depend on the answer."""
-    num_chunks = num_gold = num_thoughts = num_gold_thoughts = num_gold_prompts = 0
-    for prompt, result in zip(prompts, results, strict=True):
+def _gold_shares(pairs: _Pairs) -> Row:
+    """Return the share of all chunks with the gold thought, of those with a thought that is not trivial, and
+    of the prompts with gold thoughts only. Thoughts about an answer depend on the answer and do not count.
+    """
+    every: list[list[bool]] = []
+    nontrivial: list[bool] = []
+    for prompt, result in pairs:
         own = {thought.chunk: thought.token_ids for thought in result.thoughts}
-        agrees = [own.get(chunk) == gold for chunk, gold in enumerate(prompt.thoughts)]
-        is_nontrivial = [bool(gold) for gold in prompt.thoughts]
-        num_chunks, num_gold = num_chunks + len(agrees), num_gold + sum(agrees)
-        num_thoughts += sum(is_nontrivial)
-        num_gold_thoughts += sum(a and b for a, b in zip(agrees, is_nontrivial, strict=True))
-        num_gold_prompts += all(agrees)
-    cell.gold_chunks = num_gold / max(1, num_chunks)
-    cell.gold_thoughts = num_gold_thoughts / max(1, num_thoughts)
-    cell.gold_prompts = num_gold_prompts / len(prompts)
+        every.append([own.get(chunk) == gold for chunk, gold in enumerate(prompt.thoughts)])
+        nontrivial += [agrees for agrees, gold in zip(every[-1], prompt.thoughts, strict=True) if gold]
+    chunks = [agrees for each in every for agrees in each]
+    return {
+        "gold_chunks": sum(chunks) / max(1, len(chunks)),
+        "gold_thoughts": sum(nontrivial) / max(1, len(nontrivial)),
+        "gold_prompts": sum(map(all, every)) / len(every),
+    }
 
 
-def thought_examples(
-    model: EvalModel, task: str, prompts: Sequence[EvalPrompt], results: Sequence[Result]
-) -> list[ThoughtExample]:
-    """The examples, the shortest prompts first."""
-    pairs = sorted(zip(prompts, results, strict=True), key=lambda each: len(each[0].token_ids))
+def show_thoughts(model: EvalModel, task: str, pairs: _Pairs) -> list[Row]:
+    """Return the prompts with the model's thoughts in them, the shortest first."""
     return [
-        ThoughtExample(
-            model=model.name,
-            task=task,
-            prompt=_with_thoughts(model, prompt, result),
-            answer=result.text.strip(),
-            gold=prompt.answer.strip(),
-            is_right=is_right(model, prompt, result),
-        )
-        for prompt, result in pairs
+        {
+            "model": model.name,
+            "task": task,
+            "prompt": _with_thoughts(model, prompt, result),
+            "answer": result.text.strip(),
+            "gold": prompt.answer.strip(),
+            "is_right": model.is_right(prompt, result),
+        }
+        for prompt, result in sorted(pairs, key=lambda each: len(each[0].token_ids))
     ]
 
 
 def _with_thoughts(model: EvalModel, prompt: EvalPrompt, result: Result) -> str:
-    """The prompt's text, each thought in ‹› after its chunk."""
-    assert model.thinking is not None
-    chunk, decode = model.thinking.chunk, model.eval_set.tokenizer.decode
+    """Return the prompt's text, each thought in ‹› after its chunk."""
+    chunk, decode = model.chunk, model.tokenizer.decode
     said = {thought.chunk: thought.token_ids for thought in result.thoughts if thought.token_ids}
     text, first = "", 0
-    for number in range(-(-len(prompt.token_ids) // chunk)):
-        if number in said:
-            text += decode(list(prompt.token_ids[first : (number + 1) * chunk]), skip_special_tokens=True)
-            text += f" ‹{decode(list(said[number]), skip_special_tokens=False).strip()}›"
-            first = (number + 1) * chunk
+    for number in sorted(each for each in said if each * chunk < len(prompt.token_ids)):
+        text += decode(list(prompt.token_ids[first : (number + 1) * chunk]), skip_special_tokens=True)
+        text += f" ‹{decode(list(said[number]), skip_special_tokens=False).strip()}›"
+        first = (number + 1) * chunk
     return text + decode(list(prompt.token_ids[first:]), skip_special_tokens=True)
+
+
+def zero_states(model: EvalModel, task: str, events: int, prompts: Sequence[EvalPrompt]) -> Row:
+    """Measure the same checkpoint with thinking off."""
+    results = model.generate(prompts, think=False)
+    right = sum(model.is_right(*each) for each in zip(prompts, results, strict=True))
+    row = {"model": model.name, "task": task, "events": events, "count": len(prompts), "right": right}
+    return row | {"accuracy": right / len(prompts)}
+
+
+def swap_last_thought(model: EvalModel, events: int, pairs: _Pairs) -> Row:
+    """Force the last thought about each prompt of parity: unchanged, and with the other side.
+
+    pairs: the answers with the model's own thoughts. flipped: answers that became the opposite. unchanged:
+    those that stayed with the same thought.
+    """
+    last = [(prompt, result, _last_thought(model, prompt, result)) for prompt, result in pairs]
+    forced = [(prompt, result, thought) for prompt, result, thought in last if thought is not None]
+    same, other = (_force(model, forced, is_swapped) for is_swapped in (False, True))
+    before = [result for _, result, _ in forced]
+    return {
+        "model": model.name,
+        "events": events,
+        "count": len(forced),
+        "flipped": sum(a.text == opposite(b.text) != b.text for a, b in zip(other, before, strict=True)),
+        "unchanged": sum(a.token_ids == b.token_ids for a, b in zip(same, before, strict=True)),
+        "without_thought": len(pairs) - len(forced),
+    }
+
+
+def _force(
+    model: EvalModel, forced: list[tuple[EvalPrompt, Result, Thought]], is_swapped: bool
+) -> list[Result]:
+    params = []
+    for prompt, _, thought in forced:
+        ids = _swapped(model, thought) if is_swapped else thought.token_ids
+        params.append(model.params(prompt, forced_thoughts={thought.chunk: list(ids)}))
+    return model.generate([prompt for prompt, _, _ in forced], params) if forced else []
+
+
+def _swapped(model: EvalModel, thought: Thought) -> list[int]:
+    assert model.thinking is not None
+    text = model.tokenizer.decode(list(thought.token_ids), skip_special_tokens=False)
+    ids: list[int] = model.tokenizer.encode(opposite(text), add_special_tokens=False).ids
+    return ids[: model.thinking.max_thought]
+
+
+def opposite(text: str) -> str:
+    """Swap heads and tails."""
+    one, other = STATES
+    return other.join(part.replace(other, one) for part in text.split(one))
+
+
+def _last_thought(model: EvalModel, prompt: EvalPrompt, result: Result) -> Thought | None:
+    """Return the last thought about the prompt that is not trivial."""
+    inside = len(prompt.token_ids) // model.chunk
+    said = [thought for thought in result.thoughts if thought.token_ids and thought.chunk < inside]
+    return said[-1] if said else None

@@ -1,7 +1,7 @@
 """Latency of answers: all models on the same texts, one request at a time, in turns.
 
-Two times: from the request to the end of the answer, and from the last token of the prompt, for a
-reader that had read the prompt as it came.
+Two times: from the request to the end of the answer, and from the last token of the prompt, for a reader that
+had read the prompt as it came.
 """
 
 import time
@@ -11,37 +11,30 @@ from statistics import fmean, median, quantiles
 
 from holdfast.core.results import Result
 from holdfast.errors import ConfigError
-from holdfast_thinking.eval.accuracy import is_right
-from holdfast_thinking.eval.eval_set import EvalPrompt
-from holdfast_thinking.eval.model import EvalModel
-from holdfast_thinking.eval.report import AnswerLatency
+from holdfast_thinking.eval.model import EvalModel, EvalPrompt
+from holdfast_thinking.eval.report import Row
 
-TASK, EVENTS = "parity", 40
 _WARM_UPS = 3
 _EXAMPLE_EVENTS = 2
 
 
-def measure_latency(
-    models: Sequence[EvalModel], count: int, events: int = EVENTS, task: str = TASK
-) -> list[AnswerLatency]:
-    """The ratios of each model are to the first model's times."""
-    prompts = [each.eval_set.draw(task, events, count + _WARM_UPS) for each in models]
-    timed: list[list[_Timed]] = [[] for _ in models]
+def measure_latency(models: Sequence[EvalModel], count: int, events: int, task: str) -> list[Row]:
+    """Time every model. `ratio` and `answer_ratio` are to the first model's times."""
+    prompts = [each.draw(task, events, count + _WARM_UPS) for each in models]
     if len(prompts[0]) <= _WARM_UPS:
         raise ConfigError(f"{task} has {len(prompts[0])} texts; latency needs more than {_WARM_UPS}")
-    for number in range(len(prompts[0])):
-        for index, model in enumerate(models):
-            measured = _time(model, prompts[index][number])
-            if number >= _WARM_UPS:
-                timed[index].append(measured)
-    found = [
-        _latency(model, drawn[_WARM_UPS:], took, task, events)
-        for model, drawn, took in zip(models, prompts, timed, strict=True)
+    timed = [
+        [_time(model, drawn[number]) for model, drawn in zip(models, prompts, strict=True)]
+        for number in range(len(prompts[0]))
     ]
-    for each in found[1:]:
-        each.ratio = each.median_ms / found[0].median_ms
-        each.answer_ratio = each.answer_ms / found[0].answer_ms
-    return found
+    rows = [
+        _latency(model, drawn[_WARM_UPS:], took[_WARM_UPS:], task, events)
+        for model, drawn, took in zip(models, prompts, map(list, zip(*timed, strict=True)), strict=True)
+    ]
+    for row in rows:
+        row["ratio"] = row["median_ms"] / rows[0]["median_ms"]
+        row["answer_ratio"] = row["answer_ms"] / rows[0]["answer_ms"]
+    return rows
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,7 @@ class _Timed:
 def _time(model: EvalModel, prompt: EvalPrompt) -> _Timed:
     first, num_first = None, 0
     started = time.perf_counter()
-    stream = model.stream(prompt)
+    stream = model.llm.stream(prompt.token_ids, model.params(prompt), want_receipt=False)
     for delta in stream:
         if first is None and delta.token_ids:
             first, num_first = time.perf_counter() - started, len(delta.token_ids)
@@ -76,41 +69,33 @@ def _time(model: EvalModel, prompt: EvalPrompt) -> _Timed:
 
 
 def _latency(
-    model: EvalModel,
-    prompts: Sequence[EvalPrompt],
-    timed: Sequence[_Timed],
-    task: str,
-    events: int,
-) -> AnswerLatency:
-    prompts = prompts[: len(timed)]
+    model: EvalModel, prompts: Sequence[EvalPrompt], timed: Sequence[_Timed], task: str, events: int
+) -> Row:
     times, results = [each.total for each in timed], [each.result for each in timed]
     tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else [times[0]] * 9
-    is_chain = model.info.form == "cot"
-    final = fmean(_num_final(model, each) for each in prompts)
-    return AnswerLatency(
-        model=model.name,
-        form=model.info.form,
-        count=len(times),
-        median_ms=1000 * median(times),
-        p10_ms=1000 * tenths[0],
-        p90_ms=1000 * tenths[-1],
-        prompt_tokens=fmean(len(each.token_ids) for each in prompts),
-        answer_tokens=fmean(len(each.token_ids) for each in results),
-        looked_up=fmean(each.stats.looked_up for each in results),
-        rounds=fmean(each.stats.prefill_passes for each in results),
-        accuracy=fmean(is_right(model, *each) for each in zip(prompts, results, strict=True)),
-        first_ms=1000 * median(each.first for each in timed),
-        answer_ms=1000 * median(each.answer for each in timed),
-        task=task,
-        events=events,
-        tokens_per_event=(
-            (fmean(each.num_answer for each in prompts) - final) / events if is_chain and events else None
-        ),
-        example=model.eval_set.draw(task, _EXAMPLE_EVENTS if events else 0, 1)[0].answer,
-    )
+    is_chain = model.info.form == "cot" and events > 0
+    chain = fmean(each.num_answer - _num_final(model, each) for each in prompts) if is_chain else 0.0
+    return {
+        "model": model.name,
+        "form": model.info.form,
+        "count": len(times),
+        "median_ms": 1000 * median(times),
+        "p10_ms": 1000 * tenths[0],
+        "p90_ms": 1000 * tenths[-1],
+        "prompt_tokens": fmean(len(each.token_ids) for each in prompts),
+        "answer_tokens": fmean(len(each.token_ids) for each in results),
+        "looked_up": fmean(each.stats.looked_up for each in results),  # of them, from n-grams
+        "rounds": fmean(each.stats.prefill_passes for each in results),
+        "accuracy": fmean(model.is_right(*each) for each in zip(prompts, results, strict=True)),
+        "first_ms": 1000 * median(each.first for each in timed),
+        "answer_ms": 1000 * median(each.answer for each in timed),
+        "task": task,
+        "events": events,
+        "tokens_per_event": chain / events if is_chain else None,
+        "example": model.draw(task, _EXAMPLE_EVENTS if events else 0, 1)[0].answer,
+    }
 
 
 def _num_final(model: EvalModel, prompt: EvalPrompt) -> int:
-    """Number of tokens after the chain of thought: " So heads."."""
-    text = f" So {prompt.final}"
-    return len(model.eval_set.tokenizer.encode(text, add_special_tokens=False).ids)
+    """Return the number of tokens after the chain of thought: " So heads."."""
+    return len(model.tokenizer.encode(f" So {prompt.final}", add_special_tokens=False).ids)

@@ -1,4 +1,6 @@
-"""The results of an evaluation as plain data. The file is rewritten after every measurement."""
+"""The results of an evaluation: rows of plain data, in a file that is rewritten after every measurement, and
+as tables.
+"""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -7,166 +9,51 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
 REPORT_FILE = "eval-thinking.json"
+Row = dict[str, Any]
+_SHARES = ("accuracy", "gold_chunks", "gold_thoughts", "gold_prompts", "mean")  # shown in percent
+_PAIRED = "the models on the same texts as the first; p: of so large a difference by chance"
 
 
-def task_label(task: str, events: int = 0) -> str:
-    """A task as tables name it: "babi:data/qa2_test.txt" is "babi qa2_test"."""
+def task_label(task: str) -> str:
+    """Name a task as tables do: "babi:data/qa2_test.txt" is "babi qa2_test"."""
     kind, _, path = task.partition(":")
-    name = f"{kind} {Path(path).stem}" if path else kind
-    return f"{name}, {events} events" if events else name
-
-
-@dataclass
-class AccuracyCell:
-    """One model, task and number of events (0: the texts have none).
-
-    rounds, guessed and guessed_right are means over prompts. gold_chunks is the share of all chunks
-    with the gold thought, gold_thoughts of the chunks with a thought that is not trivial,
-    gold_prompts of the prompts with gold thoughts only. None for a plain model.
-    """
-
-    model: str
-    task: str
-    events: int
-    count: int
-    right: int
-    prompt_tokens: float
-    answer_tokens: float
-    rounds: float
-    guessed: float
-    guessed_right: float
-    seconds: float
-    gold_chunks: float | None = None
-    gold_thoughts: float | None = None
-    gold_prompts: float | None = None
-    cut_off: int = 0  # answers that reached max_tokens
-    wrong: list[int] = field(default_factory=list)  # which texts, to compare models text by text
-
-    @property
-    def accuracy(self) -> float:
-        return self.right / self.count
-
-
-def compare_pairs(first: AccuracyCell, second: AccuracyCell) -> tuple[int, int, float]:
-    """Of the texts both have: how many only the first has right, how many only the second, and the
-    probability of a difference at least as large if both were equally good (the exact sign test).
-    """
-    count = min(first.count, second.count)
-    wrong, other = ({text for text in cell.wrong if text < count} for cell in (first, second))
-    only_first, only_second = len(other - wrong), len(wrong - other)
-    number = only_first + only_second
-    tail = sum(comb(number, each) for each in range(min(only_first, only_second) + 1))
-    return only_first, only_second, min(1.0, 2 * tail / 2**number)
-
-
-@dataclass
-class ZeroedStates:
-    """The same checkpoint with thinking off."""
-
-    model: str
-    task: str
-    events: int
-    count: int
-    right: int
-
-    @property
-    def accuracy(self) -> float:
-        return self.right / self.count
-
-
-@dataclass
-class SwappedThoughts:
-    """Parity with the last thought of each prompt forced: inverted, and for comparison unchanged.
-
-    flipped: answers that became the opposite; unchanged: answers that stayed with the same thought.
-    """
-
-    model: str
-    events: int
-    count: int
-    flipped: int
-    unchanged: int
-    without_thought: int  # prompts without a thought: not counted
-
-
-@dataclass
-class AnswerLatency:
-    """Answers of one model to the same texts, one request at a time."""
-
-    model: str
-    form: str
-    count: int
-    median_ms: float
-    p10_ms: float
-    p90_ms: float
-    prompt_tokens: float
-    answer_tokens: float
-    looked_up: float  # of them, from n-grams
-    rounds: float
-    accuracy: float
-    first_ms: float = 0.0  # from the request to the first token, median
-    answer_ms: float = 0.0  # from the last token of the prompt to the end of the answer, median
-    task: str = "parity"
-    events: int = 40
-    ratio: float | None = None  # of its time to the first model's
-    answer_ratio: float | None = None  # of its answer_ms to the first model's
-    tokens_per_event: float | None = None  # of a chain of thought
-    example: str = ""
-
-
-@dataclass
-class ThoughtExample:
-    """A prompt with the model's thoughts, each after the token of the prompt it follows."""
-
-    model: str
-    task: str
-    prompt: str  # a thought in ‹› after the chunk it is about
-    answer: str
-    gold: str
-    is_right: bool
+    return f"{kind} {Path(path).stem}" if path else kind
 
 
 @dataclass
 class EvalReport:
     machine: str
     torch: str
-    settings: dict[str, Any]
-    models: dict[str, dict[str, Any]] = field(default_factory=dict)
-    accuracy: list[AccuracyCell] = field(default_factory=list)
-    zeroed: list[ZeroedStates] = field(default_factory=list)
-    swapped: list[SwappedThoughts] = field(default_factory=list)
-    latency: list[AnswerLatency] = field(default_factory=list)
-    examples: list[ThoughtExample] = field(default_factory=list)
+    settings: Row
+    models: dict[str, Row] = field(default_factory=dict)
+    accuracy: list[Row] = field(default_factory=list)
+    zeroed: list[Row] = field(default_factory=list)
+    swapped: list[Row] = field(default_factory=list)
+    latency: list[Row] = field(default_factory=list)
+    examples: list[Row] = field(default_factory=list)
 
-    def mean_accuracy(self, model: str, task: str) -> float | None:
-        """The mean over lengths of at least the longest the model was trained on. Texts of a file have
-        no length.
+    def mean_accuracy(self) -> list[Row]:
+        """Return each model's mean over lengths of at least the longest it was trained on.
+
+        Texts of a file have no length.
         """
-        least = self.models[model]["max_events"]
-        shares = [
-            cell.accuracy
-            for cell in self.accuracy
-            if (cell.model, cell.task) == (model, task) and (cell.events >= least or not cell.events)
-        ]
-        return fmean(shares) if shares else None
-
-    def to_json(self) -> dict[str, Any]:
-        fields = asdict(self)
-        for name in ("accuracy", "zeroed"):
-            for row, cell in zip(fields[name], getattr(self, name), strict=True):
-                row["accuracy"] = cell.accuracy
-        pairs = dict.fromkeys((cell.model, cell.task) for cell in self.accuracy)
-        fields["mean_accuracy"] = [
-            {
-                "model": model,
-                "task": task,
-                "from_events": self.models[model]["max_events"],
-                "accuracy": self.mean_accuracy(model, task),
-            }
-            for model, task in pairs
-        ]
-        return fields
+        rows = []
+        for model, task in _pairs(self.accuracy):
+            least = self.models[model]["max_events"]
+            shares = [
+                each["accuracy"]
+                for each in self.accuracy
+                if (each["model"], each["task"]) == (model, task)
+                and (each["events"] >= least or not each["events"])
+            ]
+            mean = fmean(shares) if shares else None
+            rows.append({"model": model, "task": task, "from_events": least, "accuracy": mean})
+        return rows
 
     def save(self, folder: Path | None) -> None:
         """Replace the file atomically."""
@@ -174,5 +61,103 @@ class EvalReport:
             return
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f".{REPORT_FILE}.tmp"
-        draft.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        fields = asdict(self) | {"mean_accuracy": self.mean_accuracy()}
+        draft.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
         draft.replace(folder / REPORT_FILE)
+
+
+def compare_pairs(first: Row, second: Row) -> tuple[int, int, float]:
+    """Compare two rows of accuracy on the texts both have.
+
+    Return how many only the first has right, how many only the second, and the probability of a difference at
+    least as large if both were equally good (the exact sign test).
+    """
+    count = min(first["count"], second["count"])
+    wrong, other = ({text for text in row["wrong"] if text < count} for row in (first, second))
+    only_first, only_second = len(other - wrong), len(wrong - other)
+    number = only_first + only_second
+    tail = sum(comb(number, each) for each in range(min(only_first, only_second) + 1))
+    return only_first, only_second, min(1.0, 2 * tail / 2**number)
+
+
+def show_eval(report: EvalReport, console: Console | None = None) -> None:
+    if console is None:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = 150  # for a file
+    console.print(f"{report.machine}, torch {report.torch}; greedy, seed {report.settings['seed']}")
+    for name, fields in report.models.items():
+        chunk = "" if fields["chunk"] is None else f", chunks of {fields['chunk']}"
+        tasks = ", ".join(map(task_label, fields["tasks"]))
+        console.print(f"{name}: {fields['form']}, N = {fields['max_events']}, {tasks}{chunk}", markup=False)
+    means = {(each["model"], each["task"]): {"mean": each["accuracy"]} for each in report.mean_accuracy()}
+    title = (
+        "right answers, % by number of events; mean over lengths of at least N, or over all texts of a file"
+    )
+    _show(title, _by_events(report.accuracy, means), console)
+    work = [
+        {key: each[key] for key in each if key not in ("wrong", "count", "right")} for each in report.accuracy
+    ]
+    _show("thoughts equal to the gold ones, %, and the work of a prompt", work, console)
+    _show(_PAIRED, _compared(report), console)
+    _show("the same checkpoint without states, % right", _by_events(report.zeroed, {}), console)
+    _show("parity with the last thought forced: inverted, and unchanged", report.swapped, console)
+    times = [{key: each[key] for key in each if key not in ("form", "example")} for each in report.latency]
+    _show("one request at a time: the same texts for all models; ms of prompt and answer", times, console)
+    for one in report.latency:
+        console.print(f"{one['model']} answers an example with:{one['example']}", markup=False)
+    for one in report.examples:
+        verdict = "right" if one["is_right"] else f"wrong, gold: {one['gold']}"
+        console.print(f"{one['model']}, {task_label(one['task'])} ({verdict})", markup=False)
+        console.print(f"  {one['prompt'].strip()} {one['answer']}", markup=False, soft_wrap=True)
+
+
+def _pairs(rows: list[Row]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((each["model"], each["task"]) for each in rows))
+
+
+def _by_events(rows: list[Row], more: dict[tuple[str, str], Row]) -> list[Row]:
+    """Return a row for each model and task, with a column for each number of events."""
+    lengths = sorted({each["events"] for each in rows if each["events"]})
+    found = []
+    for pair in _pairs(rows):
+        own = {each["events"]: each for each in rows if (each["model"], each["task"]) == pair}
+        shares = {str(one): f"{100 * own[one]['accuracy']:.1f}" if one in own else None for one in lengths}
+        texts = next(iter(own.values()))["count"]
+        found.append({"model": pair[0], "task": pair[1], "texts": texts, **shares, **more.get(pair, {})})
+    return found
+
+
+def _compared(report: EvalReport) -> list[Row]:
+    """Return the first model beside each other one, text by text."""
+    base, cells = next(iter(report.models)), {}
+    for each in report.accuracy:
+        cells[each["model"], each["task"], each["events"]] = each
+    rows = []
+    for (model, task, events), cell in cells.items():
+        if model != base and (base, task, events) in cells:
+            first, second, p = compare_pairs(cells[base, task, events], cell)
+            right = {f"only {base} right": first, "only this one right": second, "p": f"{p:.3g}"}
+            rows.append({"model": model, "task": task, "events": events, **right})
+    return rows
+
+
+def _show(title: str, rows: list[Row], console: Console) -> None:
+    if not rows:
+        return
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for number, name in enumerate(rows[0]):
+        table.add_column(name.replace("_", " "), justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*(_shown(name, value) for name, value in row.items()))
+    console.print(table)
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None or (name == "events" and not value):
+        return "-"
+    if name == "task":
+        return task_label(value)
+    if isinstance(value, float):
+        return f"{100 * value:.1f}" if name in _SHARES else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return str(value)

@@ -9,24 +9,16 @@ import torch
 from holdfast.errors import ConfigError
 from holdfast.worker.device import choose_device, cpu_name
 from holdfast_thinking.data.names import known_tasks
-from holdfast_thinking.eval.ablation import swap_last_thought, zero_states
-from holdfast_thinking.eval.accuracy import measure_cell, thought_examples
-from holdfast_thinking.eval.latency import EVENTS as LATENCY_EVENTS
-from holdfast_thinking.eval.latency import TASK as LATENCY_TASK
+from holdfast_thinking.eval.accuracy import measure_accuracy, show_thoughts, swap_last_thought, zero_states
 from holdfast_thinking.eval.latency import measure_latency
-from holdfast_thinking.eval.model import EvalModel, OpenLLM, open_model
+from holdfast_thinking.eval.model import EvalModel, OpenLLM
 from holdfast_thinking.eval.report import EvalReport
 from holdfast_thinking.run.export import read_training_info
 
 Note = Callable[[str], None]
 _NUM_TIMED = 25  # texts, for latency
+_TIMED_TASK, _TIMED_EVENTS = "parity", 40
 _NUM_EXAMPLES = 2  # prompts of each task whose thoughts are kept
-
-
-@dataclass(frozen=True)
-class ModelFolder:
-    name: str
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -42,65 +34,56 @@ class EvalSettings:
 
 
 def run_eval(
-    folders: Sequence[ModelFolder],
+    folders: Sequence[tuple[str, Path]],
     settings: EvalSettings,
     open_llm: OpenLLM,
     out: Path | None,
     note: Note,
 ) -> EvalReport:
-    """All models are loaded at once, so that they can be timed in turns."""
-    names = [each.name for each in folders]
+    """Evaluate models by name and folder. All are loaded at once, so that they can be timed in turns."""
+    names = [name for name, _ in folders]
     if len(set(names)) < len(names):
         raise ConfigError(f"every model needs its own name, not {', '.join(names)}")
-    first = read_training_info(folders[0].folder)
+    first = read_training_info(folders[0][1])
     tasks = settings.tasks or tuple(task for task in first.tasks if ":" not in task)
     if not tasks:
-        raise ConfigError(f"{folders[0].folder} was trained on files only; give a task: {known_tasks()}")
+        raise ConfigError(f"{folders[0][1]} was trained on files only; give a task: {known_tasks()}")
     models = []
-    for each in folders:
-        note(f"opening {each.name}: {each.folder}")
-        models.append(open_model(each.name, each.folder, open_llm, tasks, settings.seed, first.long_texts))
+    for name, folder in folders:
+        note(f"opening {name}: {folder}")
+        models.append(EvalModel(name, folder, open_llm, tasks, settings.seed, first.long_texts))
     report = _start(models, settings, tasks, first.long_texts)
     if settings.latency:
-        task = LATENCY_TASK if LATENCY_TASK in tasks else tasks[0]
+        task = _TIMED_TASK if _TIMED_TASK in tasks else tasks[0]
         note(f"latency of single requests: {_NUM_TIMED} texts of {task}, all models in turns")
-        events = _latency_events(models[0], task, settings.events)
-        report.latency = measure_latency(models, _NUM_TIMED, events, task)
+        events = _TIMED_EVENTS if task == _TIMED_TASK else max(settings.events)
+        has_events = models[0].source.has_events(task)
+        report.latency = measure_latency(models, _NUM_TIMED, events if has_events else 0, task)
         report.save(out)
     for model in models:
-        _measure_accuracy(model, tasks, settings, report, out, note)
-    report.save(out)
+        for task in tasks:
+            for events in settings.events if model.source.has_events(task) else (0,):
+                _measure(model, task, events, settings, report, note)
+                report.save(out)
     return report
 
 
-def _latency_events(model: EvalModel, task: str, events: tuple[int, ...]) -> int:
-    if not model.eval_set.has_events(task):
-        return 0
-    return LATENCY_EVENTS if task == LATENCY_TASK else max(events)
-
-
-def _measure_accuracy(
-    model: EvalModel,
-    tasks: tuple[str, ...],
-    settings: EvalSettings,
-    report: EvalReport,
-    out: Path | None,
-    note: Note,
+def _measure(
+    model: EvalModel, task: str, events: int, settings: EvalSettings, report: EvalReport, note: Note
 ) -> None:
-    for task in tasks:
-        for events in settings.events if model.eval_set.has_events(task) else (0,):
-            prompts = model.eval_set.draw(task, events, settings.count)
-            cell, results = measure_cell(model, task, events, prompts)
-            report.accuracy.append(cell)
-            length = f", {events} events" if events else ""
-            note(f"{model.name}, {task}{length}: {cell.accuracy:.1%} in {cell.seconds:.1f} s")
-            if model.thinking is not None:
-                report.examples += thought_examples(model, task, prompts, results)[:_NUM_EXAMPLES]
-            if settings.ablate and model.thinking is not None:
-                report.zeroed.append(zero_states(model, task, events, prompts))
-                if task == "parity":
-                    report.swapped.append(swap_last_thought(model, events, prompts, results))
-            report.save(out)
+    prompts = model.draw(task, events, settings.count)
+    row, results = measure_accuracy(model, task, events, prompts)
+    report.accuracy.append(row)
+    length = f", {events} events" if events else ""
+    note(f"{model.name}, {task}{length}: {row['accuracy']:.1%} in {row['seconds']:.1f} s")
+    if model.thinking is None:
+        return
+    pairs = list(zip(prompts, results, strict=True))
+    report.examples += show_thoughts(model, task, pairs)[:_NUM_EXAMPLES]
+    if settings.ablate:
+        report.zeroed.append(zero_states(model, task, events, prompts))
+        if task == "parity":
+            report.swapped.append(swap_last_thought(model, events, pairs))
 
 
 def _start(

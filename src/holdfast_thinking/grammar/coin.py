@@ -6,19 +6,14 @@ clauses around them.
 
 import random
 
-from holdfast_thinking.grammar import coin_phrases, words
+from holdfast_thinking.data.words import read_words
+from holdfast_thinking.grammar import coin_phrases as phrases
+from holdfast_thinking.grammar import words
 from holdfast_thinking.grammar.asks_and_starts import after
 from holdfast_thinking.grammar.coin_phrases import (
-    ALONE,
-    BARE_FLIP,
-    COMMON_FLIPS,
     FLIP,
     FLIP_IF,
-    FLIPS,
     KEEP,
-    KEEPS,
-    MEANT,
-    PASSIVES,
     TO,
     VerbPhrases,
     any_flip,
@@ -30,49 +25,8 @@ from holdfast_thinking.grammar.coin_phrases import (
 )
 from holdfast_thinking.grammar.verbs import Forms
 
-# Groups, how many flips, and whether the verb is that of one.
-_GROUPS = (
-    ("they both", 2, False), ("the twins each", 2, False), ("both of them", 2, False), ("all three of them", 3, False),
-    ("all four players", 4, False), ("the two brothers each", 2, False), ("both players", 2, False),
-    ("the three friends each", 3, False), ("each of the two", 2, True), ("each of the three children", 3, True),
-    ("we both", 2, False), ("you and I both", 2, False), ("both sisters", 2, False), ("all three", 3, False),
-    ("each of the four", 4, True), ("each twin", 2, True), ("the two of them each", 2, False), ("both {N} and {M}", 2, False),
-    ("all five guests", 5, False), ("the couple each", 2, False), ("three people in a row each", 3, False),
-    ("two strangers each", 2, False), ("{N} and also {M}", 2, False), ("first {N} and then {M}", 2, True),
-    ("only one of them", 1, True), ("exactly one of the two", 1, True), ("only {N}", 1, True), ("not {M} but {N}", 1, True),
-    ("{N}, not {M},", 1, True), ("{N} alone", 1, True), ("none of the three", 0, True), ("neither twin", 0, True),
-    ("neither of us", 0, True), ("neither player", 0, True), ("neither {N} nor {M}", 0, True), ("not one guest", 0, True),
-    ("no one at all", 0, True), ("hardly anyone, in fact nobody,", 0, True), ("absolutely nobody", 0, True),
-    ("not {N}, not {M}, nobody", 0, True), ("no player", 0, True), ("none of us", 0, True),
-)  # fmt: skip
-_TIMES = (
-    ("twice", 2), ("two times", 2), ("2 times", 2), ("three times", 3), ("3 times", 3), ("thrice", 3), ("four times", 4),
-    ("4 times", 4), ("five times", 5), ("5 times", 5), ("six times", 6), ("6 times", 6), ("seven times", 7),
-    ("twice in a row", 2), ("three times in a row", 3), ("and then back", 2), ("and back again", 2), ("and back", 2),
-    ("two more times", 2), ("and then once more", 2), ("and again", 2), ("and then flips it back", 2), ("once", 1),
-    ("exactly once", 1), ("one time", 1), ("and flips it again", 2), ("and undoes it at once", 2), ("10 times", 10),
-)  # fmt: skip
-_OTHER_TIMES = (
-    ("x2", 2), ("x3", 3), ("x4", 4), ("x 2", 2), ("(twice)", 2), ("(x2)", 2), ("an even number of times", 2), ("(x3)", 3),
-    ("an odd number of times", 3), ("one more time", 1), ("a second time", 1), ("just once", 1), ("only once", 1), ("x1", 1),
-    ("a single time", 1), ("zero times", 0), ("0 times", 0), ("once and then again", 2),
-    ("once, then once more", 2), ("and then does that again", 2), ("twice more", 2), ("again", 1),
-    ("and immediately back", 2), ("and then right back", 2), ("and puts it back the way it was", 2), ("and undoes that", 2),
-    ("but then flips it back", 2), ("but then turns it back", 2), ("but puts it right back", 2), ("but undoes it", 2),
-)  # fmt: skip
-_FLIPS_AS_NOUNS = (
-    ("one flip", 1), ("two flips", 2), ("three flips", 3), ("four flips", 4), ("five flips", 5), ("a double flip", 2),
-    ("a single flip", 1), ("no flips", 0), ("a pair of flips", 2), ("another two flips", 2), ("an odd number of flips", 1),
-    ("an even number of flips", 2), ("zero flips", 0), ("no flip at all", 0), ("one more flip", 1), ("a quick flip", 1),
-)  # fmt: skip
-_CITIES = ("Paris", "Rome", "Spain", "London", "Japan", "the city", "the village", "the coast")
+links = read_words("coin_links")
 
-
-# Somebody else after a flip: + another flip, - none.
-_ANOTHER = (
-    " and so does {M}+", ", but {M} doesn't-", " and then {M} does the same+", ", and {M} does too+",
-    ", {M} does not-", ", {M} too+", " and {M} undoes it+", ", then {M}+", " but {M} refuses-",
-)  # fmt: skip
 _ARTICLES = ("the", "a", "my", "her", "one", "this")
 _DO_NOT = ("do not", "don't", "please do not", "never")
 _FIXED = tuple(
@@ -103,34 +57,22 @@ class CoinGrammar:
         if self.is_simple and kind < 0.8:
             return self._fill(self._simple())
         if kind < 0.04 and last in (FLIP, KEEP):
-            text = self._follow(last)
-        elif kind < 0.09:
-            text = self._passive_sentence()
-        elif kind < 0.13:
-            text = self._of_nobody()
-        elif kind < 0.19:
-            text = self._of_people()
-        elif kind < 0.24:
-            text = self._without_people(side, first)
-        elif kind < 0.29:
-            text = self._order()
-        elif kind < 0.31:
-            text = self._condition()
-        elif kind < 0.36:
-            text = self._several_times()
-        elif kind < 0.40:
-            text = self._asked()
-        elif kind < 0.43:
-            text = self._seemed()
-        elif kind < 0.46:
-            text = self._of_group()
-        elif kind < 0.48:
-            text = self._flips_as_nouns()
-        elif kind < 0.53 and self._is_terse:
-            text = self._terse()
-        else:
-            text = self._plain()
-        return self._fill(text)
+            return self._fill(self._follow(last))
+        kinds = (
+            (0.09, self._passive_sentence),
+            (0.13, self._of_nobody),
+            (0.19, self._of_people),
+            (0.24, lambda: self._without_people(side, first)),
+            (0.29, self._order),
+            (0.31, self._condition),
+            (0.36, self._several_times),
+            (0.40, self._asked),
+            (0.43, self._seemed),
+            (0.46, self._of_group),
+            (0.48, self._flips_as_nouns),
+            (0.53 if self._is_terse else 0.0, self._terse),
+        )
+        return self._fill(next((draw for most, draw in kinds if kind < most), self._plain)())
 
     def _record(self) -> str:
         """As in a list of turns: "Bob: flip"."""
@@ -149,7 +91,9 @@ class CoinGrammar:
         who, plural = self._subject()
         lead = f"{rng.choice(shapes.SHORT_LEADS)} " if rng.random() < 0.25 else ""
         verb, mark = (
-            (BARE_FLIP, FLIP) if rng.random() < 0.6 else (negated(BARE_FLIP, rng.random() < 0.7), KEEP)
+            (phrases.BARE_FLIP, FLIP)
+            if rng.random() < 0.6
+            else (negated(phrases.BARE_FLIP, rng.random() < 0.7), KEEP)
         )
         return f"{lead}{who} {self._finite(verb, who, plural)}.{mark}"
 
@@ -164,14 +108,14 @@ class CoinGrammar:
         tail = f" {rng.choice(shapes.SHORT_TAILS)}" if rng.random() < 0.15 else ""
         who, plural = self._subject()
         if kind < 0.33:
-            return f"{lead}{who} {self._finite(rng.choice(ALONE), who, plural)}"  # nothing about the coin
-        flip = rng.choice(COMMON_FLIPS) if rng.random() < 0.7 else any_flip(rng)
+            return f"{lead}{who} {self._finite(rng.choice(phrases.ALONE), who, plural)}"  # nothing about the coin
+        flip = rng.choice(phrases.COMMON_FLIPS) if rng.random() < 0.7 else any_flip(rng)
         if kind < 0.65:
             forms = flip
         elif kind < 0.8:
             forms = negated(flip, rng.random() < 0.6)
         elif kind < 0.94:
-            forms = rng.choice(KEEPS)
+            forms = rng.choice(phrases.KEEPS)
         else:
             forms = self._verbs.set()
         return f"{lead}{who} {self._finite(forms, who, plural)}{tail}"
@@ -187,14 +131,10 @@ class CoinGrammar:
             link = rng.choice(("after", "before", "while", "instead of", "by", "without", "after"))
             return f"{link} {self._verbs.idle().ing}, {who} {said}"
         if kind < 0.15:
-            why = rng.choice(
-                (" because ", " while ", " as ", ", since ", " when ", " so that ", ", and ", " after ")
-            )
+            why = rng.choice(links.REASONS)
             return f"{self._lead(0.3)}{who} {said}{why}{self._clause()}"
         if kind < 0.19:
-            when = rng.choice(
-                ("because ", "while ", "when ", "as ", "since ", "as soon as ", "although ", "after ")
-            )
+            when = rng.choice(links.OCCASIONS)
             return f"{when}{self._clause()}, {who} {said}"
         if kind < 0.20:
             return f"{self._lead(0.1)}{who}, {rng.choice(frames.WHOSE)}, {said}"
@@ -203,21 +143,10 @@ class CoinGrammar:
         if kind < 0.23:
             return f"to {self._verbs.idle().base}, {who} {said}"
         if kind < 0.26 and not plural:
-            cleft = rng.choice(
-                ("it is {} who", "it was {} who", "{} is the one who", "it's {} who", "here comes {}, who")
-            )
+            cleft = rng.choice(links.CLEFTS)
             return f"{self._lead(0.4)}{cleft.format(who)} {said}"
         if kind < 0.29:
-            told = rng.choice(
-                (
-                    "I see that",
-                    "we know that",
-                    "it turns out that",
-                    "{M} says that",
-                    "they say",
-                    "{M} sees how",
-                )
-            )
+            told = rng.choice(links.TELLERS)
             return f"{told} {who} {said}"
         return f"{self._lead(0.45)}{who} {said}"
 
@@ -233,9 +162,7 @@ class CoinGrammar:
             return (
                 f"{rng.choice(('tired of', 'in the middle of', 'right after', 'before', 'busy'))} {idle.ing}"
             )
-        return rng.choice(
-            ("being {a}", "too {a} to wait", "with a {a} {n}", "{a} and {b}", "{a} as a {n}", "as a {n}")
-        )
+        return rng.choice(links.APPOSITIONS)
 
     def _finite(self, forms: Forms, who: str, plural: bool) -> str:
         """The phrase as the verb of a sentence, in the story's tense or now and then another."""
@@ -265,7 +192,7 @@ class CoinGrammar:
         )
 
     def _passive_sentence(self) -> str:
-        rng, done = self.rng, self.rng.choice(PASSIVES)
+        rng, done = self.rng, self.rng.choice(phrases.PASSIVES)
         who = "it" if rng.random() < 0.4 else "{O}"
         adverb = f" {self._verbs.adverb()}" if rng.random() < 0.15 else ""
         by = rng.choice(
@@ -280,10 +207,8 @@ class CoinGrammar:
     def _of_nobody(self) -> str:
         rng = self.rng
         if rng.random() < 0.25:
-            who = rng.choice(
-                ("everybody", "everyone", "each of them", "all of us", "every guest", "both {N} and {M}")
-            )
-            kept = rng.choice(KEEPS)
+            who = rng.choice(links.EVERYBODY)
+            kept = rng.choice(phrases.KEEPS)
             many = who.startswith(("all", "both"))
             return f"{self._lead(0.4)}{who} {kept.past if self._tense == 'past' else kept.plural if many else kept.third}"
         flip = any_flip(rng)
@@ -308,7 +233,7 @@ class CoinGrammar:
             return f"{lead}{', '.join(people[:-1])} and {people[-1]} {each} {said}"
         first = self._finite(flip, "", False)
         if kind < 0.8:
-            link = rng.choice(_ANOTHER).replace("+", FLIP).replace("-", KEEP)
+            link = rng.choice(links.ANOTHER).replace("+", FLIP).replace("-", KEEP)
             return f"{lead}{self.name()} {first}{link}"
         link = rng.choice((", ", " and ", ", then ", ", and then ", ", while ", "; "))
         return (
@@ -334,7 +259,7 @@ class CoinGrammar:
         rng, flip = self.rng, any_flip(self.rng)
         kind = rng.random()
         if kind < 0.3:
-            wish = self._around(self._finite_plain(rng.choice(MEANT)), flip)
+            wish = self._around(self._finite_plain(rng.choice(phrases.MEANT)), flip)
             end = after(rng.choice(frames.SO_NOT)) if rng.random() < 0.6 else ""
             return f"{rng.choice(frames.WHILE)} {{N}} {wish}, {self._clause()}{end}{KEEP}"
         if kind < 0.6:
@@ -347,15 +272,15 @@ class CoinGrammar:
 
     def _of_group(self) -> str:
         rng, flip = self.rng, any_flip(self.rng)
-        who, count, single = rng.choice(_GROUPS)
-        said = flip.past if self._tense == "past" else flip.third if single else flip.plural
-        once = rng.choice(("", "", " once", " one time", " exactly once")) if count > 1 else ""
-        return f"{self._lead(0.3)}{who} {unmarked(said)}{FLIP if count % 2 else KEEP}{once}"
+        number, verb, who = rng.choice(links.GROUPS).split(" ", 2)
+        said = flip.past if self._tense == "past" else flip.third if verb == "one" else flip.plural
+        once = rng.choice(("", "", " once", " one time", " exactly once")) if int(number) > 1 else ""
+        return f"{self._lead(0.3)}{who} {unmarked(said)}{FLIP if int(number) % 2 else KEEP}{once}"
 
     def _flips_as_nouns(self) -> str:
-        rng, (flips, count) = self.rng, self.rng.choice(_FLIPS_AS_NOUNS)
-        shape = rng.choice(frames.NOUN_SENTENCES)
-        return shape.replace("{}", flips + (FLIP if count % 2 else KEEP))
+        count, _, flips = self.rng.choice(links.FLIPS_AS_NOUNS).partition(" ")
+        shape = self.rng.choice(frames.NOUN_SENTENCES)
+        return shape.replace("{}", flips + (FLIP if int(count) % 2 else KEEP))
 
     def _terse(self) -> str:
         """Without a subject or without an object."""
@@ -401,40 +326,17 @@ class CoinGrammar:
         base = event.base
         times, count = self._times()
         if rng.random() < 0.2 and not times.startswith("and"):
-            base = f"{rng.choice(COMMON_FLIPS).base} {times}{KEEP if count % 2 else FLIP}"
+            base = f"{rng.choice(phrases.COMMON_FLIPS).base} {times}{KEEP if count % 2 else FLIP}"
         if base.startswith("not "):
             base = f"{rng.choice(_DO_NOT)} {base.removeprefix('not ')}"
         if base.startswith(("be ", "only be ")):
             base = f"leave {{o}} alone{KEEP}"
-        lead = rng.choice(
-            (
-                "",
-                "",
-                "",
-                "now ",
-                "then ",
-                "please ",
-                "next, ",
-                "and ",
-                "again, ",
-                "so ",
-                "first ",
-                "okay, now ",
-            )
-        )
+        lead = rng.choice(links.ORDER_LEADS)
         return lead + base
 
     def _condition(self) -> str:
         rng, side = self.rng, self.rng.randrange(2)
-        shape = rng.choice(
-            (
-                "if it is {}, ",
-                "if it shows {}, ",
-                "if {} is up, ",
-                "only if it is {}, ",
-                "in case it shows {}, ",
-            )
-        )
+        shape = rng.choice(links.CONDITIONS)
         said = self._finite_plain(any_flip(rng)).replace(FLIP, FLIP_IF[side])
         return f"{shape.format(shapes.SIDES[side])}{self.name()} {said}"
 
@@ -447,14 +349,17 @@ class CoinGrammar:
             done = rng.choice(("flipped", "flipped", "turned over", "flipped over", "inverted"))
             by = " by {M}" if rng.random() < 0.3 else ""
             return f"{self._lead(0.3)}{who} {rng.choice(shapes.PASSIVES)} {done}{FLIP} {times}{mark}{by}"
-        flip = rng.choice([each for each in FLIPS[:20] if each.third.endswith(("over" + FLIP, "{o}" + FLIP))])
+        flip = rng.choice(
+            [each for each in phrases.FLIPS[:20] if each.third.endswith(("over" + FLIP, "{o}" + FLIP))]
+        )
         mark = FLIP if count % 2 == 0 else KEEP
         return f"{self._lead(0.3)}{self.name()} {self._finite_plain(flip)} {times}{mark}"
 
     def _times(self) -> tuple[str, int]:
         rng, kind = self.rng, self.rng.random()
         if kind < 0.7:
-            return rng.choice(_TIMES if kind < 0.35 else _OTHER_TIMES)
+            count, _, said = rng.choice(links.TIMES if kind < 0.35 else links.OTHER_TIMES).partition(" ")
+            return said, int(count)
         place = min(rng.randrange(len(frames.NUMBERS)), rng.randrange(len(frames.NUMBERS)))
         number = frames.NUMBERS[place] if rng.random() < 0.6 else str(place + 2)
         return f"{rng.choice(frames.TIMES_BEFORE)}{number} times{rng.choice(frames.TIMES_AFTER)}", place + 2
@@ -512,16 +417,14 @@ class CoinGrammar:
         return f"the {self.coin}" if kind < 0.85 else self._named()
 
     def _named(self) -> str:
-        shape = self.rng.choice(
-            ("that {}", "this {}", "the same {}", "our {}", "the {}", "the poor {}", "the thing", "the piece")
-        )
+        shape = self.rng.choice(links.NAMED)
         return shape.format(self.coin)
 
     def _fill(self, text: str) -> str:
         """Names and the coin in their places."""
         while "{o}" in text:
             text = text.replace("{o}", self._object(), 1)
-        text = text.replace("{O}", f"the {self.coin}").replace("{P}", self.rng.choice(_CITIES))
+        text = text.replace("{O}", f"the {self.coin}").replace("{P}", self.rng.choice(links.CITIES))
         return words.fill(text, self.rng)
 
 
@@ -533,12 +436,8 @@ def idle_clause(rng: random.Random) -> str:
 def vocabulary() -> list[str]:
     """Texts with all words of the sentences."""
     shown = [text for file in (shapes, frames) for each in file.lists.values() for text in each]
-    pairs = (
-        *_TIMES,
-        *_OTHER_TIMES,
-        *_FLIPS_AS_NOUNS,
-        *(each[:2] for each in _GROUPS),
-    )
+    counted = (*links.TIMES, *links.OTHER_TIMES, *links.FLIPS_AS_NOUNS)
+    said = [*(text.split(" ", 1)[1] for text in counted), *(text.split(" ", 2)[2] for text in links.GROUPS)]
     starts = (
         shapes.LEADS,
         shapes.SUBJECTS,
@@ -548,5 +447,7 @@ def vocabulary() -> list[str]:
         shapes.PRONOUNS,
     )
     first = [text[:1].upper() + text[1:] for each in starts for text in each]
-    first += [each.base.capitalize() for each in FLIPS] + [text.capitalize() for text in words.PREPOSITIONS]
-    return [*coin_phrases.vocabulary(), *shown, *first, *(text for text, _ in pairs)]
+    first += [each.base.capitalize() for each in phrases.FLIPS] + [
+        text.capitalize() for text in words.PREPOSITIONS
+    ]
+    return [*phrases.vocabulary(), *shown, *first, *said]

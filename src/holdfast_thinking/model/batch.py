@@ -1,12 +1,11 @@
 """The data of a training step: token ids, start of the answer, a gold thought for every chunk."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.thinking.resets import find_resets
+from holdfast.thinking.log import find_resets
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -27,29 +26,24 @@ class Batch:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def take_range(self, first: int, last: int) -> "Batch":
-        """Texts first to last, without columns that all of them pad."""
-        rows = slice(first, last)
-        num_chunks, chunk = self.thoughts.shape[1], self.token_ids.shape[1] // self.thoughts.shape[1]
-        needed = min(num_chunks, -(-int(self.num_tokens[rows].max()) // chunk))
-        thoughts = self.thoughts[rows, :needed]
-        longest = max(1, int((thoughts >= 0).sum(axis=2).max()))
+    def take(self, chosen: "slice | NDArray[np.intp]") -> "Batch":
+        """Take some texts, or all in another order."""
         return Batch(
-            self.token_ids[rows, : needed * chunk],
-            self.num_prompt[rows],
-            self.num_tokens[rows],
-            thoughts[:, :, :longest],
-            None if self.num_given is None else self.num_given[rows],
+            self.token_ids[chosen],
+            self.num_prompt[chosen],
+            self.num_tokens[chosen],
+            self.thoughts[chosen],
+            None if self.num_given is None else self.num_given[chosen],
         )
 
-    def take(self, order: NDArray[np.intp]) -> "Batch":
-        """The texts in another order."""
-        return Batch(
-            self.token_ids[order],
-            self.num_prompt[order],
-            self.num_tokens[order],
-            self.thoughts[order],
-            None if self.num_given is None else self.num_given[order],
+    def take_range(self, first: int, last: int) -> "Batch":
+        """Take texts first to last, without columns that all of them pad."""
+        batch, chunk = self.take(slice(first, last)), self.token_ids.shape[1] // self.thoughts.shape[1]
+        needed = min(self.thoughts.shape[1], -(-int(batch.num_tokens.max()) // chunk))
+        thoughts = batch.thoughts[:, :needed]
+        longest = max(1, int((thoughts >= 0).sum(axis=2).max()))
+        return replace(
+            batch, token_ids=batch.token_ids[:, : needed * chunk], thoughts=thoughts[:, :, :longest]
         )
 
     def is_answer(self) -> Bools:
@@ -76,36 +70,3 @@ class Batch:
         if self.num_given is not None:
             counted &= np.arange(num_chunks) >= self.num_given[:, None]
         return counted
-
-
-def join_batches(batches: list[Batch]) -> Batch:
-    """Concatenate batches, padded to the longest."""
-    if len(batches) == 1:
-        return batches[0]
-    length = max(each.token_ids.shape[1] for each in batches)
-    chunks = max(each.thoughts.shape[1] for each in batches)
-    longest = max(each.thoughts.shape[2] for each in batches)
-
-    def pad(array: Ints, shape: tuple[int, ...], fill: int) -> Any:
-        missing = [(0, want - have) for want, have in zip(shape, array.shape[1:], strict=True)]
-        return np.pad(array, [(0, 0), *missing], constant_values=fill)
-
-    return Batch(
-        np.concatenate([pad(each.token_ids, (length,), 0) for each in batches]),
-        np.concatenate([each.num_prompt for each in batches]),
-        np.concatenate([each.num_tokens for each in batches]),
-        np.concatenate([pad(each.thoughts, (chunks, longest), -1) for each in batches]),
-        _join_given(batches),
-    )
-
-
-def _join_given(batches: list[Batch]) -> Ints | None:
-    if all(each.num_given is None for each in batches):
-        return None
-    none = [np.zeros(len(each), dtype=np.int64) for each in batches]
-    return np.concatenate(
-        [
-            zeros if each.num_given is None else each.num_given
-            for each, zeros in zip(batches, none, strict=True)
-        ]
-    )

@@ -17,7 +17,7 @@ from holdfast.text.gguf_tokenizer import read_gguf_tokenizer
 from holdfast.text.tokenizer import Tokenizer as TextTokenizer
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import MAX_RESET, ThinkingConfig, read_thinking, thinking_folder
-from holdfast.thinking.resets import find_resets
+from holdfast.thinking.log import find_resets
 from holdfast.thinking.weights import read_thinking_weights
 from holdfast_thinking.data.text_examples import ChatFrame
 from holdfast_thinking.model.model import ThinkingModel, fresh_model, start_blocks_from_backbone

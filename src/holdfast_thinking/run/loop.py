@@ -18,13 +18,12 @@ import numpy as np
 import torch
 
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.source import BatchSource, open_topics, topic_texts
-from holdfast_thinking.model.batch import join_batches
+from holdfast_thinking.data.source import BatchSource, vocabulary
 from holdfast_thinking.model.build import BuiltModel, build
 from holdfast_thinking.model.compiled import autocast, compile_rowwise
 from holdfast_thinking.model.loss import packed_loss
 from holdfast_thinking.model.model import BLOCKS, ThinkingModel
-from holdfast_thinking.run.prefetch import DeviceStep, StepBuilder, prefetch_steps
+from holdfast_thinking.run.prefetch import Step, StepBuilder, prefetch_steps
 from holdfast_thinking.run.state import load_state, read_run_info, save_state
 from holdfast_thinking.run.validation import validate
 from holdfast_thinking.settings import TrainingSettings, settings_from_json, settings_to_json
@@ -119,15 +118,14 @@ class StepBudget:
 
 def start_run(settings: TrainingSettings, device: torch.device) -> TrainingRun:
     started = time.monotonic()
-    topics = open_topics(settings)
-    built = build(settings, topic_texts(topics) if settings.backbone is None else [])
+    built = build(settings, vocabulary(settings) if settings.backbone is None else [])
     built.model.to(device)
     if device.type == "cuda":
         # cuDNN's attention makes a new plan for every number of tokens, which takes longer than many steps.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "cuda" if settings.compile is None else settings.compile:
         compile_rowwise(built.model, device)
-    source = BatchSource(settings, topics, built.tokenizer, built.eos_id, built.frame)
+    source = BatchSource(settings, built.tokenizer, built.eos_id, built.frame)
     optimizer = _optimizer(built.model, settings)
     return TrainingRun(settings, device, built, source, optimizer, started=started)
 
@@ -192,7 +190,7 @@ def measure_accuracy(run: TrainingRun, events: tuple[int, ...], count: int) -> d
         for name in run.settings.tasks
         for number in (events if run.source.has_events(name) else events[:1])
     ]
-    texts = join_batches([run.source.eval_batch(name, number, count) for name, number in cells])
+    texts = run.source.eval_batch(cells, count)
     order = np.argsort(texts.num_tokens, kind="stable")
     is_right = np.zeros(len(texts), dtype=np.bool_)
     run.model.eval()
@@ -216,7 +214,7 @@ def learning_rate(settings: TrainingSettings, step: int) -> float:
     return settings.learning_rate * share
 
 
-def _take_step(run: TrainingRun, step: DeviceStep) -> torch.Tensor:
+def _take_step(run: TrainingRun, step: Step[torch.Tensor]) -> torch.Tensor:
     """One step of the optimizer; its losses [total, answer, thought], on the device."""
     s = run.settings
     sums = torch.zeros(3, device=run.device)

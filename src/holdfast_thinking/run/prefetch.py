@@ -7,12 +7,13 @@ A batch depends only on (seed, step), so it is the same in a thread and in a pro
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from multiprocessing import get_context
+from typing import Generic
 
 import torch
 from torch import Tensor
@@ -20,23 +21,15 @@ from torch import Tensor
 from holdfast_thinking.data.source import BatchSource
 from holdfast_thinking.model.batch import Ints
 from holdfast_thinking.model.loss import TokenCounts, count_tokens
-from holdfast_thinking.model.packed import Packed, PackSpec, pack, send
+from holdfast_thinking.model.packed import A, Packed, PackSpec, pack, send
 from holdfast_thinking.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
-class HostStep:
-    """The packed passes of a step, on the host."""
+class Step(Generic[A]):
+    """The packed passes of a step, on the host or on the device."""
 
-    passes: tuple[Packed[Ints], ...]
-    counts: TokenCounts
-
-
-@dataclass(frozen=True)
-class DeviceStep:
-    """The packed passes of a step, on the device."""
-
-    passes: tuple[Packed[Tensor], ...]
+    passes: tuple[Packed[A], ...]
     counts: TokenCounts
 
 
@@ -48,49 +41,40 @@ class StepBuilder:
     source: BatchSource
     pack_spec: PackSpec
 
-    def build(self, step: int) -> HostStep:
+    def build(self, step: int) -> Step[Ints]:
         s = self.settings
         batch = self.source.batch(step)
         bounds = [index * s.batch // s.accumulate for index in range(s.accumulate + 1)]
         micro_batches = [batch.take_range(first, last) for first, last in pairwise(bounds)]
         packs = tuple(pack(each, self.pack_spec, s.weights.text != 0) for each in micro_batches)
-        return HostStep(packs, count_tokens(batch, self.pack_spec.while_answering))
+        return Step(packs, count_tokens(batch, self.pack_spec.while_answering))
 
 
-def send_step(step: HostStep, device: torch.device) -> DeviceStep:
-    return DeviceStep(tuple(send(each, device) for each in step.passes), step.counts)
+def send_step(step: Step[Ints], device: torch.device) -> Step[Tensor]:
+    return Step(tuple(send(each, device) for each in step.passes), step.counts)
 
 
 def prefetch_steps(
     builder: StepBuilder, device: torch.device, first: int, workers: int
-) -> Generator[DeviceStep]:
-    """The steps from `first` on. workers: number of processes that make them; 0: a thread."""
+) -> Generator[Step[Tensor]]:
+    """Yield the steps from `first` on. workers: number of processes that make them; 0: a thread."""
     with ExitStack() as stack:
-        build: Callable[[int], Callable[[], HostStep]]
+        sender = stack.enter_context(ThreadPoolExecutor(1))
+        pool: ProcessPoolExecutor | None = None
         if workers:
-            pool = stack.enter_context(
-                ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(builder,))
+            pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(builder,))
+            stack.enter_context(pool)
+
+        def submit(step: int) -> Future[Step[Tensor]]:
+            built = None if pool is None else pool.submit(_build_in_worker, step)
+            return sender.submit(
+                lambda: send_step(builder.build(step) if built is None else built.result(), device)
             )
 
-            def build(step: int) -> Callable[[], HostStep]:
-                return pool.submit(_build_in_worker, step).result
-        else:
-
-            def build(step: int) -> Callable[[], HostStep]:
-                return lambda: builder.build(step)
-
-        sender = stack.enter_context(ThreadPoolExecutor(1))
-        pending: deque[Future[DeviceStep]] = deque()
-        step = first
-        while True:
-            while len(pending) < workers + 2:
-                pending.append(sender.submit(_send_when_built, build(step), device))
-                step += 1
+        pending = deque(submit(first + ahead) for ahead in range(workers + 2))
+        for step in count(first + len(pending)):
             yield pending.popleft().result()
-
-
-def _send_when_built(wait: Callable[[], HostStep], device: torch.device) -> DeviceStep:
-    return send_step(wait(), device)
+            pending.append(submit(step))
 
 
 _worker_builder: list[StepBuilder] = []  # of a worker process
@@ -104,5 +88,5 @@ def _begin(builder: StepBuilder) -> None:
     _worker_builder.append(builder)
 
 
-def _build_in_worker(step: int) -> HostStep:
+def _build_in_worker(step: int) -> Step[Ints]:
     return _worker_builder[0].build(step)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.api.messages_api.message_object import tool_use_id
-from holdfast.server.api.messages_api.requests import CountTokensRequest, MessagesRequest
-from holdfast.server.api.messages_api.translation import ERROR_WORDS, to_chat, to_chat_prompt
+from holdfast.server.api.anthropic.objects import tool_use_id
+from holdfast.server.api.anthropic.requests import CountTokensRequest, MessagesRequest
+from holdfast.server.api.anthropic.translation import ERROR_WORDS, to_chat, to_chat_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage
 from holdfast.server.errors import ApiError
-from holdfast.server.http.json_body import parse_body
+from holdfast.server.http.body import parse_body
 
 USER = {"role": "user", "content": "a"}
 TOOL_USE = {"type": "tool_use", "id": "t1", "name": "f", "input": {"x": "é"}}

@@ -25,7 +25,7 @@ from holdfast.server.api.schema.requests import (
     TokenizeRequest,
 )
 from holdfast.server.errors import ApiError
-from holdfast.server.http.json_body import parse_body
+from holdfast.server.http.body import parse_body
 
 Case = tuple[dict[str, Any], str, str]  # fields, param, code
 MESSAGE = {"role": "user", "content": "a"}

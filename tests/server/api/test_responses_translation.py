@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.api.responses_api.requests import ResponsesRequest
-from holdfast.server.api.responses_api.translation import ERROR_WORDS, to_chat
+from holdfast.server.api.responses.requests import ResponsesRequest
+from holdfast.server.api.responses.translation import ERROR_WORDS, to_chat
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.errors import ApiError
-from holdfast.server.http.json_body import parse_body
+from holdfast.server.http.body import parse_body
 
 USER = {"role": "user", "content": "a"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x": 1}'}

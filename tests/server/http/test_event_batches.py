@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from holdfast.server.errors import ApiError
-from holdfast.server.http.responses import EventStreamResponse, sse_event
+from holdfast.server.http.sse import EventStreamResponse, sse_event
 
 
 class Source:

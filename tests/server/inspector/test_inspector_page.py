@@ -3,9 +3,7 @@ rollbacks are shown.
 """
 
 import json
-import os
 import re
-import signal
 from collections.abc import Iterator
 from itertools import cycle, repeat
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast import LLM, SamplingParams
-from holdfast.models.locate import locate
 from holdfast.recordings import recording_files
 from support.browsing import browsing
 from support.serving import Server, serving
@@ -233,6 +230,8 @@ def test_tokens_appear(visit: Visit, server: Server) -> None:
     assert facts["Tokens"] == f"{usage['prompt_tokens']} in, {usage['completion_tokens']} out"
     assert facts["Fingerprint"] == answer["system_fingerprint"]
     assert re.search(r"Step \d+, [\d.]+ ms: ", visit.page.inner_text("#step-note"))
+    assert all(url.startswith((server.url, "blob:", "data:")) for url in visit.requested)
+    visit.page.wait_for_selector(".request", state="detached")
 
 
 def test_rolled_back_tokens_turn_red_and_disappear(visit: Visit) -> None:
@@ -252,25 +251,6 @@ def test_rolled_back_tokens_turn_red_and_disappear(visit: Visit) -> None:
     assert f"{rolled_back} rolled back" in line(card, ".facts-line")
     shown = int(visit.page.inner_text("[data-counter=rolled-back] dd").replace(",", ""))
     assert shown == rolled_back
-
-
-def test_ended_request_is_removed(visit: Visit) -> None:
-    visit.ask(max_tokens="3")
-    wait_ended(visit.card())
-    visit.page.wait_for_selector(".request", state="detached")
-    assert visit.page.is_visible("#empty")
-
-
-def test_ordinary_requests_are_grey(visit: Visit) -> None:
-    visit.page.uncheck("#deterministic")
-    visit.ask(max_tokens="12")
-    card = visit.card()
-    facts = visit.wait_answered()
-    assert facts["Mode"] == "none"
-    wait_ended(card)
-    assert facts["Tokens"].endswith(" in, 12 out")
-    assert count(card, ".token.ordinary") == 12
-    assert count(card, ".token.committed") == 0
 
 
 def test_prove_it_shows_one_distinct_output(visit: Visit) -> None:
@@ -404,22 +384,7 @@ def test_text_is_never_markup(visit: Visit) -> None:
     assert visit.page.locator("#answer *").count() == 0
 
 
-@pytest.mark.usefixtures("slow_steps")
-def test_page_opened_later_shows_running_requests(visit: Visit, server: Server, endless: str) -> None:
-    visit.page.check("input[value=raw]", force=True)
-    visit.ask(endless, max_tokens="450", temperature="0")
-    visit.page.wait_for_selector(".strip .token.committed")
-    late = Visit(visit.page.context.new_page(), server)
-    late.page.wait_for_selector(".strip .token.prompt")
-    assert late.page.locator(".request").count() == 1
-    assert (
-        late.page.locator(".strip .token.prompt").count()
-        == visit.page.locator(".strip .token.prompt").count()
-    )
-    late.page.close()
-    visit.page.click("#stop")
-
-
+@pytest.mark.long
 def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Server) -> None:
     size = {"width": 360, "height": 740}
     context = new_context(browser, viewport=size, is_mobile=True, has_touch=True, device_scale_factor=2)
@@ -445,95 +410,6 @@ def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Serve
     assert "KV cache" in phone.page.inner_text("#tip")
     assert phone.problems == []
     context.close()
-
-
-def test_many_requests_leave_no_empty_column(browser: "Browser", server: Server) -> None:
-    context = new_context(browser, color_scheme="dark")
-    dark = Visit(context.new_page(), server)
-    dark.page.evaluate(
-        """() => { fetch("v1/completions", { method: "POST", headers: { "Content-Type": "application/json" },
-             body: JSON.stringify({ prompt: "ab", n: 12, max_tokens: 40, ignore_eos: true }) }); }"""
-    )
-    dark.page.wait_for_selector(".request:nth-of-type(12)")
-    height, visible = dark.page.evaluate(
-        """() => {
-          scrollTo(0, 1e6);
-          const seen = [".live", ".sidebar"].map((name) => document.querySelector(name).getBoundingClientRect())
-            .map((box) => Math.min(box.bottom, innerHeight) - Math.max(box.top, 0));
-          return [document.documentElement.scrollHeight, seen];
-        }"""
-    )
-    assert height < 2 * 900, "twelve requests make the page long"
-    assert min(visible) > 0.6 * 900, "a column scrolls out of view"
-    context.close()
-
-
-def test_playground_does_not_cover_the_proof(visit: Visit) -> None:
-    visit.ask(max_tokens="20")
-    visit.wait_answered()
-    bottom, top = visit.page.evaluate(
-        """() => [".playground", ".prove"].map((name) => document.querySelector(name).getBoundingClientRect())
-             .map((box, index) => (index === 0 ? box.bottom : box.top))"""
-    )
-    assert bottom <= top
-
-
-def test_dark_theme_by_system_and_by_choice(browser: "Browser", server: Server) -> None:
-    context = new_context(browser, color_scheme="dark")
-    dark = Visit(context.new_page(), server)
-    ground = dark.colour("html")
-    light = dark.colour("html", "color")
-    assert (
-        sum(map(int, re.findall(r"\d+", ground)))
-        < 3 * 64
-        < 3 * 160
-        < sum(map(int, re.findall(r"\d+", light)))
-    )
-    theme = "input[name=theme]"
-    assert dark.page.is_checked(f"{theme}[value=system]")
-    dark.page.check(f"{theme}[value=light]", force=True)
-    assert sum(map(int, re.findall(r"\d+", dark.colour("html")))) > 3 * 200
-    dark.page.reload()
-    dark.page.wait_for_selector("#link[data-state=open]")
-    assert dark.page.is_checked(f"{theme}[value=light]"), "the choice is not stored"
-    dark.page.check(f"{theme}[value=dark]", force=True)
-    assert dark.colour("html") == ground
-    assert dark.problems == []
-    context.close()
-
-
-def test_reduced_motion_is_respected(browser: "Browser", server: Server) -> None:
-    context = new_context(browser, reduced_motion="reduce")
-    calm = Visit(context.new_page(), server)
-    calm.page.evaluate(  # polling could miss them
-        """() => {
-          window.animations = [];
-          new MutationObserver(() => {
-            for (const one of document.querySelectorAll(".strip .token.rolled-back"))
-              window.animations.push(getComputedStyle(one)["animation-name"]);
-          }).observe(document.body, { subtree: true, childList: true, attributes: true });
-        }"""
-    )
-    calm.ask(max_tokens="24")
-    calm.wait_answered()
-    calm.page.wait_for_function("() => window.animations.length")  # the steps are drawn on their own
-    assert set(calm.page.evaluate("() => window.animations")) == {"none"}
-    calm.page.wait_for_selector(".strip .token.rolled-back", state="detached")
-    context.close()
-
-
-def test_keyboard_use(visit: Visit) -> None:
-    visit.page.fill("#max-tokens", "20")
-    visit.page.fill("#seed", SEED)
-    visit.page.focus("#prompt")
-    visit.page.keyboard.press("Control+Enter")
-    visit.wait_answered()
-    wait_ended(visit.card())  # the last step is drawn
-    visit.page.focus("#timeline")
-    last = visit.page.inner_text("#step-note")
-    visit.page.keyboard.press("ArrowLeft")
-    visit.page.keyboard.press("ArrowLeft")
-    assert visit.page.inner_text("#step-note") != last
 
 
 def test_controls_have_accessible_names(page: "Page") -> None:
@@ -564,45 +440,6 @@ def test_figures_have_tooltips(visit: Visit) -> None:
     assert visit.page.is_hidden("#tip")
 
 
-@pytest.mark.long
-def test_timeline_marks_a_restart_of_the_engine(visit: Visit, server: Server) -> None:
-    """The answer goes on after it."""
-    visit.ask(max_tokens="120")
-    visit.wait_seen("committed")
-    os.kill(server.engine_pid, signal.SIGKILL)
-    mark = "Restart: the engine process died (signal 9); 1 request continued in the next one."
-    visit.page.wait_for_function(
-        "mark => document.querySelector('#step-note').textContent === mark", arg=mark
-    )
-    visit.wait_answered()
-
-
-def test_connection_is_called_live(page: "Page") -> None:
-    assert page.inner_text("#link") == "live"
-
-
-def test_page_says_what_a_builtin_model_understands(visit: Visit) -> None:
-    assert visit.page.is_hidden("#hint"), "the tiny model is not built in"
-    coin = locate("coin").about
-    assert coin is not None
-
-    def respond(route: "Route") -> None:
-        models = route.fetch().json()
-        models["data"][0]["about"] = coin
-        route.fulfill(json=models)
-
-    visit.page.route("**/v1/models", respond)
-    visit.page.reload()
-    visit.page.wait_for_selector("#hint:visible")
-    assert visit.page.inner_text("#hint") == coin
-
-
-def test_page_requests_only_its_own_server(visit: Visit, server: Server) -> None:
-    visit.ask(max_tokens="4")
-    visit.wait_answered()
-    assert all(url.startswith((server.url, "blob:", "data:")) for url in visit.requested)
-
-
 def test_browser_asks_for_the_api_key_once(browser: "Browser", tiny_llama: Path) -> None:
     with serving(tiny_llama, environment={"HOLDFAST_API_KEY": "open-sesame"}) as guarded:
         assert guarded.get("/").status_code == 401
@@ -613,21 +450,6 @@ def test_browser_asks_for_the_api_key_once(browser: "Browser", tiny_llama: Path)
         visit.card()
         context.close()
         assert visit.problems == []
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "place"),
-    [
-        ("same", "same", -1),
-        ("one", "two", 0),
-        ("abcd", "abxd", 2),
-        ("ab", "abc", 2),
-        ("a\U0001f600", "a\U0001f601", 1),
-    ],
-)
-def test_first_difference(page: "Page", one: str, other: str, place: int) -> None:
-    program = "async ([one, other]) => (await import('/inspector/compare.js')).firstDifference(one, other)"
-    assert page.evaluate(program, [one, other]) == place
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from starlette.types import Message
 from holdfast.recordings import recording_files
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
-from holdfast.server.inspector.hub import MAX_SUBSCRIBERS, Hub, Subscriber
+from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import ASSETS, PAGE, inspector_router
-from holdfast.server.tenants.tenant import UNKNOWN_TENANT, Tenant, address_tenant, key_tenant, set_tenant
+from holdfast.server.tenants.tenant import Tenant, address_tenant, key_tenant, set_tenant
 from support.asgi import scope_of
 
 STATIC = Path(str(resources.files("holdfast.server.inspector") / "static"))
@@ -71,16 +71,6 @@ def test_other_paths_are_not_served(client: TestClient, path: str) -> None:
     assert client.get(f"/inspector/{path}").status_code == 404
 
 
-def test_events_route_refuses_too_many_watchers(
-    client: TestClient, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pages = [Subscriber(UNKNOWN_TENANT.id, None) for _ in range(MAX_SUBSCRIBERS)]
-    monkeypatch.setattr(hub, "_subscribers", pages)
-    response = client.get("/inspector/events")
-    assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
-    assert response.headers["retry-after"] == "10"
-
-
 ADMIN, KEY = key_tenant("root", is_admin=True), key_tenant("a")
 
 
@@ -96,10 +86,10 @@ ADMIN, KEY = key_tenant("root", is_admin=True), key_tenant("a")
 def test_page_shows_what_its_client_may_see(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, tenant: Tenant, address: str, shown: str | None
 ) -> None:
-    asked: list[tuple[str, str | None]] = []
+    asked: list[str | None] = []
 
-    async def events(self: Hub, client: str, tenant: str | None, replica: str) -> AsyncIterator[bytes]:
-        asked.append((client, tenant))
+    async def events(self: Hub, tenant: str | None, replica: str) -> AsyncIterator[bytes]:
+        asked.append(tenant)
         yield b""
 
     monkeypatch.setattr(Hub, "events", events)
@@ -109,7 +99,7 @@ def test_page_shows_what_its_client_may_see(
     set_tenant(scope, tenant)
     scope["client"] = (address, 1)
     asyncio.run(app(scope, receive, send))
-    assert asked == [(tenant.id, shown)]
+    assert asked == [shown]
 
 
 async def receive() -> Message:

@@ -8,13 +8,12 @@ import signal
 import psutil
 import pytest
 
-from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import EngineStopped, HoldfastError, PromptTooLong
 from holdfast.server.ipc import engine_link
 from holdfast.server.ipc.engine_link import EngineCallbacks, EngineLink
-from support.engine_links import PATIENCE, ask, command, linked, run
-from support.fake_engine import SEED, Prompt
+from support.engine_links import PATIENCE, ask, command, linked, request_of, run
+from support.fake_engine import Prompt
 
 SHORT = 0.3  # instead of the seconds an engine may take to exit
 
@@ -23,7 +22,7 @@ def test_request_is_answered() -> None:
     async def work() -> None:
         async with linked() as link:
             stream = await ask(link, Prompt.ANSWER)
-            assert (stream.seed, [delta.text for delta in stream.deltas]) == (SEED, ["yes"])
+            assert (stream.was_accepted, [delta.text for delta in stream.deltas]) == (True, ["yes"])
             assert stream.result is not None and link.requests.num_live == 0
             assert (await link.wait_for_fingerprint()).digest == "abc"
             assert (await link.status()).num_pages == 100
@@ -70,12 +69,12 @@ def test_invalid_message_or_death_closes_the_link(prompt: Prompt, monkeypatch: p
     async def work() -> None:
         async with linked() as link:
             updated = asyncio.Event()
-            waiting = link.requests.submit(updated, [Prompt.SILENCE], SamplingParams())
+            waiting = link.requests.submit(updated, request_of(Prompt.SILENCE))
             stream = await ask(link, prompt)
             assert isinstance(stream.error, EngineStopped) and isinstance(waiting.error, EngineStopped)
             assert link.closed.is_set() and link.requests.num_live == 0
             with pytest.raises(EngineStopped):
-                link.requests.submit(updated, [Prompt.ANSWER], SamplingParams())
+                link.requests.submit(updated, request_of(Prompt.ANSWER))
             with pytest.raises(EngineStopped):
                 await link.status()
             await link.wait_ended()
@@ -140,7 +139,7 @@ def test_unencodable_request_leaves_no_stream() -> None:
     async def work() -> None:
         async with linked() as link:
             with pytest.raises(OverflowError):
-                link.requests.submit(asyncio.Event(), [1 << 70], SamplingParams())
+                link.requests.submit(asyncio.Event(), request_of(1 << 70))
             assert link.requests.num_live == 0
             assert (await ask(link, Prompt.ANSWER)).result is not None
 
@@ -150,7 +149,7 @@ def test_unencodable_request_leaves_no_stream() -> None:
 def test_cancelled_stream_is_removed() -> None:
     async def work() -> None:
         async with linked() as link:
-            stream = link.requests.submit(asyncio.Event(), [Prompt.SILENCE], SamplingParams())
+            stream = link.requests.submit(asyncio.Event(), request_of(Prompt.SILENCE))
             stream.cancel(HoldfastError("enough"))
             assert link.requests.num_live == 0 and str(stream.error) == "enough"
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentAnswer, SentChoice
+from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.errors import (
     AnswerFailed,
@@ -35,12 +36,12 @@ class Process:
         self.ready, self.fingerprint = READY, fingerprint
         self.is_killed = False
         self.running_ids: frozenset[int] = frozenset()
-        self.submitted: list[m.Submit] = []
+        self.submitted: list[Request] = []
         self.aborted: list[int] = []
         self.requests.attach(self)
 
     def submit(self, message: m.Submit) -> None:
-        self.submitted.append(message)
+        self.submitted.append(message.request)
 
     def abort(self, request_id: int) -> None:
         self.aborted.append(request_id)
@@ -54,7 +55,7 @@ class Process:
 
     def accept(self, *ids: int) -> None:
         for request_id in ids or self.ids:
-            self.requests.accept(request_id, SEED)
+            self.requests.accept(request_id)
 
     def output(self, request_id: int, result: Result | None = None, **delta: Any) -> None:
         self.requests.deliver(RequestOutput(request_id, Delta(**delta), result))
@@ -102,9 +103,9 @@ def requests(counted: Counted) -> LiveRequests:
 
 
 def submit(requests: LiveRequests, count: int = 1, **settings: Any) -> list[ResponseStream]:
-    sent = settings.pop("sent", None)
-    params = SamplingParams(**{"deterministic": True, **settings})
-    return [requests.submit(asyncio.Event(), [1, 2], params, sent=sent) for _ in range(count)]
+    sent = settings.pop("sent", ())
+    request = Request(0, (1, 2), SamplingParams(**{"deterministic": True, **settings}), SEED, sent=sent)
+    return [requests.submit(asyncio.Event(), request) for _ in range(count)]
 
 
 def test_dead_process_leaves_what_was_sent_to_the_next(requests: LiveRequests, counted: Counted) -> None:
@@ -117,12 +118,12 @@ def test_dead_process_leaves_what_was_sent_to_the_next(requests: LiveRequests, c
     assert begun.paused_at is not None and requests.num_waiting == 2
     second = Process(requests)
     sent = SentChoice((7,), (TokenLogprob(7, -0.5),), 1, ((4, 4),))
-    assert second.submitted[0].sent == SentAnswer(SEED, (sent,))
+    assert second.submitted[0].sent == (sent,)
     assert second.submitted[0].prompt_ids == (1, 2) and len(second.submitted) == 1, "it is tried alone"
     second.accept(1)
     second.token(1, 8)
     assert begun.paused_at is None and counted.num_continued == 1
-    assert second.ids == [1, 2] and second.submitted[1].sent is None, "its client has nothing"
+    assert second.ids == [1, 2] and not second.submitted[1].sent, "its client has nothing"
     assert [delta.token_ids for delta in begun.deltas] == [(7,), (), (8,)]
     assert counted.resumed == [True, True] and waiting.num_resumes == 1
 
@@ -301,25 +302,24 @@ def test_ended_choice_is_sent_as_ended(requests: LiveRequests) -> None:
     first.die()
     submit(requests)
     (message, following) = Process(requests).submitted
-    assert message.sent is not None and following.request_id == 3, "each choice has an id"
-    open_one, ended = message.sent.choices
+    assert following.request_id == 3, "each choice has an id"
+    open_one, ended = message.sent
     assert (open_one.token_ids, open_one.finish_reason) == ((8,), None)
     assert (ended.token_ids, ended.finish_reason, ended.stop_reason) == ((7,), "stop", "x")
 
 
 def test_continuation_whose_process_dies_keeps_what_the_client_had(requests: LiveRequests) -> None:
     """Also of a choice that had ended before."""
-    had = SentAnswer(
-        3, (SentChoice((9,), (TokenLogprob(9, -1.0),), 4, ((2,),)), SentChoice((0,), (TokenLogprob(0, -2.0),), 0, (), "stop"))
-    )  # fmt: skip
+    ended = SentChoice((0,), (TokenLogprob(0, -2.0),), 0, (), "stop")
+    had = (SentChoice((9,), (TokenLogprob(9, -1.0),), 4, ((2,),)), ended)
     first = Process(requests)
     submit(requests, n=2, sent=had)
-    requests.accept(1, 3)
+    requests.accept(1)
     first.token(1, 7)
     first.die()
     (message,) = Process(requests).submitted
     begun = SentChoice((9, 7), (TokenLogprob(9, -1.0), TokenLogprob(7, -0.5)), 5, ((2,),))
-    assert message.sent == SentAnswer(3, (begun, had.choices[1]))
+    assert message.sent == (begun, ended)
 
 
 def test_other_fingerprint_ends_deterministic_requests_that_had_begun(requests: LiveRequests) -> None:

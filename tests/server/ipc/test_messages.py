@@ -13,13 +13,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.framing import ConnectionLost, FrameTooLong
+from holdfast.core.pooling import Pooling
+from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
+from holdfast.core.sampling_params import SamplingParams, score_params
+from holdfast.core.sent_answer import SentChoice
 from holdfast.core.step_plan import TokenLogprob
+from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.ipc import messages as m
 
+SENT = SentChoice((5, 6), (TokenLogprob(5, -0.5), TokenLogprob(6, -1.5)), 3, ((7, 8), ()), "stop", "x")
+EVERY_SETTING = SamplingParams(
+    max_tokens=8,
+    seed=(1 << 64) - 1,
+    stop=["a", "b"],
+    stop_token_ids=[1],
+    logit_bias={3: 1.5},
+    allowed_token_ids=[1, 2],
+    bad_token_ids=[4],
+    bad_words="no",
+    forced_thoughts={2: [5, 6]},
+    structured=StructuredOutput(choice=["a", "b"]),
+    deterministic=True,
+    n=2,
+)
 MESSAGES: list[m.ToEngine] = [
-    m.Submit(1, (1, 2, 3), {"temperature": 0.5}, echo_text="text", want_receipt=True),
-    m.Submit(2, (1,), {"deterministic": True}, completion_ids=(2,)),
+    m.Submit(Request(1, (1, 2, 3), SamplingParams(temperature=0.5), 0, echo_text="text")),
+    m.Submit(Request(2, (1, 2), score_params(deterministic=True), 1, read_len=1)),
+    m.Submit(Request(3, (1,), EVERY_SETTING, (1 << 64) - 1, pooling=Pooling("mean"), sent=(SENT, SENT))),
     m.Abort(1),
     m.SetTracing(on=True),
     m.GetStatus(),
@@ -74,7 +95,7 @@ def test_stream_may_be_split_anywhere(cuts: list[int]) -> None:
 
 
 def test_large_message_round_trips() -> None:
-    large = m.Submit(1, tuple(range(200_000)), {})
+    large = m.Submit(Request(1, tuple(range(200_000)), SamplingParams(), 0))
     assert read_all(m.encode([large])) == [large]
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineCrashed, EngineStopped
 from holdfast.server.errors import ApiError
@@ -19,7 +18,7 @@ from holdfast.server.ipc.engine_link import EngineCallbacks, EngineLink
 from holdfast.server.ipc.live_requests import MAX_LONE_DEATHS, LiveRequests, ResumeCallbacks
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.ipc.supervisor import MAX_DEATHS, Supervisor
-from support.engine_links import PATIENCE, ask, command, run
+from support.engine_links import PATIENCE, ask, command, request_of, run
 from support.fake_engine import Prompt
 
 
@@ -57,7 +56,7 @@ class Watched:
         self.supervisor._hang_timeout = seconds
 
     def submit(self, prompt: Prompt) -> ResponseStream:
-        return self.supervisor.requests.submit(asyncio.Event(), [prompt], SamplingParams())
+        return self.supervisor.requests.submit(asyncio.Event(), request_of(prompt))
 
     def submit_first(self, link: EngineLink) -> ResponseStream:
         assert self.supervisor.link is link

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared, Request
 from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampled
@@ -22,7 +22,7 @@ from holdfast.engine.output import ChoiceOutput
 from holdfast.errors import ConfigError, InvalidRequest
 from holdfast.server.reasoning.chat_format import AnswerStart, ChatFormat, choose_chat_format
 from holdfast.server.reasoning.formats import HARMONY, QWEN3
-from holdfast.server.reasoning.think_parser import ThinkState
+from holdfast.server.reasoning.tags import TagState
 from holdfast.server.tools.deltas import ParsedMessage, merge_deltas
 from holdfast.server.tools.plan import plan_tools
 from holdfast.server.tools.tool_config import parse_tools
@@ -95,16 +95,16 @@ def test_parsers_that_do_not_fit_are_refused(formats: Any, name: str, options: A
 @pytest.mark.parametrize(
     ("prompt", "continued", "state"),
     [
-        ("<|im_start|>assistant\n", None, ThinkState.MAY_THINK),
-        ("<|im_start|>assistant\n<think>\n", None, ThinkState.THINKING),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", None, ThinkState.THOUGHT),
-        ("<|im_start|>assistant\nSo far", "So far", ThinkState.ANSWERING),
-        ("<|im_start|>assistant\n<think>So far", "<think>So far", ThinkState.THINKING),
-        ("<|im_start|>assistant\n<think>a</think>b", "<think>a</think>b", ThinkState.ANSWERING),
+        ("<|im_start|>assistant\n", None, TagState.MAY_THINK),
+        ("<|im_start|>assistant\n<think>\n", None, TagState.THINKING),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", None, TagState.THOUGHT),
+        ("<|im_start|>assistant\nSo far", "So far", TagState.ANSWERING),
+        ("<|im_start|>assistant\n<think>So far", "<think>So far", TagState.THINKING),
+        ("<|im_start|>assistant\n<think>a</think>b", "<think>a</think>b", TagState.ANSWERING),
     ],
 )
 def test_prompt_says_where_the_answer_begins(
-    formats: Any, prompt: str, continued: str | None, state: ThinkState
+    formats: Any, prompt: str, continued: str | None, state: TagState
 ) -> None:
     assert start_after(formats("qwen3"), prompt, continued).state is state
     assert start_after(formats("qwen3-special"), prompt, continued).state is state
@@ -114,13 +114,13 @@ def test_typed_tag_at_the_end_of_a_prompt_is_text(formats: Any) -> None:
     tokenizer: Tokenizer = formats("qwen3").tokenizer
     text = "a <think>"
     ids = tokenizer.encode(text, add_special_tokens=False, content=((0, len(text)),))
-    assert formats("qwen3").start_of_answer(ids, None).state is ThinkState.MAY_THINK
+    assert formats("qwen3").start_of_answer(ids, None).state is TagState.MAY_THINK
 
 
 def test_deepseek_r1_begins_inside_the_thinking() -> None:
     chat_format = choose_chat_format(byte_tokenizer(), "deepseek_r1")
-    assert start_after(chat_format, "Hello").state is ThinkState.THINKING
-    assert start_after(chat_format, "<think>\n\n</think>\n").state is ThinkState.THOUGHT
+    assert start_after(chat_format, "Hello").state is TagState.THINKING
+    assert start_after(chat_format, "<think>\n\n</think>\n").state is TagState.THOUGHT
 
 
 # Parsers: the ids of an answer through the engine's own output.
@@ -134,8 +134,12 @@ def parse(
     skips = not chat_format.controls(plan)
     params = SamplingParams(max_tokens=1000, skip_special_tokens=skips, **given)
     eos_ids = chat_format.tokenizer.eos_token_ids
-    request = Request(0, tuple(prompt_ids), params, eos_ids=eos_ids, seed=0)
-    output = ChoiceOutput(request, Detokenizer(chat_format.tokenizer, prompt_ids, skip_special_tokens=skips))
+    request = Request(0, tuple(prompt_ids), params, seed=0)
+    output = ChoiceOutput(
+        Prepared(request, eos_ids),
+        0,
+        Detokenizer(chat_format.tokenizer, prompt_ids, skip_special_tokens=skips),
+    )
     start = chat_format.start_of_answer(prompt_ids, None)
     parser = chat_format.parser(plan, start, b"", 0, prompt_ids=prompt_ids, skip_special_tokens=True)
     deltas, at, number = [], 0, 0

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from holdfast.server.middleware.access_log import AccessLogEntry
+from holdfast.server.middleware.request_log import AccessLogEntry
 from holdfast.server.telemetry.logs import MAX_VALUE_CHARS, configure_logging, current_request_id, escape
 
 NASTY = {

@@ -3,11 +3,13 @@
 from dataclasses import fields, replace
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.core.results import Stats, Thought
 from holdfast.engine.status import EngineCounters, EngineStatus
 from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.telemetry.request_metrics import TokenHistogram
 from holdfast.server.tenants.tenant import address_tenant, key_tenant
 
 IDLE = EngineStatus(
@@ -367,3 +369,33 @@ def test_tenant_sees_its_own_series_only(metrics, accept):
     assert 'tenant="alice"' in shown and "bob" not in shown
     everything = metrics.render(accept, ADMIN)[0].decode()
     assert 'tenant="alice"' in everything and 'tenant="bob"' in everything
+
+
+# The histogram of tokens
+
+BUCKETS = (0.001, 0.01, 0.25, 1.0)
+VALUES = (0.0, 0.001, 0.0011, 0.01, 0.2, 0.25, 0.9, 1.0, 5.0)
+
+
+def samples(families):
+    (family,) = families
+    assert family.type == "histogram" and family.documentation == "Help."
+    return {
+        (one.name, str(sorted(one.labels.items()))): one.value
+        for one in family.samples
+        if not one.name.endswith("_created")
+    }
+
+
+def test_token_histogram_has_the_samples_of_the_library():
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    fast = TokenHistogram("x", "Help.", "kind", ours, BUCKETS)
+    plain = Histogram("x", "Help.", ("kind",), registry=theirs, buckets=BUCKETS)
+    for kind, values in (("a", VALUES), ("b", VALUES[:3]), ("c", ())):
+        for value in values:
+            fast.labels(kind).observe(value, 2)
+            plain.labels(kind).observe(value)
+            plain.labels(kind).observe(value)
+        plain.labels(kind)
+        fast.labels(kind)
+    assert samples(list(ours.collect())) == samples(list(theirs.collect()))

@@ -15,7 +15,7 @@ from benchmarks.thinking.gsm8k import read_gsm8k
 from benchmarks.thinking.two_hop import TwoHop
 from holdfast.errors import ConfigError
 from holdfast_thinking.data.jsonl import read_thoughts, write_thoughts
-from holdfast_thinking.data.text_examples import ChatFrame, TextExample, TextRules, TextTask, prepare_texts
+from holdfast_thinking.data.text_examples import ChatFrame, TextExample, TextRules, TextTask, make_batch
 from holdfast_thinking.model.packed import IGNORED, PackSpec, pack
 from holdfast_thinking.model.tokenizer import build_tokenizer
 from holdfast_thinking.run.loop import start_run
@@ -144,8 +144,7 @@ def test_given_state_is_added_and_not_learned(frame: ChatFrame | None) -> None:
     """It is the thought of the first chunk, without a target; what is read in that chunk is thought later."""
     told = examples(CARRIED, 60, 6)
     tokenizer = build_tokenizer(ENTITIES.words())
-    texts = prepare_texts(told, tokenizer, TextRules("thinking", 16, 32, 0, frame, carry=True))
-    batch = texts.batch(range(len(told)))
+    batch = make_batch(told, tokenizer, TextRules("thinking", 16, 32, 0, frame, carry=True))
     due = batch.is_thought_about(True)
     packed = pack(batch, PackSpec((None,), 2, while_answering=True, carry=True))
     assert packed.thought is not None

@@ -1,8 +1,6 @@
 """Texts of files and how they become tokens, with small excerpts written here."""
 
 import json
-import pickle
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +8,17 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast_thinking.data import preparation
 from holdfast_thinking.data.jsonl import read_chat, read_thoughts, write_thoughts
-from holdfast_thinking.data.preparation import prepare_all
 from holdfast_thinking.data.source import draw_prompts
 from holdfast_thinking.data.text_examples import (
     ChatFrame,
     TextExample,
     TextRules,
     ThoughtStep,
-    prepare_texts,
+    make_batch,
 )
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.model.tokenizer import EOS, build_tokenizer
-from holdfast_thinking.tasks.coin_talk import CoinTalk
 from support.task_texts import chunk_texts
 
 
@@ -33,7 +28,7 @@ def _prepared(examples: list[TextExample], **rules: Any) -> tuple[Batch, Any]:
     ]
     tokenizer = build_tokenizer(words)
     chosen = TextRules(**{"form": "thinking", "chunk": 4, "max_thought": 8, "eos_id": 0} | rules)
-    return prepare_texts(examples, tokenizer, chosen).batch(range(len(examples))), tokenizer
+    return make_batch(examples, tokenizer, chosen), tokenizer
 
 
 STORY = TextExample(
@@ -146,13 +141,12 @@ def test_gold_thoughts_are_read_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("thoughts", "named"),
     [
-        ("tails", "thoughts: expected a list"),
-        (["tails"], r"thoughts\[0\]: expected an object"),
-        ([{"text": "tails"}], r"thoughts\[0\]: expected an object"),
-        ([{"at": 1, "say": "tails"}], r"thoughts\[0\]: expected an object"),
-        ([{"at": "1", "text": "tails"}], "at is '1'; expected int"),
-        ([{"at": True, "text": "tails"}], "at is True; expected int"),
-        ([{"at": 1, "text": 2}], "text is 2; expected str"),
+        ("tails", "Expected `array`, got `str` - at `\\$.thoughts`"),
+        (["tails"], "Expected `object`, got `str` - at `\\$.thoughts\\[0\\]`"),
+        ([{"text": "tails"}], "missing required field `at`"),
+        ([{"at": 1, "say": "tails"}], "unknown field `say`"),
+        ([{"at": True, "text": "tails"}], "Expected `int`, got `bool` - at `\\$.thoughts\\[0\\].at`"),
+        ([{"at": 1, "text": 2}], "Expected `str`, got `int`"),
         ([{"at": 6, "text": "tails"}], "at is 6; expected 0 to 5"),
         ([{"at": 3, "text": "a"}, {"at": 2, "text": "b"}], r"thoughts\[1\]: at is 2; expected 3 to 5"),
     ],
@@ -175,42 +169,3 @@ def test_prompts_of_a_task_are_drawn_as_messages(tmp_path: Path) -> None:
     for wrong in ("nothing", "chat:", "juggling.py:Juggling", f"{__file__}:Juggling"):
         with pytest.raises(ConfigError, match=r"expected|cannot be read"):
             draw_prompts(wrong, 1, 0)
-
-
-def test_texts_do_not_depend_on_the_processes_that_tokenise_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, rules = CoinTalk(), TextRules("thinking", 4, 24, 0)
-    tokenizer = build_tokenizer(task.words())
-    monkeypatch.setattr(preparation, "_SHARD", 3)
-    rng = random.Random(0)
-    examples = {
-        name: [task.example(rng, 2) for _ in range(count)] for name, count in (("one", 7), ("two", 2))
-    }
-    alone = prepare_all(examples, tokenizer, rules)
-    assert [len(each) for each in alone.values()] == [7, 2]
-    monkeypatch.setattr(
-        preparation, "ProcessPoolExecutor", lambda *_, initializer, initargs: _Here(initializer, initargs)
-    )
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr(preparation, "_FEW", 0)
-    monkeypatch.setattr(preparation.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(preparation.signal, "signal", lambda *_: None)
-    pooled = prepare_all(examples, tokenizer, rules)
-    for name, one in alone.items():
-        batch, other = one.batch(range(len(one))), pooled[name].batch(range(len(one)))
-        assert (batch.token_ids == other.token_ids).all() and (batch.thoughts == other.thoughts).all()
-
-
-class _Here:
-    """A pool that works in this process."""
-
-    def __init__(self, initializer: Any, initargs: Any) -> None:
-        initializer(*initargs)
-
-    def __enter__(self) -> "_Here":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        preparation._worker.clear()
-
-    def map(self, work: Any, items: Any) -> list[Any]:
-        return [work(pickle.loads(pickle.dumps(each))) for each in items]

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast_thinking.data.names import TASKS
 from holdfast_thinking.data.samples import eval_prompts, training_prompts
-from holdfast_thinking.data.source import open_topics
+from holdfast_thinking.data.source import open_topic
 from holdfast_thinking.data.text_examples import TextTask
 from holdfast_thinking.model.tokenizer import build_tokenizer
 from holdfast_thinking.settings import TrainingSettings
@@ -39,7 +39,7 @@ def digests(name: str) -> dict[str, str]:
     task = name.partition(",")[0]
     if task in CLASSES:
         task = f"{OWN / task}.py:{CLASSES[task]}"
-    (topic,) = open_topics(TrainingSettings(tasks=(task,), carry=name == CARRIED)).values()
+    topic = open_topic(task, TrainingSettings(tasks=(task,), carry=name == CARRIED))
     assert not isinstance(topic, list)
     tokens = sorted(build_tokenizer(topic.words()).get_vocab())
     return {"vocabulary": digest(tokens), "texts": digest(list(examples(topic)))}

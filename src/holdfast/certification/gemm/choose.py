@@ -13,9 +13,9 @@ from holdfast.certification.gemm.split_k import search_split_k
 from holdfast.models.config import DecoderConfig
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, padded_batch_sizes
-from holdfast.numerics.code_versions.versions import code_versions
 from holdfast.numerics.settings import NumericSettings
 from holdfast.numerics.settings_guard import SettingsGuard
+from holdfast.numerics.versions import sources_digest
 from holdfast.version import __version__
 from holdfast.worker.device import device_parts
 
@@ -46,7 +46,7 @@ def choose_recipes(
         device=device,
         subject={
             "holdfast": __version__,
-            "code": code_versions(("kernels/triton", "certification")),
+            "code": sources_digest(),
             "torch": str(torch.__version__),
             "device": device_parts(device),
             "settings": settings.deciding(),

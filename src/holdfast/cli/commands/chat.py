@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,20 +13,15 @@ from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import given_options, grouped, parameter_names
 from holdfast.cli.options.sampling import SamplingOptions
 from holdfast.engine.config import EngineConfig
-from holdfast.errors import ConfigError, RequestError
+from holdfast.errors import ConfigError, RequestError, ServerError
+
+if TYPE_CHECKING:
+    from holdfast.cli.conversation import Conversation
 
 _SAMPLING = SamplingOptions(max_tokens=512)
 _HELP = "/reset clears the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 _LOCAL_ONLY = parameter_names(EngineConfig) - parameter_names(SamplingOptions)
 _SERVER = "Server"
-
-
-class Conversation(Protocol):
-    """`say` writes the answer to stdout as it arrives and returns a summary line, if any."""
-
-    def say(self, text: str) -> str | None: ...
-
-    def reset(self) -> None: ...
 
 
 @grouped(without=("n", "logprobs", "prompt_logprobs", "echo", "max_num_seqs", "prefix_cache", "receipt_key"))
@@ -79,8 +74,8 @@ def chat(
     """
     if url is not None:
         _refuse(given_options(context, _LOCAL_ONLY), "is for a local model and cannot be used with --url")
-        from holdfast.cli.conversation.remote import RemoteConversation
-        from holdfast.cli.conversation.server_client import ChatServer
+        from holdfast.cli.conversation import RemoteConversation
+        from holdfast.cli.server_client import ChatServer
 
         server = ChatServer(url, api_key and api_key.split(",")[0])  # HOLDFAST_API_KEY may hold several
         remote = RemoteConversation(
@@ -98,7 +93,7 @@ def chat(
         opened.check_params(params)  # a small context refuses the default of max_tokens turn by turn
     o.show_hint(config.model)
     llm = o.open_llm(config, opened=opened)
-    from holdfast.cli.conversation.local import LocalConversation
+    from holdfast.cli.conversation import LocalConversation
 
     if thoughts:
         has_thoughts(llm, params)  # a note if not
@@ -111,7 +106,7 @@ def _refuse(given: list[str], why: str) -> None:
         raise ConfigError(f"{', '.join(given)} {why}")
 
 
-def _converse(conversation: Conversation) -> None:
+def _converse(conversation: "Conversation") -> None:
     """Answer line by line until the input ends. A turn that fails is reported and not kept."""
     if sys.stdin.isatty():
         note(_HELP)
@@ -128,12 +123,12 @@ def _converse(conversation: Conversation) -> None:
                 summary = conversation.say(line)
                 if summary is not None:
                     note(summary)
-            except RequestError as error:
+            except (RequestError, ServerError) as error:
                 show_error(str(error))
 
 
 def _read_lines() -> Iterator[str]:
-    """The user's lines. Ctrl-C at the prompt begins a new line."""
+    """Yield the user's lines. Ctrl-C at the prompt begins a new line."""
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401  (gives input() its history and editing)

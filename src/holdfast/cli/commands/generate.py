@@ -180,8 +180,8 @@ def _answer(
     llm: "LLM", prompts: list[str], params: "SamplingParams", chat: bool | None, output: "Output"
 ) -> list[Result]:
     """Submit all prompts, then show the answers in prompt order; the current one is streamed."""
-
-    through_template = llm.engine.tokenizer.chat_template is not None if chat is None else chat
+    tokenizer = llm.engine.tokenizer
+    through_template = tokenizer.chat_template is not None if chat is None else chat
     tokens: list[str | list[int]] = [
         llm.chat_tokens([{"role": "user", "content": prompt}]) if through_template else prompt
         for prompt in prompts
@@ -190,7 +190,7 @@ def _answer(
         handles = [engine.submit(one, params) for one in tokens]
         try:
             return [
-                output.show(number, handle, params.n, llm.engine.tokenizer, prompt)
+                output.show(number, handle, params.n, tokenizer, prompt)
                 for number, (handle, prompt) in enumerate(zip(handles, tokens, strict=True), 1)
             ]
         except KeyboardInterrupt:

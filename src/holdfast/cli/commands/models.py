@@ -1,15 +1,29 @@
-"""`holdfast models`: the models on this machine, and which of them can be served."""
+"""`holdfast models`: the models on this machine, and which of them can be served.
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+Every model is opened as the engine would open it, without torch and without reading its weights.
+So the list says which can be served, and why the others cannot.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from holdfast.cli.console import note
 from holdfast.cli.results import json_line
+from holdfast.errors import HoldfastError, ModelNotFound
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.families import FAMILIES
+from holdfast.models.locate import BUILTIN, BUILTINS, locate
 
 if TYPE_CHECKING:
-    from holdfast.cli.inventory import ListedModel
+    from huggingface_hub import CachedRepoInfo
+
+_WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 def models(
@@ -20,8 +34,6 @@ def models(
     The first word of each entry is what generate -m, chat, serve and the others take as MODEL.
     They also take any folder or .gguf file, and download a hub id such as Qwen/Qwen3-0.6B.
     """
-    from holdfast.cli.inventory import cache_folder, list_models
-
     found = list_models()
     if json_output:
         content = {"cache": str(cache_folder()), "models": [asdict(one) for one in found]}
@@ -34,7 +46,9 @@ def models(
 
 
 def _entry(one: "ListedModel") -> str:
-    """Two lines: the name with what is known of the model, and its path or why it cannot be served."""
+    """Return two lines: the name with what is known of the model, and its path or why it cannot be
+    served.
+    """
     facts = [
         "default" if one.is_default else one.source.replace("cache", "in the cache"),
         one.architecture,
@@ -56,3 +70,127 @@ def _rounded(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return str(number)
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """One model. `name` is what commands take; `reason` says why it cannot be served, if so."""
+
+    name: str
+    source: Literal["builtin", "cache"]
+    path: str | None
+    architecture: str | None = None
+    dtype: str | None = None
+    num_parameters: int | None = None
+    size_bytes: int | None = None
+    reason: str | None = None
+    is_default: bool = False
+
+
+def list_models() -> list[ListedModel]:
+    """Return the built-in models, then those of the cache in order of their names."""
+    return [*_builtin(), *sorted(_cached(), key=lambda one: one.name.lower())]
+
+
+def cache_folder() -> Path:
+    """Return where downloaded models are kept."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE)
+
+
+def _builtin() -> Iterator[ListedModel]:
+    for name in BUILTINS:
+        is_default = name == BUILTIN
+        try:
+            located = locate(name)
+            described = _describe(name, "builtin", located.path, is_default)
+            if located.adapter is not None:
+                size = (described.size_bytes or 0) + (_weight_bytes(located.adapter) or 0)
+                described = replace(described, path=str(located.adapter), size_bytes=size)
+            yield described
+        except ModelNotFound as error:
+            yield ListedModel(name, "builtin", None, reason=str(error), is_default=is_default)
+
+
+def _cached() -> Iterator[ListedModel]:
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repos = scan_cache_dir(cache_folder()).repos
+    except (CacheNotFound, ValueError, OSError):
+        return
+    for repo in repos:
+        if repo.repo_type == "model":
+            yield from _in_repo(repo)
+
+
+def _in_repo(repo: "CachedRepoInfo") -> Iterator[ListedModel]:
+    """Yield the newest revision: as one model, or, if it has several GGUF files, one for each of them."""
+    if not repo.revisions:
+        return
+    folder = max(repo.revisions, key=lambda one: one.last_modified).snapshot_path
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) > 1 and not any(folder.glob("*.safetensors")):
+        for file in files:
+            yield _describe(str(file), "cache", file)
+    else:
+        yield _describe(repo.repo_id, "cache", folder)
+
+
+def _describe(
+    name: str, source: Literal["builtin", "cache"], path: Path, is_default: bool = False
+) -> ListedModel:
+    try:
+        checkpoint = open_checkpoint(path)
+    except HoldfastError as error:
+        return ListedModel(
+            name,
+            source,
+            str(path),
+            architecture=_claimed_architecture(path),
+            size_bytes=_weight_bytes(path),
+            reason=str(error),
+            is_default=is_default,
+        )
+    config = checkpoint.config
+    return ListedModel(
+        name,
+        source,
+        str(path),
+        architecture=FAMILIES[config.family].architecture,
+        dtype=config.torch_dtype or _most_common_format(checkpoint.path),
+        num_parameters=config.num_parameters,
+        size_bytes=_weight_bytes(path),
+        is_default=is_default,
+    )
+
+
+def _most_common_format(path: Path) -> str | None:
+    """Return the format that most bytes of a GGUF file are stored in."""
+    if path.suffix != ".gguf":
+        return None
+    from holdfast.models.gguf.reader import GgufFile
+
+    sizes: Counter[str] = Counter()
+    for tensor in GgufFile(path).tensors.values():
+        sizes[tensor.stored.name] += tensor.num_bytes
+    return max(sizes, key=lambda name: sizes[name], default=None)
+
+
+def _weight_bytes(path: Path) -> int | None:
+    files = [path] if path.is_file() else [file for end in _WEIGHTS for file in path.glob(end)]
+    try:
+        return sum(file.stat().st_size for file in files) or None
+    except OSError:  # a broken link in the cache
+        return None
+
+
+def _claimed_architecture(path: Path) -> str | None:
+    """Return what config.json names, if it can be read."""
+    try:
+        fields = json.loads(path.joinpath("config.json").read_text(encoding="utf-8"))
+        names = fields.get("architectures") or [fields.get("model_type")]
+        return str(names[0])[:80] if names[0] else None
+    except (OSError, ValueError, AttributeError, LookupError, TypeError):
+        return None

@@ -135,14 +135,13 @@ def _score(llm: "LLM", pairs: list[ScorePair], chat: bool, deterministic: bool, 
 
 
 def _tokenize(llm: "LLM", pair: ScorePair, chat: bool, deterministic: bool) -> tuple[list[int], list[int]]:
-    """The token ids of prompt and completion. An error names the pair's line."""
+    """Return the token ids of prompt and completion. An error names the pair's line."""
     try:
         prompt = pair.prompt
         if chat and isinstance(prompt, str):
             prompt = llm.chat_tokens([{"role": "user", "content": prompt}])
-        request = llm.engine.prepare(
-            prompt, score_params(deterministic=deterministic), completion=pair.completion
-        )
+        params = score_params(deterministic=deterministic)
+        request = llm.engine.prepare(prompt, params, completion=pair.completion).request
     except (InvalidRequest, PromptTooLong) as error:
         raise InvalidRequest(f"{pair.where}: {error}" if pair.where else str(error)) from error
     ids = list(request.prompt_ids)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.console import require_packages
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.config_file import load_config_file
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.requirements import require_packages
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.ray.config import ReplicasConfig

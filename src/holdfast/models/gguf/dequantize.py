@@ -1,4 +1,4 @@
-"""Dequantises GGUF's number formats (`types`) to floating point.
+"""Dequantise GGUF's number formats (`StoredType`), and MXFP4 as safetensors hold it, to floating point.
 
 A quantised tensor is a run of blocks: `block_len` numbers in `block_bytes` bytes. Each block
 becomes fp32 exactly as its format defines it and is rounded once to the requested dtype. A few
@@ -15,15 +15,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from holdfast.models.gguf.types import StoredType
-from holdfast.models.mxfp4 import write_values
+from holdfast.models.gguf.reader import StoredType
 
 _FLOAT_DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK_LEN = 1 << 20
+_MXFP4_BLOCK = 32
 
 
 def dequantize(raw: Tensor, stored: StoredType, dtype: torch.dtype | None = None) -> Tensor:
-    """The numbers in `raw` (uint8 [num_bytes]) as a flat tensor.
+    """Return the numbers in `raw` (uint8 [num_bytes]) as a flat tensor.
 
     Without a dtype, float formats stay as stored (and share `raw`'s memory) and quantised ones
     become fp32.
@@ -44,6 +44,18 @@ def dequantize(raw: Tensor, stored: StoredType, dtype: torch.dtype | None = None
     return out.view(-1)
 
 
+def dequantize_mxfp4(packed: Tensor, scales: Tensor) -> Tensor:
+    """Return the numbers of MXFP4 blocks: 32 numbers of 4 bits (E2M1), and one power of two (E8M0) for each block.
+
+    packed uint8 [rows, blocks, 16], the even numbers of a block in the low halves of its bytes; scales
+    uint8 [rows, blocks] -> fp32 [rows, 32 * blocks].
+    """
+    codes = torch.stack((packed & 0x0F, packed >> 4), -1)  # [rows, blocks, 16, 2]
+    out = torch.empty(scales.numel(), _MXFP4_BLOCK)
+    _write_mxfp4(codes.view(-1, _MXFP4_BLOCK), scales.reshape(-1), out)
+    return out.view(packed.shape[0], -1)
+
+
 # Each function fills `out` (fp32 [B, block_len]) from `blocks` (uint8 [B, block_bytes]). The
 # product of a 16-bit scale, a 6-bit scale and a 5-bit number is exact in fp32, so only the last
 # operation of each function rounds.
@@ -55,7 +67,7 @@ def _scales(blocks: Tensor, start: int, count: int) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """uint8 [B, n] to uint8 [B, 2, n]: the low halves, then the high halves."""
+    """Unpack uint8 [B, n] to uint8 [B, 2, n]: the low halves, then the high halves."""
     halves = torch.empty(packed.shape[0], 2, packed.shape[1], dtype=torch.uint8)
     low, high, mask = halves[:, 0], halves[:, 1], 0x0F
     if packed.stride(0) % 4 == 0 and packed.storage_offset() % 4 == 0:  # four bytes at once
@@ -67,13 +79,13 @@ def _nibbles(packed: Tensor) -> Tensor:
 
 
 def _fields(packed: Tensor, width: int) -> Tensor:
-    """uint8 [..., n] to uint8 [..., 8 / width, n]: the bit fields of each byte, lowest first."""
+    """Unpack uint8 [..., n] to uint8 [..., 8 / width, n]: the bit fields of each byte, lowest first."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8).unsqueeze(-1)
     return (packed.unsqueeze(-2) >> shifts) & ((1 << width) - 1)
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
-    """uint8 [B, 4] to uint8 [B, 32]: bit i is worth 16 to number i."""
+    """Unpack uint8 [B, 4] to uint8 [B, 32]: bit i is worth 16 to number i."""
     return _fields(packed.unsqueeze(-1), 1).view(-1, 32) << 4
 
 
@@ -140,7 +152,23 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
 
 
 def _mxfp4(blocks: Tensor, out: Tensor) -> None:
-    write_values(_nibbles(blocks[:, 1:]).view(-1, 32), blocks[:, 0], out)
+    _write_mxfp4(_nibbles(blocks[:, 1:]).view(-1, 32), blocks[:, 0], out)
+
+
+def _write_mxfp4(codes: Tensor, scales: Tensor, out: Tensor) -> None:
+    """Fill out: codes uint8 [B, 32], scales uint8 [B] -> out fp32 [B, 32], with the bits of ggml: zeros are
+    positive, and a scale of 255 is 2^128.
+
+    A code has a sign, two bits of exponent and one of mantissa. At their places in fp16 they make the
+    number divided by 2^14, also if it is subnormal. The numbers are doubled and the scales halved, so
+    that every scale is a number of fp32.
+    """
+    wide = codes.to(torch.int16)
+    bits = ((wide & 7) << 9) | ((wide >> 3) * -32768)
+    out.copy_(bits.view(torch.float16))
+    torch.add(torch.zeros(()), out, alpha=2.0**15, out=out)  # exact; -0 becomes 0
+    halves = torch.ldexp(torch.ones(256, dtype=torch.float64), torch.arange(256) - 128)
+    out.mul_(halves.to(torch.float32)[scales.long()].unsqueeze(-1))
 
 
 _UNPACK: dict[str, Callable[[Tensor, Tensor], None]] = {

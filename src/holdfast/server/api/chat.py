@@ -16,15 +16,14 @@ from holdfast.server.api.chat_prompt import ChatPrompts
 from holdfast.server.api.chat_response import ChatChoice, ChatResponse, serve_chat
 from holdfast.server.api.response_fields import StreamUsage, holdfast_object, prompt_logprobs, usage
 from holdfast.server.api.sampling import refuse_contradictions
+from holdfast.server.api.schema.objects import ChatCompletion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ChatCompletionRequest
-from holdfast.server.api.schema.responses import ChatCompletion
-from holdfast.server.api.thinking import ThoughtStream, all_thoughts
+from holdfast.server.api.thoughts import ThoughtStream, all_thoughts
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import DONE, KEEP_ALIVE, end_with_error, sse_event
-from holdfast.server.middleware.response_headers import use_request_id
+from holdfast.server.http.sse import DONE, KEEP_ALIVE, end_with_error, sse_event
+from holdfast.server.middleware.request_log import use_request_id
 from holdfast.server.tools.deltas import merge_deltas
 
 
@@ -39,7 +38,7 @@ def chat_routes(frontend: Frontend) -> APIRouter:
     )
     async def chat(request: Request) -> Response:
         """Create a chat completion."""
-        body = await read_body(request, ChatCompletionRequest)
+        body = await frontend.read_body(request, ChatCompletionRequest)
         frontend.require_model(body.model)
         _refuse_unsupported(body)
         use_request_id(request, body.request_id)

@@ -22,12 +22,12 @@ from holdfast.server.api.chat_prompt import ChatPrompt, ChatPrompts
 from holdfast.server.api.response_fields import chat_logprobs, matched_stop
 from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest
-from holdfast.server.api.thinking import require_thinking_model
+from holdfast.server.api.thoughts import require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.responses import EventStreamResponse, JSONResponse
+from holdfast.server.http.sse import EventStreamResponse, JSONResponse
 from holdfast.server.reasoning.chat_format import AnswerParser
 from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolCallDelta, finish_reason
 
@@ -43,10 +43,8 @@ class ChatResponse:
         self.body = body
         self.fingerprint = ""
         self.created = int(time.time())
-        seed = call.streams[0].seed
-        assert seed is not None
         shows_reasoning = body.include_reasoning is not False
-        parsers = prompt.parsers(seed, body.n or 1)
+        parsers = prompt.parsers(call.streams[0].request.seed, body.n or 1)
         self.choices = [ChatChoice(parser, shows_reasoning=shows_reasoning) for parser in parsers]
         self._has_reasoning = prompt.chat_format.has_reasoning
 
@@ -181,7 +179,8 @@ async def _submit(
     """Render the conversation and submit the request to the engine. size is that of its body."""
     require_thinking_model(call, body)
     try:
-        prompt = _truncate(frontend, body, await prompts.render(body, client=call.tenant.id, size=size))
+        prompt = await call.run(lambda token: prompts.plan(body, token), size=size)
+        prompt = _truncate(frontend, body, prompt)
         params = _params(frontend, body, prompt)
         await call.submit(
             prompt.ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt

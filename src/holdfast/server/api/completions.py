@@ -16,7 +16,6 @@ from starlette.responses import Response
 from holdfast.core.results import Delta, Result, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import HoldfastError
-from holdfast.server.api.prompt_list import prompt_list
 from holdfast.server.api.response_fields import (
     StreamUsage,
     TextLogprobs,
@@ -28,21 +27,21 @@ from holdfast.server.api.response_fields import (
 from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.sampling import (
     max_prompt_len,
+    prompt_list,
     refuse_contradictions,
     sampling_params,
     truncate_prompt,
 )
+from holdfast.server.api.schema.objects import Completion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest
-from holdfast.server.api.schema.responses import Completion
-from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinking_model
+from holdfast.server.api.thoughts import ThoughtStream, all_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
-from holdfast.server.middleware.response_headers import use_request_id
+from holdfast.server.http.sse import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
+from holdfast.server.middleware.request_log import use_request_id
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -57,7 +56,7 @@ def completion_routes(frontend: Frontend) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         """Create completions of one or several prompts."""
-        body = await read_body(request, CompletionRequest)
+        body = await frontend.read_body(request, CompletionRequest)
         frontend.require_model(body.model)
         _refuse_unsupported(body)
         use_request_id(request, body.request_id)
@@ -111,12 +110,8 @@ async def _submit(
         for prompt in prompts:
             given = prompt
             if isinstance(given, str):
-                given = await frontend.prompts.encode(
-                    given,
-                    client=call.tenant.id,
-                    add_special_tokens=add_special_tokens,
-                    whole=body.truncate_prompt_tokens is not None,
-                )
+                whole = body.truncate_prompt_tokens is not None
+                given = await call.encode(given, add_special_tokens=add_special_tokens, whole=whole)
             ids = truncate_prompt(body, given, room)
             frontend.prompts.require_room(len(ids))
             await call.submit(

@@ -12,21 +12,20 @@ from starlette.responses import Response
 
 from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentAnswer
+from holdfast.core.sent_answer import SentChoice
 from holdfast.engine.continuation import continued_params, sent_answer
 from holdfast.errors import HoldfastError
 from holdfast.receipts.receipt import Receipt
 from holdfast.server.api.completions import CompletionResponse, send_completion
 from holdfast.server.api.replay import find_differences, read_receipt, require_limits
+from holdfast.server.api.schema.objects import Completion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest, ContinueRequest
-from holdfast.server.api.schema.responses import Completion
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.middleware.response_headers import use_request_id
+from holdfast.server.middleware.request_log import use_request_id
 
 
 def continuation_routes(frontend: Frontend) -> APIRouter:
@@ -39,7 +38,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
     )
     async def continue_answer(request: Request) -> Response:
         """Continue the deterministic answer of a receipt, after every bit of it was confirmed."""
-        body = await read_body(request, ContinueRequest)
+        body = await frontend.read_body(request, ContinueRequest)
         frontend.require_model(body.model)
         use_request_id(request, body.request_id)
         try:
@@ -74,8 +73,8 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 
 def _sent_answer(
     frontend: Frontend, receipt: Receipt, prompt_ids: list[int], params: SamplingParams
-) -> SentAnswer:
-    ready = frontend.supervisor.ready
+) -> tuple[SentChoice, ...]:
+    ready = frontend.engines.ready
     return sent_answer(
         receipt,
         prompt_ids,
@@ -113,16 +112,20 @@ async def _require_fingerprint(frontend: Frontend, receipt: Receipt) -> None:
 
 
 async def _submit(
-    call: Call, body: CompletionRequest, prompt_ids: list[int], params: SamplingParams, sent: SentAnswer
+    call: Call,
+    body: CompletionRequest,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    sent: tuple[SentChoice, ...],
 ) -> None:
     await call.submit(
         prompt_ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt, sent=sent
     )
     await call.accepted()
-    await call.confirmed([at for at, choice in enumerate(sent.choices) if choice.finish_reason is None])
+    await call.confirmed([at for at, choice in enumerate(sent) if choice.finish_reason is None])
     # Choices that had ended give no output: the client has them.
     call.streams[0].deltas.extendleft(
         Delta(index=index, finish_reason=choice.finish_reason)
-        for index, choice in enumerate(sent.choices)
+        for index, choice in enumerate(sent)
         if choice.finish_reason is not None
     )

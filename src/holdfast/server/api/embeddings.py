@@ -13,20 +13,18 @@ from holdfast.core.embeddings import unpack_embedding
 from holdfast.core.pooling import Pooling, truncate_ids
 from holdfast.core.sampling_params import score_params
 from holdfast.errors import HoldfastError
-from holdfast.server.api.prompt_list import prompt_list
 from holdfast.server.api.response_fields import usage
-from holdfast.server.api.sampling import max_prompt_len
+from holdfast.server.api.sampling import max_prompt_len, prompt_list
+from holdfast.server.api.schema.objects import EmbeddingResponse
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import EmbeddingRequest
-from holdfast.server.api.schema.responses import EmbeddingResponse
-from holdfast.server.api.thinking import forced_thoughts, require_thinking_model
+from holdfast.server.api.thoughts import forced_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import JSONResponse
-from holdfast.server.middleware.response_headers import use_request_id
+from holdfast.server.http.sse import JSONResponse
+from holdfast.server.middleware.request_log import use_request_id
 
 
 def embedding_routes(frontend: Frontend) -> APIRouter:
@@ -39,7 +37,7 @@ def embedding_routes(frontend: Frontend) -> APIRouter:
     )
     async def embeddings(request: Request) -> Response:
         """Create embeddings of one or several inputs."""
-        body = await read_body(request, EmbeddingRequest)
+        body = await frontend.read_body(request, EmbeddingRequest)
         frontend.require_model(body.model)
         use_request_id(request, body.request_id)
         inputs = prompt_list(body.input, frontend.config.max_prompts, "input")
@@ -74,14 +72,10 @@ async def _run(frontend: Frontend, call: Call, inputs: list[str | list[int]], bo
             forced_thoughts=forced_thoughts(body.forced_thoughts or {}),
         )
         pooling = Pooling(body.pooling or "last", body.normalize is not False, body.dimensions)
+        whole = body.truncate_prompt_tokens is not None
         for one in inputs:
             ids = (
-                await frontend.prompts.encode(
-                    one,
-                    client=call.tenant.id,
-                    add_special_tokens=add_special_tokens,
-                    whole=body.truncate_prompt_tokens is not None,
-                )
+                await call.encode(one, add_special_tokens=add_special_tokens, whole=whole)
                 if isinstance(one, str)
                 else one
             )

@@ -11,8 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from holdfast.errors import EngineStopped
 from holdfast.receipts.signing import PublicKey
-from holdfast.server.api.schema.openapi import GET_ERRORS, NEEDS_NO_KEY, responses
-from holdfast.server.api.schema.responses import (
+from holdfast.server.api.schema.objects import (
     CertificateResponse,
     HealthResponse,
     ModelInfo,
@@ -20,11 +19,11 @@ from holdfast.server.api.schema.responses import (
     ReceiptKeyResponse,
     VersionResponse,
 )
+from holdfast.server.api.schema.openapi import GET_ERRORS, NEEDS_NO_KEY, responses
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.responses import JSONResponse
-from holdfast.server.ipc.engine_client import ReplicaStatus
-from holdfast.server.tenants.tenant import tenant_of
+from holdfast.server.http.sse import JSONResponse
+from holdfast.server.ipc.engines import ReplicaStatus
 from holdfast.version import __version__
 
 _STATUS_SECONDS = 2.0
@@ -43,20 +42,20 @@ def info_routes(frontend: Frontend) -> APIRouter:
     )
     async def health() -> Response:
         """200 if requests are answered now, else 503. Requires no API key."""
-        supervisor = frontend.supervisor
+        engines = frontend.engines
         if not frontend.admission.is_open:
             return JSONResponse({"status": "draining"}, 503, {"Retry-After": "5"})
-        if not supervisor.is_ready:
-            return JSONResponse(_starting(frontend), 503, {"Retry-After": str(supervisor.retry_after)})
-        if supervisor.is_stuck:
+        if not engines.is_ready:
+            return JSONResponse(_starting(frontend), 503, {"Retry-After": str(engines.retry_after)})
+        if engines.is_stuck:
             return JSONResponse({"status": "stuck"}, 503, {"Retry-After": "5"})
         state: dict[str, Any] = {"status": "ok", "certificate": _certificate_state(frontend)}
-        if supervisor.num_restarts:
-            state["restarts"] = supervisor.num_restarts
-        if supervisor.replicas:
-            state["replicas"] = [_replica(one) for one in supervisor.replicas]
-        if supervisor.requests.num_waiting:
-            state["waiting_requests"] = supervisor.requests.num_waiting
+        if engines.num_restarts:
+            state["restarts"] = engines.num_restarts
+        if engines.replicas:
+            state["replicas"] = [_replica(one) for one in engines.replicas]
+        if engines.requests.num_waiting:
+            state["waiting_requests"] = engines.requests.num_waiting
         return JSONResponse(state)
 
     @router.get("/version", responses=responses(VersionResponse, GET_ERRORS))
@@ -78,7 +77,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
     @router.get("/v1/certificate", responses=responses(CertificateResponse, (*GET_ERRORS, 503)))
     async def certificate() -> Response:
         """The engine's certificate on this machine, and its fingerprint."""
-        link = frontend.supervisor.link
+        link = frontend.engines.link
         assert link.ready is not None
         named = await frontend.fingerprint()
         return JSONResponse(
@@ -96,7 +95,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
     @router.get("/v1/receipt_key", responses=responses(ReceiptKeyResponse, (*GET_ERRORS, 404, 503)))
     async def receipt_key() -> Response:
         """The public key of the key that signs this server's receipts."""
-        ready = frontend.supervisor.ready
+        ready = frontend.engines.ready
         if ready.receipt_key is None:
             message = "this server's receipts are not signed; start it with --receipt-key"
             raise ApiError(404, message, code="no_receipt_key")
@@ -115,18 +114,18 @@ def info_routes(frontend: Frontend) -> APIRouter:
         """Metrics in Prometheus' text format."""
         try:
             async with asyncio.timeout(_STATUS_SECONDS):
-                await frontend.supervisor.refresh_status()  # the listener updates the metrics
+                await frontend.engines.refresh_status()  # the listener updates the metrics
         except (ApiError, EngineStopped, TimeoutError):
             pass  # report the last known values
-        text, media_type = frontend.render_metrics(request.headers.get("accept", ""), tenant_of(request))
+        text, media_type = frontend.render_metrics(request)
         return Response(text, media_type=media_type)
 
     return router
 
 
 def _starting(frontend: Frontend) -> dict[str, Any]:
-    supervisor, stage = frontend.supervisor, frontend.start_up
-    restart = supervisor.restart
+    engines, stage = frontend.engines, frontend.start_up
+    restart = engines.restart
     if restart is None:
         progress = {"stage": stage.name, "done": stage.done, "total": stage.total} if stage.name else {}
         left = {} if stage.seconds_left is None else {"seconds_left": stage.seconds_left}
@@ -135,8 +134,8 @@ def _starting(frontend: Frontend) -> dict[str, Any]:
         "status": "restarting",
         "reason": f"the engine process {restart.reason}",
         "seconds": round(time.monotonic() - restart.began, 3),
-        "restarts": supervisor.num_restarts,
-        "waiting_requests": supervisor.requests.num_live,
+        "restarts": engines.num_restarts,
+        "waiting_requests": engines.requests.num_live,
     }
 
 
@@ -153,12 +152,12 @@ def _replica(one: ReplicaStatus) -> dict[str, Any]:
 
 
 def _certificate_state(frontend: Frontend) -> dict[str, Any]:
-    state = frontend.supervisor.link.certificate_state
+    state = frontend.engines.link.certificate_state
     return {"state": state.name, "checks_done": state.num_checks_done, "checks": state.num_checks}
 
 
 def _model(frontend: Frontend, name: str) -> dict[str, Any]:
-    ready = frontend.supervisor.link.ready if frontend.supervisor.is_ready else None
+    ready = frontend.engines.link.ready if frontend.engines.is_ready else None
     return {
         "id": name,
         "object": "model",

@@ -18,16 +18,15 @@ from holdfast.receipts.receipt import Receipt
 from holdfast.receipts.signing import PublicKey
 from holdfast.server.api.response_fields import usage
 from holdfast.server.api.sampling import max_prompt_len
+from holdfast.server.api.schema.objects import ReplayResponse
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ReceiptFields, ReplayRequest
-from holdfast.server.api.schema.responses import ReplayResponse
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import JSONResponse
+from holdfast.server.http.sse import JSONResponse
 
 
 def replay_routes(frontend: Frontend) -> APIRouter:
@@ -40,7 +39,7 @@ def replay_routes(frontend: Frontend) -> APIRouter:
     )
     async def replay(request: Request) -> Response:
         """Replay a receipt. If the fingerprints differ, the request is run only with `force`."""
-        body = await read_body(request, ReplayRequest)
+        body = await frontend.read_body(request, ReplayRequest)
         try:
             receipt, checked, prompt_ids = await read_receipt(request, frontend, body)
         except HoldfastError as error:
@@ -74,7 +73,7 @@ async def read_receipt(
     request: Request, frontend: Frontend, body: ReceiptFields
 ) -> tuple[Receipt, ReceiptCheck, list[int]]:
     """The receipt of a body, what was checked of it, and its prompt."""
-    own_key = frontend.supervisor.ready.receipt_key
+    own_key = frontend.engines.ready.receipt_key
     receipt, checked, prompt_ids = await frontend.prepare(request, lambda token: _parse(body, own_key))
     frontend.prompts.require_room(len(prompt_ids))
     return receipt, checked, prompt_ids

@@ -1,15 +1,15 @@
-"""Builds `SamplingParams` from a body's fields.
+"""Builds prompts and `SamplingParams` from a body's fields.
 
 `SamplingParams` and the server's limits validate the values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.api.schema.requests import GenerationRequest
-from holdfast.server.api.thinking import forced_thoughts
+from holdfast.server.api.thoughts import forced_thoughts
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
@@ -74,7 +74,7 @@ def refuse_contradictions(body: GenerationRequest) -> None:
 
 def max_prompt_len(frontend: Frontend) -> int:
     """The largest number of tokens of a prompt with its answer."""
-    ready = frontend.supervisor.ready
+    ready = frontend.engines.ready
     return min(ready.max_model_len, ready.num_kv_positions)
 
 
@@ -84,6 +84,24 @@ def truncate_prompt(body: GenerationRequest, ids: list[int], room: int) -> list[
         return ids
     length = max(1, room if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens)
     return ids[:length] if body.truncation_side == "right" else ids[-length:]
+
+
+def prompt_list(
+    value: str | Sequence[int] | Sequence[str] | Sequence[list[int]], max_prompts: int, param: str
+) -> list[str | list[int]]:
+    """The prompts of a field that is one prompt or a batch, each a text or token ids. A list of numbers is
+    one prompt. param is the field's name."""
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        message = f"{param} is empty; it must have at least one token"
+        raise ApiError(400, message, param=param, code="invalid_value")
+    if isinstance(value[0], int):
+        return [[one for one in value if isinstance(one, int)]]
+    if len(value) > max_prompts:
+        message = f"{param} has {len(value)} prompts; at most {max_prompts} are allowed"
+        raise ApiError(400, message, param=param, code="invalid_value")
+    return [one for one in value if not isinstance(one, int)]
 
 
 def _stops(stop: str | list[str], max_stops: int) -> str | list[str]:

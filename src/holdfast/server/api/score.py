@@ -7,16 +7,15 @@ from starlette.responses import Response
 from holdfast.core.sampling_params import score_params
 from holdfast.errors import HoldfastError
 from holdfast.server.api.response_fields import finite, holdfast_object, usage
+from holdfast.server.api.schema.objects import ScoreResponse
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ScoreRequest
-from holdfast.server.api.schema.responses import ScoreResponse
-from holdfast.server.api.thinking import forced_thoughts, require_thinking_model
+from holdfast.server.api.thoughts import forced_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import JSONResponse
+from holdfast.server.http.sse import JSONResponse
 
 
 def score_routes(frontend: Frontend) -> APIRouter:
@@ -29,7 +28,7 @@ def score_routes(frontend: Frontend) -> APIRouter:
     )
     async def score(request: Request) -> Response:
         """Score a completion. A text completion is tokenized by itself, without special tokens."""
-        body = await read_body(request, ScoreRequest)
+        body = await frontend.read_body(request, ScoreRequest)
         frontend.require_model(body.model)
         deterministic = body.deterministic is not False
         async with frontend.call(request, "score", deterministic=deterministic, num_choices=1) as call:
@@ -58,11 +57,9 @@ async def _run(frontend: Frontend, call: Call, body: ScoreRequest, deterministic
     try:
         prompt_ids, completion_ids = body.prompt, body.completion
         if isinstance(prompt_ids, str):
-            prompt_ids = await frontend.prompts.encode(prompt_ids, client=call.tenant.id)
+            prompt_ids = await call.encode(prompt_ids)
         if isinstance(completion_ids, str):
-            completion_ids = await frontend.prompts.encode(
-                completion_ids, client=call.tenant.id, add_special_tokens=False
-            )
+            completion_ids = await call.encode(completion_ids, add_special_tokens=False)
         frontend.prompts.require_room(len(prompt_ids) + len(completion_ids))
         params = score_params(
             deterministic=deterministic,

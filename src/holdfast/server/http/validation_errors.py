@@ -1,22 +1,20 @@
 """Turns a pydantic `ValidationError` into one error in OpenAI's words: which field, what was
-expected, what was sent.
+expected, what was sent. `refuse` is for values that an API allows and this server does not have.
 
 Of all errors, the first field's is reported. In a union it is the deepest one, because that is the
 variant the client meant. At most a line of the client's own text is quoted.
 """
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BeforeValidator, Discriminator, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from holdfast.server.errors import ApiError
 
-UNSUPPORTED = (
-    "unsupported"  # the type of an error of our own, with its `reason`: valid in the API, but not served
-)
+_UNSUPPORTED = "unsupported"  # the type of an error of our own
 _MISSING = object()
 _MAX_QUOTED = 64  # characters of a name or value
 
@@ -108,7 +106,7 @@ def _explain_one(error: _FieldError) -> ApiError:
     if kind == "missing":
         message = f"Missing required parameter: '{path}'."
         return ApiError(400, message, param=path, code="missing_required_parameter")
-    if kind == UNSUPPORTED:
+    if kind == _UNSUPPORTED:
         message = f"Unsupported '{path}': {error.message}."
         return ApiError(400, message, param=path, code="unsupported_value")
     if kind in _BOUNDS:
@@ -169,3 +167,38 @@ def _quote(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 4 * _MAX_QUOTED:
         return "a very large integer"
     return _truncate(f"{value:g}" if isinstance(value, float) else json.dumps(value))
+
+
+def refuse(reason: str) -> NoReturn:
+    """Raise the error, in a validator. reason completes a sentence that names the field."""
+    raise PydanticCustomError(_UNSUPPORTED, "{reason}", {"reason": reason})
+
+
+def refuse_unless(is_supported: Callable[[Any], bool], reason: str) -> BeforeValidator:
+    """A validator of one field. null is always supported: an omitted field."""
+
+    def check(value: Any) -> Any:
+        if value is not None and not is_supported(value):
+            refuse(reason)
+        return value
+
+    return BeforeValidator(check)
+
+
+def null_only(reason: str) -> BeforeValidator:
+    """The validator of a field that may only be null."""
+    return refuse_unless(lambda value: False, reason)
+
+
+def by_type(kinds: dict[str, str], reason: str, *, default: str | None = None) -> Discriminator:
+    """Chooses the variant of a union by the `type` of an object.
+
+    kinds maps types to tags; default is the type of an object without one. Other types are refused
+    for this reason. (pydantic's own discriminator requires a type, and cannot give a reason.)
+    """
+
+    def tag(value: Any) -> str | None:
+        kind = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", default)
+        return kinds.get(kind) if isinstance(kind, str) else kinds.get(default or "")
+
+    return Discriminator(tag, custom_error_type=_UNSUPPORTED, custom_error_message=reason)

@@ -5,19 +5,17 @@ The engine traces only while a page is subscribed.
 Each subscriber has a short queue of events. A subscriber that reads too slowly loses its queue and
 gets a new snapshot: memory stays bounded, and the engine never waits for a page.
 
-With several replicas a page follows one of them: the one it names, else the first.
-
-Pages are shared between clients: when all are open, the oldest page of the client with the most
-gives way to a client that has fewer.
+With several replicas a page follows one of them: the one it names, else the first. While
+`MAX_SUBSCRIBERS` pages are open, another is refused.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from holdfast.engine.tracer import StepTrace
-from holdfast.server.errors import ApiError
-from holdfast.server.http.responses import KEEP_ALIVE, sse_event
+from holdfast.errors import NotReady, TooBusy
+from holdfast.server.http.sse import KEEP_ALIVE, sse_event
 from holdfast.server.inspector.view import EngineView, TokenText
 
 MAX_SUBSCRIBERS = 8
@@ -35,11 +33,9 @@ class Subscriber:
     of a server without replicas.
     """
 
-    def __init__(self, client: str, tenant: str | None, replica: str = "") -> None:
-        self.client = client
+    def __init__(self, tenant: str | None, replica: str = "") -> None:
         self.tenant = tenant
         self.replica = replica
-        self.gives_way = False
         self.events: deque[bytes] = deque()
         self.restarts: deque[bytes] = deque(maxlen=MAX_RESTARTS)  # sent before the next snapshot
         self.needs_snapshot = True
@@ -130,41 +126,28 @@ class Hub:
         for subscriber in self._subscribers:
             subscriber.wakeup.set()
 
-    def require_capacity(self, client: str = "") -> None:
-        """Raise an `ApiError` if one more page of this client cannot subscribe."""
+    def require_capacity(self) -> None:
+        """Raise `TooBusy` if one more page cannot subscribe."""
         if self._closed:
-            raise ApiError(
-                503, "The server is shutting down.", code="shutting_down", headers={"Retry-After": "5"}
-            )
-        if len(self._subscribers) >= MAX_SUBSCRIBERS and self._oldest_of_largest(client) is None:
-            raise ApiError(
-                429,
-                f"{MAX_SUBSCRIBERS} inspector pages are open, which is the maximum; close one of them.",
-                code="too_many_watchers",
-                headers={"Retry-After": "10"},
-            )
+            raise NotReady("the server is going down", code="shutting_down")
+        if len(self._subscribers) >= MAX_SUBSCRIBERS:
+            message = f"{MAX_SUBSCRIBERS} inspector pages are open, which is the maximum; close one of them"
+            raise TooBusy(message, code="too_many_watchers", retry_after=10)
 
-    async def events(
-        self, client: str = "", tenant: str | None = None, replica: str = ""
-    ) -> AsyncGenerator[bytes, None]:
-        """Server-sent events for one page of a client: a snapshot, then steps; a new snapshot where
-        steps were lost.
+    async def events(self, tenant: str | None = None, replica: str = "") -> AsyncGenerator[bytes, None]:
+        """Server-sent events for one page: a snapshot, then steps; a new snapshot where steps were lost.
 
         With a tenant, only its requests are shown. replica is the one to follow, if it is there.
         """
-        self.require_capacity(client)
-        if len(self._subscribers) >= MAX_SUBSCRIBERS:
-            oldest = self._oldest_of_largest(client)
-            assert oldest is not None
-            oldest.gives_way = True
-            oldest.wakeup.set()
-            self._subscribers.remove(oldest)
+        self.require_capacity()
         followed = replica if replica in self._replicas else self._replicas[0]
-        subscriber = Subscriber(client, tenant, followed)
-        self._add(subscriber)
+        subscriber = Subscriber(tenant, followed)
+        self._subscribers.append(subscriber)
+        if len(self._subscribers) == 1:
+            self._set_tracing(True)
         try:
             yield _RECONNECT
-            while not self._closed and not subscriber.gives_way:
+            while not self._closed:
                 if subscriber.restarts:
                     yield subscriber.restarts.popleft()
                 elif subscriber.needs_snapshot:
@@ -178,28 +161,10 @@ class Hub:
                     if not await _wait(subscriber.wakeup):
                         yield KEEP_ALIVE
         finally:
-            self._remove(subscriber)
-
-    def _oldest_of_largest(self, client: str) -> Subscriber | None:
-        """The page that gives way to one of this client, if another client has at least two more."""
-        counts = Counter(one.client for one in self._subscribers)
-        largest, num = counts.most_common(1)[0]
-        if num < counts[client] + 2:
-            return None
-        return next(one for one in self._subscribers if one.client == largest)
-
-    def _add(self, subscriber: Subscriber) -> None:
-        self._subscribers.append(subscriber)
-        if len(self._subscribers) == 1:
-            self._set_tracing(True)
-
-    def _remove(self, subscriber: Subscriber) -> None:
-        if subscriber.gives_way:  # removed before
-            return
-        self._subscribers.remove(subscriber)
-        if not self._subscribers:
-            self._views = {}
-            self._set_tracing(False)
+            self._subscribers.remove(subscriber)
+            if not self._subscribers:
+                self._views = {}
+                self._set_tracing(False)
 
 
 async def _wait(wakeup: asyncio.Event) -> bool:

@@ -7,7 +7,6 @@ headers.
 
 from contextlib import AsyncExitStack
 from importlib import resources
-from importlib.resources.abc import Traversable
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -15,7 +14,7 @@ from starlette.responses import Response
 
 from holdfast.recordings import recording_files
 from holdfast.server.errors import ApiError
-from holdfast.server.http.responses import EventStreamResponse
+from holdfast.server.http.sse import EventStreamResponse
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.tenants.addresses import is_loopback
 from holdfast.server.tenants.tenant import Tenant, tenant_of
@@ -48,7 +47,8 @@ _HEADERS = {
 def inspector_router(hub: Hub, send_timeout: float) -> APIRouter:
     """`/`, `/inspector/<file>` and `/inspector/events`."""
     router = APIRouter(include_in_schema=False)
-    files = _read_files(STATIC, (PAGE, *ASSETS)) | {RECORDINGS: b"[" + b",".join(recording_files()) + b"]"}
+    files = {name: (STATIC / name).read_bytes() for name in (PAGE, *ASSETS)}
+    files[RECORDINGS] = b"[" + b",".join(recording_files()) + b"]"
 
     @router.get("/")
     async def show_page() -> Response:
@@ -57,9 +57,9 @@ def inspector_router(hub: Hub, send_timeout: float) -> APIRouter:
     @router.get("/inspector/events")
     async def stream_events(request: Request) -> Response:
         tenant = tenant_of(request)
-        hub.require_capacity(tenant.id)
+        hub.require_capacity()
         shown = None if _sees_all(request, tenant) else tenant.id
-        events = hub.events(tenant.id, shown, request.query_params.get("replica", ""))
+        events = hub.events(shown, request.query_params.get("replica", ""))
         resources = AsyncExitStack()
         resources.push_async_callback(events.aclose)
         return EventStreamResponse(events, resources, send_timeout=send_timeout)
@@ -80,11 +80,6 @@ def _sees_all(request: Request, tenant: Tenant) -> bool:
     if tenant.has_key:
         return tenant.is_admin
     return request.client is not None and is_loopback(request.client.host)
-
-
-def _read_files(folder: Traversable, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The content of these files of a folder, by name."""
-    return {name: (folder / name).read_bytes() for name in names}
 
 
 def _file_response(name: str, content: bytes) -> Response:

@@ -49,7 +49,7 @@ class OutputReceiver(Protocol):
 
     def set_fingerprint(self, fingerprint: m.FingerprintReady, /) -> None: ...
 
-    def accept(self, request_id: int, seed: int, /) -> None: ...
+    def accept(self, request_id: int, /) -> None: ...
 
     def refuse(self, request_id: int, error: HoldfastError, /) -> None: ...
 
@@ -165,7 +165,7 @@ class EngineConnection(ABC):
         if isinstance(message, m.StepOutput):
             self.requests.step(message)
         elif isinstance(message, m.Accepted):
-            self.requests.accept(message.request_id, message.seed)
+            self.requests.accept(message.request_id)
         elif isinstance(message, m.Refused):
             self.requests.refuse(message.request_id, _refusal(message))
         elif isinstance(message, m.StepTraced):

@@ -18,7 +18,7 @@ __all__ = ["COMMAND", "EngineCallbacks", "EngineLink"]
 
 _log = logging.getLogger("holdfast.server")
 _EXIT_SECONDS = 5.0
-COMMAND = (sys.executable, "-m", "holdfast.server.ipc.engine_process")
+COMMAND = (sys.executable, "-m", "holdfast.server.ipc.host_main")
 
 
 class EngineLink(EngineConnection):

@@ -23,7 +23,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from holdfast.core.results import RequestOutput, Result
-from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
 from holdfast.errors import EngineCrashed, EngineStopped, GuaranteeLost, HoldfastError
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.request_table import NO_CALLBACKS, RequestTable, ResumeCallbacks
@@ -47,10 +46,9 @@ class LiveRequests(RequestTable):
         self,
         *,
         resumes: bool = True,
-        defaults: RequestDefaults = NO_DEFAULTS,
         callbacks: ResumeCallbacks = NO_CALLBACKS,
     ) -> None:
-        super().__init__(resumes=resumes, defaults=defaults, callbacks=callbacks)
+        super().__init__(resumes=resumes, callbacks=callbacks)
         self._waiting: dict[int, ResponseStream] = {}  # not submitted to the current process
         self._trial: ResponseStream | None = None
         self._blamed: ResponseStream | None = None  # the suspect that is tried first
@@ -71,11 +69,13 @@ class LiveRequests(RequestTable):
 
     def _begin(self, stream: ResponseStream) -> None:
         if self._link is not None and not self._waiting and self._trial is None:
-            self._link.submit(stream.message)  # raises for what cannot be encoded; then there is no stream
+            self._link.submit(
+                m.Submit(stream.request)
+            )  # raises for what cannot be encoded; then there is no stream
             stream.is_submitted = True
             self._num_submitted += 1
         else:
-            m.encode([stream.message])  # raises now, too
+            m.encode([m.Submit(stream.request)])  # raises now, too
             self._waiting[stream.request_id] = stream
 
     async def wait_for_fingerprint(self) -> m.FingerprintReady:
@@ -134,10 +134,10 @@ class LiveRequests(RequestTable):
                 stream.fingerprint = fingerprint
         self._submit_waiting()
 
-    def accept(self, request_id: int, seed: int) -> None:
+    def accept(self, request_id: int) -> None:
         stream = self._live.get(request_id)
         if stream is not None:
-            stream.accept(seed)
+            stream.accept()
             if stream.fingerprint is None and self._link is not None:
                 stream.fingerprint = self._link.fingerprint
 
@@ -266,4 +266,4 @@ class LiveRequests(RequestTable):
             self._callbacks.on_resume(stream.deterministic)
         stream.is_submitted = True
         self._num_submitted += 1
-        link.submit(stream.message)
+        link.submit(m.Submit(stream.request))

@@ -19,9 +19,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from holdfast.core.framing import pack_frame, read_frame, read_frame_async
-from holdfast.core.pooling import Pooling
+from holdfast.core.request import Request
 from holdfast.core.results import RequestOutput
-from holdfast.core.sent_answer import SentAnswer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import CertificateState, EngineStatus
 from holdfast.engine.tracer import StepTrace
@@ -47,25 +46,9 @@ class Start(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """A request, to generate or, with completion_ids, to score this completion, or with pooling to
-    embed the prompt.
+    """A request."""
 
-    settings are those of `SamplingParams`, as a receipt writes them. The n choices take the ids
-    request_id to request_id + n - 1. sent: another engine began the answers, and the client has this
-    of them.
-    """
-
-    request_id: int
-    prompt_ids: tuple[int, ...]
-    settings: dict[str, Any]
-    completion_ids: tuple[int, ...] | None = None
-    echo_text: str | None = None
-    want_receipt: bool = False
-    cache_salt: str = ""
-    pooling: Pooling | None = None
-    tenant: str = ""
-    max_running: int | None = None
-    sent: SentAnswer | None = None
+    request: Request
 
 
 class Abort(Message, frozen=True):
@@ -135,8 +118,9 @@ class FingerprintReady(Message, frozen=True):
 
 
 class Accepted(Message, frozen=True):
+    """The engine has queued this request."""
+
     request_id: int
-    seed: int
 
 
 class Refused(Message, frozen=True):

@@ -7,14 +7,12 @@ A subclass decides where a request is computed: `LiveRequests` in one engine pro
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.core.pooling import Pooling
+from holdfast.core.request import Request
 from holdfast.core.results import RequestOutput, Result
-from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults, SamplingParams, params_to_json
-from holdfast.core.sent_answer import SentAnswer
 from holdfast.errors import EngineStopped, HoldfastError, PassFailed
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.response_stream import ResponseStream
@@ -46,14 +44,12 @@ class RequestTable(ABC):
         self,
         *,
         resumes: bool = True,
-        defaults: RequestDefaults = NO_DEFAULTS,
         callbacks: ResumeCallbacks = NO_CALLBACKS,
         first_id: int = 1,
     ) -> None:
         self.resumes = resumes
         self.ready: m.Ready | None = None  # of the last engine that was ready
         self.has_progressed = False  # an output arrived, or a request was given up, since the last death
-        self._defaults = defaults
         self._callbacks = callbacks
         self._next_id = first_id
         self._live: dict[int, ResponseStream] = {}
@@ -68,49 +64,16 @@ class RequestTable(ABC):
     def num_waiting(self) -> int:
         """Those that no engine has yet."""
 
-    def submit(
-        self,
-        updated: asyncio.Event,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        completion_ids: Sequence[int] | None = None,
-        echo_text: str | None = None,
-        want_receipt: bool = False,
-        cache_salt: str = "",
-        pooling: Pooling | None = None,
-        tenant: str = "",
-        max_running: int | None = None,
-        sent: SentAnswer | None = None,
-    ) -> ResponseStream:
-        """Send a request; one that arrives while no engine is ready waits.
+    def submit(self, updated: asyncio.Event, request: Request) -> ResponseStream:
+        """Number a request and send it; one that arrives while no engine is ready waits.
 
         Its stream says whether it was accepted; `updated` is set whenever something arrives.
         """
         self._require_open()
-        message = m.Submit(
-            self._next_id,
-            tuple(prompt_ids),
-            params_to_json(params),
-            None if completion_ids is None else tuple(completion_ids),
-            echo_text,
-            want_receipt,
-            cache_salt,
-            pooling,
-            tenant,
-            max_running,
-            sent,
-        )
-        stream = ResponseStream(
-            message,
-            params.n,
-            updated,
-            self._cancel,
-            deterministic=self._defaults.is_deterministic(params.deterministic),
-            keeps_record=self.resumes,
-        )
+        request = replace(request, request_id=self._next_id)
+        stream = ResponseStream(request, updated, self._cancel, keeps_record=self.resumes)
         self._begin(stream)
-        self._next_id += params.n
+        self._next_id += request.params.n
         self._live[stream.request_id] = stream
         return stream
 

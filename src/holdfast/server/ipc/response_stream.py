@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
-import msgspec
-
+from holdfast.core.request import Request
 from holdfast.core.results import Delta, Result
-from holdfast.server.ipc.messages import FingerprintReady, Submit
+from holdfast.server.ipc.messages import FingerprintReady
 from holdfast.server.ipc.sent_record import SentRecord
 
 
@@ -17,30 +17,28 @@ class ResponseStream:
 
     `LiveRequests` fills it, a `Call` reads it. It sets the event `updated` whenever something
     arrives. Cancelling it frees the request's pages within a step; what still arrives for it is
-    dropped. message and record are what another engine process continues it from.
+    dropped. request and record are what another engine process continues it from.
     """
 
     def __init__(
         self,
-        message: Submit,
-        num_choices: int,
+        request: Request,
         updated: asyncio.Event,
         cancel: Callable[["ResponseStream"], None],
         *,
-        deterministic: bool,
         keeps_record: bool = True,
     ) -> None:
-        self.request_id = message.request_id
-        self.deterministic = deterministic
-        self.is_structured = message.settings.get("structured") is not None
-        self.seed: int | None = None  # known once the engine accepted the request
+        self.request_id = request.request_id
+        self.deterministic = request.deterministic
+        self.is_structured = request.params.structured is not None
+        self.was_accepted = False  # by any engine
         self.queue_seconds: float | None = None  # known once the request left the queue
         self.deltas: deque[Delta] = deque()
         self.result: Result | None = None  # without its prompt and its choices
         self.error: Exception | None = None
         self.num_resumes = 0
         self.paused_at: float | None = None  # when its engine process died, until its next output
-        self.ids = range(message.request_id, message.request_id + num_choices)
+        self.ids = request.ids
         self.fingerprint: FingerprintReady | None = None  # of the engine that began it, once it is known
         self.replicas: list[str] = []  # of a pool, that accepted it, in order
         # Set by `LiveRequests`, about the current engine process.
@@ -50,12 +48,14 @@ class ResponseStream:
         self.num_lone_deaths = 0  # while it ran alone, without an output of it in between
         self.num_losses = 0  # of its replica's connection, without an output of it in between
         self.last_failure: Result | None = None  # its pass raised
-        self._message = message
+        self._request = request
         self._updated = updated
         self._cancel = cancel
         self._keeps_record = keeps_record  # else it cannot be continued
         self._record = SentRecord(
-            num_choices, keeps_logprobs=message.want_receipt and not deterministic, begun=message.sent
+            request.params.n,
+            keeps_logprobs=request.want_receipt and not request.deterministic,
+            begun=request.sent,
         )
 
     def deciding(self, fingerprint: FingerprintReady) -> str:
@@ -67,11 +67,11 @@ class ResponseStream:
         return self.result is not None or self.error is not None
 
     @property
-    def message(self) -> Submit:
+    def request(self) -> Request:
         """What is sent to an engine process: the request, and what the client has of its answer."""
-        if self.num_resumes == 0 or self.seed is None:
-            return self._message
-        return msgspec.structs.replace(self._message, sent=self._record.answer(self.seed))
+        if self.num_resumes == 0 or not self.was_accepted:
+            return self._request
+        return replace(self._request, sent=self._record.choices)
 
     def cancel(self, error: Exception) -> None:
         """End the request unless it is over; the reader gets this error."""
@@ -81,9 +81,8 @@ class ResponseStream:
 
     # Called by `LiveRequests`
 
-    def accept(self, seed: int) -> None:
-        self.is_accepted = True
-        self.seed = seed
+    def accept(self) -> None:
+        self.is_accepted = self.was_accepted = True
         self._updated.set()
 
     def start(self, queue_seconds: float) -> None:

@@ -5,9 +5,9 @@ If the engine process dies, the next one continues the answer from it.
 
 from array import array
 
-from holdfast.core.results import Delta
-from holdfast.core.sent_answer import SentAnswer, SentChoice
-from holdfast.core.step_plan import ThoughtIds, TokenLogprob
+from holdfast.core.results import Delta, ThoughtIds
+from holdfast.core.sent_answer import SentChoice
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 
 
@@ -21,12 +21,12 @@ class SentRecord:
     __slots__ = ("_choices", "_keeps_logprobs")
 
     def __init__(
-        self, num_choices: int, *, keeps_logprobs: bool = False, begun: SentAnswer | None = None
+        self, num_choices: int, *, keeps_logprobs: bool = False, begun: tuple[SentChoice, ...] = ()
     ) -> None:
         """begun: what the client had before the request was sent."""
         self._choices = [_ChoiceRecord() for _ in range(num_choices)]
         self._keeps_logprobs = keeps_logprobs
-        for choice, sent in zip(self._choices, () if begun is None else begun.choices, strict=False):
+        for choice, sent in zip(self._choices, begun, strict=False):
             choice.restore(sent)
 
     def add(self, delta: Delta) -> None:
@@ -43,9 +43,10 @@ class SentRecord:
         if self._keeps_logprobs and delta.logprobs:
             choice.logprobs.extend(delta.logprobs)
 
-    def answer(self, seed: int) -> SentAnswer:
+    @property
+    def choices(self) -> tuple[SentChoice, ...]:
         """What the next engine continues from."""
-        return SentAnswer(seed, tuple(choice.as_sent() for choice in self._choices))
+        return tuple(choice.as_sent() for choice in self._choices)
 
 
 class _ChoiceRecord:

@@ -18,9 +18,9 @@ from typing import Generic, Protocol, TypeVar
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineStopped, HoldfastError
 from holdfast.server.errors import ApiError
-from holdfast.server.ipc.engine_client import ReplicaStatus, Restart, not_ready
 from holdfast.server.ipc.engine_connection import OutputReceiver
 from holdfast.server.ipc.engine_link import COMMAND, EngineCallbacks, EngineLink
+from holdfast.server.ipc.engines import ReplicaStatus, Restart, not_ready
 from holdfast.server.ipc.messages import Ready
 
 _log = logging.getLogger("holdfast.server")

@@ -1,1 +1,1 @@
-"""ASGI middleware between the HTTP protocol and the routes; `stack` has the order."""
+"""ASGI middleware between the HTTP protocol and the routes; `server.app` has the order."""

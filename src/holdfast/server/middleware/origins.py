@@ -9,28 +9,23 @@ that open a page of this server by GET. A server without API keys on a loopback 
 header, because a page can let its own host name resolve to this machine (DNS rebinding): IP
 addresses and localhost are accepted, other names only if an allowed origin has them.
 
-Starlette's middleware does not do this. `CORSMiddleware` only adds headers: a request from a
-disallowed origin still reaches the routes. It also echoes any Access-Control-Request-Headers, and
-its preflight errors are plain text. `TrustedHostMiddleware` compares with a list of names and
-cannot accept every IP address.
+CORS headers and preflights are Starlette's `CORSMiddleware`, which only adds headers: a request from a
+disallowed origin would still reach the routes. Its `TrustedHostMiddleware` compares with a list of
+names and cannot accept every IP address.
 """
 
 import ipaddress
 import re
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.exceptions import error_response
 from holdfast.server.tenants.addresses import is_loopback
 
-_ALLOWED_METHODS = "GET, HEAD, POST, OPTIONS"
-_ALLOWED_HEADERS = "authorization, content-type, x-request-id"
-_EXPOSED_HEADERS = "x-request-id, retry-after"
-_HEADER_NAMES = re.compile(r"[A-Za-z0-9_-]{1,64}(?: *, *[A-Za-z0-9_-]{1,64}){0,63}")
 _OWN_SITES = frozenset({"same-origin", "none"})  # none: the user typed the address
 _WATCHING = frozenset({"/inspector/events"})  # GET routes that cost the server more than an answer
 _PORTS = {"http": 80, "https": 443}
@@ -48,6 +43,15 @@ class OriginMiddleware:
         self.app = app
         self._allowed = {origin.lower().rstrip("/") for origin in config.allowed_origins}
         self._allows_all = "*" in self._allowed
+        self._cors = CORSMiddleware(
+            app,
+            allow_origins=("*",) if self._allows_all else (),
+            allow_origin_regex=None if self._allows_all else ".*",  # others do not come here
+            allow_methods=("GET", "HEAD", "POST", "OPTIONS"),
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=("x-request-id", "retry-after"),
+        )
         self._host_names = _host_names(config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,12 +68,8 @@ class OriginMiddleware:
             await self.app(scope, receive, send)
         elif len(origins) > 1 or not self._is_allowed(origins[0]):
             await error_response(_OTHER_ORIGIN, scope)(scope, receive, send)
-        elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await Response(status_code=204, headers=self._preflight(origins[0], headers))(
-                scope, receive, send
-            )
         else:
-            await self.app(scope, receive, self._with_cors_headers(origins[0], send))
+            await self._cors(scope, receive, send)
 
     def _is_cross_site(self, scope: Scope, headers: Headers) -> bool:
         """Whether a page of another origin caused a request without saying which."""
@@ -90,33 +90,7 @@ class OriginMiddleware:
             name in self._host_names or name.endswith(".localhost") or _is_address(name)
         )
 
-    def _cors_headers(self, origin: str) -> dict[str, str]:
-        return {"Access-Control-Allow-Origin": "*" if self._allows_all else origin, "Vary": "Origin"}
 
-    def _preflight(self, origin: str, headers: Headers) -> dict[str, str]:
-        requested = headers.get("access-control-request-headers", "")
-        return {
-            **self._cors_headers(origin),
-            "Access-Control-Allow-Methods": _ALLOWED_METHODS,
-            "Access-Control-Allow-Headers": requested
-            if _HEADER_NAMES.fullmatch(requested)
-            else _ALLOWED_HEADERS,
-            "Access-Control-Max-Age": "600",
-            **_PRIVATE_NETWORK.get(headers.get("access-control-request-private-network", ""), {}),
-        }
-
-    def _with_cors_headers(self, origin: str, send: Send) -> Send:
-        async def send_with_cors_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.update(self._cors_headers(origin))
-                headers["Access-Control-Expose-Headers"] = _EXPOSED_HEADERS
-            await send(message)
-
-        return send_with_cors_headers
-
-
-_PRIVATE_NETWORK = {"true": {"Access-Control-Allow-Private-Network": "true"}}
 _OTHER_ORIGIN = ApiError(
     403,
     "Web pages of this origin may not use this server; start it with --allowed-origin to permit them.",

@@ -16,7 +16,7 @@ from holdfast.server.reasoning.formats import (
     Harmony,
     ReasoningFormat,
     ReasoningParserName,
-    ThinkTags,
+    ReasoningTags,
     choose_reasoning,
 )
 from holdfast.server.reasoning.grammar import (
@@ -27,7 +27,7 @@ from holdfast.server.reasoning.grammar import (
     tagged_thinking,
 )
 from holdfast.server.reasoning.harmony import HarmonyParser
-from holdfast.server.reasoning.think_parser import ThinkParser, ThinkState
+from holdfast.server.reasoning.tags import TagParser, TagState
 from holdfast.server.reasoning.token_pieces import Piece, TokenPieces
 from holdfast.server.tools.deltas import ChoiceDelta, ToolCallIds, ToolParser
 from holdfast.server.tools.formats import OPENAI, ToolFormat, ToolParserName, choose_format
@@ -42,7 +42,7 @@ _TAIL = 32  # tokens at the end of a prompt: a tag, even spelled byte by byte, a
 class AnswerStart:
     """Where an answer begins. state: with think tags. header: the pieces of harmony's open header."""
 
-    state: ThinkState = ThinkState.ANSWERING
+    state: TagState = TagState.ANSWERING
     header: tuple[Piece, ...] = ()
 
 
@@ -102,7 +102,7 @@ class ChatFormat:
             return AnswerStart(self._read_tags(self.reasoning, prompt_ids))
         tags = self.reasoning
         is_open = continued.rfind(tags.opening) > continued.rfind(tags.closing)
-        return AnswerStart(ThinkState.THINKING if is_open else ThinkState.ANSWERING)
+        return AnswerStart(TagState.THINKING if is_open else TagState.ANSWERING)
 
     def constrain(self, plan: ToolPlan, start: AnswerStart) -> StructuredOutput | None:
         """The constraint of an answer, with the thinking before it."""
@@ -152,7 +152,7 @@ class ChatFormat:
             return _PieceParser(pieces, self._harmony_parser(plan, start, key, choice))
         if self.reasoning is None:
             return _PieceParser(pieces, _WithoutThinking(calls))
-        return _PieceParser(pieces, ThinkParser(self.reasoning, start.state, calls))
+        return _PieceParser(pieces, TagParser(self.reasoning, start.state, calls))
 
     def _harmony_parser(self, plan: ToolPlan, start: AnswerStart, key: bytes, choice: int) -> HarmonyParser:
         config = plan.config
@@ -165,7 +165,7 @@ class ChatFormat:
             is_forced=config.is_forced,
         )
 
-    def _read_tags(self, tags: ThinkTags, prompt_ids: Sequence[int]) -> ThinkState:
+    def _read_tags(self, tags: ReasoningTags, prompt_ids: Sequence[int]) -> TagState:
         """What the template wrote last. The same characters typed by a client are other tokens."""
         tail = list(prompt_ids[-_TAIL:])
         while tail and not self.tokenizer.token_bytes(tail[-1]).strip():
@@ -177,8 +177,8 @@ class ChatFormat:
             return tail[-1:] == [id_] if id_ is not None else text.rstrip().endswith(tag)
 
         if ends_with(tags.closing):
-            return ThinkState.THOUGHT
-        return ThinkState.THINKING if tags.starts_open or ends_with(tags.opening) else ThinkState.MAY_THINK
+            return TagState.THOUGHT
+        return TagState.THINKING if tags.starts_open or ends_with(tags.opening) else TagState.MAY_THINK
 
     def _read_header(self, harmony: Harmony, prompt_ids: Sequence[int]) -> list[Piece]:
         """The pieces after the last start of a message."""
@@ -201,14 +201,14 @@ class ChatFormat:
         if isinstance(self.reasoning, Harmony):
             is_open = HarmonyParser((), ToolCallIds(b""), header=start.header).is_in_header
             return harmony_thinking(OPENAI) if is_open else None
-        if self.reasoning is None or start.state not in (ThinkState.MAY_THINK, ThinkState.THINKING):
+        if self.reasoning is None or start.state not in (TagState.MAY_THINK, TagState.THINKING):
             return None
         tags = [self.reasoning.opening, self.reasoning.closing]
         ids = [self.tokenizer.special_id(tag) for tag in tags]
         names_tokens = None not in ids
         if names_tokens:
             tags = [f"<[{id_}]>" for id_ in ids]
-        is_open = start.state is ThinkState.THINKING
+        is_open = start.state is TagState.THINKING
         return tagged_thinking(*tags, is_open=is_open, names_tokens=names_tokens)
 
 
@@ -264,7 +264,7 @@ class _PieceParser:
         if self._rest is not None:
             return self._rest.feed(delta.text)
         deltas = self._parser.feed(self._pieces.split(delta))
-        if isinstance(self._parser, ThinkParser) and not self._pieces.has_controls:
+        if isinstance(self._parser, TagParser) and not self._pieces.has_controls:
             self._rest = self._parser.rest_of_answer
         return deltas
 

@@ -20,7 +20,7 @@ ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral",
 
 
 @dataclass(frozen=True)
-class ThinkTags:
+class ReasoningTags:
     """Thinking between two tags. starts_open: the answer begins inside, whatever the prompt says."""
 
     name: str
@@ -45,11 +45,11 @@ class Harmony:
         return (self.start, self.channel, self.constrain, self.message, *self.ends)
 
 
-ReasoningFormat = ThinkTags | Harmony
+ReasoningFormat = ReasoningTags | Harmony
 
-QWEN3 = ThinkTags("qwen3", "<think>", "</think>")
-DEEPSEEK_R1 = ThinkTags("deepseek_r1", "<think>", "</think>", starts_open=True)
-MISTRAL = ThinkTags("mistral", "[THINK]", "[/THINK]")
+QWEN3 = ReasoningTags("qwen3", "<think>", "</think>")
+DEEPSEEK_R1 = ReasoningTags("deepseek_r1", "<think>", "</think>", starts_open=True)
+MISTRAL = ReasoningTags("mistral", "[THINK]", "[/THINK]")
 HARMONY = Harmony()
 _FORMATS: dict[str, ReasoningFormat] = {one.name: one for one in (QWEN3, DEEPSEEK_R1, MISTRAL, HARMONY)}
 

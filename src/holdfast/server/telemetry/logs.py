@@ -44,7 +44,7 @@ def configure_logging(
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         uvicorn_logger = logging.getLogger(name)
         uvicorn_logger.handlers.clear()
-        uvicorn_logger.propagate = name != "uvicorn.access"  # `middleware.access_log` replaces it
+        uvicorn_logger.propagate = name != "uvicorn.access"  # `middleware.request_log` replaces it
         uvicorn_logger.setLevel(logging.NOTSET)
     # The server logs its own start and stop.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -2,26 +2,46 @@
 
 Names follow vLLM's, with the prefix `holdfast_`. Counters never decrease: the engine process counts
 from its own start, and its increments are added here, so a restarted engine continues where the
-last one ended.
+last one ended. The replicas of a pool have series with the label `replica`; a single engine has none.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from holdfast.engine.status import EngineStatus
-from holdfast.server.telemetry.replica_metrics import ReplicaMetrics
+from holdfast.server.ipc.engines import ReplicaStatus
 from holdfast.server.telemetry.request_metrics import RequestMetricFamilies, RequestMetrics, RequestSeries
-from holdfast.server.telemetry.tenant_metrics import TenantMetrics
 from holdfast.server.tenants.tenant import Tenant
 
 _PAUSE_BUCKETS = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 _OPENMETRICS = "application/openmetrics-text"
+_ANONYMOUS = "anonymous"
 
+# The latest numbers of the engine, or the sum of all: field of `EngineStatus`, metric name, help.
+_GAUGES = (
+    ("num_running", "num_requests_running", "Choices being generated."),
+    ("num_waiting", "num_requests_waiting", "Choices waiting in the queue."),
+    ("num_pages_used", "kv_pages_used", "KV pages held by requests."),
+    (
+        "num_pages_idle",
+        "kv_pages_cached",
+        "KV pages held only by the prefix cache; freed when a request needs them.",
+    ),
+    ("num_pages", "kv_pages", "All KV pages."),
+)
+# The same of each replica.
+_REPLICA_GAUGES = (
+    ("num_running", "num_requests_running", "Choices that the replica generates, of all frontends."),
+    ("num_waiting", "num_requests_waiting", "Choices that wait in the replica's queue."),
+    ("num_pages_used", "kv_pages_used", "KV pages held by requests."),
+    ("num_pages", "kv_pages", "All KV pages of the replica."),
+)
 # The engine's counters: field of `EngineCounters`, metric name, help.
 _COUNTERS = (
     ("num_steps", "engine_steps", "Engine steps: schedule, run, process the output."),
@@ -60,37 +80,27 @@ class Metrics:
         def gauge(name: str, help: str) -> Gauge:
             return Gauge(f"holdfast_{name}", help, registry=registry)
 
-        self._running = gauge("num_requests_running", "Choices being generated.")
-        self._waiting = gauge("num_requests_waiting", "Choices waiting in the queue.")
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(f"holdfast_{name}", help, labels, registry=registry)
+
+        self._gauges = {field: gauge(name, help) for field, name, help in _GAUGES}
         self._usage = gauge("kv_cache_usage_perc", "KV pages held by requests, as a fraction from 0 to 1.")
-        self._pages_used = gauge("kv_pages_used", "KV pages held by requests.")
-        self._pages_cached = gauge(
-            "kv_pages_cached", "KV pages held only by the prefix cache; freed when a request needs them."
-        )
-        self._pages = gauge("kv_pages", "All KV pages.")
-        self._counters = {
-            field: Counter(f"holdfast_{name}", help, registry=registry) for field, name, help in _COUNTERS
-        }
+        self._counters = {field: counter(name, help) for field, name, help in _COUNTERS}
         self._seen: dict[str, dict[str, int]] = {}  # by replica; "" is the engine process of a single one
         self._latest: dict[str, EngineStatus] = {}
-        self._restarts = Counter("holdfast_engine_restarts", "Engine processes that died.", registry=registry)
-        self._hangs = Counter(
-            "holdfast_engine_hangs", "Engine processes that were killed because they hung.", registry=registry
-        )
+        self._restarts = counter("engine_restarts", "Engine processes that died.")
+        self._hangs = counter("engine_hangs", "Engine processes that were killed because they hung.")
         self._load_seconds = gauge(
             "engine_load_seconds", "Seconds the last start of the engine process took."
         )
-        resumed = Counter(
-            "holdfast_requests_resumed",
+        resumed = counter(
+            "requests_resumed",
             "Requests submitted again after their engine process died or their pass failed.",
-            ["deterministic"],
-            registry=registry,
+            "deterministic",
         )
         self._resumed = {yes: resumed.labels(str(yes).lower()) for yes in (False, True)}
-        self._crashed = Counter(
-            "holdfast_requests_crashed",
-            "Requests given up because the engine failed whenever they ran alone.",
-            registry=registry,
+        self._crashed = counter(
+            "requests_crashed", "Requests given up because the engine failed whenever they ran alone."
         )
         self._pauses = Histogram(
             "holdfast_resume_pause_seconds",
@@ -100,7 +110,7 @@ class Metrics:
         )
         self._info = Info("holdfast", "The served model and its settings.", registry=registry)
         self.tenants = TenantMetrics()
-        self.replicas = ReplicaMetrics(self._latest)
+        self.replicas: Sequence[ReplicaStatus] = ()  # of this moment
 
     def describe(self, *, version: str, model: str, fingerprint: str, dtype: str, determinism: str) -> None:
         """Set the labels of `holdfast_info`, once they are known."""
@@ -129,15 +139,11 @@ class Metrics:
 
     def _set_gauges(self) -> None:
         latest = self._latest.values()
-        num_pages = sum(one.num_pages for one in latest)
-        used = sum(one.num_pages_used for one in latest)
-        self._running.set(sum(one.num_running for one in latest))
-        self._waiting.set(sum(one.num_waiting for one in latest))
-        self._usage.set(used / max(1, num_pages))
-        self._pages_used.set(used)
-        self._pages_cached.set(sum(one.num_pages_idle for one in latest))
-        if latest:
-            self._pages.set(num_pages)
+        sums = {field: sum(getattr(one, field) for one in latest) for field in self._gauges}
+        for field, gauge in self._gauges.items():
+            if latest or field != "num_pages":  # a restart does not change it
+                gauge.set(sums[field])
+        self._usage.set(sums["num_pages_used"] / max(1, sums["num_pages"]))
 
     def keep_replicas(self, replicas: Collection[str]) -> None:
         """Only these replicas are there."""
@@ -176,43 +182,107 @@ class Metrics:
 
         reader: of the series of tenants it gets those it may see; None gets all.
         """
-        shown = _Shown(self._registry, self.replicas, self.tenants, reader)
+        families = [*self._registry.collect(), *self._of_replicas(), *self.tenants.seen_by(reader)]
         if any(one.partition(";")[0].strip().lower() == _OPENMETRICS for one in accept.split(",")):
-            text: bytes = openmetrics.generate_latest(shown)  # type: ignore[no-untyped-call]
+            text: bytes = openmetrics.generate_latest(_Shown(families))  # type: ignore[no-untyped-call]
             return text, openmetrics.CONTENT_TYPE_LATEST
-        return generate_latest(_WithoutCreated(shown)), CONTENT_TYPE_PLAIN_0_0_4
+        for family in families:  # the client library would write these as gauges
+            family.samples = [one for one in family.samples if not one.name.endswith("_created")]
+        return generate_latest(_Shown(families)), CONTENT_TYPE_PLAIN_0_0_4
+
+    def _of_replicas(self) -> Iterator[Metric]:
+        if not self.replicas:
+            return
+        info = GaugeMetricFamily(
+            "holdfast_replica_info",
+            "The replicas: 1 if requests go there. deterministic: also those that are deterministic.",
+            labels=["replica", "node", "state", "fingerprint", "deterministic"],
+        )
+        routed = CounterMetricFamily(
+            "holdfast_replica_requests",
+            "Requests of this frontend that the replica accepted.",
+            labels=["replica", "deterministic"],
+        )
+        for one in self.replicas:
+            deterministic = str(one.is_deterministic).lower()
+            labels = [one.id, one.node, one.state, one.fingerprint, deterministic]
+            info.add_metric(labels, float(one.state == "ready"))
+            routed.add_metric([one.id, "true"], one.num_accepted_deterministic)
+            routed.add_metric([one.id, "false"], one.num_accepted_ordinary)
+        yield from (info, routed)
+        for field, name, help in _REPLICA_GAUGES:
+            gauge = GaugeMetricFamily(f"holdfast_replica_{name}", help, labels=["replica"])
+            for one in self.replicas:
+                if one.id in self._latest:
+                    gauge.add_metric([one.id], getattr(self._latest[one.id], field))
+            yield gauge
+
+
+class TenantMetrics:
+    """What each tenant uses, with the label `tenant`: the name of its key, or "anonymous" without a key.
+
+    Names come from the operator's key file or number its keys, so their number is bounded; neither a
+    key nor an address is ever a label. A tenant sees its own series only, an admin all of them.
+    """
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(f"holdfast_tenant_{name}", help, ("tenant", *labels), registry=registry)
+
+        def gauge(name: str, help: str) -> Gauge:
+            return Gauge(f"holdfast_tenant_{name}", help, ("tenant",), registry=registry)
+
+        self._requests = counter("requests", "Requests of a tenant that have ended, refused ones too.")
+        self._refused = counter(
+            "requests_refused", "Requests of a tenant that got an error, by code.", "code"
+        )
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of a tenant's requests.")
+        self._generation_tokens = counter("generation_tokens", "Generated tokens of a tenant's requests.")
+        self._running = gauge("num_requests_running", "Choices of a tenant being generated.")
+        self._waiting = gauge("num_requests_waiting", "Choices of a tenant that wait.")
+        self._placed: set[str] = set()  # the labels that have had places
+
+    def ended(
+        self, tenant: Tenant, *, refusal: str | None, num_prompt_tokens: int, num_generated_tokens: int
+    ) -> None:
+        """A request has ended. refusal: the code of its error, if it got one in place of an answer."""
+        label = _label(tenant)
+        self._requests.labels(label).inc()
+        self._prompt_tokens.labels(label).inc(num_prompt_tokens)
+        self._generation_tokens.labels(label).inc(num_generated_tokens)
+        if refusal is not None:
+            self._refused.labels(label, refusal).inc()
+
+    def set_places(self, places: Iterable[tuple[Tenant, int, int]]) -> None:
+        """The answers that run and those that wait, of each request that is being answered."""
+        for label in self._placed:  # a tenant that has none any more is at 0
+            self._running.labels(label).set(0)
+            self._waiting.labels(label).set(0)
+        for tenant, num_running, num_waiting in places:
+            label = _label(tenant)
+            self._placed.add(label)
+            self._running.labels(label).inc(num_running)
+            self._waiting.labels(label).inc(num_waiting)
+
+    def seen_by(self, tenant: Tenant | None) -> Iterator[Metric]:
+        """The series that a tenant may see; None: all."""
+        label = None if tenant is None or tenant.is_admin else _label(tenant)
+        for family in self._registry.collect():
+            family.samples = [one for one in family.samples if label in (None, one.labels["tenant"])]
+            yield family
+
+
+def _label(tenant: Tenant) -> str:
+    return tenant.name if tenant.has_key else _ANONYMOUS
 
 
 class _Shown(Collector):
-    """The metrics of the server, and those of tenants that the reader may see."""
+    """Families for the client library's writers."""
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        replicas: ReplicaMetrics,
-        tenants: TenantMetrics,
-        reader: Tenant | None,
-    ) -> None:
-        self._registry = registry
-        self._replicas = replicas
-        self._tenants = tenants
-        self._reader = reader
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._registry.collect()
-        yield from self._replicas.collect()
-        yield from self._tenants.seen_by(self._reader)
-
-
-class _WithoutCreated(Collector):
-    """Drops `_created` samples, which the client library would write as gauges in the plain text
-    format.
-    """
-
-    def __init__(self, shown: Collector) -> None:
-        self._shown = shown
-
-    def collect(self) -> Iterable[Metric]:
-        for family in self._shown.collect():
-            family.samples = [one for one in family.samples if not one.name.endswith("_created")]
-            yield family
+        return self._families

@@ -8,6 +8,6 @@
     tenant.limits                   `TenantLimits`; a limit that is None does not apply
 
 `tenant.py` has these types, `directory.py` knows the tenants, `key_file.py` reads `--key-file`,
-`addresses.py` finds the address of a client behind proxies. `middleware.client_address` and
-`middleware.api_keys` store the tenant in the scope, before a byte of the body is read.
+`addresses.py` finds the address of a client behind proxies. `middleware.request_log` and
+`middleware.tenant` store the tenant in the scope, before a byte of the body is read.
 """

@@ -31,16 +31,21 @@ from holdfast.numerics.backends.triton import (
 )
 from holdfast.numerics.backends.triton.expert_sums import ExpertOutputs
 from holdfast.numerics.backends.triton.token_history import DeviceTokenHistory
-from holdfast.numerics.batch_sizes import padded_head_size
-from holdfast.numerics.code_versions.versions import code_version
+from holdfast.numerics.batch_sizes import padded_batch_sizes, padded_head_size
 from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layers, write_kv
-from holdfast.numerics.ops import Linear
+from holdfast.numerics.ops import Capabilities, Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
+from holdfast.numerics.versions import VERSIONS
 
 _REFERENCE_ROWS = 256
+
+
+def _few_sizes(max_tokens: int) -> tuple[int, ...]:
+    """For the interpreter, in which each size takes seconds to test."""
+    return tuple(sorted({1, 2, 8, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS, max_tokens}))
 
 
 class TritonBackend:
@@ -65,6 +70,17 @@ class TritonBackend:
         self._split_k = dict(split_k)
         self._split_n = dict(split_n or {})
         self._vendor_gemm = vendor_gemm
+        is_interpreted = device.type == "cpu"
+        self.can = Capabilities(
+            _few_sizes if is_interpreted else padded_batch_sizes,
+            layer_sizes=(1, 2, 8, 32, 128, 256, 512),
+            samples_by_row=False,
+            rounds_in_gemm=True,
+            certifies_head=True,
+            certifies_experts=True,
+            is_interpreted=is_interpreted,
+            libraries=("triton",),
+        )
         self.recipe = Recipe(
             path="triton",
             rows=_REFERENCE_ROWS,
@@ -72,14 +88,19 @@ class TritonBackend:
             kv_block=attention.KV_BLOCK,
             query_tile=0,
             dtype=str(dtype).removeprefix("torch."),
-            variant="cuda" if device.type == "cuda" else "interpreter",
-            version=code_version("kernels/triton"),
+            variant="interpreter" if is_interpreted else "cuda",
+            version=VERSIONS["kernels/triton"],
             products=" ".join(f"{n}x{k}/{s}" for (n, k), s in sorted(self._split_k.items())),
         )
 
-    @property
-    def num_expert_forms(self) -> int:
-        return len(grouped_gemm.forms(self.dtype))
+    def in_fp32(self) -> "TritonBackend":
+        """Itself: in fp32 a GPU uses other instructions."""
+        return self
+
+    def expert_forms(self, w: Linear) -> tuple[Linear, ...]:
+        if w.expert_form is None:
+            return ()
+        return tuple(replace(w, expert_form=form) for form in range(len(grouped_gemm.forms(self.dtype))))
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         """Keys are stored like values, the dims of a position together; `keys` is a transposed

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
-from holdfast.server.http.json_body import Many
+from holdfast.server.http.body import Many
 
 _NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
 _STRING = {"type": "string", "minLength": 1}

@@ -11,9 +11,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from holdfast.server.api.messages_api.requests import CountTokensRequest, MessagesRequest
-from holdfast.server.api.messages_api.responses import AnthropicErrorResponse
-from holdfast.server.api.responses_api.requests import InputTokensRequest, ResponsesRequest
+from holdfast.server.api.anthropic.requests import CountTokensRequest, MessagesRequest
+from holdfast.server.api.responses.requests import InputTokensRequest, ResponsesRequest
+from holdfast.server.api.schema.objects import AnthropicErrorResponse, ErrorResponse
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -24,7 +24,6 @@ from holdfast.server.api.schema.requests import (
     ScoreRequest,
     TokenizeRequest,
 )
-from holdfast.server.api.schema.responses import ErrorResponse
 from holdfast.version import __version__
 
 _REF = "#/components/schemas/{model}"

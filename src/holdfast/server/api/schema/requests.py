@@ -18,7 +18,7 @@ from holdfast.server.api.schema.field_schemas import (
     ToolChoice,
     ToolObject,
 )
-from holdfast.server.http.json_body import Many
+from holdfast.server.http.body import Many
 
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 TokenIds = Many[TokenId]

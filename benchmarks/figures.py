@@ -1,0 +1,148 @@
+"""Write the tables of docs/benchmarks.md from the files in docs/data.
+
+    python benchmarks/figures.py              # write them
+    python benchmarks/figures.py --check      # exit with 1 if one is not what its file says
+
+A table stands between <!-- NAME --> and <!-- end -->; its file, its rows and its columns are in `TABLES`, which a
+new measurement may change. No figure of such a table is typed.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from measure import Row, markdown, read_rows
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "benchmarks.md"
+_MARKED = re.compile(r"(<!-- ([\w-]+) -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+Ratio = tuple[str, str, str]  # a label, what is divided, by what
+AUTO, VERIFY, ORDINARY = "deterministic, auto", "deterministic, verify", "ordinary"
+
+
+def rows_of(name: str, part: str) -> list[Row]:
+    return [row for row in read_rows(DOCS / "data" / f"{name}.json")[1] if row["part"] == part]
+
+
+def figure(value: object) -> str:
+    """Show three digits of a number, or all before the point."""
+    if not isinstance(value, float):
+        return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def across(
+    file: str,
+    part: str,
+    down: str,
+    column: str,
+    *,
+    value: str = "tok/s",
+    ratios: Sequence[Ratio] = (),
+    ratio: Ratio | None = None,
+) -> str:
+    """Make a line for each value of `down` and a column for each of `column`.
+
+    ratios: lines below that divide one line by another. ratio: a last column that divides two columns.
+    """
+    rows = rows_of(file, part)
+    lines, columns = (list(dict.fromkeys(row[name] for row in rows)) for name in (down, column))
+    cells = {(row[down], row[column]): row[value] for row in rows}
+    shown = [[line, *(figure(cells.get((line, one))) for one in columns)] for line in lines]
+    if ratio is not None:
+        label, one, other = ratio
+        for number, line in enumerate(lines):
+            is_known = (line, one) in cells and (line, other) in cells
+            shown[number].append(f"{cells[line, one] / cells[line, other]:.2f}" if is_known else "")
+    for label, one, other in ratios:
+        shown.append([label, *(f"{cells[one, at] / cells[other, at]:.2f}x" for at in columns)])
+    return markdown([value, *map(str, columns), *([] if ratio is None else [ratio[0]])], shown)
+
+
+def flat(file: str, part: str, *columns: str, **only: str) -> str:
+    """Make a line for each row that has these values, with these columns."""
+    rows = [row for row in rows_of(file, part) if all(row[key] == one for key, one in only.items())]
+    return markdown(columns, [[figure(row.get(name)) for name in columns] for row in rows])
+
+
+def _cpu(file: str, peer: str) -> Callable[[], str]:
+    ratios = [
+        (f"auto / {peer}", AUTO, peer),
+        ("auto / ordinary", AUTO, ORDINARY),
+        ("verify / ordinary", VERIFY, ORDINARY),
+    ]
+    return partial(across, file, "speed", "variant", "cell", ratios=ratios)
+
+
+_KINDS = ("products", "attention", "norms", "rope and store", "head")
+TABLES: dict[str, Callable[[], str]] = {
+    "cpu": _cpu("cpu", "Hugging Face"),
+    "cpu-amx": _cpu("cpu-amx", "Hugging Face"),
+    "llama-cpp": _cpu("llama-cpp", "llama.cpp"),
+    "llama-cpp-q8": partial(across, "llama-cpp", "Q8_0", "variant", "cell"),
+    "llama-cpp-qwen3": partial(across, "llama-cpp", "Qwen3-0.6B shape", "variant", "cell"),
+    "ngram": partial(
+        flat,
+        "ngram",
+        "ngram",
+        "prompt",
+        "tokens",
+        "ordinary",
+        "deterministic + n-gram",
+        "gain",
+        "candidates",
+        "accepted",
+    ),
+    "serve": partial(flat, "serve", "latency", "requests", "what", "p50 s", "p90 s"),
+    "interference": partial(
+        flat, "interference", "interference", "mode", "what", "alone ms", "beside ms", "ratio"
+    ),
+    "gpu-cells": partial(
+        across,
+        "gpu-cells",
+        "cells",
+        "cell",
+        "variant",
+        ratio=("auto / off", "auto, deterministic", "off, ordinary"),
+    ),
+    "gpu-vllm": partial(flat, "gpu-vllm", "api", "case", "Holdfast", "vLLM"),
+    "gpu-steps": partial(across, "gpu-steps", "steps", "variant", "streams"),
+    "gpu-moe": partial(across, "gpu-moe", "moe", "variant", "cell"),
+    "gpu-gpt-oss": partial(across, "gpu-gpt-oss", "moe", "variant", "cell"),
+    "gpu-step": partial(flat, "gpu-cells", "step", "streams", "step ms", "floor ms", *_KINDS),
+    "gpu-moe-step": partial(
+        flat, "gpu-moe", "step", "streams", "experts read", "step ms", "floor ms", "experts", *_KINDS
+    ),
+    "gpu-certificate": partial(
+        flat,
+        "gpu-certificate",
+        "certificate",
+        *("GEMM", "N x K", "S", "plain classes", "cost at 1", "cost at 32", "cost at 256", "cost at 4096"),
+        model="llama-3.1-8b",
+    ),
+}
+
+
+def written(page: str) -> str:
+    """Return the page with every table made anew."""
+    return _MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    page = PAGE.read_text(encoding="utf-8")
+    new = written(page)
+    if not parser.parse_args().check:
+        PAGE.write_text(new, encoding="utf-8")
+    elif new != page:
+        sys.exit(f"a table of {PAGE.name} is not what its file says; run python benchmarks/figures.py")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""A conversation in the terminal: with a model in this process, or with an OpenAI-compatible server."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.cli.answer_writer import AnswerWriter, NewThoughts
+from holdfast.cli.console import note, show_error
+from holdfast.cli.results import mode_line
+from holdfast.core.results import Thought
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.errors import ConfigError, PromptTooLong
+
+if TYPE_CHECKING:
+    from holdfast.cli.server_client import ChatServer, StreamedAnswer
+    from holdfast.engine.engine_thread import EngineThread
+    from holdfast.engine.llm import LLM
+
+Message = dict[str, str]
+Show = Callable[[str, Sequence[Thought]], None]
+
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+_SAME_NAMES = (
+    *("min_tokens", "top_k", "top_p", "min_p", "seed", "deterministic"),
+    *("stop", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "think"),
+    *("skip_special_tokens", "include_stop_str_in_output"),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A complete answer. `error` says what went wrong, if anything did; `summary` is a line about it."""
+
+    text: str
+    error: str | None
+    summary: str
+
+
+class Conversation(ABC):
+    """The messages so far. A turn that failed is not kept."""
+
+    def __init__(self, system: str | None, *, with_thoughts: bool) -> None:
+        self._system = [{"role": "system", "content": system}] if system is not None else []
+        self._with_thoughts = with_thoughts
+        self._thoughts: list[Thought] = []  # of the last turn
+        self.turns: list[Message] = []
+
+    def reset(self) -> None:
+        self.turns = []
+        self._thoughts = []
+
+    def say(self, text: str) -> str | None:
+        """Write the answer to stdout as it arrives. Return a line about it, or None if it failed.
+
+        An answer that is stopped by Ctrl-C is kept. If the context is full, the oldest turns are dropped.
+        """
+        question = {"role": "user", "content": text}
+        writer = AnswerWriter(with_thoughts=self._with_thoughts)
+        thoughts = NewThoughts(self._thoughts)
+
+        def show(text: str, new: Sequence[Thought]) -> None:
+            writer.write(text, thoughts.select(new))
+
+        kept = list(self.turns)
+        while True:
+            try:
+                answer = self._answer([*self._system, *kept, question], show, writer)
+                break
+            except PromptTooLong:
+                if not kept:
+                    raise
+                kept = kept[2:]
+        num_dropped = (len(self.turns) - len(kept)) // 2
+        if num_dropped:
+            turns = "turn" if num_dropped == 1 else f"{num_dropped} turns"
+            note(f"the context is full: dropped the oldest {turns}")
+        self.turns, self._thoughts = kept, thoughts.turn
+        writer.end()
+        if answer.error is not None:
+            show_error(answer.error)
+            return None
+        self.turns += [question, {"role": "assistant", "content": answer.text}]
+        return answer.summary
+
+    @abstractmethod
+    def _answer(self, messages: list[Message], show: Show, writer: AnswerWriter) -> Answer:
+        """Return the answer, shown as it arrives. Raise `PromptTooLong` if the messages do not fit."""
+
+
+class LocalConversation(Conversation):
+    """A conversation with a model in this process."""
+
+    def __init__(
+        self,
+        llm: "LLM",
+        engine: "EngineThread",
+        params: SamplingParams,
+        system: str | None,
+        *,
+        with_thoughts: bool,
+    ) -> None:
+        super().__init__(system, with_thoughts=with_thoughts)
+        self._llm = llm
+        self._engine = engine
+        self._params = params
+
+    def _answer(self, messages: list[Message], show: Show, writer: AnswerWriter) -> Answer:
+        prompt_ids = self._llm.chat_tokens(messages)
+        room = self._llm.engine.limits.max_model_len - self._params.max_tokens
+        if len(prompt_ids) > room:
+            raise PromptTooLong(
+                f"this message takes {len(prompt_ids)} tokens, and the context has {max(room, 0)} beside an answer of "
+                f"{self._params.max_tokens}; shorten the message or lower --max-tokens"
+            )
+        handle = self._engine.submit(prompt_ids, self._params)
+        while handle.result is None:
+            try:
+                for delta in handle:
+                    show(delta.text, delta.thoughts)
+            except KeyboardInterrupt:
+                handle.cancel()
+        return Answer(handle.result.text, handle.result.error, mode_line(handle.result))
+
+
+class RemoteConversation(Conversation):
+    """A conversation with a server. An error of the server is raised as `ServerError`."""
+
+    def __init__(
+        self,
+        server: "ChatServer",
+        model: str | None,
+        params: SamplingParams,
+        system: str | None,
+        *,
+        with_thoughts: bool,
+    ) -> None:
+        """Raise `ServerError` if the server does not answer, `ConfigError` if a setting cannot be sent."""
+        super().__init__(system, with_thoughts=with_thoughts)
+        fields = request_fields(params)
+        self._server = server
+        self._fields = {"model": model or server.first_model(), **fields, **_STREAMED}
+
+    def _answer(self, messages: list[Message], show: Show, writer: AnswerWriter) -> Answer:
+        from holdfast.cli.server_client import RequestRefused
+
+        try:
+            answer = self._server.stream({**self._fields, "messages": messages}, show, writer.write_reasoning)
+        except RequestRefused as error:
+            if error.code == PromptTooLong.code:
+                raise PromptTooLong(str(error)) from None
+            raise
+        return Answer(answer.text, answer.error, answer_line(answer))
+
+
+def request_fields(params: SamplingParams) -> dict[str, Any]:
+    """Return sampling as fields of a request.
+
+    Defaults are left out, so that servers without our extensions accept it.
+    """
+    if params.bad_ids:
+        raise ConfigError("--bad-token-id cannot be sent to a server; use --bad-word or --logit-bias")
+    defaults = SamplingParams()
+    fields: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature}
+    for name in _SAME_NAMES:
+        if getattr(params, name) != getattr(defaults, name):
+            fields[name] = getattr(params, name)
+    if params.biases:
+        fields["logit_bias"] = {str(token_id): bias for token_id, bias in params.biases}
+    return fields
+
+
+def answer_line(answer: "StreamedAnswer") -> str:
+    """Return mode, length, seed and finish reason as in `mode_line`, as far as the server sends them."""
+    about = answer.holdfast or {}
+    parts = [f"{answer.num_tokens} tokens", str(answer.finish_reason)]
+    if "mode" in about:
+        parts.insert(0, "ordinary" if about["mode"] == "none" else str(about["mode"]))
+    if "seed" in about:
+        parts.insert(-1, f"seed {about['seed']}")
+    return " · ".join(parts)

@@ -1,1 +1,0 @@
-"""Conversations of `holdfast chat`, with a local model or with a server."""

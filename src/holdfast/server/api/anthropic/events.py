@@ -1,0 +1,97 @@
+"""The event stream of /v1/messages.
+
+message_start, ping
+for each content block:   content_block_start, content_block_delta ..., content_block_stop;
+                          the last delta of thinking is its signature
+message_delta             stop reason, usage, the `holdfast` object
+message_stop, or error
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from holdfast.server.api.anthropic.objects import (
+    content_block,
+    empty_block,
+    end_fields,
+    message_object,
+    signature,
+    stop_fields,
+)
+from holdfast.server.api.chat_response import ChatResponse
+from holdfast.server.api.content import (
+    Block,
+    BlockEvent,
+    Grown,
+    Opened,
+    ReasoningBlock,
+    TextBlock,
+    stream_blocks,
+    whole_blocks,
+)
+from holdfast.server.api.thoughts import ThoughtStream, all_thoughts
+from holdfast.server.errors import ApiError
+from holdfast.server.http.sse import sse_event
+
+_PING = sse_event({"type": "ping"}, "ping")
+
+
+class MessageWriter:
+    """Writes one message: its events, or the whole object."""
+
+    def __init__(self, response: ChatResponse) -> None:
+        self._response = response
+        self._thoughts = ThoughtStream()
+
+    def whole(self) -> dict[str, Any]:
+        response, (choice,) = self._response, self._response.choices
+        content = [content_block(block) for block in whole_blocks(choice)]
+        message = message_object(response, content=content, **stop_fields(choice), **end_fields(response))
+        message["holdfast"] |= all_thoughts(response.call, (choice.thoughts,))
+        return message
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        response = self._response
+        yield self._event("message_start", message=message_object(response))
+        yield _PING
+        async for event in stream_blocks(response, self._thoughts):
+            if event is None:
+                yield _PING
+                continue
+            for written in self._write(event):
+                yield written
+        (choice,) = response.choices
+        fields = end_fields(response)
+        fields["holdfast"] |= self._thoughts.pop()
+        yield self._event("message_delta", delta=stop_fields(choice), **fields)
+        yield self._event("message_stop")
+
+    def end_stream(self, error: ApiError) -> Sequence[bytes]:
+        return (sse_event(error.anthropic_body(self._response.call.request_id), "error"),)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        """An event. Thoughts that were not sent yet are in its `holdfast` object."""
+        return sse_event({"type": kind, **fields, **self._thoughts.pop_object()}, kind)
+
+    def _write(self, event: BlockEvent) -> Iterator[bytes]:
+        block = event.block
+        if isinstance(event, Opened):
+            yield self._event("content_block_start", index=block.index, content_block=empty_block(block))
+        elif isinstance(event, Grown):
+            kind, name = _delta_names(block)
+            delta = {"type": kind, name: event.text}
+            yield self._event("content_block_delta", index=block.index, delta=delta)
+        else:
+            if isinstance(block, ReasoningBlock):
+                delta = {"type": "signature_delta", "signature": signature(block)}
+                yield self._event("content_block_delta", index=block.index, delta=delta)
+            yield self._event("content_block_stop", index=block.index)
+
+
+def _delta_names(block: Block) -> tuple[str, str]:
+    """The type of a block's deltas, and the field with their text."""
+    if isinstance(block, TextBlock):
+        return "text_delta", "text"
+    if isinstance(block, ReasoningBlock):
+        return "thinking_delta", "thinking"
+    return "input_json_delta", "partial_json"

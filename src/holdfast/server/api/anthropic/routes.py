@@ -1,0 +1,77 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.server.api.anthropic.events import MessageWriter
+from holdfast.server.api.anthropic.objects import (
+    MessageResponse,
+    MessageTokensCount,
+)
+from holdfast.server.api.anthropic.requests import (
+    ConversationFields,
+    CountTokensRequest,
+    MessagesRequest,
+)
+from holdfast.server.api.anthropic.translation import ERROR_WORDS, to_chat, to_chat_prompt
+from holdfast.server.api.chat_prompt import ChatPrompts
+from holdfast.server.api.chat_response import serve_chat
+from holdfast.server.api.schema.objects import AnthropicErrorResponse
+from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
+from holdfast.server.errors import ApiError, errors_in_words
+from holdfast.server.frontend import Frontend
+from holdfast.server.http.sse import JSONResponse
+from holdfast.server.middleware.request_log import use_request_id
+
+
+def message_routes(frontend: Frontend) -> APIRouter:
+    router = APIRouter(tags=["messages"])
+    prompts = ChatPrompts(frontend.prompts)
+
+    @router.post(
+        "/v1/messages",
+        openapi_extra=body_schema(MessagesRequest),
+        responses=responses(MessageResponse, ENGINE_ERRORS, streams=True, error=AnthropicErrorResponse),
+    )
+    async def create_message(request: Request) -> Response:
+        """Create a message."""
+        body = await frontend.read_body(request, MessagesRequest)
+        use_request_id(request, body.request_id)
+        frontend.require_model(body.model)
+        _require_reasoning(prompts, body)
+        chat = await frontend.prepare(request, lambda token: to_chat(body))
+        with errors_in_words(ERROR_WORDS):
+            return await serve_chat(request, frontend, prompts, chat, MessageWriter)
+
+    @router.post(
+        "/v1/messages/count_tokens",
+        openapi_extra=body_schema(CountTokensRequest),
+        responses=responses(MessageTokensCount, BODY_ERRORS, error=AnthropicErrorResponse),
+    )
+    async def count_tokens(request: Request) -> Response:
+        """Count the tokens of a message's prompt, without a message."""
+        body = await frontend.read_body(request, CountTokensRequest)
+        frontend.require_model(body.model)
+        _require_reasoning(prompts, body)
+        chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
+        with errors_in_words(ERROR_WORDS):
+            prompt = await frontend.run(request, lambda token: prompts.plan(chat, token, whole=True))
+        return JSONResponse({"input_tokens": len(prompt.ids)})
+
+    @router.api_route("/v1/messages/batches", methods=["GET", "POST"], include_in_schema=False)
+    async def refuse_batches() -> Response:
+        message = "message batches are not supported; send concurrent requests to POST /v1/messages."
+        raise ApiError(404, message, code="not_served")
+
+    return router
+
+
+def _require_reasoning(prompts: ChatPrompts, body: ConversationFields) -> None:
+    if body.thinking is not None and body.thinking.type != "disabled" and not prompts.has_reasoning:
+        raise ApiError(
+            400,
+            "the served model writes no thinking blocks; omit thinking, or set its type to disabled",
+            param="thinking",
+            code="unsupported_value",
+        )

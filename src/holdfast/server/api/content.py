@@ -1,0 +1,254 @@
+"""The content of the agents' APIs: blocks of an answer, and messages built from items or blocks.
+
+A choice is a list of blocks, thinking, texts and tool calls, in the order the model wrote them.
+
+`/v1/responses` calls them output items, `/v1/messages` content blocks. A `ContentBlocks` turns the
+deltas of a choice into events: a block opens, grows, closes. A whole response has the blocks that
+its stream would have closed, so the two cannot differ. A choice without any block has one empty
+text block.
+
+    ReasoningDelta, ContentDelta, ToolCallDelta ...  ->  Opened, Grown ..., Closed, Opened, ...
+"""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core.step_plan import TokenLogprob
+from holdfast.server.api.chat_response import ChatChoice, ChatResponse
+from holdfast.server.api.schema.requests import ChatMessage
+from holdfast.server.api.thoughts import ThoughtStream
+from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolCallDelta
+
+
+@dataclass
+class TextBlock:
+    """Text, with the logprobs of its tokens if they were requested."""
+
+    index: int
+    parts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    is_complete: bool = True
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+@dataclass
+class ReasoningBlock:
+    """Thinking."""
+
+    index: int
+    parts: list[str] = field(default_factory=list)
+    is_complete: bool = True
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+@dataclass
+class CallBlock:
+    """A tool call. The arguments are JSON text, truncated if the choice was."""
+
+    index: int
+    id: str
+    name: str
+    parts: list[str] = field(default_factory=list)
+    is_complete: bool = True
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.parts)
+
+
+Block = ReasoningBlock | TextBlock | CallBlock
+
+
+@dataclass(frozen=True)
+class Opened:
+    block: Block
+
+
+@dataclass(frozen=True)
+class Grown:
+    """The block got more text, or more of its arguments."""
+
+    block: Block
+    text: str
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Nothing more comes for this block."""
+
+    block: Block
+
+
+BlockEvent = Opened | Grown | Closed
+
+
+class ContentBlocks:
+    """The blocks of one choice."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._is_open = False
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not arrived
+
+    def add(
+        self, deltas: Iterable[ChoiceDelta], logprobs: Iterable[TokenLogprob], num_hidden: int = 0
+    ) -> list[BlockEvent]:
+        """The events of new deltas. Logprobs go with the text that arrives with them or next, except
+        those of the first num_hidden tokens that have none yet, which are in no text."""
+        self._logprobs += logprobs
+        del self._logprobs[:num_hidden]
+        events: list[BlockEvent] = []
+        for delta in deltas:
+            if not isinstance(delta, ToolCallDelta):
+                kind = ReasoningBlock if isinstance(delta, ReasoningDelta) else TextBlock
+                if not self._is_open or not isinstance(self.blocks[-1], kind):
+                    events += self._open(kind(len(self.blocks)))
+                events.append(self._grow(delta.text))
+                continue
+            if delta.id is not None:
+                events += self._open(CallBlock(len(self.blocks), delta.id, delta.name or ""))
+            if delta.arguments:
+                events.append(self._grow(delta.arguments))
+        return events
+
+    def finish(self, *, is_truncated: bool) -> list[BlockEvent]:
+        """The events at the end of the choice."""
+        events: list[BlockEvent] = [] if self.blocks else self._open(TextBlock(0))
+        last = self.blocks[-1]
+        last.is_complete = not is_truncated
+        if isinstance(last, TextBlock):
+            last.logprobs += self._logprobs
+        return [*events, *self._close()]
+
+    def _open(self, block: Block) -> list[BlockEvent]:
+        events = self._close()
+        self.blocks.append(block)
+        self._is_open = True
+        return [*events, Opened(block)]
+
+    def _grow(self, text: str) -> BlockEvent:
+        block, logprobs = self.blocks[-1], self._logprobs
+        block.parts.append(text)
+        if isinstance(block, ReasoningBlock):
+            return Grown(block, text)
+        self._logprobs = []
+        if isinstance(block, TextBlock):
+            block.logprobs += logprobs
+            return Grown(block, text, logprobs)
+        return Grown(block, text)
+
+    def _close(self) -> list[BlockEvent]:
+        was_open, self._is_open = self._is_open, False
+        return [Closed(self.blocks[-1])] if was_open else []
+
+
+def whole_blocks(choice: ChatChoice) -> list[Block]:
+    """The blocks of a finished choice."""
+    blocks = ContentBlocks()
+    for step in choice.steps:
+        blocks.add(*step)
+    blocks.finish(is_truncated=choice.finish_reason == "length")
+    return blocks.blocks
+
+
+async def stream_blocks(response: ChatResponse, thoughts: ThoughtStream) -> AsyncIterator[BlockEvent | None]:
+    """The events of a response with one choice; None after 15 seconds without one.
+
+    Thoughts are added to `thoughts` before the events of the text they led to.
+    """
+    (choice,) = response.choices
+    blocks = ContentBlocks()
+    async for _, delta in response.call.deltas():
+        if delta is None:
+            yield None
+            continue
+        if delta.finish_reason == "error":
+            continue  # raised when the result arrives
+        thoughts.add(0, delta.thoughts)
+        step = choice.add(delta)
+        for event in blocks.add(*step):
+            yield event
+        if delta.finish_reason is not None:
+            for event in blocks.finish(is_truncated=choice.finish_reason == "length"):
+                yield event
+    response.finished()
+
+
+@dataclass
+class _Draft:
+    """A message that may still grow: copying it for every part would take quadratic time."""
+
+    role: str
+    texts: list[str] | None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    tool_call_id: str | None = None
+    thoughts: list[str] = field(default_factory=list)
+
+
+class ConversationBuilder:
+    """Messages in the order they were added."""
+
+    def __init__(self) -> None:
+        self._drafts: list[_Draft] = []
+        self._thoughts: list[str] = []  # of the assistant's next message
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._drafts
+
+    @property
+    def ends_with_calls(self) -> bool:
+        return not self.is_empty and bool(self._drafts[-1].calls)
+
+    def add(self, role: str, texts: Iterable[str], *, tool_call_id: str | None = None) -> None:
+        """A new message. Texts are joined with a line break, as the parts of a chat message."""
+        self._append(_Draft(role, list(texts), tool_call_id=tool_call_id))
+
+    def add_text(self, role: str, texts: Iterable[str]) -> None:
+        """More text of the last message if it has this role and no calls, else a new message."""
+        last = self._drafts[-1] if self._drafts else None
+        if last is None or last.role != role or last.calls or last.texts is None or self._thoughts:
+            self.add(role, texts)
+        else:
+            last.texts += texts
+
+    def add_call(self, call_id: str, name: str, arguments: str) -> None:
+        """A call in the last message if it is the assistant's, else in a new one."""
+        if self.is_empty or self._drafts[-1].role != "assistant" or self._thoughts:
+            self._append(_Draft("assistant", None))
+        function = {"name": name, "arguments": arguments}
+        self._drafts[-1].calls.append({"id": call_id, "type": "function", "function": function})
+
+    def add_reasoning(self, text: str) -> None:
+        """Thinking before the assistant's next text or call. Without one it is dropped."""
+        self._thoughts.append(text)
+
+    def _append(self, draft: _Draft) -> None:
+        if draft.role == "assistant":
+            draft.thoughts = self._thoughts
+        self._thoughts = []
+        self._drafts.append(draft)
+
+    def messages(self) -> list[ChatMessage]:
+        """The messages, with the fields that clients of chat completions send."""
+        return [_message(draft) for draft in self._drafts]
+
+
+def _message(draft: _Draft) -> ChatMessage:
+    fields: dict[str, Any] = {"role": draft.role}
+    fields["content"] = None if draft.texts is None else "\n".join(draft.texts)
+    if draft.thoughts:
+        fields["reasoning_content"] = "\n".join(draft.thoughts)
+    if draft.calls:
+        fields["tool_calls"] = draft.calls
+    if draft.tool_call_id is not None:
+        fields["tool_call_id"] = draft.tool_call_id
+    return ChatMessage(**fields)

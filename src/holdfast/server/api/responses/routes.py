@@ -1,0 +1,69 @@
+"""POST /v1/responses and /v1/responses/input_tokens."""
+
+from fastapi import APIRouter
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.server.api.chat_prompt import ChatPrompts
+from holdfast.server.api.chat_response import serve_chat
+from holdfast.server.api.responses.events import ResponseWriter
+from holdfast.server.api.responses.objects import InputTokens, ResponsesResponse
+from holdfast.server.api.responses.requests import InputTokensRequest, ResponsesRequest
+from holdfast.server.api.responses.translation import ERROR_WORDS, to_chat, to_chat_prompt
+from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
+from holdfast.server.errors import ApiError, errors_in_words
+from holdfast.server.frontend import Frontend
+from holdfast.server.http.sse import JSONResponse
+from holdfast.server.middleware.request_log import use_request_id
+
+_STORED = {
+    "/v1/responses/{id}": ["GET", "POST", "DELETE"],
+    "/v1/responses/{id}/cancel": ["POST"],
+    "/v1/responses/{id}/input_items": ["GET"],
+}
+
+
+def responses_routes(frontend: Frontend) -> APIRouter:
+    router = APIRouter(tags=["completions"])
+    prompts = ChatPrompts(frontend.prompts)
+
+    @router.post(
+        "/v1/responses",
+        openapi_extra=body_schema(ResponsesRequest),
+        responses=responses(ResponsesResponse, ENGINE_ERRORS, streams=True),
+    )
+    async def create_response(request: Request) -> Response:
+        """Create a response. Nothing is stored."""
+        body = await frontend.read_body(request, ResponsesRequest)
+        use_request_id(request, body.request_id)
+        frontend.require_model(body.model)
+        chat = await frontend.prepare(request, lambda token: to_chat(body))
+        with errors_in_words(ERROR_WORDS):
+            return await serve_chat(
+                request, frontend, prompts, chat, lambda response: ResponseWriter(response, body)
+            )
+
+    @router.post(
+        "/v1/responses/input_tokens",
+        openapi_extra=body_schema(InputTokensRequest),
+        responses=responses(InputTokens, BODY_ERRORS),
+    )
+    async def count_input_tokens(request: Request) -> Response:
+        """Count the tokens of a response's prompt, without a response."""
+        body = await frontend.read_body(request, InputTokensRequest)
+        frontend.require_model(body.model)
+        chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
+        with errors_in_words(ERROR_WORDS):
+            prompt = await frontend.run(request, lambda token: prompts.plan(chat, token, whole=True))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+
+    async def refuse_stored(id: str) -> Response:
+        if id == "input_tokens":
+            raise HTTPException(405, headers={"Allow": "POST"})
+        message = "responses are not stored; keep the response of POST /v1/responses."
+        raise ApiError(404, message, code="not_served")
+
+    for path, methods in _STORED.items():
+        router.add_api_route(path, refuse_stored, methods=methods, include_in_schema=False)
+    return router

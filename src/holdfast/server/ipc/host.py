@@ -1,0 +1,240 @@
+"""The engine's side of the connection: checks requests, submits them and sends their outputs.
+
+A request is prepared off the engine's loop, and fairly between tenants:
+
+    no grammar, no bad words   in the thread that reads messages
+    known ones                 in a queue of its own, so that they never wait for unknown ones
+    unknown ones               compiled, two at a time and one of each tenant
+
+The loop gets only valid requests. A request that is aborted before the loop has submitted it is never
+submitted: clients that come and leave at once cost the loop nothing. If its grammar is being compiled,
+that is given up, unless another request waits for the same one.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from holdfast.core.cancel_token import Cancelled, CancelToken
+from holdfast.core.request import Prepared, Request
+from holdfast.core.results import RequestOutput
+from holdfast.engine.engine import Engine
+from holdfast.engine.loop import EngineLoop
+from holdfast.engine.tracer import Tracer
+from holdfast.errors import HoldfastError
+from holdfast.server.ipc import messages as m
+from holdfast.server.ipc.pass_record import PassRecord
+from holdfast.server.tenants.work_queue import Job, WorkQueue
+from holdfast.structured.compiler import NUM_WORKERS
+
+_log = logging.getLogger("holdfast.engine")
+_QUICK_SECONDS = 0.001
+_COMPILE_SECONDS = 0.05
+_NO_LIMIT = 1 << 30  # the frontend admits no more requests than it has places for
+
+
+class _Submission:
+    """A request that was read and is not submitted yet."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.arrived = 0.0  # when it was prepared
+        self.is_aborted = False
+        self.job: Job | None = None  # that prepares it
+
+
+class EngineHost:
+    """Hosts one engine. `handle` and `close` are called in the reader's thread, the rest in the
+    engine's, but for `_prepare`.
+    """
+
+    def __init__(
+        self, engine: Engine, send: Callable[[m.FromEngine], None], record: PassRecord | None = None
+    ) -> None:
+        """record is memory that the frontend can read if this process dies."""
+        self.loop = EngineLoop(engine, self._deliver)
+        self._engine = engine
+        self._send = send
+        self._submissions: dict[int, _Submission] = {}  # by request id; all threads
+        self._lock = threading.Lock()  # for all submissions
+        self._work = WorkQueue(
+            "holdfast-prepare", workers=NUM_WORKERS, max_per_client=NUM_WORKERS - 1, max_waiting=_NO_LIMIT
+        )
+        self._arrived: dict[int, float] = {}  # when, of those in the engine's queue
+        self._step_ended = 0.0  # the last step, so the next one began then
+        self._revocation_sent = False
+        self._certificate_state = engine.certificate_state  # as the frontend knows it
+        self._record = record
+        self._pass_began: float | None = None
+        self._longest_step = 0.0
+        if record is not None:
+            engine.before_pass = self._before_pass
+
+    # In the reader's thread
+
+    def handle(self, message: m.ToEngine) -> None:
+        """Handle one message."""
+        if isinstance(message, m.Submit):
+            self._begin(_Submission(message.request))
+        elif isinstance(message, m.Abort):
+            self._cancel(message.request_id)
+            self.loop.post(lambda: self._abort(message.request_id))
+        elif isinstance(message, m.SetTracing):
+            self.loop.post(lambda: self._set_tracing(message.on))
+        elif isinstance(message, m.GetStatus):
+            self.loop.post(lambda: self._send(m.StatusReport(self._engine.status)))
+        else:
+            self.loop.stop()
+
+    def close(self) -> None:
+        """Prepare nothing more."""
+        self._work.close()
+
+    def _begin(self, submission: _Submission) -> None:
+        """Prepare a request, now or in a thread."""
+        request = submission.request
+        self._submissions[request.request_id] = submission
+        if request.params.structured is None and not request.params.bad_words:
+            self._prepare(submission, CancelToken())
+        else:
+            self._queue(submission, self._prepare_if_quick, _QUICK_SECONDS)
+
+    def _cancel(self, request_id: int) -> None:
+        """Never submit a request, unless the loop has done so already."""
+        with self._lock:
+            submission = self._submissions.pop(request_id, None)
+            if submission is None:
+                return
+            submission.is_aborted = True
+        if submission.job is not None:
+            self._work.cancel(submission.job)
+
+    # In the reader's thread, or in one that prepares
+
+    def _queue(
+        self,
+        submission: _Submission,
+        work: Callable[[_Submission, CancelToken], None],
+        cost: float,
+    ) -> None:
+        with self._lock:
+            if not submission.is_aborted:
+                tenant = submission.request.tenant
+                submission.job = self._work.submit(tenant, lambda token: work(submission, token), cost=cost)
+
+    def _prepare_if_quick(self, submission: _Submission, token: CancelToken) -> None:
+        """Prepare a request at once, or queue what takes time."""
+        if self._engine.prepares_quickly(submission.request.params):
+            self._prepare(submission, token)
+        else:
+            self._queue(submission, self._prepare, _COMPILE_SECONDS)
+
+    def _prepare(self, submission: _Submission, token: CancelToken) -> None:
+        """Check the request, or refuse it. An error in it affects no other request."""
+        request = submission.request
+        submission.arrived = time.monotonic()
+        try:
+            prepared = self._engine.check_request(request, token)
+        except Cancelled:
+            return
+        except HoldfastError as error:
+            refused = m.Refused(request.request_id, error.code, str(error))
+        except Exception:
+            _log.exception("request %d could not be prepared", request.request_id)
+            refused = m.Refused(request.request_id, HoldfastError.code, "the request could not be prepared")
+        else:
+            self.loop.post(lambda: self._submit(submission, prepared))
+            return
+        self.loop.post(lambda: self._refuse(submission, refused))
+
+    # In the engine's thread
+
+    def _was_aborted(self, submission: _Submission) -> bool:
+        """Whether the request was aborted. If not, an abort that is read from now on finds it in the engine."""
+        with self._lock:
+            if not submission.is_aborted:
+                del self._submissions[submission.request.request_id]
+            return submission.is_aborted
+
+    def _refuse(self, submission: _Submission, refused: m.Refused) -> None:
+        if not self._was_aborted(submission):
+            self._send(refused)
+
+    def _submit(self, submission: _Submission, prepared: Prepared) -> None:
+        if self._was_aborted(submission):
+            return
+        request_id = prepared.request_id
+        try:
+            self._engine.submit(prepared)
+        except HoldfastError as error:
+            self._send(m.Refused(request_id, error.code, str(error)))
+            return
+        self._arrived[request_id] = submission.arrived
+        self._send(m.Accepted(request_id))
+
+    def _abort(self, request_id: int) -> None:
+        if outputs := self._engine.abort(request_id):
+            self._deliver(outputs)
+
+    def _set_tracing(self, on: bool) -> None:
+        self._engine.tracer = Tracer(self._engine) if on else None
+        self._deliver(())  # sends the first trace, also of an idle engine
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        """Send the outputs of a step as one message."""
+        started = self._note_started() if self._arrived else ()
+        if started or outputs:
+            sent = tuple([one if one.result is None else self._finish(one) for one in outputs])
+            self._send(m.StepOutput(started, sent))
+        if self._engine.tracer is not None:
+            for trace in self._engine.tracer.take():
+                self._send(m.StepTraced(trace))
+        if self._certificate_state.name == "certifying":
+            self._send_certificate_state()
+        if self._engine.revocation is not None and not self._revocation_sent:
+            self._revocation_sent = True
+            self._send(m.Revoked(self._engine.revocation))
+        self._step_ended = time.monotonic()
+        if self._pass_began is not None:
+            self._note_step(self._step_ended - self._pass_began)
+            self._pass_began = None
+
+    def _before_pass(self) -> None:
+        assert self._record is not None
+        self._record.write_running(self._engine.scheduler.running_ids)
+        if self._pass_began is None:
+            self._pass_began = time.monotonic()
+
+    def _note_step(self, seconds: float) -> None:
+        if seconds > self._longest_step and self._record is not None:
+            self._longest_step = seconds
+            self._record.write_longest_step(seconds)
+
+    def _send_certificate_state(self) -> None:
+        """Of a certificate that is made while the engine serves, if it changed."""
+        engine = self._engine
+        state = engine.certificate_state
+        if state != self._certificate_state:
+            self._certificate_state = state
+            certificate = None if engine.certificate is None else engine.certificate.as_dict()
+            self._send(m.CertificateChanged(state, engine.limits.refusal, certificate))
+
+    def _note_started(self) -> tuple[m.Started, ...]:
+        """The requests that left the queue in this step.
+
+        One that arrived during the step did not wait.
+        """
+        waiting = self._engine.scheduler.waiting_ids
+        started = [request_id for request_id in self._arrived if request_id not in waiting]
+        return tuple(
+            m.Started(request_id, max(0.0, self._step_ended - self._arrived.pop(request_id)))
+            for request_id in started
+        )
+
+    def _finish(self, output: RequestOutput) -> RequestOutput:
+        """A request's last output. The frontend has the prompt and the choices already."""
+        assert output.result is not None
+        self._arrived.pop(output.request_id, None)
+        return output._replace(result=replace(output.result, prompt_token_ids=(), choices=()))

@@ -1,0 +1,329 @@
+"""The thoughts of one request in a model that thinks: guessed, computed, committed.
+
+Chunk k is positions k c .. (k + 1) c - 1. The thought after it affects all later tokens. A pass
+that continues after the end of a chunk guesses the chunk's thought: what `ThoughtPredictor`
+predicts, or what the last pass computed there, at first the trivial thought. The pass then computes
+the true thoughts, which verify the guesses, as for tokens: the tokens up to the end of the first
+chunk with a wrong guess are valid, the others are discarded.
+
+    tokens    c0 c0 | c1 c1 | c2 c2 | c3       guesses after c0, c1, c2:  -   -   -
+    thought       -      tails    heads        c1's was wrong: c0 and c1 are valid, the next pass starts with c2
+
+A thought is committed when the tokens of its chunk are. Only then is it sent, once.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+from typing import NamedTuple
+
+from holdfast.core.extension import NewExtension, TokensOf
+from holdfast.core.request import Request
+from holdfast.core.results import ThoughtIds
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sent_answer import SentChoice
+from holdfast.core.step_plan import Span
+from holdfast.thinking.predictor import ThoughtPredictor
+
+# Thoughts that a pass guesses while it is unknown how often guesses are right. The pass reads one
+# chunk more, so repeated doubling gives passes of 16, 32, 64 chunks, whose tokens fill certified
+# batch sizes.
+FIRST_GUESSES = 15
+MAX_GUESSES = (1 << 12) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkRule:
+    """Which chunks of a request are thought about. All spans of a request share one object.
+
+    until    only chunks that end at this position or before; None: all
+    forced   thoughts that replace the model's own, as (chunk, thought), sorted by chunk
+    resets   chunks after which a carried state ends
+    """
+
+    until: int | None = None
+    forced: tuple[tuple[int, ThoughtIds], ...] = ()
+    resets: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, params: SamplingParams, read_len: int, *, while_answering: bool) -> "ThinkRule":
+        """Return the rule of a request whose prompt has `read_len` tokens, without resets.
+        while_answering: the model also thinks about its answer."""
+        return cls(0 if not params.think else None if while_answering else read_len, params.forced)
+
+    def thinks(self, chunk: int, chunk_len: int) -> bool:
+        return self.until is None or (chunk + 1) * chunk_len <= self.until
+
+    def forced_on(self, chunk: int) -> ThoughtIds | None:
+        at = bisect_left(self.forced, chunk, key=itemgetter(0))
+        found = at < len(self.forced) and self.forced[at][0] == chunk
+        return self.forced[at][1] if found else None
+
+
+class SpanThoughts(NamedTuple):
+    """`Span.extra` of a thinking model. guesses: the thoughts that are assumed after each chunk that ends
+    in the span with more tokens after it."""
+
+    rule: ThinkRule
+    guesses: tuple[ThoughtIds, ...] = ()
+
+
+@dataclass(frozen=True)
+class ThoughtLogs:
+    """Makes the thought log of each request.
+
+    chunk_len        tokens in a chunk
+    while_answering  the model also thinks about its answer
+    reset_ids        tokens after which a carried state ends, in the prompt
+    max_guesses      thoughts that a pass may guess; with 0 a pass reads one chunk
+    """
+
+    chunk_len: int
+    while_answering: bool = True
+    reset_ids: tuple[int, ...] = ()
+    max_guesses: int = MAX_GUESSES
+
+    def __call__(self, request: Request) -> "ThoughtLog":
+        """A request with think=False has chunks, but none is thought about."""
+        read_len = request.prompt_len if request.read_len is None else request.read_len
+        rule = ThinkRule.of(request.params, read_len, while_answering=self.while_answering)
+        resets = find_resets(request.prompt_ids[:read_len], self.reset_ids)
+        return ThoughtLog(
+            self.chunk_len,
+            ThinkRule(rule.until, rule.forced, frozenset(at // self.chunk_len for at in resets)),
+            confirms=request.deterministic,
+            max_guesses=self.max_guesses,
+            reset_ids=self.reset_ids,
+            read_len=read_len,
+        )
+
+
+def thought_logs(new_extension: NewExtension | None) -> ThoughtLogs | None:
+    """Return what makes a scheduler's thought logs, if its model thinks."""
+    return new_extension if isinstance(new_extension, ThoughtLogs) else None
+
+
+class ThoughtLog:
+    """The thoughts of one request, by chunk."""
+
+    def __init__(
+        self,
+        chunk_len: int,
+        rule: ThinkRule,
+        *,
+        confirms: bool,
+        max_guesses: int = MAX_GUESSES,
+        reset_ids: tuple[int, ...] = (),
+        read_len: int = 0,
+    ) -> None:
+        """confirms: thoughts that were sent must come out again when they are computed again. reset_ids end a
+        carried state, in the first read_len tokens."""
+        self.rule = rule
+        self._no_guesses = SpanThoughts(rule)
+        self._reset_ids = reset_ids
+        self._read_len = self._num_searched = read_len
+        self._own_from: int | None = None  # position of a state that another request would end
+        self._chunk_len = chunk_len
+        self._confirms = confirms
+        self._latest: dict[int, ThoughtIds] = {}  # computed last, or adopted
+        self._predictor = ThoughtPredictor()
+        self._last_committed: ThoughtIds = ()  # the last committed thought that is not trivial
+        self._sent: list[ThoughtIds] = []  # one for each chunk
+        self._num_committed = 0  # chunks
+        self._num_unconfirmed = 0  # chunks
+        self._guess_limit = FIRST_GUESSES
+        self._max_guesses = max_guesses
+
+    @property
+    def has_unconfirmed(self) -> bool:
+        """Whether thoughts that were sent are not confirmed yet."""
+        return self._num_committed < self._num_unconfirmed
+
+    def restore(self, sent: SentChoice) -> None:
+        """Take the thoughts that another engine sent, after chunks 0, 1, 2, ... They are the best
+        guesses."""
+        thoughts = sent.thoughts
+        self._sent = list(thoughts)
+        self._latest.update(enumerate(thoughts))
+        self._guess_limit = max(self._guess_limit, len(thoughts))
+        if self._confirms:
+            self._num_unconfirmed = len(thoughts)
+
+    # Guesses
+
+    def limit(self, start: int, stop: int, *, is_window: bool = False) -> int:
+        """Return where a span from `start` must end. It may rest on at most `max_guesses` guesses, and on
+        at most `_guess_limit` that nothing predicts. The second limit is not for a window: fast passes have
+        computed its thoughts."""
+        stop = min(stop, (start // self._chunk_len + 1 + self._max_guesses) * self._chunk_len)
+        if is_window:
+            return stop
+        num_left = self._guess_limit
+        for chunk, _, is_predicted in self._guess_chunks(start, stop):
+            num_left -= not is_predicted
+            if num_left < 0:
+                return (chunk + 1) * self._chunk_len
+        return stop
+
+    def guess(self, start: int, stop: int) -> SpanThoughts:
+        """Guess a thought for each chunk that ends in start .. stop - 1 with more tokens after it."""
+        if start // self._chunk_len == (stop - 1) // self._chunk_len:
+            return self._no_guesses
+        return SpanThoughts(self.rule, tuple(guess for _, guess, _ in self._guess_chunks(start, stop)))
+
+    def _guess_chunks(self, start: int, stop: int) -> Iterator[tuple[int, ThoughtIds, bool]]:
+        """Yield each of these chunks, its guess, and whether the guess is predicted or forced."""
+        chunks = range(start // self._chunk_len, (stop - 1) // self._chunk_len)
+        previous = self._previous(chunks[0]) if chunks else ()
+        for chunk in chunks:
+            guess, is_predicted = self._guess(chunk, previous)
+            yield chunk, guess, is_predicted
+            previous = guess or previous
+
+    def _guess(self, chunk: int, previous: ThoughtIds) -> tuple[ThoughtIds, bool]:
+        if not self.rule.thinks(chunk, self._chunk_len):
+            return (), True
+        forced = self.rule.forced_on(chunk)
+        if forced is not None:
+            return forced, True
+        predicted = self._predictor.predict(chunk, previous)
+        return (self._latest.get(chunk, ()), False) if predicted is None else (predicted, True)
+
+    def _previous(self, chunk: int) -> ThoughtIds:
+        """Return the last non-trivial thought before a chunk."""
+        num_committed = self._num_committed if chunk >= self._num_committed else 0
+        for before in range(chunk - 1, num_committed - 1, -1):
+            if self._latest.get(before):
+                return self._latest[before]
+        return self._last_committed if num_committed else ()
+
+    # What a pass returned
+
+    def num_valid(self, span: Span, thoughts: Sequence[ThoughtIds]) -> int:
+        """Return the number of tokens up to the first wrong guess, by the thoughts that the pass
+        computed."""
+        guesses = guesses_of(span)
+        num_right = _num_right(guesses, thoughts)
+        if num_right == len(guesses):
+            return span.num_tokens
+        return (span.start // self._chunk_len + 1 + num_right) * self._chunk_len - span.start
+
+    def update(self, span: Span, thoughts: Sequence[ThoughtIds]) -> tuple[int, int]:
+        """Take the thoughts that a pass computed after each chunk that ends in the span. Return the
+        number of guesses, and of the right ones."""
+        first_chunk, guesses = span.start // self._chunk_len, guesses_of(span)
+        num_right = _num_right(guesses, thoughts)
+        if thoughts:
+            self._predictor.learn(first_chunk, self._previous(first_chunk), guesses, thoughts)
+        self._latest.update(enumerate(thoughts, first_chunk))
+        if guesses:
+            self._guess_limit = adapt_guesses(self._guess_limit, num_right, len(guesses))
+        return len(guesses), num_right
+
+    def commit(self, length: int) -> tuple[tuple[tuple[int, ThoughtIds], ...], bool]:
+        """Commit positions 0 .. length - 1. Return the new thoughts as (chunk, thought), and whether the
+        others are the ones that were sent."""
+        new: list[tuple[int, ThoughtIds]] = []
+        is_same = True
+        for chunk in range(self._num_committed, length // self._chunk_len):
+            thought = self._latest.get(chunk, ())
+            self._last_committed = thought or self._last_committed
+            self._predictor.forget(chunk)
+            if chunk < len(self._sent):
+                is_same &= thought == self._sent[chunk]
+                continue
+            self._sent.append(thought)
+            if self.rule.thinks(chunk, self._chunk_len):
+                new.append((chunk, thought))
+        self._num_committed = max(self._num_committed, length // self._chunk_len)
+        if not self.has_unconfirmed:
+            self._num_unconfirmed = 0
+        return tuple(new), is_same or not self._confirms
+
+    # Pages
+
+    def shareable_len(self, length: int, tokens: TokensOf) -> int:
+        """Return how many of the first positions are the same for every request with these tokens: none
+        if thoughts are forced."""
+        if self.rule.forced:
+            return 0
+        if self.rule.until is not None:
+            return min(length, self.rule.until)
+        return length if not self._reset_ids else min(length, self._reset_in_answer(length, tokens))
+
+    def _reset_in_answer(self, length: int, tokens: TokensOf) -> int:
+        """Return where the first chunk begins whose state ends in a request that reads the answer as a
+        part of its prompt; `length` if there is none."""
+        if self._own_from is None and length > self._num_searched:
+            start = max(0, self._num_searched + 1 - len(self._reset_ids))
+            found = find_resets(tokens(start, length), self._reset_ids, self._num_searched - start)
+            self._num_searched = length
+            if found:
+                self._own_from = (start + found[0]) // self._chunk_len * self._chunk_len
+        return length if self._own_from is None else self._own_from
+
+    def of_pages(self, start: int, stop: int) -> tuple[ThoughtIds, ...]:
+        """Return the thoughts after the chunks of whole pages."""
+        return tuple(
+            self._latest.get(chunk, ()) for chunk in range(start // self._chunk_len, stop // self._chunk_len)
+        )
+
+    def adopt(self, pages: Sequence[tuple[ThoughtIds, ...]]) -> None:
+        """Start, or restart, after cached pages with these thoughts."""
+        self._latest.update(enumerate(chain.from_iterable(pages)))
+
+    def restart(self) -> None:
+        """Forget what is committed: all tokens are computed again. The thoughts so far are the best
+        guesses."""
+        self._num_committed = 0
+        self._last_committed = ()
+        self._guess_limit = max(self._guess_limit, len(self._sent))
+        self._num_searched, self._own_from = self._read_len, None
+
+    def unconfirm(self) -> None:
+        """Require that all thoughts that were sent come out again."""
+        self._num_unconfirmed = len(self._sent)
+
+
+def adapt_guesses(limit: int, num_right: int, num_guessed: int) -> int:
+    """Return how many thoughts the next pass may guess: so many that it reads twice as many chunks as
+    were valid. If all were valid, the limit does not fall.
+
+    The result is at least 1, even if guesses are nearly always wrong: a pass costs more than the tokens
+    of a chunk.
+    """
+    twice = 2 * (num_right + 1) - 1
+    return min(MAX_GUESSES, twice if num_right < num_guessed else max(limit, twice))
+
+
+def guesses_of(span: Span) -> tuple[ThoughtIds, ...]:
+    """Return the guesses of a span of a thinking model."""
+    assert isinstance(span.extra, SpanThoughts)
+    return span.extra.guesses
+
+
+def _num_right(guesses: Sequence[ThoughtIds], thoughts: Sequence[ThoughtIds]) -> int:
+    """Return how many guesses come before the first wrong one."""
+    num_right = 0
+    while num_right < len(guesses) and guesses[num_right] == thoughts[num_right]:
+        num_right += 1
+    return num_right
+
+
+def find_resets(ids: Sequence[int], reset_ids: Sequence[int], first: int = 0) -> list[int]:
+    """Return the positions of the last tokens of `reset_ids` in `ids`, from position `first` on.
+
+    A carried state ends there: each message of a chat begins with the same tokens, such as those of
+    "<|im_end|>\\n<|im_start|>user" (`reset_ids` in thinking.json). Only those of the prompt count: what an
+    answer says does not end its state.
+    """
+    if not reset_ids:
+        return []
+    length, last, wanted = len(reset_ids), reset_ids[-1], tuple(reset_ids)
+    return [
+        at
+        for at in range(max(first, length - 1), len(ids))
+        if ids[at] == last and tuple(ids[at + 1 - length : at + 1]) == wanted
+    ]

@@ -1,0 +1,303 @@
+"""T, C and their states in a thinking model: what its passes read and write besides the KV cache.
+
+Every slot of the KV store has three more entries:
+
+    residuals   T's input at its position: the residual stream after l_out layers
+    states      C's output for the thought after its chunk, one vector for each slot of the chunk
+    has_state   whether that thought is not the trivial one
+
+The token at position p adds the state at the slot of p - c, if it has one. So a state is in the
+page of the chunk it was made from, and is cached, truncated and recomputed with it. Before a pass
+the states of its guessed thoughts are written; after it, the states of the thoughts that T wrote.
+In a model that carries its states, a chunk with the trivial thought has a copy of the entries of the
+chunk before it, unless a message begins in it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.core.results import ThoughtIds
+from holdfast.core.step_plan import Pass, Span
+from holdfast.errors import ConfigError
+from holdfast.models.decoder import Decoder, LayerHook
+from holdfast.numerics.backends.cpu_pages import untouched_zeros
+from holdfast.numerics.bits import bits_of
+from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.thinking.blocks import ThoughtBlocks
+from holdfast.thinking.graphs import ThoughtGraphs
+from holdfast.thinking.log import SpanThoughts, guesses_of
+from holdfast.worker.cuda_graphs import Recorder
+from holdfast.worker.input_batch import InputBatch, Ints
+from holdfast.worker.transfer import HostCopies, send_array
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk that ends in a span."""
+
+    span: int  # index in the pass
+    number: int  # in the request
+    first_slot: int
+    slot_before: int  # first slot of the chunk before it; -1: it is the first
+    thoughts: SpanThoughts  # of the span
+
+
+class ThoughtRunner:
+    """T, C and their states, over the slots of a KV store. A `PassExtension`."""
+
+    def __init__(self, decoder: Decoder, blocks: ThoughtBlocks, num_pages: int) -> None:
+        self._decoder = decoder
+        self._blocks = blocks
+        self._config = blocks.config
+        self.chunk = blocks.config.chunk
+        self._page_size = decoder.backend.page_size
+        assert self._page_size % self._config.chunk == 0, "a chunk must lie within a page"
+        device, num_slots = decoder.backend.device, num_pages * self._page_size
+        hidden = decoder.config.hidden_size
+        # One more than there are slots: padding has slot -1, the last one, which never has a state.
+        try:
+            self.residuals, self.states = (
+                _zeros((num_slots + 1, hidden), decoder.dtype, device) for _ in range(2)
+            )
+        except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError
+            raise ConfigError(
+                f"the thinking states of {num_pages} KV pages cannot be allocated; lower kv_memory"
+            ) from error
+        self.has_state = torch.zeros(num_slots + 1, dtype=torch.bool, device=device)
+        self._graphs: ThoughtGraphs | None = None
+        self._state_slots = torch.empty(0, dtype=torch.int64, device=device)  # input of captured passes
+
+    @property
+    def needs_all_tokens(self) -> bool:
+        """Whether T reads the output of the last layer."""
+        return self._config.l_out == len(self._decoder.layers)
+
+    def capture(self, max_tokens: int, recorder: Recorder) -> None:
+        """Capture T as CUDA graphs, and allocate the state slots that captured passes of up to
+        max_tokens read."""
+        self._state_slots = torch.full((max_tokens,), -1, dtype=torch.int64, device=self.residuals.device)
+        self._graphs = ThoughtGraphs(self._blocks, self.residuals, recorder)
+
+    def release(self) -> None:
+        """Drop the graphs. T runs without them from now on."""
+        self._graphs = None
+
+    def begin(self, pass_: Pass, batch: InputBatch) -> Tensor:
+        """Write the states of the guessed thoughts. Return the slot whose state each token adds, -1 for
+        none: int64 [padded tokens]."""
+        guessed: list[_Chunk] = []
+        guesses: list[ThoughtIds] = []
+        for chunk in self._finished_chunks(pass_):
+            index = chunk.number - pass_.spans[chunk.span].start // self._config.chunk
+            if index < len(chunk.thoughts.guesses):
+                guessed.append(chunk)
+                guesses.append(chunk.thoughts.guesses[index])
+        self._write_states(guessed, guesses)
+        return send_array(self._find_state_slots(pass_, batch), self.residuals.device)
+
+    def load(self, state_slots: Tensor, size: int) -> None:
+        """Set the input of the captured pass of this size that is replayed next."""
+        self._state_slots[:size].fill_(-1)
+        self._state_slots[: len(state_slots)].copy_(state_slots)
+
+    def hook(self, batch: ForwardBatch, state_slots: Tensor | None) -> LayerHook:
+        """Add states after l_in layers and keep residuals after l_out. state_slots: of the states that the
+        tokens add, -1 for none; None: those that `load` sets."""
+        slots = batch.slots  # of the tokens themselves
+        given = self._state_slots[: batch.num_tokens] if state_slots is None else state_slots
+        config, backend, shape = self._config, self._decoder.backend, self._decoder.layer_shape
+        norm = self._decoder.layers[config.l_in - 1].next_norm
+        assert norm is not None
+
+        def act(layers_done: int, residual: Tensor, x: Tensor) -> None:
+            if layers_done == config.l_in:
+                # For all tokens of the padded pass: that is the batch size that is certified.
+                has_state = self.has_state[given][:, None]
+                residual.copy_(torch.where(has_state, residual + self.states[given], residual))
+                x.copy_(torch.where(has_state, backend.rms_norm(residual, norm, shape.eps), x))
+            if layers_done == config.l_out:
+                self.residuals[slots] = residual
+
+        return LayerHook(act, (config.l_in, config.l_out))
+
+    def finish(self, pass_: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
+        """Run T after every chunk that ended in the pass, and write the states. Return the thoughts by
+        span."""
+        chunks = self._finished_chunks(pass_)
+        thoughts = [self._given_thought(chunk) for chunk in chunks]
+        unknown = [index for index, thought in enumerate(thoughts) if thought is None]
+        if unknown:
+            slots = self._chunk_slots([chunks[index] for index in unknown])  # [n, c]
+            found = self._think(slots, canonical)
+            for index, thought in zip(unknown, found, strict=True):
+                thoughts[index] = thought
+        known = [thought or () for thought in thoughts]
+        self._write_states(chunks, known)
+        by_span: list[list[ThoughtIds]] = [[] for _ in pass_.spans]
+        for chunk, thought in zip(chunks, known, strict=True):
+            by_span[chunk.span].append(thought)
+        return tuple(map(tuple, by_span))
+
+    def check(self, pass_: Pass, page_size: int) -> "ThoughtCheck":
+        return ThoughtCheck(pass_, self, page_size)
+
+    def copy_pages(self, source: Tensor, target: Tensor) -> None:
+        """Copy whole pages; both are int64 [n]."""
+        for tensor in (self.residuals, self.states, self.has_state):
+            paged = tensor[:-1].view(-1, self._page_size, *tensor.shape[1:])
+            paged[target] = paged[source]
+
+    def _think(self, slots: Tensor, canonical: bool) -> list[ThoughtIds]:
+        if self._graphs is None:
+            return self._blocks.think(self.residuals[slots], canonical=canonical)
+        return self._graphs.think(slots, canonical=canonical)
+
+    def _given_thought(self, chunk: _Chunk) -> ThoughtIds | None:
+        """Return a thought that the request determines: trivial or forced. None: T writes it."""
+        rule = chunk.thoughts.rule
+        return rule.forced_on(chunk.number) if rule.thinks(chunk.number, self._config.chunk) else ()
+
+    def _finished_chunks(self, pass_: Pass) -> list[_Chunk]:
+        """The chunks that end in the pass, of spans with thinking."""
+        c, size = self._config.chunk, self._page_size
+
+        def first_slot(span: Span, chunk: int) -> int:
+            return -1 if chunk < 0 else span.pages[chunk * c // size] * size + chunk * c % size
+
+        return [
+            _Chunk(index, chunk, first_slot(span, chunk), first_slot(span, chunk - 1), span.extra)
+            for index, span in enumerate(pass_.spans)
+            if isinstance(span.extra, SpanThoughts)
+            for chunk in range(span.start // c, span.stop // c)
+        ]
+
+    def _write_states(self, chunks: Sequence[_Chunk], thoughts: Sequence[ThoughtIds]) -> None:
+        """Run C on the thoughts after these chunks, and write the states."""
+        if self._config.carry:
+            chunks, thoughts = self._carry_states(chunks, thoughts)
+        if not chunks:
+            return
+        slots = self._chunk_slots(chunks)
+        has_state = np.array([bool(thought) for thought in thoughts])
+        self.has_state[slots] = send_array(has_state, slots.device)[:, None]
+        if has_state.any():
+            where = send_array(np.flatnonzero(has_state), slots.device)
+            self.states[slots[where]] = self._blocks.compress([thought for thought in thoughts if thought])
+
+    def _carry_states(
+        self, chunks: Sequence[_Chunk], thoughts: Sequence[ThoughtIds]
+    ) -> tuple[list[_Chunk], list[ThoughtIds]]:
+        """For chunks in the order of their spans: the last thought that is not trivial replaces each
+        trivial one. Where none of these chunks has one, the entries before the first are copied. A reset
+        ends both."""
+        kept: list[tuple[_Chunk, ThoughtIds]] = []
+        copied: list[tuple[int, int]] = []  # slots: from, to
+        held: ThoughtIds = ()
+        source = -1
+        for index, (chunk, thought) in enumerate(zip(chunks, thoughts, strict=True)):
+            if index == 0 or chunk.span != chunks[index - 1].span:
+                held, source = (), chunk.slot_before
+            if chunk.number in chunk.thoughts.rule.resets:
+                held, source = (), -1
+            held = thought or held
+            if held or source < 0:
+                kept.append((chunk, held))
+            else:
+                copied.append((source, chunk.first_slot))
+        if copied:
+            each = np.arange(self._config.chunk)
+            pairs = np.array(copied, np.int64)[:, :, None] + each  # [n, 2, c]
+            sources, targets = send_array(pairs.transpose(1, 0, 2).reshape(2, -1), self.residuals.device)
+            for tensor in (self.states, self.has_state):
+                tensor[targets] = tensor[sources]
+        return [chunk for chunk, _ in kept], [thought for _, thought in kept]
+
+    def _chunk_slots(self, chunks: Sequence[_Chunk]) -> Tensor:
+        """int64 [n, c]."""
+        first = np.array([chunk.first_slot for chunk in chunks], np.int64)
+        return send_array(first[:, None] + np.arange(self._config.chunk), self.residuals.device)
+
+    def _find_state_slots(self, pass_: Pass, batch: InputBatch) -> Ints:
+        """The slot whose state each token adds, -1 for none: int64 [padded tokens]."""
+        lengths = np.diff(batch.span_starts)
+        span_of = np.repeat(np.arange(len(lengths)), lengths)
+        positions = batch.positions - self._config.chunk  # of the states
+        pages = batch.page_table[span_of, np.maximum(positions, 0) // self._page_size].astype(np.int64)
+        thinks = np.array([span.extra is not None for span in pass_.spans])[span_of]
+        slots = pages * self._page_size + positions % self._page_size
+        slots = np.where(thinks & (positions >= 0), slots, -1)
+        return np.pad(slots, (0, pass_.num_tokens_padded - len(slots)), constant_values=-1)
+
+
+class ThoughtCheck:
+    """The part of a spot check for thinking models: T's inputs, the thoughts, and their states. An
+    `ExtensionCheck`."""
+
+    def __init__(self, pass_: Pass, runner: ThoughtRunner, page_size: int) -> None:
+        (span,) = pass_.spans
+        self._pass, self._span, self._runner = pass_, span, runner
+        num_shared = len(span.pages) - len(pass_.original_pages)
+        pages = np.stack((np.array(span.pages[num_shared:]), np.array(pass_.original_pages)))  # [2, pages]
+        c, device = runner.chunk, runner.residuals.device
+
+        def slots(positions: Ints) -> Tensor:
+            """The scratch slots and the original slots of these positions: [2, positions]."""
+            numbers = pages[:, positions // page_size - num_shared] * page_size + positions % page_size
+            return send_array(numbers, device)
+
+        self._pages = send_array(pages, device)
+        self._tokens = slots(np.arange(span.start, span.stop))
+        self._chunks = slots(np.arange(span.start // c * c, span.stop // c * c))  # those that end in the span
+
+    def prepare(self) -> None:
+        """As `SpotCheck.prepare`."""
+        scratch, originals = self._pages
+        self._runner.copy_pages(originals, scratch)
+        bits_of(self._runner.residuals)[self._tokens[0]] ^= 1
+
+    def compare(self, copies: HostCopies) -> Callable[[], str | None]:
+        """As `SpotCheck.compare`."""
+        span, runner = self._span, self._runner
+        (found,) = runner.finish(self._pass, canonical=True)
+        residuals = copies.add(self._residuals_differ())  # bool [tokens]
+        states = copies.add(self._states_differ())  # bool [chunks]
+
+        def read() -> str | None:
+            for (index,) in residuals.nonzero()[:1].tolist():
+                return f"the input of T at position {span.start + index}"
+            first_chunk = span.start // runner.chunk
+            guesses = guesses_of(span)
+            expected = (*guesses, *found[len(guesses) :])  # the span has no guess after its last token
+            for index, differs in enumerate(states.tolist()):
+                if differs or found[index] != expected[index]:
+                    return f"the thought after position {(first_chunk + index + 1) * runner.chunk - 1}"
+            return None
+
+        return read
+
+    def _residuals_differ(self) -> Tensor:
+        again, first = bits_of(self._runner.residuals)[self._tokens].unbind()
+        return (again != first).any(1)
+
+    def _states_differ(self) -> Tensor:
+        """A state is compared only where there is a thought."""
+        again, first = bits_of(self._runner.states)[self._chunks].unbind()
+        has_again, has_first = self._runner.has_state[self._chunks].unbind()
+        differs = (has_again != has_first) | (has_first & (again != first).any(1))
+        return differs.view(-1, self._runner.chunk).any(1)
+
+
+def slot_bytes(hidden_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of the three entries of a slot."""
+    return 2 * hidden_size * dtype.itemsize + 1
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU they take no memory until they are written."""
+    if device.type == "cpu":
+        return untouched_zeros(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,0 +1,436 @@
+"""JSON bodies become models or one clear error; the cost of a body is bounded by its size."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+from fastapi import APIRouter, FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from starlette.requests import Request
+
+from holdfast.server.api.schema import requests as schemas
+from holdfast.server.api.schema.openapi import body_schema, document_bodies
+from holdfast.server.errors import ApiError
+from holdfast.server.http.body import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    MAX_KEYS,
+    MAX_VALUES,
+    Many,
+    is_small,
+    parse_body,
+)
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text", "image"]
+    text: str | None = None
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    role: str = Field(min_length=1, max_length=8)
+    content: str | Many[Part] | None = None
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    usage: bool
+
+
+class Chat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    messages: Many[Message] = Field(min_length=1, max_length=4)
+    temperature: float | None = Field(None, ge=0, le=2)
+    seed: int | None = Field(None, ge=0, le=(1 << 64) - 1)
+    stream: bool | None = None
+    prompt: str | Many[int] | Many[str] | Many[Many[int]] | None = None
+    bias: dict[str, float] | None = None
+    options: Options | None = None
+    anything: Any = None
+
+    @field_validator("anything")
+    @classmethod
+    def _no_cats(cls, value: Any) -> Any:
+        if value == "cat":
+            raise ValueError("cats are not allowed")
+        return value
+
+
+OK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def parse(**fields: Any) -> Chat:
+    return parse_body(json.dumps({**OK, **fields}).encode(), Chat)
+
+
+def refusal(raw: bytes) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse_body(raw, Chat)
+    assert caught.value.status == 400
+    assert json.dumps(caught.value.body(), ensure_ascii=False).encode()  # it can be encoded
+    return caught.value
+
+
+def test_valid_body_is_parsed() -> None:
+    body = parse(
+        temperature=1,
+        seed=(1 << 64) - 1,
+        stream=True,
+        prompt=[[1, 2], [3]],
+        anything={"a": [1, None, "\u0000"]},
+    )
+    assert body.messages[0].content == "hi"
+    assert body.temperature == 1.0
+    assert body.seed == (1 << 64) - 1
+    assert body.prompt == [[1, 2], [3]]
+    assert body.anything == {"a": [1, None, "\u0000"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "param", "code"),
+    [
+        ({"foo": 1}, "Unknown parameter: 'foo'.", "foo", "unknown_parameter"),
+        (
+            {"messages": [{"role": "a", "x": 1}]},
+            "Unknown parameter: 'messages[0].x'.",
+            "messages[0].x",
+            "unknown_parameter",
+        ),
+        (
+            {"messages": [{}]},
+            "Missing required parameter: 'messages[0].role'.",
+            "messages[0].role",
+            "missing_required_parameter",
+        ),
+        (
+            {"options": {}},
+            "Missing required parameter: 'options.usage'.",
+            "options.usage",
+            "missing_required_parameter",
+        ),
+        (
+            {"temperature": "hot"},
+            "Invalid type for 'temperature': expected a number, but got a string instead.",
+            "temperature",
+            "invalid_type",
+        ),
+        (
+            {"stream": 1},
+            "Invalid type for 'stream': expected a boolean, but got an integer instead.",
+            "stream",
+            "invalid_type",
+        ),
+        (
+            {"seed": "1"},
+            "Invalid type for 'seed': expected an integer, but got a string instead.",
+            "seed",
+            "invalid_type",
+        ),
+        (
+            {"seed": True},
+            "Invalid type for 'seed': expected an integer, but got a boolean instead.",
+            "seed",
+            "invalid_type",
+        ),
+        (
+            {"seed": 1.0},
+            "Invalid type for 'seed': expected an integer, but got a decimal number instead.",
+            "seed",
+            "invalid_type",
+        ),
+        (
+            {"temperature": False},
+            "Invalid type for 'temperature': expected a number, but got a boolean instead.",
+            "temperature",
+            "invalid_type",
+        ),
+        (
+            {"options": []},
+            "Invalid type for 'options': expected an object, but got an array instead.",
+            "options",
+            "invalid_type",
+        ),
+        (
+            {"bias": {"7": "x"}},
+            "Invalid type for 'bias.7': expected a number, but got a string instead.",
+            "bias.7",
+            "invalid_type",
+        ),
+        (
+            {"messages": [{"role": "a", "content": 5}]},
+            "Invalid type for 'messages[0].content': expected one of a string or an array, but got an integer instead.",
+            "messages[0].content",
+            "invalid_type",
+        ),
+        (
+            {"messages": [{"role": "a", "content": [{"type": "text", "text": 1}]}]},
+            "Invalid type for 'messages[0].content[0].text': expected a string, but got an integer instead.",
+            "messages[0].content[0].text",
+            "invalid_type",
+        ),
+        (
+            {"messages": [{"role": "a", "content": [{"type": "sound"}]}]},
+            "Invalid value for 'messages[0].content[0].type': 'sound'. Supported values are: 'text' or 'image'.",
+            "messages[0].content[0].type",
+            "invalid_value",
+        ),
+        (
+            {"temperature": 3},
+            "Invalid 'temperature': integer above maximum value. Expected a value <= 2, but got 3 instead.",
+            "temperature",
+            "invalid_value",
+        ),
+        (
+            {"temperature": -0.5},
+            "Invalid 'temperature': decimal below minimum value. Expected a value >= 0, but got -0.5 instead.",
+            "temperature",
+            "invalid_value",
+        ),
+        (
+            {"seed": 1 << 64},
+            "Invalid 'seed': integer above maximum value. "
+            "Expected a value <= 18446744073709551615, but got 18446744073709551616 instead.",
+            "seed",
+            "invalid_value",
+        ),
+        (
+            {"messages": []},
+            "Invalid 'messages': array too short. Expected an array with minimum length 1, "
+            "but got an array with length 0 instead.",
+            "messages",
+            "invalid_value",
+        ),
+        (
+            {"messages": [{"role": "x" * 9}]},
+            "Invalid 'messages[0].role': string too long. Expected a string with maximum length 8, "
+            "but got a string with length 9 instead.",
+            "messages[0].role",
+            "invalid_value",
+        ),
+        ({"anything": "cat"}, "Invalid 'anything': cats are not allowed", "anything", "invalid_value"),
+        (
+            {"prompt": [1, "a"]},
+            "Invalid type for 'prompt[1]': expected an integer, but got a string instead.",
+            "prompt[1]",
+            "invalid_type",
+        ),
+        (
+            {"prompt": [[1, None]]},
+            "Invalid type for 'prompt[0][1]': expected an integer, but got null instead.",
+            "prompt[0][1]",
+            "invalid_type",
+        ),
+    ],
+)
+def test_validation_error_uses_openais_words(
+    fields: dict[str, Any], message: str, param: str, code: str
+) -> None:
+    error = refusal(json.dumps({**OK, **fields}).encode())
+    assert (error.message, error.param, error.code) == (message, param, code)
+
+
+def test_missing_top_level_field_is_reported() -> None:
+    assert refusal(b"{}").message == "Missing required parameter: 'messages'."
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected_message"),
+    [
+        (b"", "no body"),
+        (b" \n", "no body"),
+        (b"[]", "Invalid type for the body: expected an object, but got an array instead."),
+        (b"null", "got null"),
+        (b"1", "got an integer"),
+        (b'"x"', "got a string"),
+        (b"{", "not valid JSON"),
+        (b'{"anything": 1,}', "not valid JSON"),
+        (b'{"anything": 1} x', "not valid JSON"),
+        (b'{"anything": 1}{"anything": 2}', "not valid JSON"),
+        (b'{"anything": 1 /* comment */}', "not valid JSON"),
+        (b'{"anything": "a', "not valid JSON"),
+        (b'{"anything": [' + b"," * 1_000_000 + b"]}", "values"),
+        (b"\xef\xbb\xbf{}", "not valid JSON"),
+        ('{"anything": 1}'.encode("utf-16"), "not valid UTF-8"),
+        (b'{"anything": "\xff"}', "not valid UTF-8, at byte 14"),
+        (b'{"anything": "\xed\xa0\x80"}', "not valid UTF-8"),
+        (b'{"anything": "\xc0\xaf"}', "not valid UTF-8"),  # an overlong slash
+        (b"\x80\x04\x95\x0e\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94.", "not valid UTF-8"),  # a pickle
+        (b'{"anything": "\\ud800"}', "a lone surrogate at line 1 column 21"),
+        (b'{"anything": "\\udc00x"}', "a lone surrogate"),
+        (b'{"\\ud800": 1}', "a lone surrogate"),
+        (b'{"prompt": ["a", "\\ud800"]}', "a lone surrogate"),
+        (b'{"bias": {"\\ud800": 1}}', "a lone surrogate"),
+        (b'{"anything": {"a": [{"b": "\\udfff"}]}}', "a lone surrogate"),
+        (b'{"\\ud800": 1, "\\ud800": 2}', "Duplicate parameter"),
+        (b'{"anything": NaN}', "NaN is not a JSON number"),
+        (b'{"temperature": Infinity}', "Infinity is not a JSON number"),
+        (b'{"anything": [-Infinity]}', "-Infinity is not a JSON number"),
+        (b'{"anything": 1e999}', "too large"),
+        (b'{"temperature": -1e999}', "too large"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b'{"anything": "\x00"}', "not valid JSON"),
+        (b'{"seed": 1, "seed": 2}', "Duplicate parameter: 'seed'."),
+        (b'{"anything": {"a": 1, "\\u0061": 2}}', "Duplicate parameter: 'a'."),
+        (b'{"bias": {"5": 1, "5": 2}}', "Duplicate parameter: '5'."),
+        (b"{'seed': 1}", "not valid JSON"),
+        (b'{"seed": 01}', "not valid JSON"),
+        (b"\x00" * 100, "not valid JSON"),
+    ],
+)
+def test_invalid_json_is_refused(raw: bytes, expected_message: str) -> None:
+    if raw.startswith(b'{"') and raw.endswith(b"}"):
+        raw = raw[:-1] + b', "messages": [{"role": "user"}]}'
+    assert expected_message in refusal(raw).message
+
+
+def test_surrogate_pair_is_one_character() -> None:
+    raw = b'{"messages": [{"role": "user"}], "anything": "\\ud83d\\ude00"}'
+    assert parse_body(raw, Chat).anything == "\U0001f600"
+
+
+def test_large_integer_is_refused_only_if_out_of_range() -> None:
+    assert parse(anything=10**400).anything == 10**400
+    assert refusal(json.dumps({**OK, "seed": 10**400}).encode()).message.endswith(
+        "but got a very large integer instead."
+    )
+
+
+def nested(depth: int, text: str = "") -> bytes:
+    return f'{{"messages": [{{"role": "user"}}], "anything": {"[" * depth}{text}{"]" * depth}}}'.encode()
+
+
+def test_nesting_depth_limit_is_exact() -> None:
+    parse_body(nested(MAX_DEPTH - 1), Chat)
+    assert "nested too deeply" in refusal(nested(MAX_DEPTH)).message
+    assert "nested too deeply" in refusal(nested(1_000_000)).message
+    assert "nested too deeply" in refusal(b'{"a":' * 1_000_000).message
+    assert "nested too deeply" in refusal(b'{"a":' * 100_000 + b"1" + b"}" * 100_000).message
+    assert "nested too deeply" in refusal(b"[" * 1_000_000).message
+
+
+@pytest.mark.parametrize(
+    "text", ['"' + "[{" * 1000 + '"', '"\\"' + "[{" * 1000 + '\\\\"', '"\\\\\\"' + "[" * 1000 + '"']
+)
+def test_brackets_in_strings_do_not_count_as_depth(text: str) -> None:
+    assert parse_body(nested(5, text), Chat).anything == [[[[[json.loads(text)]]]]]
+
+
+def test_number_of_containers_values_and_keys_is_limited() -> None:
+    assert "arrays and objects" in refusal(nested(1, ",".join(["[]"] * MAX_CONTAINERS))).message
+    assert "arrays and objects" in refusal(nested(1, ",".join(["{}"] * MAX_CONTAINERS))).message
+    assert "values" in refusal(nested(1, ",".join(["1"] * (MAX_VALUES + 1)))).message
+    keys = ",".join(f'"{key}": 1' for key in range(MAX_KEYS + 1))
+    assert "keys" in refusal(nested(1, "{" + keys + "}")).message
+    assert len(parse(anything="[]," * MAX_VALUES).anything) == 3 * MAX_VALUES
+    assert len(parse(prompt=[7] * (MAX_VALUES - 100)).prompt or "") == MAX_VALUES - 100
+
+
+@pytest.mark.parametrize(
+    "model", [one for one in vars(schemas).values() if isinstance(one, type) and issubclass(one, BaseModel)]
+)
+def test_every_array_field_of_the_api_fails_fast(model: type[BaseModel]) -> None:
+    def arrays(schema: Any) -> Iterator[Any]:
+        if isinstance(schema, dict):
+            if schema.get("type") == "list" and "items_schema" in schema:
+                yield schema
+            schema = list(schema.values())
+        if isinstance(schema, list | tuple):
+            for one in schema:
+                yield from arrays(one)
+
+    assert all(array.get("fail_fast") for array in arrays(model.__pydantic_core_schema__))
+
+
+def test_only_the_first_invalid_item_is_reported() -> None:
+    raw = nested(0, '1, "prompt": [' + ",".join(["-1.5"] * 500_000) + "]")
+    assert refusal(raw).param == "prompt[0]"
+    with pytest.raises(ValidationError) as caught:
+        Chat.model_validate_json(raw, strict=True)
+    assert caught.value.error_count() < 10
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"a": "' + b"x" * 100_000,
+        b'"' * 100_001,
+        b'{"a": "' + b"\\" * 100_001,
+        b"[" + b'"[' * 100_000,
+        b'{"' + b'\\"[,' * 99_999,
+    ],
+)
+def test_truncated_body_takes_linear_time(raw: bytes) -> None:
+    many = (raw + b"," * MAX_VALUES) * 2
+    began = time.process_time()
+    refusal(many)
+    assert time.process_time() - began < 5  # quadratic time would take an hour
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_give_a_model_or_an_api_error(raw: bytes) -> None:
+    with pytest.raises(ApiError):
+        parse_body(raw, Chat)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*Chat.model_fields, "x", ""]), _json, max_size=6))
+def test_random_json_gives_a_model_or_a_short_error(content: dict[str, Any]) -> None:
+    raw = json.dumps(content).encode()
+    try:
+        parse_body(raw, Chat)
+    except ApiError:
+        error = refusal(raw)
+        assert len(error.message) < 1000
+        assert "pydantic" not in error.message
+        json.dumps(error.body(), allow_nan=False).encode()
+
+
+def test_long_names_and_values_are_truncated_in_errors() -> None:
+    assert len(refusal(json.dumps({**OK, "x" * 100_000: 1}).encode()).message) < 200
+    error = refusal(json.dumps({"messages": [{"role": "a", "content": [{"type": "x" * 100_000}]}]}).encode())
+    assert len(error.message) < 300
+
+
+def test_large_bodies_are_not_small() -> None:
+    assert is_small(nested(0, '"' + "x" * 10 + '"')) and is_small(nested(1, ",".join(["7"] * 10)))
+    assert not is_small(nested(0, '"' + "x" * 300_000 + '"')) and not is_small(
+        nested(1, ",".join(["7"] * 3000))
+    )
+
+
+def test_openapi_document_contains_request_models() -> None:
+    app = FastAPI()
+    router = APIRouter()
+
+    @router.post("/chat", openapi_extra=body_schema(Chat))
+    async def chat(request: Request) -> dict[str, Any]:
+        return {}
+
+    app.include_router(router)
+    document_bodies(app, [Chat])
+    for _ in range(2):
+        document = app.openapi()
+    schema = document["paths"]["/chat"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema == {"$ref": "#/components/schemas/Chat"}
+    schemas = document["components"]["schemas"]
+    assert {"Chat", "Message", "Part", "Options"} <= set(schemas)
+    assert schemas["Chat"]["additionalProperties"] is False
+    assert {"type": "number", "minimum": 0, "maximum": 2} in schemas["Chat"]["properties"]["temperature"][
+        "anyOf"
+    ]
+    written = json.dumps(document)
+    assert "#/$defs" not in written
+    for part in written.split('"$ref": "#/components/schemas/')[1:]:
+        assert part.split('"')[0] in schemas

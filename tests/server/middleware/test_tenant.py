@@ -1,0 +1,203 @@
+"""Requests without a valid API key are refused. Every other one has a tenant: that of its key, else that of its address."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from holdfast.server.config import ServerConfig
+from holdfast.server.errors import ApiError
+from holdfast.server.middleware.exceptions import ExceptionMiddleware
+from holdfast.server.middleware.request_log import RequestLogMiddleware
+from holdfast.server.middleware.tenant import TenantMiddleware
+from holdfast.server.tenants.directory import TenantDirectory
+from holdfast.server.tenants.tenant import UNKNOWN_TENANT, Tenant, tenant_of
+from support.asgi import call_app, ok
+from support.raw_http import HttpResponse
+
+KEYS = ("first-key", "second:key")
+
+
+def response(
+    *authorization: str | bytes, path: str = "/v1/models", keys: tuple[str, ...] = KEYS
+) -> HttpResponse:
+    app = ExceptionMiddleware(TenantMiddleware(ok, TenantDirectory(ServerConfig(api_keys=keys))))
+    return call_app(app, path=path, headers=[("Authorization", value) for value in authorization])
+
+
+def basic(text: str) -> str:
+    return "Basic " + base64.b64encode(text.encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "Bearer first-key",
+        "bearer first-key",
+        "BEARER  first-key ",
+        "Bearer second:key",
+        basic("anybody:first-key"),
+        basic(":second:key"),
+        basic("ü:first-key"),
+    ],
+)
+def test_valid_key_is_accepted(given: str) -> None:
+    assert response(given).body == b"yes"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer first",
+        "Bearer first-keyx",
+        "Bearer FIRST-KEY",
+        "Bearer first-key second:key",
+        "Bearer first-key,",
+        "Bearer \x00first-key",
+        "Bearer ключ".encode(),
+        b"Bearer \xff\xfe\xfd",
+        "first-key",
+        "Token first-key",
+        "Digest username=first-key",
+        "Basic first-key",
+        "Basic %%%",
+        "Basic ====",
+        "Basic Zg",
+        b"Basic \xff\xff\xff\xff",
+        basic("first-key"),
+        basic("first-key:"),
+        basic("first-key:x"),
+        basic("a:b:first-key"),
+        "Bearer " + "x" * 30_000,
+        basic("a:" + "x" * 20_000),
+    ],
+)
+def test_invalid_authorization_is_refused(given: str | bytes) -> None:
+    answer = response(given)
+    assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+    assert answer.error["type"] == "authentication_error"
+    assert "key" not in answer.headers["www-authenticate"]
+
+
+def test_two_authorization_headers_are_refused() -> None:
+    assert response("Bearer first-key", "Bearer first-key").status == 401
+
+
+def test_missing_key_error_says_how_to_send_it() -> None:
+    answer = response()
+    assert (answer.status, answer.error["code"]) == (401, "missing_api_key")
+    assert "Bearer" in answer.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/inspector/events", "/inspector/app.js"])
+def test_inspector_routes_ask_for_basic_authentication(path: str) -> None:
+    assert response(path=path).headers["www-authenticate"] == 'Basic realm="holdfast"'
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions",
+        "/metrics",
+        "/openapi.json",
+        "/nothing",
+        "/health/",
+        "/healthz",
+        "//health",
+        "/health/../v1",
+    ],
+)
+def test_every_other_route_requires_a_key(path: str) -> None:
+    answer = response(path=path)
+    assert answer.status == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_health_is_public_and_no_keys_means_no_check() -> None:
+    assert response(path="/health").status == 200
+    assert response("Bearer wrong", path="/health").status == 200
+    assert response(keys=()).status == 200
+
+
+def test_error_does_not_quote_the_key() -> None:
+    with pytest.raises(ApiError) as caught:
+        TenantMiddleware(ok, TenantDirectory(ServerConfig(api_keys=KEYS)))._require_key(
+            {"path": "/x", "headers": [(b"authorization", b"Bearer mine")]}
+        )
+    assert "mine" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_accepted"),
+    [
+        ([("X-Api-Key", "first-key")], True),
+        ([("x-api-key", " second:key ")], True),
+        ([("X-Api-Key", "wrong"), ("Authorization", "Bearer first-key")], True),
+        ([("X-Api-Key", "first-key"), ("Authorization", "Bearer wrong")], True),
+        ([("X-Api-Key", "Bearer first-key")], False),
+        ([("X-Api-Key", "")], False),
+        ([("X-Api-Key", "first")], False),
+        ([("X-Api-Key", "wrong"), ("Authorization", "Bearer wrong")], False),
+        ([("X-Api-Key", "wrong"), ("X-Api-Key", "first-key")], False),
+    ],
+)
+def test_key_in_the_header_of_anthropics_clients(headers: list[tuple[str, str]], is_accepted: bool) -> None:
+    app = ExceptionMiddleware(TenantMiddleware(ok, TenantDirectory(ServerConfig(api_keys=KEYS))))
+    for path in ("/v1/messages", "/v1/chat/completions"):
+        answer = call_app(app, path=path, headers=headers)
+        assert answer.status == (200 if is_accepted else 401)
+
+
+def test_missing_key_of_a_message_names_its_header() -> None:
+    answer = response(path="/v1/messages")
+    error = json.loads(answer.body)
+    assert answer.status == 401 and error["type"] == "error"
+    assert error["error"]["type"] == "authentication_error" and "X-Api-Key" in error["error"]["message"]
+
+
+def tenant(config: ServerConfig, *headers: tuple[str, str], path: str = "/v1/models") -> Tenant | None:
+    """The tenant that a route sees; None if the request was refused."""
+    seen: list[Tenant] = []
+
+    async def route(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(tenant_of(Request(scope)))
+        assert seen[0] is tenant_of(scope)
+        await ok(scope, receive, send)
+
+    directory = TenantDirectory(config)
+    app = RequestLogMiddleware(ExceptionMiddleware(TenantMiddleware(route, directory)), directory)
+    status = call_app(app, path=path, headers=headers).status
+    assert status == (200 if seen else 401)
+    return seen[0] if seen else None
+
+
+def test_tenant_is_the_address_without_keys() -> None:
+    assert tenant(ServerConfig()) == Tenant("address:127.0.0.1", "127.0.0.1")
+    behind = ServerConfig(trusted_proxies=("127.0.0.1",))
+    found = tenant(behind, ("X-Forwarded-For", "2001:db8::7"), ("Authorization", "Bearer anything"))
+    assert found is not None and (found.id, found.has_key) == ("address:2001:db8::/64", False)
+
+
+def test_tenant_is_the_key_whatever_the_address() -> None:
+    config = ServerConfig(api_keys=("one", "two"))
+    found = tenant(config, ("X-Api-Key", "two"))
+    assert found is not None and (found.id, found.name, found.has_key) == ("key:api-key-2", "api-key-2", True)
+    assert not found.is_admin
+    health = tenant(config, path="/health")
+    assert health is not None and health.id == "address:127.0.0.1"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/messages"])
+def test_keys_of_two_tenants_in_one_request_are_refused(path: str) -> None:
+    config = ServerConfig(api_keys=("one", "two"))
+    assert tenant(config, ("X-Api-Key", "one"), ("Authorization", "Bearer two"), path=path) is None
+    assert tenant(config, ("X-Api-Key", "one"), ("Authorization", "Bearer one"), path=path) is not None
+
+
+def test_scope_without_middleware_has_the_unknown_tenant() -> None:
+    assert tenant_of({"type": "http"}) is UNKNOWN_TENANT
