@@ -27,7 +27,6 @@ from holdfast.engine.config import (
     parse_bytes,
 )
 from holdfast.engine.engine import Engine
-from holdfast.engine.gpu_failures import explain_kernel_failure
 from holdfast.engine.input_processor import RequestLimits
 from holdfast.engine.preflight import (
     DETERMINISM_OFF,
@@ -36,7 +35,12 @@ from holdfast.engine.preflight import (
     dummy_config,
     open_model,
 )
-from holdfast.engine.start_up import StartUpClock, release_free_memory, release_library_pages
+from holdfast.engine.start_up import (
+    StartUpClock,
+    explain_kernel_failure,
+    release_free_memory,
+    release_library_pages,
+)
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, HoldfastError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
