@@ -74,41 +74,6 @@ def test_invalid_request_raises_in_submit(running: EngineThread) -> None:
     assert good.wait().finish_reason == "abort"
 
 
-def test_many_threads_submit_at_once(running: EngineThread) -> None:
-    results: dict[int, Any] = {}
-
-    def ask(number: int) -> None:
-        results[number] = running.submit([number + 5, 9], PARAMS).wait()
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert {number: result.prompt_token_ids[0] for number, result in results.items()} == {
-        number: number + 5 for number in range(8)
-    }
-
-
-def test_failed_pass_does_not_stop_the_thread(running: EngineThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = running.engine.runner
-
-    class Once:
-        broken = False
-
-        def run(self, plan: StepPlan) -> Any:
-            if not self.broken:
-                self.broken = True
-                raise RuntimeError("a cosmic ray")
-            return inner.run(plan)
-
-    monkeypatch.setattr(running.engine, "runner", Once())
-    failed = running.submit("the dog", PARAMS).wait()
-    assert (failed.finish_reason, failed.token_ids) == ("error", ())
-    assert "a cosmic ray" in (failed.error or "")
-    assert running.submit("the dog", PARAMS).wait().finish_reason == "length"
-
-
 def test_close_stops_running_requests_for_every_reader_and_refuses_new_ones() -> None:
     running = EngineThread(make)
     handle = running.submit("the dog", LONG)

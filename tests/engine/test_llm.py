@@ -38,10 +38,6 @@ def test_results_come_in_prompt_order(llm: LLM) -> None:
         assert llm.engine.tokenizer.decode(list(result.prompt_token_ids)) == prompt
         assert len(result.token_ids) == one.max_tokens
         assert result.finish_reason == "length"
-
-
-def test_single_text_is_one_prompt_and_empty_list_gives_no_result(llm: LLM) -> None:
-    assert len(llm.generate("the fox")) == 1
     assert llm.generate([]) == []
 
 
@@ -198,15 +194,6 @@ def test_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM) -> None:
     assert result.text == decode(list(whole.token_ids[:at]))
 
 
-def test_min_tokens_delays_a_stop(llm: LLM) -> None:
-    whole = llm.generate(PROMPTS[:1], settings())[0]
-    stop_id = whole.token_ids[2]
-    params = settings(stop_token_ids=[stop_id], min_tokens=10)
-    result = llm.generate(PROMPTS[:1], params)[0]
-    assert stop_id not in result.token_ids[:10]
-    assert len(result.token_ids) >= 10
-
-
 def test_eos_ends_an_answer_unless_ignored(tmp_path: Path, tiny_llama: Path) -> None:
     probe = LLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64)
     whole = probe.generate(PROMPTS[:1], settings())[0]
@@ -216,33 +203,6 @@ def test_eos_ends_an_answer_unless_ignored(tmp_path: Path, tiny_llama: Path) -> 
     assert ended.token_ids == whole.token_ids[: whole.token_ids.index(eos) + 1]
     assert ended.finish_reason == "stop"
     assert llm.generate(PROMPTS[:1], settings())[0].token_ids == whole.token_ids
-
-
-@pytest.mark.parametrize("stop_len", [1, 2, 5])
-def test_step_deltas_join_to_the_result(llm: LLM, stop_len: int) -> None:
-    whole = llm.generate(PROMPTS[:1], settings())[0]
-    engine = llm.engine
-    stops = [whole.text[9 : 9 + stop_len], whole.text[2:4] + "not this"]
-    request = engine.prepare(PROMPTS[0], settings(stop=stops))
-    engine.submit(request)
-    deltas, result = [], None
-    while result is None:
-        for update in engine.step():
-            assert result is None, "nothing comes after the result"
-            deltas.append(update.delta)
-            result = update.result
-    assert "".join(delta.text for delta in deltas) == result.text == whole.text[: whole.text.index(stops[0])]
-    assert tuple(token_id for delta in deltas for token_id in delta.token_ids) == result.token_ids
-    assert tuple(one for delta in deltas for one in delta.logprobs or ()) == result.logprobs
-    assert len(deltas) > 1
-
-
-def test_chat_uses_the_template(llm: LLM) -> None:
-    messages = [{"role": "user", "content": "hello"}]
-    result = llm.chat(messages, settings(max_tokens=4))
-    text = llm.engine.tokenizer.decode(list(result.prompt_token_ids), skip_special_tokens=False)
-    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-    assert llm.chat(messages, settings(max_tokens=4)).token_ids == result.token_ids
 
 
 class Faulty:

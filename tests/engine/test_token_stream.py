@@ -120,15 +120,6 @@ def test_streams_read_in_turns_beside_a_batch_give_the_same_answers(llm: LLM) ->
     assert [joined(each) for each in deltas] == expected
 
 
-def test_choices_of_one_stream_come_mixed(auto_llm: LLM) -> None:
-    stream = auto_llm.stream("the dog", SamplingParams(max_tokens=5, n=3, seed=3, ignore_eos=True))
-    deltas = list(stream)
-    assert stream.result is not None
-    for choice in stream.result.outputs:
-        mine = [delta for delta in deltas if delta.index == choice.index]
-        assert [id_ for delta in mine for id_ in delta.token_ids] == choice.token_ids
-
-
 def test_threads_share_one_engine(llm: LLM) -> None:
     expected = [whole(result) for result in llm.generate(PROMPTS, PARAMS)]
     seen: dict[int, Any] = {}
