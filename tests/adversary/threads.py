@@ -13,7 +13,7 @@ from adversary.questions import QUESTIONS, Questions, ask
 from adversary.settings import SETTINGS, HostileSetting, ask_under, in_thread
 from holdfast.bench.stress import result_bits
 from holdfast.engine.engine import Engine
-from holdfast.engine.engine_thread import EngineThread
+from holdfast.engine.llm.engine_thread import EngineThread
 
 _OF_THE_PROCESS = ("matmul precision", "deterministic algorithms", "mkldnn off")
 _OF_A_THREAD = ("flushed denormals", "rounding mode", "autocast", "number of threads")

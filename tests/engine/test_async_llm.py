@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import LLM, AsyncLLM, Delta, SamplingParams
-from holdfast.engine.engine_thread import EngineThread
+from holdfast.engine.llm.engine_thread import EngineThread
 from holdfast.errors import EngineStopped, InvalidRequest, PromptTooLong
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, deterministic=True, logprobs=2)

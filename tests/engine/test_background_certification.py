@@ -15,8 +15,8 @@ from holdfast.certification.certificate import CheckSteps, OperationCheck, load_
 from holdfast.core.results import RequestOutput, Result
 from holdfast.engine import background_work as certifying
 from holdfast.engine.engine import Engine
-from holdfast.engine.engine_thread import EngineThread
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.engine_thread import EngineThread
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import DeterminismRefused
 
 PARAMS = SamplingParams(

@@ -6,8 +6,8 @@ import pytest
 
 from holdfast import SamplingParams
 from holdfast.core.request import branch_seed
-from holdfast.engine.engine_thread import EngineThread
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.engine_thread import EngineThread
+from holdfast.engine.llm.llm import LLM
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick dog sleeps"
 

@@ -14,11 +14,11 @@ import pytest
 
 from holdfast import SamplingParams
 from holdfast.core.step_plan import StepPlan
-from holdfast.engine import engine_thread
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.engine.engine_thread import EngineThread
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm import engine_thread
+from holdfast.engine.llm.engine_thread import EngineThread
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import EngineStopped, InvalidRequest, PromptTooLong
 from support.tiny import tiny_engine
 

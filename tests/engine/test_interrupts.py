@@ -8,13 +8,18 @@ import pytest
 from scripted import reference
 
 from holdfast import SamplingParams
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from support.deferred_engine import deferred_engine
 from support.interrupts import Interrupted, interrupt_at
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, deterministic=True)
 FIRST, OTHER = [1, 2, 3], [4, 5]
-CALLERS = ("engine/llm.py", "engine/engine_thread.py", "engine/token_stream.py", "core/garbage_collection.py")
+CALLERS = (
+    "engine/llm/llm.py",
+    "engine/llm/engine_thread.py",
+    "engine/llm/token_stream.py",
+    "core/garbage_collection.py",
+)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from holdfast import SamplingParams
 from holdfast.core.results import Pending, Result
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import ReceiptFactory
 from support.tiny import tiny_engine

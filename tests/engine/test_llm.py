@@ -11,7 +11,7 @@ from holdfast.core.results import Result
 from holdfast.core.step_plan import StepPlan
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused
 from support.deferred_engine import Deferred, deferred_engine

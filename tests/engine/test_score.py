@@ -8,7 +8,7 @@ import pytest
 from holdfast import SamplingParams
 from holdfast.core.results import Result
 from holdfast.core.step_plan import StepPlan
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import DeterminismRefused, InvalidRequest, PassFailed, PromptTooLong
 
 

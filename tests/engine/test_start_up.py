@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.engine import builder, start_up
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.start_up import (
+from holdfast.engine.start import builder, start_up
+from holdfast.engine.start.start_up import (
     _clean_library_mappings,
     explain_kernel_failure,
     release_library_pages,

@@ -10,7 +10,7 @@ import pytest
 from holdfast import SamplingParams, TokensPrompt
 from holdfast.core.results import Delta, Result
 from holdfast.core.step_plan import StepPlan
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import EngineStopped, InvalidRequest, PassFailed, PromptTooLong
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, deterministic=True, logprobs=2)

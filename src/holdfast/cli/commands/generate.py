@@ -31,9 +31,9 @@ from holdfast.errors import InvalidRequest
 if TYPE_CHECKING:
     from holdfast.core.results import Delta
     from holdfast.core.sampling_params import SamplingParams
-    from holdfast.engine.engine_thread import RequestHandle
-    from holdfast.engine.llm import LLM
-    from holdfast.engine.preflight import OpenedModel
+    from holdfast.engine.llm.engine_thread import RequestHandle
+    from holdfast.engine.llm.llm import LLM
+    from holdfast.engine.start.preflight import OpenedModel
     from holdfast.text.tokenizer import Tokenizer
 
 _STATS = {"--stats=full": "--stats-full", "--stats=line": "--stats"}

@@ -109,7 +109,7 @@ def start_worker(
     }
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "holdfast.engine.compile_ahead"],
+            [sys.executable, "-P", "-m", "holdfast.engine.start.compile_ahead"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -17,7 +17,6 @@ from holdfast.certification.checks.passes import AllPages
 from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
 from holdfast.engine.background_work import Certifier, SpareKVPages
-from holdfast.engine.compile_ahead import CompileWorker, compile_ahead
 from holdfast.engine.config import (
     BatchLimits,
     EngineConfig,
@@ -28,14 +27,15 @@ from holdfast.engine.config import (
 )
 from holdfast.engine.engine import Engine
 from holdfast.engine.input_processor import RequestLimits
-from holdfast.engine.preflight import (
+from holdfast.engine.start.compile_ahead import CompileWorker, compile_ahead
+from holdfast.engine.start.preflight import (
     DETERMINISM_OFF,
     OpenedModel,
     context_len,
     dummy_config,
     open_model,
 )
-from holdfast.engine.start_up import (
+from holdfast.engine.start.start_up import (
     StartUpClock,
     explain_kernel_failure,
     release_free_memory,

@@ -10,11 +10,11 @@ from holdfast.core.options import takes_fields_of
 from holdfast.core.other_engines import argument_hint
 from holdfast.core.request import Prepared
 from holdfast.core.results import Result, decode_result
-from holdfast.engine.chat_tokenizer import ChatTokenizer
-from holdfast.engine.compile_ahead import compile_ahead
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.engine_thread import EngineThread
-from holdfast.engine.preflight import OpenedModel, open_model
+from holdfast.engine.llm.chat_tokenizer import ChatTokenizer
+from holdfast.engine.llm.engine_thread import EngineThread
+from holdfast.engine.start.compile_ahead import compile_ahead
+from holdfast.engine.start.preflight import OpenedModel, open_model
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import EngineStopped
 
@@ -102,7 +102,7 @@ class LoadedModel:
         worker = compile_ahead(config, opened.model)
 
         def make() -> "Engine":
-            from holdfast.engine.builder import build  # imports torch, while the worker does
+            from holdfast.engine.start.builder import build  # imports torch, while the worker does
 
             return build(config, progress, opened, worker)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.core.logprobs import TokenTexts
 from holdfast.core.results import Delta, Result, decode_delta
-from holdfast.engine.engine_thread import RequestHandle
+from holdfast.engine.llm.engine_thread import RequestHandle
 from holdfast.errors import HoldfastError, make_error
 
 Finish = Callable[[Result], Result]  # adds what a caller reads beside the answer

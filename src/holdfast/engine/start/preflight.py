@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 from holdfast.core.sampling_params import RestOfContext, SamplingParams
-from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.input_processor import InputProcessor, Prompt, RequestLimits
+from holdfast.engine.llm.chat_tokenizer import ChatTokenizer
 from holdfast.errors import ConfigError, PromptTooLong
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig

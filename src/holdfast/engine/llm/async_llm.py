@@ -6,9 +6,9 @@ from functools import partial
 from typing import Unpack
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.engine_thread import RequestHandle
-from holdfast.engine.loaded_model import LoadedModel
-from holdfast.engine.prompts import (
+from holdfast.engine.llm.engine_thread import RequestHandle
+from holdfast.engine.llm.loaded_model import LoadedModel
+from holdfast.engine.llm.prompts import (
     ChatOptions,
     Messages,
     PromptInput,
@@ -18,7 +18,7 @@ from holdfast.engine.prompts import (
     params_for_each,
     read_prompt,
 )
-from holdfast.engine.token_stream import AsyncTokenStream, Finish
+from holdfast.engine.llm.token_stream import AsyncTokenStream, Finish
 
 
 class AsyncLLM(LoadedModel):

@@ -11,11 +11,11 @@ from holdfast.core.request import Prepared
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
 from holdfast.engine.continuation import continued_params, sent_answer
-from holdfast.engine.engine_thread import EngineThread, RequestHandle
 from holdfast.engine.input_processor import Prompt
-from holdfast.engine.loaded_model import LoadedModel
-from holdfast.engine.progress_bar import UseTqdm, progress_bar
-from holdfast.engine.prompts import (
+from holdfast.engine.llm.engine_thread import EngineThread, RequestHandle
+from holdfast.engine.llm.loaded_model import LoadedModel
+from holdfast.engine.llm.progress_bar import UseTqdm, progress_bar
+from holdfast.engine.llm.prompts import (
     ChatOptions,
     Messages,
     PromptInput,
@@ -27,8 +27,8 @@ from holdfast.engine.prompts import (
     read_prompt,
     read_prompts,
 )
+from holdfast.engine.llm.token_stream import TokenStream
 from holdfast.engine.replay import require_prompt
-from holdfast.engine.token_stream import TokenStream
 from holdfast.errors import InvalidRequest, make_error
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import Receipt
