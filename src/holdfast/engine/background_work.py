@@ -170,7 +170,7 @@ class BackgroundWork:
             self._next_warm_up = now + (now - started) * (1 / SHARE - 1)
 
     def certify(self, scheduler: Scheduler, *, is_idle: bool) -> None:
-        """A slice of the certification, between two steps."""
+        """Run a slice of the certification, between two steps."""
         if self.certifier is not None:
             if scheduler.lacks_lent_pages:
                 self.certifier.interrupt()
@@ -182,7 +182,8 @@ class BackgroundWork:
             self.certifier.finish(progress)
 
     def adopt(self, scheduler: Scheduler) -> Certificate | None:
-        """A complete certificate, used from now on. Nothing may be in flight. The bits stay the same."""
+        """Use a complete certificate from now on, and return it. Nothing may be in flight. The bits stay
+        the same."""
         certifier = self.certifier
         if certifier is None or certifier.certificate is None:
             return None
@@ -215,7 +216,8 @@ class BackgroundWork:
             delete_certificate(certificate.key)
 
     def warm_up_next(self) -> None:
-        """An error must not end an idle engine: what is missing is prepared when it is needed."""
+        """Prepare one more thing. An error must not end an idle engine: what is missing is prepared when it
+        is needed."""
         assert self.warm_up is not None
         try:
             if not self.warm_up():

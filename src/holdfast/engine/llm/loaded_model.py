@@ -58,7 +58,7 @@ class LoadedModel:
         return model
 
     def get_tokenizer(self) -> ChatTokenizer:
-        """The model's tokenizer: encode, decode, apply_chat_template and their relatives."""
+        """Return the model's tokenizer: encode, decode, apply_chat_template and their relatives."""
         return self._tokenizer
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ class CompileWorker:
         return self._process is not None and self._process.poll() is None
 
     def wait(self) -> None:
-        """Until the kernels are compiled."""
+        """Wait until the kernels are compiled."""
         if self._process is None:
             return
         try:
@@ -96,7 +96,7 @@ def compile_ahead(config: EngineConfig, model: DecoderConfig) -> CompileWorker:
 def start_worker(
     model: DecoderConfig, dtype: str, capability: tuple[int, int], *, num_processes: int
 ) -> CompileWorker:
-    """dtype: such as bfloat16. None is started if its work was done before, or would not help."""
+    """Start a worker, unless its work was done before or would not help. dtype: such as bfloat16."""
     task = CompileTask(model, dtype, min(num_processes, _MAX_PROCESSES))
     done = _done_file(task, capability)
     if num_processes < 1 or not sys.executable or (done.exists() and _triton_cache().is_dir()):
@@ -140,13 +140,13 @@ def _num_cores() -> int:
 
 
 def _triton_cache() -> Path:
-    """Where Triton keeps compiled kernels."""
+    """Return where Triton keeps compiled kernels."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 
 
 def _done_file(task: CompileTask, capability: tuple[int, int]) -> Path:
-    """Its name is a hash of all that the compiled kernels depend on, and of where they are."""
+    """Name a file by a hash of all that the compiled kernels depend on, and of where they are."""
     libraries = [_version(name) for name in ("torch", "triton")]
     content = repr((task.model, task.dtype, capability, sources_digest(), libraries, str(_triton_cache())))
     return cache_dir() / "kernels" / hashlib.sha256(content.encode()).hexdigest()
