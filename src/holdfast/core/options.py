@@ -37,6 +37,8 @@ class Option:
     """How a field is offered as an option.
 
     name         the option's name if it is not the field's: each --api-key adds to api_keys
+    short        its name with one letter: -n
+    only_on      it can only be switched on: there is no --no-NAME
     unset        what None means, for the documentation
     file_chars   if not 0, the option takes a file with the value, of at most this many characters
     server_only  an option of `holdfast serve`; other commands decide it request by request
@@ -45,6 +47,8 @@ class Option:
     help: str
     panel: str
     name: str = ""
+    short: str = ""
+    only_on: bool = False
     metavar: str | None = None
     unset: str = ""
     file_chars: int = 0

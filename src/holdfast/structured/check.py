@@ -1,4 +1,4 @@
-"""Checks a grammar without a model: whatever is wrong with it for every vocabulary is found here.
+"""Check a grammar without a model: whatever is wrong with it for every vocabulary is found here.
 
 The grammar is compiled for a vocabulary of the 256 bytes, in the process that tries grammars
 (`grammar_sandbox`). What depends on a model's own vocabulary is found by `compiler`, later.

@@ -1,4 +1,4 @@
-"""Compiles a structured output into the grammar of one answer.
+"""Compile a structured output into the grammar of one answer.
 
 llguidance is imported with the first structured output: everything else runs without it. A grammar
 is tried in a worker process (`grammar_sandbox`), then compiled here, and cached for later requests.
@@ -32,7 +32,7 @@ _MAX_CACHED_BYTES = 512 << 20
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model, from any thread. `vocab_size` is its number of logits."""
+    """Compile grammars for one model, from any thread. `vocab_size` is its number of logits."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ _STRUCTURED = StructuredOptions()
 
 
 class GenerateCommand(HelpCommand):
-    """Reads --stats=full. An option with an optional value would take the prompt after it as value."""
+    """Read --stats=full. An option with an optional value would take the prompt after it as value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -200,7 +200,7 @@ def _answer(
 
 @dataclass(frozen=True)
 class Output:
-    """Writes answers to stdout: as text, with headings if there are several, or as JSON lines."""
+    """Write answers to stdout: as text, with headings if there are several, or as JSON lines."""
 
     num_prompts: int
     as_json: bool

@@ -3,40 +3,35 @@
 A schema or a grammar may be in a file. Which of the two a value is depends on the value alone,
 never on the files that exist: a JSON schema begins with a brace, and a grammar contains a colon.
 """
+# ruff: noqa: RUF009  (option() makes a dataclass field)
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
-
+from holdfast.core.options import option
 from holdfast.core.sampling_params import show
 from holdfast.core.structured_output import MAX_GRAMMAR_CHARS, StructuredOutput
 from holdfast.errors import InvalidRequest
 
-
-def _option(*names: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(
-        *names, help=help, rich_help_panel="Structured output (one of)", show_default=False, metavar=metavar
-    )
+_structured = partial(option, panel="Structured output (one of)")
 
 
 @dataclass(frozen=True)
 class StructuredOptions:
     """A group of options (`groups`)."""
 
-    json_schema: Annotated[
-        str | None, _option(help="JSON of this schema: a file, or the schema itself if it begins with {.")
-    ] = None
-    json_object: Annotated[bool, _option("--json-object", help="Any JSON object.")] = False
-    regex: Annotated[str | None, _option(help="Text that matches this regular expression.")] = None
-    choice: Annotated[
-        list[str] | None, _option(help="One of these texts; repeat the option for each.", metavar="TEXT")
-    ] = None
-    lark: Annotated[
-        str | None,
-        _option(help="Text of this Lark grammar: a file, or the grammar itself if it contains a colon."),
-    ] = None
+    json_schema: str | None = _structured(
+        None, "JSON of this schema: a file, or the schema itself if it begins with {."
+    )
+    json_object: bool = _structured(False, "Any JSON object.", only_on=True)
+    regex: str | None = _structured(None, "Text that matches this regular expression.")
+    choice: list[str] | None = _structured(
+        None, "One of these texts; repeat the option for each.", metavar="TEXT"
+    )
+    lark: str | None = _structured(
+        None, "Text of this Lark grammar: a file, or the grammar itself if it contains a colon."
+    )
 
     def structured_output(self) -> StructuredOutput | None:
         """Return the constraint, or None. Raise `InvalidRequest` for more than one."""
