@@ -56,7 +56,7 @@ class Option:
 
 
 def option(default: Any, help: str, *, panel: str, **details: Any) -> Any:
-    """A dataclass field that is also an option. details are those of `Option`."""
+    """Return a dataclass field that is also an option. details are those of `Option`."""
     return field(default=default, metadata={_KEY: Option(help, panel, **details)})
 
 
@@ -84,7 +84,7 @@ class OptionField:
 
 
 def option_fields(config: type) -> tuple[OptionField, ...]:
-    """The fields of a dataclass that are options, in order."""
+    """Return the fields of a dataclass that are options, in order."""
     return _read_fields(cast(Hashable, config))
 
 
@@ -127,5 +127,5 @@ def check_choices(config: Any) -> None:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; nothing for another type."""
+    """Return the members of a union, or nothing for another type."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else ()

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 
 def equal_level(demands: Collection[int], total: int) -> int:
-    """The max-min fair level: a demand up to it is met in full, a larger one gets as much as the
+    """Return the max-min fair level: a demand up to it is met in full, a larger one gets as much as the
     level."""
     left, num = total, len(demands)
     for demand in sorted(demands):

@@ -43,11 +43,11 @@ class PagePool:
         return len(self._idle)
 
     def pages_for(self, length: int) -> int:
-        """The number of pages that hold this many positions."""
+        """Return the number of pages that hold this many positions."""
         return -(-length // self.page_size)
 
     def take(self) -> int:
-        """A page to write to, held once. Evicts the least recently used idle page if none is
+        """Return a page to write to, held once. Evict the least recently used idle page if none is
         free."""
         if self._free:
             page = self._free.pop()

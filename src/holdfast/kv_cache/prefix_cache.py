@@ -95,7 +95,7 @@ class PrefixCache:
         return len(self._node_of)
 
     def no_match(self) -> PrefixMatch:
-        """The match of a request that shares no pages."""
+        """Return the match of a request that shares no pages."""
         return PrefixMatch((), self._root, 0)
 
     def insert(
@@ -207,7 +207,7 @@ class PrefixCursor:
         self._is_open = False
 
     def match(self, token_ids: Sequence[int]) -> PrefixMatch:
-        """The longest chain of full pages at the beginning of token_ids, and a request that computes
+        """Return the longest chain of full pages at the beginning of token_ids, and a request that computes
         more of them. Holds no page. A request that waits looks up only what is new since its last
         match."""
         size = self._page_size
@@ -245,9 +245,11 @@ class PrefixCursor:
         return PrefixMatch(tuple(pages), node, num_canonical)
 
     def _leads(self, other: "PrefixCursor", num_found: int) -> bool:
-        """Whether a request that found num_found pages may wait for this one. It is of the same tenant
-        and older, so it gets its share of each pass first; its pages can be read by the other; and it
-        is as far."""
+        """Return whether a request that found num_found pages may wait for this one.
+
+        It is of the same tenant and older, so it gets its share of each pass first; its pages can
+        be read by the other; and it is as far.
+        """
         return (
             self._tenant == other._tenant
             and self._number < other._number
@@ -284,7 +286,7 @@ class PrefixCursor:
             node = node.parent
 
     def will_reach(self, length: int) -> bool:
-        """Whether the page that ends at this length is announced and not in the cache yet."""
+        """Return whether the page that ends at this length is announced and not in the cache yet."""
         return self.next_len <= length <= self._announced_len
 
     def extend(
@@ -314,7 +316,7 @@ class PrefixCursor:
             self._announce_after(self._node, self.next_len - self._page_size)
 
     def _key(self, tokens: Sequence[int], stop: int) -> PageTokens:
-        """The key of the node of the page that ends at position stop - 1."""
+        """Return the key of the node of the page that ends at position stop - 1."""
         if self._salt and stop == self._page_size:
             return (self._salt, *tokens)
         return tuple(tokens)
@@ -328,7 +330,7 @@ def _child(parent: PrefixNode, tokens: PageTokens) -> PrefixNode:
 
 
 def _attached(node: PrefixNode) -> PrefixNode:
-    """The node of the tree with the same tokens. A request may keep a node that was removed from
+    """Return the node of the tree with the same tokens. A request may keep a node that was removed from
     the tree."""
     chain: list[PageTokens] = []
     while not node.is_attached:
