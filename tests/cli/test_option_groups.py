@@ -9,8 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.options.sampling import SamplingOptions
-from holdfast.cli.options.structured import StructuredOptions
+from holdfast.cli.options.request import SamplingOptions, StructuredOptions
 from holdfast.core.options import option, option_fields
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.structured_output import StructuredOutput

@@ -16,9 +16,8 @@ from holdfast.errors import InvalidRequest
 from holdfast.sandbox.grammar_sandbox import GrammarLimits, GrammarSandbox
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
 from holdfast.structured.behaviour import grammar_library
-from holdfast.structured.check import require_llguidance
 from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
-from holdfast.structured.spec import KIND_NAMES, write_grammar
+from holdfast.structured.spec import KIND_NAMES, require_llguidance, write_grammar
 from holdfast.structured.vocabulary import Vocabulary, read_vocabulary
 from holdfast.text.tokenizer import Tokenizer
 

@@ -13,8 +13,7 @@ from holdfast.cli.help_format import HelpCommand
 from holdfast.cli.inputs import read_prompts
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.options.sampling import SamplingOptions
-from holdfast.cli.options.structured import StructuredOptions
+from holdfast.cli.options.request import SamplingOptions, StructuredOptions
 from holdfast.cli.results import (
     as_json,
     drop_prompt,
@@ -162,7 +161,7 @@ def _check(
     The length of a prompt is known here only if no chat template is applied to it.
     """
     if params.structured is not None:
-        from holdfast.structured.check import check_grammar
+        from holdfast.structured.spec import check_grammar
 
         check_grammar(params.structured)
     opened = o.open_model(config)

@@ -1,19 +1,24 @@
-"""Sampling as a group of options: the fields of `SamplingParams`, which checks their values.
+"""The options of a request, in two groups: sampling, and structured output.
 
-None means the default of `SamplingParams`.
+`SamplingParams` and `StructuredOutput` check the values. None means the default of `SamplingParams`.
+
+A schema or a grammar may be in a file. Which of the two a value is depends on the value alone,
+never on the files that exist: a JSON schema begins with a brace, and a grammar contains a colon.
 """
 # ruff: noqa: RUF009  (option() makes a dataclass field)
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from holdfast.core.options import option
-from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.structured_output import StructuredOutput
+from holdfast.core.sampling_params import SamplingParams, show
+from holdfast.core.structured_output import MAX_GRAMMAR_CHARS, StructuredOutput
 from holdfast.errors import InvalidRequest
 
 _sampling = partial(option, panel="Sampling")
 _report = partial(option, panel="Report")
+_structured = partial(option, panel="Structured output (one of)")
 
 
 @dataclass(frozen=True)
@@ -94,3 +99,43 @@ def _parse_bias(text: str) -> tuple[int, float]:
         raise InvalidRequest(
             f"--logit-bias must be a token id and a number, such as 42=-5, not {text[:80]!r}"
         ) from None
+
+
+@dataclass(frozen=True)
+class StructuredOptions:
+    """A group of options (`groups`)."""
+
+    json_schema: str | None = _structured(
+        None, "JSON of this schema: a file, or the schema itself if it begins with {."
+    )
+    json_object: bool = _structured(False, "Any JSON object.", only_on=True)
+    regex: str | None = _structured(None, "Text that matches this regular expression.")
+    choice: list[str] | None = _structured(
+        None, "One of these texts; repeat the option for each.", metavar="TEXT"
+    )
+    lark: str | None = _structured(
+        None, "Text of this Lark grammar: a file, or the grammar itself if it contains a colon."
+    )
+
+    def structured_output(self) -> StructuredOutput | None:
+        """Return the constraint, or None. Raise `InvalidRequest` for more than one."""
+        schema, lark = self.json_schema, self.lark
+        if schema is not None and not schema.lstrip().startswith("{"):
+            schema = _read(schema, "JSON schema")
+        if lark is not None and ":" not in lark:
+            lark = _read(lark, "Lark grammar")
+        if self == StructuredOptions():
+            return None
+        return StructuredOutput(schema, self.json_object, self.regex, self.choice or None, lark)
+
+
+def _read(path: str, what: str) -> str:
+    """Return the text of a file, at most one character more than is allowed."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            return file.read(MAX_GRAMMAR_CHARS + 1)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the {what} in {show(path)} is no valid UTF-8: {error}") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"the {what} {show(path)} cannot be read: {why}") from error
