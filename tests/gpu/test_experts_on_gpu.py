@@ -105,7 +105,7 @@ def test_token_has_the_same_bits_among_any_others(
 def _with_these_logits(backend: Backend, x: Tensor, layer: Experts, logits: Tensor) -> Tensor:
     """The experts in the form of a fast pass. The router's fast GEMM is certified apart."""
     with pytest.MonkeyPatch.context() as patch:
-        from holdfast.numerics.backends.triton import gemm
+        from holdfast.numerics.backends.triton.gemms import gemm
 
         patch.setattr(gemm, "multiply_fp32", lambda *given, **settings: logits[None])
         return backend.experts(x, layer, SHAPE, canonical=False)

@@ -17,20 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.numerics.backends.triton import (
-    attention,
-    elementwise,
-    gemm,
-    grouped_gemm,
-    norm,
-    partial_sums,
-    rope_store,
-    routing,
-    sampling,
-    small_m_gemm,
-)
-from holdfast.numerics.backends.triton.expert_sums import ExpertOutputs
-from holdfast.numerics.backends.triton.token_history import DeviceTokenHistory
+from holdfast.numerics.backends.triton import elementwise, norm, rope_store
+from holdfast.numerics.backends.triton.attention import paged
+from holdfast.numerics.backends.triton.gemms import gemm, grouped_gemm, partial_sums, routing, small_m_gemm
+from holdfast.numerics.backends.triton.gemms.expert_sums import ExpertOutputs
+from holdfast.numerics.backends.triton.sampler import sampling
+from holdfast.numerics.backends.triton.sampler.token_history import DeviceTokenHistory
 from holdfast.numerics.batch_sizes import padded_batch_sizes, padded_head_size
 from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
@@ -54,7 +46,7 @@ class TritonBackend:
     split_k: (N, K) -> `Linear.split_k`. split_n: (N, K) -> `Linear.split_n`, which changes no bit.
     """
 
-    page_size = attention.PAGE_SIZE
+    page_size = paged.PAGE_SIZE
     build = ""
 
     def __init__(
@@ -85,7 +77,7 @@ class TritonBackend:
             path="triton",
             rows=_REFERENCE_ROWS,
             k_slices=1,
-            kv_block=attention.KV_BLOCK,
+            kv_block=paged.KV_BLOCK,
             query_tile=0,
             dtype=str(dtype).removeprefix("torch."),
             variant="interpreter" if is_interpreted else "cuda",
@@ -111,10 +103,10 @@ class TritonBackend:
         return KVLayer(keys.transpose(2, 3), values)
 
     def tile_tokens(self, span_len: int, group: int) -> int:
-        return attention.tile_tokens(span_len, group)
+        return paged.tile_tokens(span_len, group)
 
     def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
-        return attention.prepare(batch, heads, kv_heads)
+        return paged.prepare(batch, heads, kv_heads)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
@@ -215,9 +207,7 @@ class TritonBackend:
         sinks: Tensor | None = None,
     ) -> Tensor:
         q = q.contiguous()
-        return attention.attention(
-            q, layer, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks
-        )
+        return paged.attention(q, layer, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.silu_mul(gate_up, None, self.dtype)
@@ -247,7 +237,7 @@ class TritonBackend:
         canonical: bool,
     ) -> None:
         q = self._queries(x, weights, shape, kv, batch, rope, canonical)
-        attended = attention.attention(
+        attended = paged.attention(
             *(q, kv, batch),
             scale=shape.scale,
             window=weights.window,
