@@ -53,7 +53,7 @@ class PromptText:
 
 
 class AnswerWriter:
-    """Writes one answer as it arrives.
+    """Write one answer as it arrives.
 
     With a prompt, the prompt is shown first, with its thoughts.
     """

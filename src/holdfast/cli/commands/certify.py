@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from holdfast.certification.certificate import Certificate, OperationCheck
     from holdfast.certification.gemm.recipes import GemmRecipe
 
-_TRIES = 3  # for --fresh: another process may store its certificate in between
-
 
 @grouped(
     without=(
@@ -73,9 +71,7 @@ def _obtain(config: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
 
     bars = StageBars()
     certificate = o.open_llm(config, bars, opened).engine.certificate
-    for _ in range(_TRIES if fresh else 0):
-        if certificate is None or "Certifying" in bars.stages:
-            break
+    if fresh and certificate is not None and "Certifying" not in bars.stages:
         delete_certificate(certificate.key)
         gc.collect()  # a GPU holds only one engine
         certificate = o.open_llm(config, bars).engine.certificate

@@ -11,7 +11,7 @@ from holdfast.cli.answer_writer import has_thoughts
 from holdfast.cli.console import note, show_error
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import given_options, grouped, parameter_names
-from holdfast.cli.options.sampling import SamplingOptions
+from holdfast.cli.options.request import SamplingOptions
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, RequestError, ServerError
 

@@ -13,8 +13,7 @@ from holdfast.cli.help_format import HelpCommand
 from holdfast.cli.inputs import read_prompts
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.options.sampling import SamplingOptions
-from holdfast.cli.options.structured import StructuredOptions
+from holdfast.cli.options.request import SamplingOptions, StructuredOptions
 from holdfast.cli.results import (
     as_json,
     drop_prompt,
@@ -42,7 +41,7 @@ _STRUCTURED = StructuredOptions()
 
 
 class GenerateCommand(HelpCommand):
-    """Reads --stats=full. An option with an optional value would take the prompt after it as value."""
+    """Read --stats=full. An option with an optional value would take the prompt after it as value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -162,7 +161,7 @@ def _check(
     The length of a prompt is known here only if no chat template is applied to it.
     """
     if params.structured is not None:
-        from holdfast.structured.check import check_grammar
+        from holdfast.structured.spec import check_grammar
 
         check_grammar(params.structured)
     opened = o.open_model(config)
@@ -199,7 +198,7 @@ def _answer(
 
 @dataclass(frozen=True)
 class Output:
-    """Writes answers to stdout: as text, with headings if there are several, or as JSON lines."""
+    """Write answers to stdout: as text, with headings if there are several, or as JSON lines."""
 
     num_prompts: int
     as_json: bool
