@@ -86,7 +86,7 @@ def test_shapes_need_a_gpu(holdfast):
 
 def test_gemm_recipes_as_table_and_json(holdfast, monkeypatch):
     from holdfast.certification.gemm.recipes import GemmRecipe
-    from holdfast.engine import builder as build
+    from holdfast.engine.start import builder as build
 
     costs = ((1, 0.96), (4096, 1.04))
     found = (

@@ -14,7 +14,7 @@ from holdfast.core.options import option, option_fields
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import InvalidRequest
 
 

@@ -56,7 +56,7 @@ def certify(
     if json_output:
         typer.echo(json.dumps(certificate.as_dict()))
     else:
-        from holdfast.engine.builder import gemm_recipes
+        from holdfast.engine.start.builder import gemm_recipes
 
         _show(certificate, is_new)
         _show_recipes(gemm_recipes(config))
@@ -82,7 +82,7 @@ def _obtain(config: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
 
 def _show_shapes(config: EngineConfig, fresh: bool, json_output: bool) -> None:
     o.open_model(config)
-    from holdfast.engine.builder import gemm_recipes
+    from holdfast.engine.start.builder import gemm_recipes
 
     with StageBars() as bars:
         recipes = gemm_recipes(config, bars, anew=fresh)

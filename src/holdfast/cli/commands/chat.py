@@ -94,11 +94,10 @@ def chat(
     o.show_hint(config.model)
     llm = o.open_llm(config, opened=opened)
     from holdfast.cli.conversation import LocalConversation
-    from holdfast.engine.async_engine import AsyncEngine
 
     if thoughts:
         has_thoughts(llm, params)  # a note if not
-    with AsyncEngine(llm.engine) as running:
+    with llm.run_freely() as running:
         _converse(LocalConversation(llm, running, params, system, with_thoughts=thoughts is not False))
 
 

@@ -30,9 +30,9 @@ from holdfast.errors import InvalidRequest
 if TYPE_CHECKING:
     from holdfast.core.results import Delta
     from holdfast.core.sampling_params import SamplingParams
-    from holdfast.engine.async_engine import RequestHandle
-    from holdfast.engine.llm import LLM
-    from holdfast.engine.preflight import OpenedModel
+    from holdfast.engine.llm.engine_thread import RequestHandle
+    from holdfast.engine.llm.llm import LLM
+    from holdfast.engine.start.preflight import OpenedModel
     from holdfast.text.tokenizer import Tokenizer
 
 _STATS = {"--stats=full": "--stats-full", "--stats=line": "--stats"}
@@ -179,18 +179,17 @@ def _answer(
     llm: "LLM", prompts: list[str], params: "SamplingParams", chat: bool | None, output: "Output"
 ) -> list[Result]:
     """Submit all prompts, then show the answers in prompt order; the current one is streamed."""
-    from holdfast.engine.async_engine import AsyncEngine
-
-    through_template = llm.engine.tokenizer.chat_template is not None if chat is None else chat
+    tokenizer = llm.engine.tokenizer
+    through_template = tokenizer.chat_template is not None if chat is None else chat
     tokens: list[str | list[int]] = [
         llm.chat_tokens([{"role": "user", "content": prompt}]) if through_template else prompt
         for prompt in prompts
     ]
-    with AsyncEngine(llm.engine) as engine:
+    with llm.run_freely() as engine:
         handles = [engine.submit(one, params) for one in tokens]
         try:
             return [
-                output.show(number, handle, params.n, llm.engine.tokenizer, prompt)
+                output.show(number, handle, params.n, tokenizer, prompt)
                 for number, (handle, prompt) in enumerate(zip(handles, tokens, strict=True), 1)
             ]
         except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from holdfast.core.cancel_token import Cancelled, CancelToken
 from holdfast.core.request import Prepared, Request
 from holdfast.core.results import RequestOutput
 from holdfast.engine.engine import Engine
-from holdfast.engine.engine_thread import EngineThread
+from holdfast.engine.loop import EngineLoop
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import HoldfastError
 from holdfast.server.ipc import messages as m
@@ -54,7 +54,7 @@ class EngineHost:
         self, engine: Engine, send: Callable[[m.FromEngine], None], record: PassRecord | None = None
     ) -> None:
         """record is memory that the frontend can read if this process dies."""
-        self.loop = EngineThread(engine, self._deliver)
+        self.loop = EngineLoop(engine, self._deliver)
         self._engine = engine
         self._send = send
         self._submissions: dict[int, _Submission] = {}  # by request id; all threads

@@ -19,9 +19,9 @@ import threading
 from collections.abc import Callable
 
 from holdfast.core.framing import ConnectionLost
-from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import build
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, ModelError
 from holdfast.receipts.engine_fingerprint import library_version
