@@ -35,9 +35,9 @@ from holdfast.bench.load import BackgroundRequest, ProbeRequest, StressLoad
 from holdfast.bench.stress import run_in_load
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import build
 from holdfast.models.locate import locate
 from holdfast.scheduler.policy import DeterminismMode
 from holdfast.text.chat_template import ChatTemplate

@@ -19,6 +19,8 @@
     │   └── BadWeights          bad_weights              a weight file is missing, truncated or malformed
     ├── ConfigError             invalid_config           the engine cannot be started with these settings
     ├── EngineStopped           engine_stopped           the engine is shut down, or failed while the request ran
+    ├── NotReady                engine_not_ready         no engine is ready, or the server shuts down; ask again
+    ├── TooBusy                 too_many_requests        more is asked for than a share allows; ask again
     └── ServerError             server_error             an HTTP server cannot be reached, or refused the request
 
 Each class has a `code`. An error crosses a process boundary as its code and its message;
@@ -144,6 +146,27 @@ class EngineStopped(HoldfastError):
     """The engine is shut down, or failed while the request ran."""
 
     code = "engine_stopped"
+
+
+class _AskAgain(HoldfastError):
+    """A request that is refused now. `retry_after` is in seconds; `code` may say more than the class."""
+
+    def __init__(self, message: str, *, code: str | None = None, retry_after: int = 5) -> None:
+        super().__init__(message)
+        self.code = code or type(self).code
+        self.retry_after = retry_after
+
+
+class NotReady(_AskAgain):
+    """No engine is ready, or the server shuts down."""
+
+    code = "engine_not_ready"
+
+
+class TooBusy(_AskAgain):
+    """More is asked for than the client's share allows."""
+
+    code = "too_many_requests"
 
 
 class ServerError(HoldfastError):

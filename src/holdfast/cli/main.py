@@ -37,7 +37,7 @@ _COMMANDS = {
 
 
 class _Commands(HelpGroup):
-    """Imports the command that is named. Turns a `HoldfastError` into one line and an exit code."""
+    """Import the command that is named. Turn a `HoldfastError` into one line and an exit code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
@@ -73,7 +73,9 @@ class _Commands(HelpGroup):
 
 
 def _import_command(name: str) -> Any:
-    """The command, made of its function and its module's COMMAND_SETTINGS, or the group of an App."""
+    """Return the command, made of its function and its module's COMMAND_SETTINGS, or the group of
+    an App.
+    """
     module, attribute = _COMMANDS[name]
     imported = import_module(module if "." in module else f"holdfast.cli.commands.{module}")
     found = getattr(imported, attribute)

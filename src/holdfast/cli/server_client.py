@@ -30,8 +30,9 @@ class RequestRefused(ServerError):
     """
 
     def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(f"the server says {status}: {_error_message(body)}")
-        self.code = _error_code(body) or self.code
+        said, code = _parse_error(body)
+        super().__init__(f"the server says {status}: {said}")
+        self.code = code or self.code
 
 
 @dataclass
@@ -54,7 +55,7 @@ class StreamedAnswer:
         try:
             chunk = json.loads(event)
             if chunk.get("error") is not None:
-                self.error = _error_message(event)
+                self.error, _ = _parse_error(event)
                 return "", ()
             for choice in chunk.get("choices") or ():
                 delta = choice.get("delta", {})
@@ -74,7 +75,7 @@ class StreamedAnswer:
 
 
 class ChatServer:
-    """Sends requests to one server. A connection serves one request and is closed after it."""
+    """Send requests to one server. A connection serves one request and is closed after it."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url = _base_url(url)
@@ -87,7 +88,7 @@ class ChatServer:
         )
 
     def first_model(self) -> str:
-        """The name of the first model the server lists."""
+        """Return the name of the first model the server lists."""
         try:
             with self._send("GET", "/v1/models") as response:
                 return str(json.loads(response.read())["data"][0]["id"])
@@ -99,8 +100,8 @@ class ChatServer:
     def stream(
         self, body: dict[str, Any], show: Show, show_reasoning: Callable[[str], None] = lambda text: None
     ) -> StreamedAnswer:
-        """One answer; show is called with its text and thoughts as they arrive, show_reasoning with
-        the thinking before its text.
+        """Return one answer. Call `show` with its text and thoughts as they arrive, and
+        `show_reasoning` with the thinking before its text.
 
         Ctrl-C ends it by closing the connection, which aborts the request. Raises `ServerError` if
         no text arrives. An error after that is in the answer.
@@ -139,7 +140,7 @@ class ChatServer:
 
 
 def _base_url(text: str) -> str:
-    """The URL in front of the routes: http:// may be left out, a last /v1 is removed."""
+    """Return the URL in front of the routes: http:// may be left out, a last /v1 is removed."""
     try:
         url = httpx.URL(text if "://" in text else f"http://{text}")
     except httpx.InvalidURL as error:
@@ -151,7 +152,7 @@ def _base_url(text: str) -> str:
 
 
 def _key_header(api_key: str | None) -> dict[str, str]:
-    """The header that carries a key. A key that would break it is refused."""
+    """Return the header that carries a key. A key that would break it is refused."""
     if api_key is None:
         return {}
     if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():
@@ -160,7 +161,7 @@ def _key_header(api_key: str | None) -> dict[str, str]:
 
 
 def _events(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The data of each server-sent event. Comments and other fields are skipped."""
+    """Yield the data of each server-sent event. Comments and other fields are skipped."""
     rest, data = b"", []
     for block in blocks:
         *lines, rest = (rest + block).split(b"\n")
@@ -185,26 +186,19 @@ def _read_error(response: httpx.Response) -> bytes:
     return body[:_MAX_ERROR_BYTES]
 
 
-def _error_message(body: bytes) -> str:
-    """The message of an error, in OpenAI's shape or in any other, on one line."""
+def _parse_error(body: bytes) -> tuple[str, str | None]:
+    """Return the message of an error on one line, and its code, in OpenAI's shape or in any other."""
     try:
-        error = json.loads(body)
-        said = error["error"]["message"] if isinstance(error.get("error"), dict) else error["message"]
+        content = json.loads(body)
+        error = content["error"] if isinstance(content.get("error"), dict) else content
+        said, code = error["message"], error.get("code")
     except (ValueError, KeyError, TypeError, AttributeError):
-        said = body[:200].decode(errors="replace")
-    return " ".join(str(said).split())
-
-
-def _error_code(body: bytes) -> str | None:
-    try:
-        code = json.loads(body)["error"]["code"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return code if isinstance(code, str) else None
+        said, code = body[:200].decode(errors="replace"), None
+    return " ".join(str(said).split()), code if isinstance(code, str) else None
 
 
 def _reason(error: BaseException) -> str:
-    """The system's words for a failure, without its number."""
+    """Return the system's words for a failure, without its number."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -214,7 +208,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _thoughts(chunk: dict[str, Any]) -> tuple[Thought, ...]:
-    """The thoughts of one event. Only Holdfast's server sends them."""
+    """Return the thoughts of one event. Only Holdfast's server sends them."""
     try:
         sent = (chunk.get("holdfast") or {}).get("thoughts") or ()
         return tuple(

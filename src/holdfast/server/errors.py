@@ -21,12 +21,13 @@ from holdfast.errors import (
     EngineCrashed,
     EngineStopped,
     GuaranteeLost,
-    HoldfastError,
     NotFinite,
     NoTokenAllowed,
+    NotReady,
     PassFailed,
     RequestError,
     TemplateError,
+    TooBusy,
 )
 
 _PARAMS = {DeterminismRefused.code: "deterministic", TemplateError.code: "messages"}
@@ -121,9 +122,7 @@ def errors_in_words(words: ErrorWords) -> Iterator[None]:
     """Errors from inside have the field names of another API."""
     try:
         yield
-    except ApiError as error:
-        raise error.in_words(words) from None
-    except RequestError as error:
+    except (ApiError, RequestError) as error:
         raise to_api_error(error).in_words(words) from None
 
 
@@ -141,38 +140,36 @@ def refuse_unknown(path: str, value: Mapping[str, Any], known: Sequence[str]) ->
             raise ApiError(400, message, param=where, code="unknown_parameter")
 
 
-def to_api_error(error: HoldfastError) -> ApiError:
-    """What a client is sent for an error of the engine."""
+def to_api_error(error: BaseException) -> ApiError:
+    """What a client is sent for any error. One that is no `HoldfastError` is a bug in the server."""
+    if isinstance(error, ApiError):
+        return error
     if isinstance(error, RequestError):
         return ApiError(400, str(error), param=_PARAMS.get(error.code), code=error.code)
+    if isinstance(error, NotReady | TooBusy):
+        headers = {"Retry-After": str(error.retry_after)}
+        if error.code == "shutting_down":
+            headers["Connection"] = "close"
+        status = 503 if isinstance(error, NotReady) else 429
+        return ApiError(status, str(error), code=error.code, headers=headers)
     if isinstance(error, EngineStopped):
         return ApiError(
             503, "the engine stopped; send the request again", code=error.code, headers={"Retry-After": "5"}
         )
-    if isinstance(error, AnswerFailed):
-        return answer_error(error.code, str(error))
-    return internal_error()
-
-
-def answer_error(code: str | None, message: str) -> ApiError:
-    """What a client is sent for an accepted request that ended in an error, by the code of the
-    error.
-
-    The message of a failed pass is for the log only. What the request itself caused is for the
-    client.
-    """
-    if code == GuaranteeLost.code:
-        return ApiError(
-            500,
+    if isinstance(error, GuaranteeLost):
+        message = (
             "the determinism guarantee was lost: tokens that were already sent differ from the verified ones; "
-            "send the request again",
-            code=code,
+            "send the request again"
         )
-    if code in (EngineCrashed.code, NotFinite.code):
-        return ApiError(500, message, code=code)
-    if code == NoTokenAllowed.code:
-        return ApiError(400, message, code=code)
-    return ApiError(500, "the completion could not be computed; see the server's log", code=PassFailed.code)
+        return ApiError(500, message, code=error.code)
+    if isinstance(error, EngineCrashed | NotFinite):
+        return ApiError(500, str(error), code=error.code)
+    if isinstance(error, NoTokenAllowed):  # what the request itself caused
+        return ApiError(400, str(error), code=error.code)
+    if isinstance(error, AnswerFailed):  # the message is for the log only
+        message = "the completion could not be computed; see the server's log"
+        return ApiError(500, message, code=PassFailed.code)
+    return internal_error()
 
 
 def internal_error() -> ApiError:

@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.request import NO_DEFAULTS, RequestDefaults
 from holdfast.engine.status import StartUpStage
-from holdfast.errors import EngineStopped
-from holdfast.server.admission import Admission
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, to_api_error
+from holdfast.server.http.body import is_small, parse_body
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.messages import FingerprintReady
@@ -24,12 +24,14 @@ from holdfast.server.middleware.request_log import AccessLogEntry
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces
+from holdfast.server.tenants.admission import Admission
 from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.server.tenants.tenant import Tenant, tenant_of
-from holdfast.server.work.work_queue import Work
+from holdfast.server.tenants.work_queue import Work
 
 _INLINE_BYTES = 4096
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 
 class Frontend:
@@ -114,6 +116,7 @@ class Frontend:
                 self.defaults,
                 tenant=tenant,
                 meter=meter,
+                prompts=self.prompts,
                 metrics=self.metrics.request(deterministic),
                 begin_span=lambda params: self.traces.begin(request.headers, replace(traced, params=params)),
                 timeout=self.config.request_timeout,
@@ -122,39 +125,41 @@ class Frontend:
             self.num_begun += 1
             try:
                 yield call
-            except ApiError as error:
-                call.failed(error.code or str(error.status), error.status)
-                access.error = error.code
-                raise
             except (ClientDisconnect, CancelledError):
                 call.aborted()
                 raise
-            except Exception:
-                call.failed("internal_error", 500)
+            except Exception as raised:
+                error = to_api_error(raised)
+                call.failed(error.code or str(error.status), error.status)
+                access.error = error.code
                 raise
             finally:
                 self._calls.discard(call)
                 self._log_call(call, access)
                 call.close()
 
-    async def prepare(self, request: Request, work: Work[T]) -> T:
-        """Do work that needs no engine in the client's turn, or stop when the client disconnects.
+    async def read_body(self, request: Request, model: type[M]) -> M:
+        """The body of a request. A large one is parsed in the client's turn."""
+        raw = await request.body()
+        if is_small(raw):
+            return parse_body(raw, model)
+        return await self.run(request, lambda token: parse_body(raw, model))
 
-        The work of a small body is done at once.
-        """
-        size = len(await request.body())
-        if size <= _INLINE_BYTES:
+    async def prepare(self, request: Request, work: Work[T]) -> T:
+        """As `run`, but work of a small body is done at once."""
+        if len(await request.body()) <= _INLINE_BYTES:
             return work(CancelToken())
-        running = self.prompts.lanes.run(tenant_of(request).id, work, size=size)
-        return await run_until_disconnect(request, running)
+        return await self.run(request, work)
+
+    async def run(self, request: Request, work: Work[T]) -> T:
+        """Do work that needs no engine in the client's turn, or stop when the client disconnects."""
+        size = len(await request.body())
+        return await run_until_disconnect(request, self.prompts.run(tenant_of(request).id, work, size=size))
 
     async def fingerprint(self) -> FingerprintReady:
         """The engine's fingerprint. Waits until the weights are hashed."""
-        try:
-            _ = self.engines.ready
-            return await self.engines.requests.wait_for_fingerprint()
-        except EngineStopped as error:
-            raise to_api_error(error) from None
+        _ = self.engines.ready
+        return await self.engines.requests.wait_for_fingerprint()
 
     def count_request(self, tenant: Tenant, entry: AccessLogEntry) -> None:
         """Add a request that has ended to the metrics of its tenant."""
@@ -165,14 +170,14 @@ class Frontend:
             num_generated_tokens=entry.completion_tokens or 0,
         )
 
-    def render_metrics(self, accept: str, reader: Tenant) -> tuple[bytes, str]:
-        """The metrics that this tenant may see, with their content type. Without keys there is one
+    def render_metrics(self, request: Request) -> tuple[bytes, str]:
+        """The metrics that this client may see, with their content type. Without keys there is one
         series, and all see it."""
         self.metrics.replicas = self.engines.replicas
         self.metrics.tenants.set_places((call.tenant, *call.num_answers) for call in self._calls)
-        return self.metrics.render(accept, reader)
+        return self.metrics.render(request.headers.get("accept", ""), tenant_of(request))
 
-    def cancel_calls(self, error: ApiError) -> None:
+    def cancel_calls(self, error: Exception) -> None:
         """End every running call with this error."""
         for call in tuple(self._calls):
             call.cancel(error)

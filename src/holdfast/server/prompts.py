@@ -1,16 +1,18 @@
-"""Renders and tokenises prompts, in bounded threads and fairly between clients (`work`).
+"""Renders and tokenises prompts, in bounded threads and fairly between clients (`WorkQueue`).
 
 Text that cannot fit the context is refused before it is tokenised (`text.token_bounds`). Longer texts
 are tokenised in slices: tokenising ends when the context is full, or when the client leaves.
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.errors import PromptTooLong
 from holdfast.server.reasoning.chat_format import ChatFormat, choose_chat_format
-from holdfast.server.work.lanes import WorkLanes
+from holdfast.server.tenants.work_queue import Work, WorkQueue
 from holdfast.text.chat_content import Conversation, render_conversation
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.special_tokens import Span
@@ -19,6 +21,10 @@ from holdfast.text.tokenizer import Tokenizer
 
 _INLINE_CHARS = 512
 _MAX_UNWRITTEN = 1 << 20  # characters a template may read without writing them to the prompt
+_SECONDS_PER_BYTE = 1e-6  # tokenising, roughly
+_BASE_SECONDS = 0.001
+
+T = TypeVar("T")
 
 
 class Prompts:
@@ -30,12 +36,13 @@ class Prompts:
         self.template = ChatTemplate.of(tokenizer)
         self.max_model_len: int | None = None
         self._longest_token: int | None = None
-        self.lanes = WorkLanes()
+        workers = max(2, (os.cpu_count() or 1) // 2)
+        self._work = WorkQueue("holdfast-work", workers=workers, max_per_client=workers // 2)
 
     async def warm_up(self) -> None:
         """Do now what the first prompt would wait for."""
         self.template.warm()
-        await self.lanes.run("", lambda token: self._warm_up(), size=1 << 20)
+        await self.run("", lambda token: self._warm_up(), size=1 << 20)
 
     def _warm_up(self) -> None:
         self._max_token_bytes()
@@ -44,8 +51,13 @@ class Prompts:
             self.tokenizer.control_tokens.warm()
 
     def close(self) -> None:
-        self.lanes.close()
+        self._work.close()
         self.template.close()
+
+    async def run(self, client: str, work: Work[T], *, size: int) -> T:
+        """Do work in the client's turn. If this task is cancelled, so is the work. size: of its input, in bytes
+        or characters."""
+        return await self._work.run(client, work, cost=_BASE_SECONDS + size * _SECONDS_PER_BYTE)
 
     async def encode(
         self, text: str, *, client: str, add_special_tokens: bool = True, whole: bool = False
@@ -56,7 +68,7 @@ class Prompts:
         """
         if len(text) <= _INLINE_CHARS and self.tokenizer.bounds.can_slice:
             return self.tokenize(text, CancelToken(), add_special_tokens=add_special_tokens, whole=whole)
-        return await self.lanes.run(
+        return await self.run(
             client,
             lambda token: self.tokenize(text, token, add_special_tokens=add_special_tokens, whole=whole),
             size=len(text),

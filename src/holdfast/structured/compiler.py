@@ -1,4 +1,4 @@
-"""Compiles a structured output into the grammar of one answer.
+"""Compile a structured output into the grammar of one answer.
 
 llguidance is imported with the first structured output: everything else runs without it. A grammar
 is tried in a worker process (`grammar_sandbox`), then compiled here, and cached for later requests.
@@ -16,9 +16,8 @@ from holdfast.errors import InvalidRequest
 from holdfast.sandbox.grammar_sandbox import GrammarLimits, GrammarSandbox
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
 from holdfast.structured.behaviour import grammar_library
-from holdfast.structured.check import require_llguidance
 from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
-from holdfast.structured.spec import KIND_NAMES, write_grammar
+from holdfast.structured.spec import KIND_NAMES, require_llguidance, write_grammar
 from holdfast.structured.vocabulary import Vocabulary, read_vocabulary
 from holdfast.text.tokenizer import Tokenizer
 
@@ -32,7 +31,7 @@ _MAX_CACHED_BYTES = 512 << 20
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model, from any thread. `vocab_size` is its number of logits."""
+    """Compile grammars for one model, from any thread. `vocab_size` is its number of logits."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class GrammarCompiler:
         self._backend_lock = threading.Lock()
 
     def compile(self, structured: StructuredOutput, token: CancelToken | None = None) -> MatcherGrammar:
-        """The grammar of one answer. Refuses what is wrong, too large or too slow.
+        """Return the grammar of one answer. Refuses what is wrong, too large or too slow.
 
         Raises `Cancelled` once the token is cancelled. A grammar that several callers wait for is
         compiled once, and given up when the last of them is cancelled.
@@ -65,7 +64,7 @@ class GrammarCompiler:
         return MatcherGrammar(compiled, self._backend.vocabulary)
 
     def is_compiled(self, structured: StructuredOutput) -> bool:
-        """Whether `compile` would return at once."""
+        """Return whether `compile` would return at once."""
         return structured in self._cache
 
     def close(self) -> None:

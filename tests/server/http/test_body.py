@@ -1,6 +1,5 @@
 """JSON bodies become models or one clear error; the cost of a body is bounded by its size."""
 
-import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -16,15 +15,14 @@ from starlette.requests import Request
 from holdfast.server.api.schema import requests as schemas
 from holdfast.server.api.schema.openapi import body_schema, document_bodies
 from holdfast.server.errors import ApiError
-from holdfast.server.http import body as http_body
 from holdfast.server.http.body import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_KEYS,
     MAX_VALUES,
     Many,
+    is_small,
     parse_body,
-    read_body,
 )
 
 
@@ -405,33 +403,11 @@ def test_long_names_and_values_are_truncated_in_errors() -> None:
     assert len(error.message) < 300
 
 
-def request_of(raw: bytes) -> Request:
-    """The client stays connected after its body."""
-    messages: list[dict[str, Any]] = [{"type": "http.request", "body": raw, "more_body": False}]
-
-    async def receive() -> dict[str, Any]:
-        return messages.pop() if messages else await asyncio.Future()
-
-    return Request({"type": "http", "method": "POST", "headers": []}, receive)
-
-
-def test_large_body_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    seen = []
-
-    def note(raw: bytes, model: type[Chat]) -> Chat:
-        seen.append((len(raw) > 256 << 10, threading.current_thread() is threading.main_thread()))
-        return parse_body(raw, model)
-
-    monkeypatch.setattr(http_body, "parse_body", note)
-    for size in (10, 300_000):
-        body = asyncio.run(read_body(request_of(nested(0, '"' + "x" * size + '"')), Chat))
-        assert len(body.anything) == size
-    for size in (10, 3000):
-        body = asyncio.run(read_body(request_of(nested(1, ",".join(["7"] * size))), Chat))
-        assert len(body.anything) == size
-    assert seen == [(False, True), (True, False), (False, True), (False, False)]
+def test_large_bodies_are_not_small() -> None:
+    assert is_small(nested(0, '"' + "x" * 10 + '"')) and is_small(nested(1, ",".join(["7"] * 10)))
+    assert not is_small(nested(0, '"' + "x" * 300_000 + '"')) and not is_small(
+        nested(1, ",".join(["7"] * 3000))
+    )
 
 
 def test_openapi_document_contains_request_models() -> None:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from holdfast.certification.certificate import Certificate, OperationCheck
     from holdfast.certification.gemm.recipes import GemmRecipe
 
-_TRIES = 3  # for --fresh: another process may store its certificate in between
-
 
 @grouped(
     without=(
@@ -58,7 +56,7 @@ def certify(
     if json_output:
         typer.echo(json.dumps(certificate.as_dict()))
     else:
-        from holdfast.engine.builder import gemm_recipes
+        from holdfast.engine.start.builder import gemm_recipes
 
         _show(certificate, is_new)
         _show_recipes(gemm_recipes(config))
@@ -67,15 +65,13 @@ def certify(
 
 
 def _obtain(config: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
-    """The certificate of this model and machine, and whether this call made it."""
+    """Return the certificate of this model and machine, and whether this call made it."""
     opened = o.open_model(config)
     from holdfast.certification.certificate import delete_certificate
 
     bars = StageBars()
     certificate = o.open_llm(config, bars, opened).engine.certificate
-    for _ in range(_TRIES if fresh else 0):
-        if certificate is None or "Certifying" in bars.stages:
-            break
+    if fresh and certificate is not None and "Certifying" not in bars.stages:
         delete_certificate(certificate.key)
         gc.collect()  # a GPU holds only one engine
         certificate = o.open_llm(config, bars).engine.certificate
@@ -86,7 +82,7 @@ def _obtain(config: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
 
 def _show_shapes(config: EngineConfig, fresh: bool, json_output: bool) -> None:
     o.open_model(config)
-    from holdfast.engine.builder import gemm_recipes
+    from holdfast.engine.start.builder import gemm_recipes
 
     with StageBars() as bars:
         recipes = gemm_recipes(config, bars, anew=fresh)
@@ -99,7 +95,7 @@ def _show_shapes(config: EngineConfig, fresh: bool, json_output: bool) -> None:
 
 
 def _show_recipes(recipes: Sequence["GemmRecipe"]) -> None:
-    """A table of GEMM recipes; nothing on a CPU, which has none."""
+    """Show a table of GEMM recipes. A CPU has none."""
     if not recipes:
         return
     from rich.box import SIMPLE_HEAD
@@ -178,7 +174,7 @@ def _differing(check: "OperationCheck") -> str:
 
 
 def _ranges(sizes: tuple[int, ...]) -> str:
-    """Up to five sizes in full, more as "42 values from 1 to 512"."""
+    """Return up to five sizes in full, more as "42 values from 1 to 512"."""
     if len(sizes) <= 5:
         return ", ".join(map(str, sizes))
     return f"{len(sizes)} values from {sizes[0]} to {sizes[-1]}"

@@ -83,23 +83,14 @@ class ChatPrompts:
         """Whether the model's thinking is separated from its answers."""
         return self._format.has_reasoning
 
-    async def render(
-        self, body: ChatCompletionRequest, *, client: str, size: int, whole: bool = False
-    ) -> ChatPrompt:
-        """The prompt of a chat completion request of this client. size is that of its body. A prompt
-        that does not fit the context is refused, unless `whole`.
-
-        Raises `HoldfastError` if it is invalid.
-        """
-        return await self._prompts.lanes.run(
-            client, lambda token: self._plan_and_render(body, token, whole), size=size
-        )
-
     def tokenize(self, body: TokenizeRequest, token: CancelToken | None = None) -> list[int]:
-        """The token ids of a conversation, the same as `render` gives. Slow: call it in a thread."""
+        """The token ids of a conversation, the same as `plan` gives. Slow: call it in a thread."""
         return self._render(body, parse_tools(body.tools), {}, token or CancelToken(), whole=True)
 
-    def _plan_and_render(self, body: ChatCompletionRequest, token: CancelToken, whole: bool) -> ChatPrompt:
+    def plan(self, body: ChatCompletionRequest, token: CancelToken, *, whole: bool = False) -> ChatPrompt:
+        """The prompt of a chat completion request. A prompt that does not fit the context is refused,
+        unless `whole`. Slow: call it in a thread. Raises `HoldfastError` if it is invalid.
+        """
         config = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         plan = plan_tools(config, self._format.tool_format, parse_structured_output(body))
         ids = self._render(

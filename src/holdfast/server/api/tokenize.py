@@ -8,26 +8,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.cancel_token import CancelToken, in_slices
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.errors import InvalidRequest
 from holdfast.server.api.chat_prompt import ChatPrompts
 from holdfast.server.api.schema.objects import DetokenizeResponse, TokenizeResponse, TokenizerInfo
 from holdfast.server.api.schema.openapi import BODY_ERRORS, GET_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import DetokenizeRequest, TokenizeRequest
-from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.body import read_body
-from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
 from holdfast.server.prompts import Prompts
-from holdfast.server.tenants.tenant import tenant_of
-from holdfast.server.work.work_queue import Work
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def token_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["tokens"])
-    chat_prompts = ChatPrompts(frontend.prompts)
+    prompts = frontend.prompts
+    chat_prompts = ChatPrompts(prompts)
 
     @router.post(
         "/tokenize",
@@ -36,10 +32,10 @@ def token_routes(frontend: Frontend) -> APIRouter:
     )
     async def tokenize(request: Request) -> Response:
         """Tokenize a text or a conversation."""
-        body = await read_body(request, TokenizeRequest)
+        body = await frontend.read_body(request, TokenizeRequest)
         frontend.require_model(body.model)
-        return await _run(
-            frontend, request, lambda token: _tokenize(frontend.prompts, chat_prompts, body, token)
+        return await frontend.run(
+            request, lambda token: JSONResponse(_tokenize(prompts, chat_prompts, body, token))
         )
 
     @router.post(
@@ -49,32 +45,21 @@ def token_routes(frontend: Frontend) -> APIRouter:
     )
     async def detokenize(request: Request) -> Response:
         """Decode token ids."""
-        body = await read_body(request, DetokenizeRequest)
+        body = await frontend.read_body(request, DetokenizeRequest)
         frontend.require_model(body.model)
         skips = bool(body.skip_special_tokens)
-        return await _run(
-            frontend,
-            request,
-            lambda token: {"prompt": frontend.prompts.decode(body.tokens, token, skip_special_tokens=skips)},
-        )
+
+        def decode(token: CancelToken) -> Response:
+            return JSONResponse({"prompt": prompts.decode(body.tokens, token, skip_special_tokens=skips)})
+
+        return await frontend.run(request, decode)
 
     @router.get("/tokenizer_info", responses=responses(TokenizerInfo, GET_ERRORS))
     async def tokenizer_info(request: Request) -> Response:
         """The tokenizer: special tokens, chat template, context."""
-        return await _run(frontend, request, lambda token: _describe(frontend.prompts))
+        return await frontend.run(request, lambda token: JSONResponse(_describe(prompts)))
 
     return router
-
-
-async def _run(frontend: Frontend, request: Request, work: Work[dict[str, Any]]) -> Response:
-    """Do the work and write its JSON in the client's turn."""
-    running = frontend.prompts.lanes.run(
-        tenant_of(request).id, lambda token: JSONResponse(work(token)), size=len(await request.body())
-    )
-    try:
-        return await run_until_disconnect(request, running)
-    except HoldfastError as error:
-        raise to_api_error(error) from None
 
 
 def _tokenize(

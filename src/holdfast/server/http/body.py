@@ -1,4 +1,4 @@
-"""Parses a request's JSON body into a pydantic model, or raises an `ApiError` in OpenAI's words.
+"""Parses the JSON body of a request into a pydantic model, or raises an `ApiError` in OpenAI's words.
 
 Bodies are untrusted, so depth, number of arrays and objects, and number of values are bounded
 before anything is built from them. FastAPI's own body parsing has no such bounds and reports every
@@ -14,13 +14,9 @@ from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
-from starlette.requests import Request
 
 from holdfast.server.errors import ApiError
-from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.validation_errors import explain, wrong_type
-from holdfast.server.tenants.tenant import tenant_of
-from holdfast.server.work.work_queue import WorkQueue
 
 MAX_DEPTH = 64
 MAX_CONTAINERS = 1 << 14  # arrays and objects
@@ -47,11 +43,6 @@ class _FailFast:
 # A list field of a model.
 Many = Annotated[list[T], _FailFast()]
 
-# One thread: large bodies wait for each other, in turns between clients. Parsing holds the GIL for up
-# to a tenth of a second; two thirds of the time remain for the event loop.
-_parser = WorkQueue("holdfast-json", workers=1, rest=2.0)
-_SECONDS_PER_BYTE = 4e-8
-
 # Match from one structural character to the next, skipping strings; the group is None at the end of
 # the text or in an unterminated string. Possessive quantifiers, and a match at every position, so
 # that each byte is read once.
@@ -60,18 +51,10 @@ _BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb')*+(?:([\[\]{}])|"|\Z)
 _COMMA = re.compile(rb'(?:[^",]++|' + _STRING + rb')*+(?:(,)|"|\Z)', re.DOTALL)
 
 
-async def read_body(request: Request, model: type[M]) -> M:
-    """The request's body. A body that takes a millisecond or more to parse is parsed in a thread."""
-    raw = await request.body()
-    if (
-        len(raw) <= _MAX_INLINE_BYTES
-        and raw.count(b",") + raw.count(b"[") + raw.count(b"{") <= _MAX_INLINE_VALUES
-    ):
-        return parse_body(raw, model)
-    parsing = _parser.run(
-        tenant_of(request).id, lambda token: parse_body(raw, model), cost=len(raw) * _SECONDS_PER_BYTE
-    )
-    return await run_until_disconnect(request, parsing)
+def is_small(raw: bytes) -> bool:
+    """Whether a body takes less than a millisecond to parse."""
+    num_values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    return len(raw) <= _MAX_INLINE_BYTES and num_values <= _MAX_INLINE_VALUES
 
 
 def parse_body(raw: bytes, model: type[M]) -> M:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from holdfast.engine.tracer import StepTrace
-from holdfast.server.errors import ApiError
+from holdfast.errors import NotReady, TooBusy
 from holdfast.server.http.sse import KEEP_ALIVE, sse_event
 from holdfast.server.inspector.view import EngineView, TokenText
 
@@ -127,18 +127,12 @@ class Hub:
             subscriber.wakeup.set()
 
     def require_capacity(self) -> None:
-        """Raise an `ApiError` if one more page cannot subscribe."""
+        """Raise `TooBusy` if one more page cannot subscribe."""
         if self._closed:
-            raise ApiError(
-                503, "The server is shutting down.", code="shutting_down", headers={"Retry-After": "5"}
-            )
+            raise NotReady("the server is going down", code="shutting_down")
         if len(self._subscribers) >= MAX_SUBSCRIBERS:
-            raise ApiError(
-                429,
-                f"{MAX_SUBSCRIBERS} inspector pages are open, which is the maximum; close one of them.",
-                code="too_many_watchers",
-                headers={"Retry-After": "10"},
-            )
+            message = f"{MAX_SUBSCRIBERS} inspector pages are open, which is the maximum; close one of them"
+            raise TooBusy(message, code="too_many_watchers", retry_after=10)
 
     async def events(self, tenant: str | None = None, replica: str = "") -> AsyncGenerator[bytes, None]:
         """Server-sent events for one page: a snapshot, then steps; a new snapshot where steps were lost.

@@ -1,7 +1,7 @@
 """Turns every exception into an error response of one shape, without exposing internals.
 
-An `ApiError` becomes its response. Any other exception is a bug: it is logged with its traceback
-and the client gets a 500. If the response has started, it stays incomplete and the connection is
+`to_api_error` says what a client gets. An exception that is none of ours is a bug: it is logged with its
+traceback and the client gets a 500. If the response has started, it stays incomplete and the connection is
 closed, which every client reports as an error.
 
 Starlette's `ExceptionMiddleware` is inside of all other middleware and would not see errors that
@@ -21,11 +21,13 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.server.errors import ApiError, internal_error
+from holdfast.errors import NotReady
+from holdfast.server.errors import ApiError, internal_error, to_api_error
 from holdfast.server.http.sse import JSONResponse
 
 _log = logging.getLogger("holdfast.server")
 _MAX_QUOTED = 200  # characters of a path
+_SHUTTING_DOWN = NotReady("the server is going down", code="shutting_down")
 
 
 class ExceptionMiddleware:
@@ -50,26 +52,20 @@ class ExceptionMiddleware:
             return
         except ClientDisconnect:
             return
-        except ApiError as raised:
-            error = raised
         except asyncio.CancelledError:  # the server is being shut down
             if not has_started:
-                await error_response(_SHUTTING_DOWN, scope)(scope, receive, send)
+                await error_response(to_api_error(_SHUTTING_DOWN), scope)(scope, receive, send)
             raise
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except BaseException:  # a panic in an extension module written in Rust is no `Exception`
-            _log.exception("request failed", extra={"request_id": scope["state"].get("request_id")})
-            error = internal_error()
+        except BaseException as raised:  # a panic in an extension module written in Rust is no `Exception`
+            error = to_api_error(raised)
+            if error.code == "internal_error":
+                _log.exception("request failed", extra={"request_id": scope["state"].get("request_id")})
         if "access" in scope["state"]:
             scope["state"]["access"].error = error.code
         if not has_started:
             await error_response(error, scope)(scope, receive, send)
-
-
-_SHUTTING_DOWN = ApiError(
-    503, "The server is shutting down.", code="shutting_down", headers={"Retry-After": "5"}
-)
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:

@@ -21,11 +21,8 @@ from holdfast.server.api.schema.objects import AnthropicErrorResponse
 from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.body import read_body
-from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
 from holdfast.server.middleware.request_log import use_request_id
-from holdfast.server.tenants.tenant import tenant_of
 
 
 def message_routes(frontend: Frontend) -> APIRouter:
@@ -39,7 +36,7 @@ def message_routes(frontend: Frontend) -> APIRouter:
     )
     async def create_message(request: Request) -> Response:
         """Create a message."""
-        body = await read_body(request, MessagesRequest)
+        body = await frontend.read_body(request, MessagesRequest)
         use_request_id(request, body.request_id)
         frontend.require_model(body.model)
         _require_reasoning(prompts, body)
@@ -54,14 +51,12 @@ def message_routes(frontend: Frontend) -> APIRouter:
     )
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a message's prompt, without a message."""
-        body = await read_body(request, CountTokensRequest)
+        body = await frontend.read_body(request, CountTokensRequest)
         frontend.require_model(body.model)
         _require_reasoning(prompts, body)
         chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
-            size = len(await request.body())
-            rendering = prompts.render(chat, client=tenant_of(request).id, size=size, whole=True)
-            prompt = await run_until_disconnect(request, rendering)
+            prompt = await frontend.run(request, lambda token: prompts.plan(chat, token, whole=True))
         return JSONResponse({"input_tokens": len(prompt.ids)})
 
     @router.api_route("/v1/messages/batches", methods=["GET", "POST"], include_in_schema=False)

@@ -14,11 +14,8 @@ from holdfast.server.api.responses.translation import ERROR_WORDS, to_chat, to_c
 from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.body import read_body
-from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
 from holdfast.server.middleware.request_log import use_request_id
-from holdfast.server.tenants.tenant import tenant_of
 
 _STORED = {
     "/v1/responses/{id}": ["GET", "POST", "DELETE"],
@@ -38,7 +35,7 @@ def responses_routes(frontend: Frontend) -> APIRouter:
     )
     async def create_response(request: Request) -> Response:
         """Create a response. Nothing is stored."""
-        body = await read_body(request, ResponsesRequest)
+        body = await frontend.read_body(request, ResponsesRequest)
         use_request_id(request, body.request_id)
         frontend.require_model(body.model)
         chat = await frontend.prepare(request, lambda token: to_chat(body))
@@ -54,13 +51,11 @@ def responses_routes(frontend: Frontend) -> APIRouter:
     )
     async def count_input_tokens(request: Request) -> Response:
         """Count the tokens of a response's prompt, without a response."""
-        body = await read_body(request, InputTokensRequest)
+        body = await frontend.read_body(request, InputTokensRequest)
         frontend.require_model(body.model)
         chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
-            size = len(await request.body())
-            rendering = prompts.render(chat, client=tenant_of(request).id, size=size, whole=True)
-            prompt = await run_until_disconnect(request, rendering)
+            prompt = await frontend.run(request, lambda token: prompts.plan(chat, token, whole=True))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
     async def refuse_stored(id: str) -> Response:

@@ -1,0 +1,146 @@
+"""Decides which requests are let in: limits of the server, shares between tenants, limits of each.
+
+Places are counted in answers: a request for n answers to each of k prompts takes n k of them.
+max_running answers can be computed at once, and up to max_waiting more wait in the engine's queue.
+
+    all places taken?   one tenant alone may take all of them. Others that come later are admitted
+                        nevertheless up to their max-min fair share, and a tenant above its share is
+                        refused until places are free. So the places in use can exceed the limit for a
+                        while: N tenants hold at most 1 + 1/2 + ... + 1/N times as many.
+    limits of a key     max_running (kept by the engine), max_waiting, tokens and requests per minute
+
+A refusal says which limit it was, and after how many seconds to retry.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.core.shares import equal_level
+from holdfast.errors import NotReady, TooBusy
+from holdfast.server.errors import ApiError
+from holdfast.server.tenants.rate_limits import Clock, TokenBucket, TokenMeter
+from holdfast.server.tenants.tenant import UNKNOWN_TENANT, Tenant
+
+_MAX_RETRY_SECONDS = 60  # of an estimate
+
+
+class Admission:
+    """The places of one server, and who holds them."""
+
+    def __init__(self, max_waiting: int, clock: Clock = time.monotonic) -> None:
+        self.max_running = 1
+        self.is_open = True
+        self._max_waiting = max_waiting
+        self._held: dict[str, int] = {}  # by the id of a tenant that holds any
+        self._rates = _Rates(clock)
+        self._mean_seconds = 1.0  # of a request; a moving average
+
+    @property
+    def capacity(self) -> int:
+        """The places of all tenants."""
+        return self.max_running + self._max_waiting
+
+    @property
+    def num_admitted(self) -> int:
+        """The places in use."""
+        return sum(self._held.values())
+
+    def num_held(self, tenant: Tenant) -> int:
+        """The places that a tenant holds."""
+        return self._held.get(tenant.id, 0)
+
+    @contextmanager
+    def admit(self, num_choices: int, tenant: Tenant = UNKNOWN_TENANT) -> Iterator[TokenMeter]:
+        """Hold places for so many answers, or refuse them. Its tokens go to the meter."""
+        self.require_open()
+        self._require_places(num_choices, tenant)
+        meter = self._rates.admit(tenant)
+        self._held[tenant.id] = self.num_held(tenant) + num_choices
+        try:
+            yield meter
+        finally:
+            self._held[tenant.id] -= num_choices
+            if not self._held[tenant.id]:
+                del self._held[tenant.id]
+
+    def require_open(self) -> None:
+        """Refuse every new request once the server shuts down."""
+        if not self.is_open:
+            raise NotReady("the server is going down", code="shutting_down")
+
+    def observe(self, seconds: float) -> None:
+        """A request took so long."""
+        self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
+
+    def retry_after(self, tenant: Tenant = UNKNOWN_TENANT) -> int:
+        """Estimated seconds until the tenant gets a place: the time to answer those of its requests
+        that wait, on its share of the engine."""
+        num_tenants = len(self._held.keys() | {tenant.id})
+        num_running = max(1, self.max_running // num_tenants)
+        num_waiting = max(1, self.num_held(tenant) - num_running)
+        return min(_MAX_RETRY_SECONDS, max(1, math.ceil(self._mean_seconds * num_waiting / num_running)))
+
+    def _require_places(self, num_choices: int, tenant: Tenant) -> None:
+        limit = self._tenant_capacity(tenant)
+        if num_choices > limit:
+            raise ApiError(
+                400,
+                f"the request asks for {num_choices} answers at once; at most {limit} are possible",
+                param="n",
+                code="invalid_value",
+            )
+        held = self.num_held(tenant) + num_choices
+        if held > limit and limit < self.capacity:
+            message = f"too many requests of {tenant.name}: at most {limit} answers may run and wait at once"
+            raise TooBusy(message, code="max_waiting_exceeded", retry_after=self.retry_after(tenant))
+        others = [num for one, num in self._held.items() if one != tenant.id]
+        if held > equal_level([*others, held], self.capacity):
+            message = "too many requests wait already; ask again later"
+            raise TooBusy(message, retry_after=self.retry_after(tenant))
+
+    def _tenant_capacity(self, tenant: Tenant) -> int:
+        """The places that one tenant may take if it is alone."""
+        limits = tenant.limits
+        num_running = self.max_running if limits.max_running is None else limits.max_running
+        num_waiting = self._max_waiting if limits.max_waiting is None else limits.max_waiting
+        return min(num_running, self.max_running) + min(num_waiting, self._max_waiting)
+
+
+class _Rates:
+    """The buckets of tenants with limits per minute."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tokens: dict[str, TokenBucket] = {}
+        self._requests: dict[str, TokenBucket] = {}
+
+    def admit(self, tenant: Tenant) -> TokenMeter:
+        limits = tenant.limits
+        requests = self._bucket(self._requests, tenant, limits.requests_per_minute)
+        tokens = self._bucket(self._tokens, tenant, limits.tokens_per_minute)
+        for bucket, what in ((requests, "requests"), (tokens, "tokens")):
+            if bucket is not None and (seconds := bucket.seconds_until(1)):
+                message = f"{tenant.name} has used its {bucket.per_minute} {what} per minute"
+                raise TooBusy(
+                    f"{message}; ask again in {seconds} s",
+                    code=f"{what}_per_minute_exceeded",
+                    retry_after=seconds,
+                )
+        if requests is not None:
+            requests.take(1)
+        return TokenMeter(tokens)
+
+    def _bucket(
+        self, buckets: dict[str, TokenBucket], tenant: Tenant, per_minute: int | None
+    ) -> TokenBucket | None:
+        if per_minute is None:
+            buckets.pop(tenant.id, None)
+            return None
+        bucket = buckets.get(tenant.id)
+        if bucket is None:
+            bucket = buckets[tenant.id] = TokenBucket(per_minute, self._clock)
+        elif bucket.per_minute != per_minute:
+            bucket.set_rate(per_minute)
+        return bucket

@@ -1,0 +1,199 @@
+"""Runs blocking work in a bounded number of threads, fairly between clients.
+
+    result = await queue.run(client, work, cost=0.01)     from the event loop
+    job = queue.submit(client, work, cost=0.01)           from any thread
+
+A client is an opaque name. Cost is the estimated number of seconds; what the work took beyond it is
+charged afterwards, to what else the client has waiting.
+
+    short work    has threads of its own, so that it never waits for long work
+    long work     of one client leaves a thread for the others
+
+Most of it releases the GIL (tokenising, waiting for a sandbox), so that the event loop goes on. Work
+whose client left is never started; if it runs, its `CancelToken` is cancelled. When too much waits,
+the newest work of the client with most waiting is refused. An executor of the standard library has
+one queue for all and cannot cancel what runs.
+"""
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from holdfast.core.cancel_token import CancelToken
+from holdfast.errors import TooBusy
+from holdfast.server.tenants.fair_queue import FairQueue
+
+SHORT_SECONDS = 0.02  # work of this cost at most is short
+_SHORT_WORKERS = 2
+_MAX_RETRY_SECONDS = 60
+
+T = TypeVar("T")
+Work = Callable[[CancelToken], T]
+
+
+class Job:
+    """One piece of work. `done` is called once, in any thread, unless the job is cancelled first."""
+
+    def __init__(
+        self, lane: "_Lane", client: str, work: Work[Any], cost: float, done: Callable[["Job"], None] | None
+    ) -> None:
+        self.lane = lane
+        self.client = client
+        self.cost = cost
+        self.token = CancelToken()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._work = work
+        self._done = done
+
+    def run(self) -> None:
+        """Do the work, in the thread of a worker."""
+        try:
+            self.result = self._work(self.token)
+        except BaseException as error:
+            self.error = error
+        self._finish()
+
+    def refuse(self, error: Exception) -> None:
+        """End the job without running it."""
+        self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._done is not None and not self.token.is_cancelled:
+            self._done(self)
+
+
+class _Lane:
+    """The waiting and running jobs of one kind. Not thread-safe but for `serve`.
+
+    At most `workers` jobs run at once, `max_per_client` of them of one client.
+    """
+
+    def __init__(self, name: str, workers: int, max_per_client: int) -> None:
+        self.workers = workers
+        self.max_per_client = max_per_client
+        self.pool = ThreadPoolExecutor(workers, name)
+        self.waiting: FairQueue[Job] = FairQueue()
+        self.running: Counter[str] = Counter()  # by client
+        self.num_threads = 0  # that run jobs now
+
+    def next_job(self) -> Job | None:
+        """The job to run now, which counts as running from now on."""
+        job = self.waiting.pop(lambda client: self.running[client] < self.max_per_client)
+        if job is not None:
+            self.running[job.client] += 1
+        return job
+
+    def ended(self, job: Job, seconds: float) -> None:
+        """A job ended after this time."""
+        self.running[job.client] -= 1
+        if not self.running[job.client]:
+            del self.running[job.client]
+        self.waiting.charge(job.client, max(0.0, seconds - job.cost))
+
+
+class WorkQueue:
+    """At most `workers` long jobs run at once, `max_per_client` of them of one client; and two short
+    ones. In each lane `max_waiting` jobs wait.
+    """
+
+    def __init__(
+        self, name: str, *, workers: int, max_per_client: int | None = None, max_waiting: int = 256
+    ) -> None:
+        self._max_waiting = max_waiting
+        self._lock = threading.Lock()
+        self._short = _Lane(f"{name}-short", _SHORT_WORKERS, _SHORT_WORKERS)
+        self._long = _Lane(f"{name}-long", workers, max_per_client or workers)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._short.waiting) + len(self._long.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return self._short.running.total() + self._long.running.total()
+
+    def submit(
+        self, client: str, work: Work[Any], *, cost: float, done: Callable[[Job], None] | None = None
+    ) -> Job:
+        """Queue work. Raises `TooBusy` if too much of this client's work waits."""
+        lane = self._short if cost <= SHORT_SECONDS else self._long
+        job = Job(lane, client, work, cost, done)
+        refused = None
+        with self._lock:
+            lane.waiting.push(client, job, cost)
+            if len(lane.waiting) > self._max_waiting:
+                refused, error = lane.waiting.pop_last_of_longest(), _too_many(lane)
+            if lane.num_threads < lane.workers and len(lane.waiting):
+                lane.num_threads += 1
+                lane.pool.submit(self._serve, lane)
+        if refused is job:
+            raise error
+        if refused is not None:
+            refused.refuse(error)
+        return job
+
+    async def run(self, client: str, work: Work[T], *, cost: float = 0.001) -> T:
+        """The result of the work. If this task is cancelled, so is the work."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(job: Job) -> None:
+            if future.done():
+                return
+            if job.error is not None:
+                future.set_exception(job.error)
+            else:
+                future.set_result(job.result)
+
+        def done(job: Job) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(settle, job)
+
+        job = self.submit(client, work, cost=cost, done=done)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.cancel(job)
+            raise
+
+    def cancel(self, job: Job) -> bool:
+        """Give a job up: a waiting one never starts, a running one is told to end. Whether it was
+        still waiting."""
+        with self._lock:
+            was_waiting = job.lane.waiting.remove(job.client, job)
+        job.token.cancel()
+        return was_waiting
+
+    def close(self) -> None:
+        """Start nothing more."""
+        for lane in (self._short, self._long):
+            lane.pool.shutdown(wait=False, cancel_futures=True)
+
+    def _serve(self, lane: _Lane) -> None:
+        """Run jobs until none is left that may run."""
+        while True:
+            with self._lock:
+                job = lane.next_job()
+                if job is None:
+                    lane.num_threads -= 1
+                    return
+            began = time.monotonic()
+            job.run()
+            with self._lock:
+                lane.ended(job, time.monotonic() - began)
+
+
+def _too_many(lane: _Lane) -> TooBusy:
+    seconds = math.ceil(lane.waiting.cost / lane.workers)
+    return TooBusy(
+        "too many requests wait to be prepared; ask again later",
+        retry_after=min(_MAX_RETRY_SECONDS, max(1, seconds)),
+    )

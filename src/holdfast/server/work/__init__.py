@@ -1,1 +1,0 @@
-"""Work before admission: bounded, fair between clients, cancelled when a client leaves."""
