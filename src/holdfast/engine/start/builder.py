@@ -328,7 +328,9 @@ def _start_fingerprint(
             setup.settings,
             device_parts(setup.device),
             canary.reference,
-            None if thinking is None or folder is None else thinking_parts(folder, thinking, setup.model),
+            {}
+            if thinking is None or folder is None
+            else {"thinking": thinking_parts(folder, thinking, setup.model)},
         ),
     )
 
