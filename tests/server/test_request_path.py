@@ -1,8 +1,8 @@
 """The way of one streamed chat request through our code, from its route to the queue of the scheduler.
 
-A profiler notes each class and module-level function that gets the request from another module: as a body,
-a conversation, a prompt or a `Request`. A return is a second visit to a module that was left. docs/design.md
-has the list.
+A profiler notes each class and module-level function that gets the request from another module, as a body,
+a conversation, a prompt or a `Request`. Functions that only look at it are no stations. A return is a second
+visit to a module that was left. docs/design.md has the list.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -22,7 +23,7 @@ from holdfast.core.request import Prepared, Request
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.scheduler.request_state import RequestState
-from holdfast.server.api.chat_prompt import ChatPrompt
+from holdfast.server.api.chat_plan import ChatPlan
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
@@ -40,9 +41,10 @@ from support.fake_engine import READY
 MARK = "some text that only this request has"
 BODY = b'{"messages": [{"role": "user", "content": "%s"}], "max_tokens": 4, "stream": true}' % MARK.encode()
 CARRIERS = (
-    *(HttpRequest, ChatCompletionRequest, Conversation, ChatPrompt),
+    *(HttpRequest, ChatCompletionRequest, Conversation, ChatPlan),
     *(Request, m.Submit, Prepared, RequestState),
 )
+NO_STATIONS = {"__create_fn__", *(one.__name__ for one in CARRIERS)}  # they are the request
 PATIENCE = 30.0
 MOST_OBJECTS = 20
 MOST_RETURNS = 3
@@ -66,23 +68,41 @@ def module_of(frame: FrameType | None) -> str:
     return ""
 
 
+@dataclass
+class Note:
+    """One station. passes_on: it gives the request to another module, or returns it in another form."""
+
+    frame: FrameType  # kept, so that no other frame has its id
+    station: Station
+    passes_on: bool
+
+
 @contextmanager
 def noting(stations: list[Station]) -> Iterator[None]:
     """Note where the request comes from another module, in all threads that begin inside."""
-    seen: list[FrameType] = []  # a coroutine is called again whenever it goes on
+    notes: dict[int, Note] = {}  # by the id of a frame; a coroutine is called again whenever it goes on
 
     def note(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "return" and id(frame) in notes and holds_request(arg):
+            notes[id(frame)].passes_on = True
         code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
-        if event != "call" or not module.startswith("holdfast."):
+        if event != "call" or not module.startswith("holdfast.") or id(frame) in notes:
             return
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         values = [frame.f_locals[name] for name in names if name in frame.f_locals]
-        owner = code.co_qualname.split(".<locals>")[0].split(".")[0]
-        if owner in {one.__name__ for one in CARRIERS} or not any(map(holds_request, values)):
+        owner, _, method = code.co_qualname.split(".<locals>")[0].partition(".")
+        if owner in NO_STATIONS or not any(map(holds_request, values)):
             return
-        if module_of(frame.f_back) != module and not any(one is frame for one in seen):
-            seen.append(frame)
-            stations.append((module, owner))
+        caller = module_of(frame.f_back)
+        is_known = any(one.station[0] == module for one in list(notes.values()))
+        if caller == module or (not caller and is_known):  # a task that it began
+            return
+        above = frame.f_back
+        while above is not None:
+            if id(above) in notes:
+                notes[id(above)].passes_on = True
+            above = above.f_back
+        notes[id(frame)] = Note(frame, (module, owner), bool(method))
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -91,6 +111,7 @@ def noting(stations: list[Station]) -> Iterator[None]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+        stations += [one.station for one in notes.values() if one.passes_on]
 
 
 class Port(EnginePort):
@@ -103,7 +124,7 @@ class Port(EnginePort):
         self.frame = b""
 
     def write(self, frame: bytes) -> None:
-        self.frame = frame
+        self.frame = self.frame or frame  # the next one aborts it
         self.sent.set()
 
     def is_closing(self) -> bool:
