@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from support.bodies import (
+    EMBEDDINGS,
     MESSAGES,
     RESPONSES,
     SCORE,

@@ -17,10 +17,10 @@ from types import FrameType
 from typing import Any, cast
 
 import pytest
+from holdfast.engine.start.builder import build
 from starlette.requests import Request as HttpRequest
 
 from holdfast.core.request import Prepared, Request
-from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.scheduler.request_state import RequestState
 from holdfast.server.api.chat_plan import ChatPlan
@@ -46,7 +46,7 @@ CARRIERS = (
 )
 NO_STATIONS = {"__create_fn__", *(one.__name__ for one in CARRIERS)}  # they are the request
 PATIENCE = 30.0
-MOST_OBJECTS = 20
+MOST_OBJECTS = 22
 MOST_RETURNS = 3
 
 Station = tuple[str, str]  # module, class or function
@@ -206,8 +206,11 @@ def way_to_the_queue(model: Path, frame: bytes, stations: list[Station]) -> None
     with noting(stations):
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        ours.sendall(m.encode([m.Start(EngineConfig(), "text", "info")]) + frame)
         decoder = m.decoder_from_engine()
+        ours.sendall(m.encode([m.Start(EngineConfig(), "text", "info")]))
+        while not isinstance(decoder.read(ours), m.Ready):
+            pass
+        ours.sendall(frame)
         while not isinstance(decoder.read(ours), m.Accepted):
             pass
     ours.sendall(m.encode([m.Stop()]))
