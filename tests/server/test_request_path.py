@@ -17,11 +17,11 @@ from types import FrameType
 from typing import Any, cast
 
 import pytest
-from holdfast.engine.start.builder import build
 from starlette.requests import Request as HttpRequest
 
 from holdfast.core.request import Prepared, Request
 from holdfast.engine.config import EngineConfig
+from holdfast.engine.start.builder import build
 from holdfast.scheduler.request_state import RequestState
 from holdfast.server.api.chat_plan import ChatPlan
 from holdfast.server.api.schema.requests import ChatCompletionRequest
