@@ -31,6 +31,7 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.frontend import Connect, Frontend
 from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engine_process import COMMAND, EngineProcess
+from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.tenants.addresses import is_loopback
@@ -84,7 +85,7 @@ def run(
 
 def _one_process(
     server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks, command: Sequence[str]
-) -> EngineProcess:
+) -> Engines:
     """One engine process on this machine."""
     return EngineProcess(
         engine,
