@@ -32,7 +32,7 @@ from holdfast.server.ipc.engine_port import EngineCallbacks, ResumeCallbacks
 from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.messages import FingerprintReady
 from holdfast.server.middleware.request_log import AccessLogEntry
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import PromptReader
 from holdfast.server.reasoning.chat_format import choose_chat_format
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, TracedRequest, open_traces
@@ -80,7 +80,7 @@ class Frontend:
             chat_template=engine.chat_template,
             controls_in_content=engine.allow_special_tokens_in_content,
         )
-        self.prompts = Prompts(
+        self.prompts = PromptReader(
             tokenizer, choose_chat_format(tokenizer, config.reasoning_parser, config.tool_call_parser)
         )
         self.hub = Hub(self.prompts.token_text, lambda on: self.engines.set_tracing(on))
