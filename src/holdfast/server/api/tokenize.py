@@ -32,7 +32,6 @@ def token_routes(frontend: Frontend) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Tokenize a text or a conversation."""
         body = await frontend.read_body(request, TokenizeRequest)
-        frontend.require_model(body.model)
         return await frontend.run(request, lambda token: JSONResponse(_tokenize(prompts, body, token)))
 
     @router.post(
@@ -43,7 +42,6 @@ def token_routes(frontend: Frontend) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         """Decode token ids."""
         body = await frontend.read_body(request, DetokenizeRequest)
-        frontend.require_model(body.model)
         skips = bool(body.skip_special_tokens)
 
         def decode(token: CancelToken) -> Response:
