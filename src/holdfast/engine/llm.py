@@ -10,7 +10,7 @@ from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
 from holdfast.core.request import Prepared
 from holdfast.core.results import Result, decode_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
-from holdfast.engine.continuation import continued_params, sent_answer
+from holdfast.engine.continuation import continued_params, sent_of
 from holdfast.engine.input_processor import Prompt
 from holdfast.engine.loaded_model import LoadedModel
 from holdfast.engine.progress_bar import UseTqdm, progress_bar
@@ -250,7 +250,7 @@ class LLM(LoadedModel):
                 "use an engine with its fingerprint, or force"
             )
         thinking = thought_logs(self.engine.scheduler.config.new_extension)
-        sent = sent_answer(
+        sent = sent_of(
             read,
             prompt,
             self.engine.tokenizer,

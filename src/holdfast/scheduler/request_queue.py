@@ -56,7 +56,7 @@ class RequestQueue:
         self._spot_checker = spot_checker
         self.waiting = WaitingRequests()
         self.running: dict[int, RequestState] = {}
-        self.confirming: set[int] = set()  # requests with tokens of another engine to confirm
+        self.confirming: set[int] = set()  # live requests with tokens of another engine to confirm
         self._by_arrival: list[RequestState] | None = []
         self._num_running: Counter[str] = Counter()  # by tenant
         self._last_admitted: dict[str, int] = {}  # when each tenant was, by number of admissions
@@ -281,7 +281,6 @@ class RequestQueue:
         """The request no longer runs. Returns its request index, which the caller frees, or -1."""
         if self.running.pop(state.request_id, None) is None:
             return -1
-        self.confirming.discard(state.request_id)
         self._by_arrival = None
         self._forget(state.request.tenant)
         request_index, state.request_index = state.request_index, -1

@@ -26,7 +26,7 @@ from holdfast.core.extension import RequestExtension
 from holdfast.core.pooling import HiddenStates
 from holdfast.core.request import AnswerText, Prepared, branch_seed
 from holdfast.core.results import Determinism, Stats
-from holdfast.core.sent_answer import SentChoice
+from holdfast.core.sent import Sent
 from holdfast.core.step_plan import Sampled, Sampling
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
 from holdfast.errors import AnswerFailed, GuaranteeLost, NotFinite, NoTokenAllowed
@@ -130,7 +130,7 @@ class RequestState:
         if request.sent:
             self._restore(request.sent[index])
 
-    def _restore(self, sent: SentChoice) -> None:
+    def _restore(self, sent: Sent) -> None:
         """Continue an answer of another engine. What a deterministic request was sent must be
         confirmed; an ordinary one goes on after it."""
         if self.extension is not None:

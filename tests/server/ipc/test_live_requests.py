@@ -1,6 +1,9 @@
 """Requests outlive their engine process: what is submitted again, in which order, and what is given up."""
 
 import asyncio
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +11,7 @@ import pytest
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentChoice
-from holdfast.core.step_plan import TokenLogprob
+from holdfast.core.sent import Sent
 from holdfast.errors import (
     AnswerFailed,
     EngineCrashed,
@@ -108,6 +110,12 @@ def submit(requests: LiveRequests, count: int = 1, **settings: Any) -> list[Resp
     return [requests.submit(asyncio.Event(), request) for _ in range(count)]
 
 
+def sent_of(
+    ids: Sequence[int], values: Sequence[float], num_chars: int, thoughts: Sequence[tuple[int, ...]] = ()
+) -> Sent:
+    return Sent(array("i", ids), array("f", values), num_chars, list(thoughts))
+
+
 def test_dead_process_leaves_what_was_sent_to_the_next(requests: LiveRequests, counted: Counted) -> None:
     first = Process(requests)
     begun, waiting = submit(requests, 2)
@@ -117,7 +125,7 @@ def test_dead_process_leaves_what_was_sent_to_the_next(requests: LiveRequests, c
     first.die(1)
     assert begun.paused_at is not None and requests.num_waiting == 2
     second = Process(requests)
-    sent = SentChoice((7,), (TokenLogprob(7, -0.5),), 1, ((4, 4),))
+    sent = sent_of((7,), (-0.5,), 1, [(4, 4)])
     assert second.submitted[0].sent == (sent,)
     assert second.submitted[0].prompt_ids == (1, 2) and len(second.submitted) == 1, "it is tried alone"
     second.accept(1)
@@ -304,21 +312,21 @@ def test_ended_choice_is_sent_as_ended(requests: LiveRequests) -> None:
     (message, following) = Process(requests).submitted
     assert following.request_id == 3, "each choice has an id"
     open_one, ended = message.sent
-    assert (open_one.token_ids, open_one.finish_reason) == ((8,), None)
-    assert (ended.token_ids, ended.finish_reason, ended.stop_reason) == ((7,), "stop", "x")
+    assert (list(open_one.token_ids), open_one.finish_reason) == ([8], None)
+    assert (list(ended.token_ids), ended.finish_reason, ended.stop_reason) == ([7], "stop", "x")
 
 
 def test_continuation_whose_process_dies_keeps_what_the_client_had(requests: LiveRequests) -> None:
     """Also of a choice that had ended before."""
-    ended = SentChoice((0,), (TokenLogprob(0, -2.0),), 0, (), "stop")
-    had = (SentChoice((9,), (TokenLogprob(9, -1.0),), 4, ((2,),)), ended)
+    ended = replace(sent_of((0,), (-2.0,), 0), finish_reason="stop")
+    had = (sent_of((9,), (-1.0,), 4, [(2,)]), ended)
     first = Process(requests)
     submit(requests, n=2, sent=had)
     requests.accept(1)
     first.token(1, 7)
     first.die()
     (message,) = Process(requests).submitted
-    begun = SentChoice((9, 7), (TokenLogprob(9, -1.0), TokenLogprob(7, -0.5)), 5, ((2,),))
+    begun = sent_of((9, 7), (-1.0, -0.5), 5, [(2,)])
     assert message.sent == (begun, ended)
 
 

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentChoice
-from holdfast.engine.continuation import continued_params, sent_answer
+from holdfast.core.sent import Sent
+from holdfast.engine.continuation import continued_params, sent_of
 from holdfast.errors import HoldfastError
 from holdfast.receipts.receipt import Receipt
 from holdfast.server.api.completions import CompletionResponse, send_completion
@@ -73,9 +73,9 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 
 def _sent_answer(
     frontend: Frontend, receipt: Receipt, prompt_ids: list[int], params: SamplingParams
-) -> tuple[SentChoice, ...]:
+) -> tuple[Sent, ...]:
     ready = frontend.engines.ready
-    return sent_answer(
+    return sent_of(
         receipt,
         prompt_ids,
         frontend.prompts.tokenizer,
@@ -116,7 +116,7 @@ async def _submit(
     body: CompletionRequest,
     prompt_ids: list[int],
     params: SamplingParams,
-    sent: tuple[SentChoice, ...],
+    sent: tuple[Sent, ...],
 ) -> None:
     await call.submit(
         prompt_ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt, sent=sent

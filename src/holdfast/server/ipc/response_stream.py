@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, Result
+from holdfast.core.sent import Sent
 from holdfast.server.ipc.messages import FingerprintReady
-from holdfast.server.ipc.sent_record import SentRecord
 
 
 class ResponseStream:
@@ -17,7 +17,7 @@ class ResponseStream:
 
     `LiveRequests` fills it, a `Call` reads it. It sets the event `updated` whenever something
     arrives. Cancelling it frees the request's pages within a step; what still arrives for it is
-    dropped. request and record are what another engine process continues it from.
+    dropped. `request` is what another engine process continues it from.
     """
 
     def __init__(
@@ -52,11 +52,8 @@ class ResponseStream:
         self._updated = updated
         self._cancel = cancel
         self._keeps_record = keeps_record  # else it cannot be continued
-        self._record = SentRecord(
-            request.params.n,
-            keeps_logprobs=request.want_receipt and not request.deterministic,
-            begun=request.sent,
-        )
+        self._keeps_logprobs = request.want_receipt and not request.deterministic
+        self._sent = request.sent or tuple(Sent() for _ in self.ids)
 
     def deciding(self, fingerprint: FingerprintReady) -> str:
         """What of a fingerprint must be equal in an engine that goes on with the answer."""
@@ -71,7 +68,7 @@ class ResponseStream:
         """What is sent to an engine process: the request, and what the client has of its answer."""
         if self.num_resumes == 0 or not self.was_accepted:
             return self._request
-        return replace(self._request, sent=self._record.choices)
+        return replace(self._request, sent=self._sent)
 
     def cancel(self, error: Exception) -> None:
         """End the request unless it is over; the reader gets this error."""
@@ -97,7 +94,7 @@ class ResponseStream:
 
     def add(self, delta: Delta) -> None:
         if self._keeps_record:
-            self._record.add(delta)
+            self._sent[delta.index].add(delta, keeps_logprobs=self._keeps_logprobs)
         self.deltas.append(delta)
         self._updated.set()
 
