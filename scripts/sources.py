@@ -116,9 +116,13 @@ def canonical_c(source: bytes) -> str:
 
 
 def now(package: Path = PACKAGE) -> dict[str, tuple[str, str]]:
-    """Component and digest of each source as it is, by path."""
-    named = {path: component(path) for path in find_sources(package)}
-    return {path: (name, digest(path, (package / path).read_bytes())) for path, name in named.items() if name}
+    """Component and digest of each source as it is, by path. A file without code has none."""
+    found = {}
+    for path in find_sources(package):
+        name, one = component(path), digest(path, (package / path).read_bytes())
+        if name is not None and one != digest(path, b""):
+            found[path] = (name, one)
+    return found
 
 
 def changed(found: dict[str, tuple[str, str]], recorded: str) -> list[str]:

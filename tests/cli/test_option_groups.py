@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from holdfast.cli.options.groups import grouped
 from holdfast.cli.options.sampling import SamplingOptions
+from holdfast.cli.options.structured import StructuredOptions
 from holdfast.core.options import option_fields
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.llm import LLM
 from holdfast.errors import InvalidRequest
@@ -82,19 +84,64 @@ def test_llm_shows_the_fields_of_the_engine_config():
         assert one.option.help in LLM.__init__.__doc__
 
 
+def parsed(group, *arguments):
+    """A group of options as the command line reads it."""
+    got = []
+
+    def command(group=group) -> None:
+        got.append(group)
+
+    app = typer.Typer()
+    app.command()(grouped()(command))
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return got[0]
+
+
 def test_sampling_options_become_params():
-    asked = SamplingOptions(
-        seed=4, n=2, stop=["."], logit_bias=["7=-1.5", "3=2"], bad_words=["no"], echo=True
-    )
-    assert asked.params() == SamplingParams(
+    options = {
+        "--seed": "4",
+        "--n": "2",
+        "--stop": ".",
+        "--stop-token-id": "9",
+        "--bad-word": "no",
+        "--allowed-token-id": "5",
+        "--bad-token-id": "6",
+        "--top-p": "0.5",
+        "--top-k": "7",
+        "--min-p": "0.25",
+        "--presence-penalty": "1.5",
+        "--frequency-penalty": "1",
+        "--repetition-penalty": "1.2",
+        "--min-tokens": "2",
+        "--logprobs": "3",
+        "--prompt-logprobs": "1",
+    }
+    words = [word for option in options.items() for word in option]
+    biases = ("--logit-bias", "7=-1.5", "--logit-bias", "3=2", "--echo", "--ignore-eos", "--no-think")
+    assert parsed(SamplingOptions(), *words, *biases).params() == SamplingParams(
         max_tokens=128,
         temperature=0.7,
         seed=4,
         n=2,
         stop=["."],
+        stop_token_ids=[9],
         logit_bias={3: 2.0, 7: -1.5},
         bad_words=["no"],
+        allowed_token_ids=[5],
+        bad_token_ids=[6],
+        top_p=0.5,
+        top_k=7,
+        min_p=0.25,
+        min_tokens=2,
+        logprobs=3,
+        prompt_logprobs=1,
+        presence_penalty=1.5,
+        frequency_penalty=1.0,
+        repetition_penalty=1.2,
         echo=True,
+        ignore_eos=True,
+        think=False,
     )
 
 
@@ -108,3 +155,34 @@ def test_deterministic_answer_has_seed_0_unless_given(deterministic, seed):
 def test_wrong_logit_bias_is_refused(text):
     with pytest.raises(InvalidRequest, match="such as 42=-5"):
         SamplingOptions(logit_bias=[text]).params()
+
+
+def test_schema_and_grammar_are_texts_or_files(tmp_path):
+    for name, value, file in (
+        ("json_schema", '{"type": "string"}', "a.json"),
+        ("lark", 'start: "a"', "b.lark"),
+    ):
+        (tmp_path / file).write_text(value)
+        expected = StructuredOutput(**{name: value})
+        for given in (value, str(tmp_path / file)):
+            assert StructuredOptions(**{name: given}).structured_output() == expected
+    assert parsed(
+        StructuredOptions(), "--choice", "a", "--choice", "b"
+    ).structured_output() == StructuredOutput(choice=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"regex": "a", "choice": ["b"]}, "exactly one of json_schema, json_object, regex, choice, lark"),
+        ({"json_schema": "/no/such/file"}, "the JSON schema '/no/such/file' cannot be read: No such file"),
+        ({"lark": "/no/such/file"}, "the Lark grammar '/no/such/file' cannot be read: No such file"),
+        ({"lark": "x" * 5000}, "cannot be read: File name too long"),
+        ({"json_schema": "/"}, "cannot be read: Is a directory"),
+        ({"json_schema": "/dev/zero"}, "the JSON schema is too large"),
+        ({"json_schema": "/bin/sh"}, "is no valid UTF-8"),
+    ],
+)
+def test_unusable_file_is_refused(given, said):
+    with pytest.raises(InvalidRequest, match=said):
+        StructuredOptions(**given).structured_output()

@@ -146,26 +146,6 @@ def test_exit_code_is_the_server_s(holdfast, served, code):
     assert holdfast("serve").exit_code == code
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--port", "65536"),
-        ("--port", "many"),
-        ("--max-waiting", "-1"),
-        ("--request-timeout", "nan"),
-        ("--dtype", "int3"),
-        ("--kv-memory", "lots"),
-        ("--determinism", "perhaps"),
-        ("--log-level", "loud"),
-        ("--gpu-memory-utilization", "0.9"),
-        ("--chat-template", "/no/such/file"),
-        ("--no-such-option",),
-    ],
-)
-def test_wrong_option_is_refused(holdfast, served, arguments):
-    refused(holdfast, served, *arguments)
-
-
 def test_chat_template_that_is_too_long_or_no_text_is_refused(holdfast, served, tmp_path):
     path = tmp_path / "template"
     path.write_bytes(b"\xff\xfe")

@@ -8,7 +8,7 @@ from gpu_numbers import HAS_GPU, assert_near, random, same_bits
 from paged_kv import PagedKV, make_store
 from torch import Tensor
 
-from holdfast.numerics.backends.triton import attention
+from holdfast.numerics.backends.triton.attention import paged
 from holdfast.numerics.ops import Backend
 
 HEADS = [(32, 8, 128), (9, 3, 64), (16, 8, 128), (12, 2, 128)] if HAS_GPU else [(4, 2, 16), (3, 1, 24)]
@@ -145,8 +145,8 @@ def test_kernel_for_hopper_has_the_bits_of_the_general_one(
     batch = store.batch(spans, padding=3)
     q = random(batch.num_tokens, heads, width, dtype=dtype, device=backend.device)
     found = backend.attention(q, store.layer, batch, scale=0.09, window=window)
-    assert attention._hopper is not None, "the kernel failed to compile"
-    monkeypatch.setattr(attention, "_hopper", None)
+    assert paged._hopper is not None, "the kernel failed to compile"
+    monkeypatch.setattr(paged, "_hopper", None)
     assert same_bits(found, backend.attention(q, store.layer, batch, scale=0.09, window=window))
 
 

@@ -86,7 +86,7 @@ def test_canonical_gemm_is_batch_invariant(
 @pytest.mark.skipif(not HAS_GPU, reason="the bits of tensor cores")
 @pytest.mark.parametrize("shape", [(6144, 4096, 0), (4096, 4096, 2), (4096, 14336, 2), (3072, 1024, 0)])
 def test_small_m_gemm_has_the_bits_of_the_library(shape: tuple[int, int, int], device: torch.device) -> None:
-    from holdfast.numerics.backends.triton import gemm, small_m_gemm
+    from holdfast.numerics.backends.triton.gemms import gemm, small_m_gemm
 
     outputs, inputs, split_k = shape
     weight = random(outputs, inputs, dtype=torch.bfloat16, device=device, seed=1, scale=0.02)
@@ -105,8 +105,8 @@ def test_small_m_gemm_has_the_bits_of_the_library(shape: tuple[int, int, int], d
 def test_fused_gate_up_has_the_bits_of_gemm_then_silu(
     dtype: torch.dtype, num_rows: int, device: torch.device
 ) -> None:
-    from holdfast.numerics.backends.triton import small_m_gemm
     from holdfast.numerics.backends.triton.elementwise import silu_mul
+    from holdfast.numerics.backends.triton.gemms import small_m_gemm
 
     if dtype is torch.float32:
         pytest.skip("the kernel is for 16-bit weights")

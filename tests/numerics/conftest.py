@@ -52,7 +52,7 @@ def _patch_interpreter() -> None:
     """
     from triton.runtime import interpreter
 
-    from holdfast.numerics.backends.triton import attention
+    from holdfast.numerics.backends.triton.attention import paged
 
     patched = set()
 
@@ -64,7 +64,7 @@ def _patch_interpreter() -> None:
 
     interpreter.InterpretedFunction.__call__ = call
     use_shape_dependent_dot(interpreter)
-    attention._TARGET_PROGRAMS = 8  # the interpreter runs programs one after the other
+    paged._TARGET_PROGRAMS = 8  # the interpreter runs programs one after the other
 
 
 def _open(kernels: str, dtype: torch.dtype, split_k: dict[tuple[int, int], int] | None = None) -> Backend:

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from holdfast.numerics.backends.triton.attention_work import list_work
+from holdfast.numerics.backends.triton.attention.work import list_work
 from holdfast.numerics.forward_batch import AttentionWork
 
 SPLIT = 256
@@ -83,7 +83,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
-from holdfast.numerics.backends.triton.attention_hopper import _attention_hopper as kernel
+from holdfast.numerics.backends.triton.attention.hopper import _attention_hopper as kernel
 
 layout = gl.NVMMASharedLayout.get_default_for([64, 128], gl.bfloat16)
 pool = f"tensordesc<bf16[64, 128],{layout!r}>"

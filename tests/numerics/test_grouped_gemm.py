@@ -35,7 +35,7 @@ def _ids(num_tokens: int, spread: str) -> Tensor:
 @pytest.mark.parametrize("spread", ["spread", "one-expert"])
 @pytest.mark.parametrize("num_tokens", [1, 3, 40, 150])
 def test_all_forms_multiply_each_row_by_its_experts(num_tokens: int, spread: str) -> None:
-    from holdfast.numerics.backends.triton import grouped_gemm, routing
+    from holdfast.numerics.backends.triton.gemms import grouped_gemm, routing
 
     x, weight = _exact(num_tokens, WIDTH, seed=1), _exact(NUM_EXPERTS, OUTPUTS, WIDTH, seed=2)
     bias = _exact(NUM_EXPERTS, OUTPUTS, seed=3).float()
@@ -64,7 +64,8 @@ def test_all_forms_multiply_each_row_by_its_experts(num_tokens: int, spread: str
 )
 def test_gate_and_up_are_activated(activation: Activation, every_form: bool) -> None:
     """In every form, or in the canonical form of each dtype."""
-    from holdfast.numerics.backends.triton import elementwise, grouped_gemm, routing
+    from holdfast.numerics.backends.triton import elementwise
+    from holdfast.numerics.backends.triton.gemms import grouped_gemm, routing
 
     by_dtype = [grouped_gemm.forms(dtype) for dtype in (torch.float16, torch.float32)]
     tiles = [tile for forms in by_dtype for tile in (forms if every_form else forms[-1:])]
@@ -83,7 +84,7 @@ def test_gate_and_up_are_activated(activation: Activation, every_form: bool) -> 
 
 @pytest.mark.parametrize("normalizes", [True, False], ids=["normalized", "probabilities"])
 def test_route_is_softmax_and_top_k(normalizes: bool) -> None:
-    from holdfast.numerics.backends.triton import routing
+    from holdfast.numerics.backends.triton.gemms import routing
 
     logits = (torch.randn(9, 12, generator=torch.Generator().manual_seed(6)) * 4).to(DEVICE)
     weights, ids = routing.route(logits[None], None, 11, 3, normalizes=normalizes)
@@ -94,7 +95,7 @@ def test_route_is_softmax_and_top_k(normalizes: bool) -> None:
 
 
 def test_ties_go_to_the_lowest_expert_and_no_number_is_chosen_last() -> None:
-    from holdfast.numerics.backends.triton import routing
+    from holdfast.numerics.backends.triton.gemms import routing
 
     nan, inf = float("nan"), float("inf")
     logits = torch.tensor([[1.0, 2, 2, 2], [0, 0, 0, 0], [nan, -1, nan, -2], [inf, 0, inf, -inf]]).to(DEVICE)
@@ -106,7 +107,7 @@ def test_ties_go_to_the_lowest_expert_and_no_number_is_chosen_last() -> None:
 
 @pytest.mark.parametrize("num_tokens", [20, 700, 9000])
 def test_assign_lists_the_pairs_of_each_expert_in_order(num_tokens: int) -> None:
-    from holdfast.numerics.backends.triton import grouped_gemm, routing
+    from holdfast.numerics.backends.triton.gemms import grouped_gemm, routing
 
     ids = torch.randint(0, NUM_EXPERTS, (num_tokens, TOP_K), generator=torch.Generator().manual_seed(7))
     assignment = routing.assign(
@@ -120,8 +121,8 @@ def test_assign_lists_the_pairs_of_each_expert_in_order(num_tokens: int) -> None
 
 
 def test_combine_adds_in_the_order_of_the_experts() -> None:
-    from holdfast.numerics.backends.triton import routing
-    from holdfast.numerics.backends.triton.expert_sums import ExpertOutputs
+    from holdfast.numerics.backends.triton.gemms import routing
+    from holdfast.numerics.backends.triton.gemms.expert_sums import ExpertOutputs
 
     outputs, shared = _exact(6, WIDTH, seed=8), _exact(3, WIDTH, seed=9)
     weights = torch.tensor([[0.5, 0.25], [1.0, 0.0], [0.125, 2.0]], device=DEVICE)
@@ -133,7 +134,7 @@ def test_combine_adds_in_the_order_of_the_experts() -> None:
 
 
 def test_row_dot_is_near_fp64() -> None:
-    from holdfast.numerics.backends.triton import routing
+    from holdfast.numerics.backends.triton.gemms import routing
 
     x, weight = _exact(7, 1000, seed=10), _exact(1, 1000, seed=11)
     assert torch.equal(routing.row_dot(x, weight).double(), x.double() @ weight.double().T)

@@ -38,7 +38,7 @@ def _exact(num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("split_k", [0, 1, 2])
 @pytest.mark.parametrize("num_rows", [1, 5, 32])
 def test_gemm_is_near_fp64(num_rows: int, split_k: int, dtype: torch.dtype) -> None:
-    from holdfast.numerics.backends.triton import small_m_gemm
+    from holdfast.numerics.backends.triton.gemms import small_m_gemm
 
     x, weight = _random(num_rows, dtype)
     found = small_m_gemm.multiply(x, weight, split_k)
@@ -63,7 +63,7 @@ def test_gemm_is_near_fp64(num_rows: int, split_k: int, dtype: torch.dtype) -> N
 def test_supported_shapes(
     shape: tuple[int, int], num_rows: int, split_k: int, dtype: torch.dtype, supported: bool
 ) -> None:
-    from holdfast.numerics.backends.triton import small_m_gemm
+    from holdfast.numerics.backends.triton.gemms import small_m_gemm
 
     weight = torch.empty(shape, dtype=dtype, device="meta")
     assert small_m_gemm.supports(num_rows, weight, split_k) is supported
@@ -72,8 +72,8 @@ def test_supported_shapes(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 17])
 def test_fused_gate_up_equals_gemm_then_silu(num_rows: int, dtype: torch.dtype) -> None:
-    from holdfast.numerics.backends.triton import small_m_gemm
     from holdfast.numerics.backends.triton.elementwise import silu_mul
+    from holdfast.numerics.backends.triton.gemms import small_m_gemm
 
     x, weight = _exact(num_rows, dtype)
     apart = silu_mul(small_m_gemm.multiply(x, weight, 0), None, dtype)
@@ -82,7 +82,7 @@ def test_fused_gate_up_equals_gemm_then_silu(num_rows: int, dtype: torch.dtype) 
 
 
 def test_row_does_not_depend_on_the_other_rows() -> None:
-    from holdfast.numerics.backends.triton import small_m_gemm
+    from holdfast.numerics.backends.triton.gemms import small_m_gemm
 
     x, weight = _exact(32, torch.float16)
     together = small_m_gemm.multiply(x, weight, 2)

@@ -50,7 +50,7 @@ def split_backend(device: torch.device, dtype: torch.dtype) -> Backend:
 def test_split_n_applies_to_its_number_of_rows_only(
     split_backend: Backend, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.numerics.backends.triton import gemm
+    from holdfast.numerics.backends.triton.gemms import gemm
 
     weight, x = integers(96, 64, dtype=dtype).to(device), integers(41, 64, dtype=dtype, seed=1).to(device)
     multiply_split_n, seen = gemm._multiply_split_n, []
@@ -93,7 +93,7 @@ def test_split_n_is_dropped_for_split_k_and_bias(
 def test_partial_sums_are_added_in_order_and_rounded_once(
     device: torch.device, dtype: torch.dtype, split_k: int, with_bias: bool
 ) -> None:
-    from holdfast.numerics.backends.triton.partial_sums import reduce
+    from holdfast.numerics.backends.triton.gemms.partial_sums import reduce
 
     partial = random(split_k, 9, 1030).to(device)
     bias = random(1030, seed=1).to(device) if with_bias else None
@@ -167,7 +167,8 @@ def test_rope_store_equals_its_steps(
     triton_backend: Backend, device: torch.device, dtype: torch.dtype, normed: bool, split_k: int
 ) -> None:
     """One kernel or step by step; keys in either layout; nothing is written for slot -1."""
-    from holdfast.numerics.backends.triton import partial_sums, rope_store
+    from holdfast.numerics.backends.triton import rope_store
+    from holdfast.numerics.backends.triton.gemms import partial_sums
     from holdfast.numerics.backends.triton.norm import rms_norm
 
     rows, width = 5, SHAPE.head_dim

@@ -74,7 +74,7 @@ def test_sampled_row_does_not_depend_on_the_batch(triton: Backend) -> None:
 
 
 def test_candidate_sets_too_large_to_copy(triton: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.numerics.backends.triton import thresholds
+    from holdfast.numerics.backends.triton.sampler import thresholds
 
     logits, batch = odd_logits(8, 1500), mixed_batch(8, seed=4)
     expected = triton.sample(logits, batch)
@@ -87,7 +87,7 @@ def test_candidate_sets_too_large_to_copy(triton: Backend, monkeypatch: pytest.M
 
 def test_bins_with_many_tokens_are_divided_again(triton: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flat rows: one limit each, then both; k above the number of possible tokens."""
-    from holdfast.numerics.backends.triton import thresholds
+    from holdfast.numerics.backends.triton.sampler import thresholds
 
     monkeypatch.setattr(thresholds, "_MIN_REFINED", 8)
     logits = torch.randn(6, 700, generator=torch.Generator().manual_seed(9)) * 0.3
@@ -101,7 +101,7 @@ def test_bins_with_many_tokens_are_divided_again(triton: Backend, monkeypatch: p
 
 def test_draws_are_kept_or_drawn_again(triton: Backend) -> None:
     """With top-p alone about as many draws are kept as top-p says, ties included."""
-    from holdfast.numerics.backends.triton import early_draws, sampling
+    from holdfast.numerics.backends.triton.sampler import early_draws, sampling
 
     n = 24
     logits = torch.randn(n, 300, generator=torch.Generator().manual_seed(2)) * 2

@@ -294,8 +294,8 @@ def test_own_code_is_named_by_versions(plain: Fingerprint) -> None:
 
 
 def test_thinking_code_is_a_part_of_thinking_models_only(folder: Path) -> None:
-    config, recipe = open_checkpoint(folder).config, open_backend(torch.float32, num_threads=1).recipe
-    given = (config, [0], byte_tokenizer(), recipe, apply_numeric_settings(), {"kind": "cpu"}, {})
+    config, backend = open_checkpoint(folder).config, open_backend(torch.float32, num_threads=1)
+    given = (config, [0], byte_tokenizer(), backend, apply_numeric_settings(), {"kind": "cpu"}, {})
     plain, thinking = engine_parts(*given)["code"], engine_parts(*given, thinking={})["code"]
     assert thinking == {**plain, "thinking": VERSIONS["thinking"]}  # type: ignore[dict-item]
     assert "thinking" not in plain  # type: ignore[operator]
@@ -392,17 +392,10 @@ def test_every_recipe_field_is_included(plain: Fingerprint) -> None:
 
 
 def test_library_versions_depend_on_the_backend() -> None:
-    recipe = open_backend(torch.float32, num_threads=1, kernels="torch").recipe
-    assert set(library_parts(recipe)) == {
-        *(
-            "torch",
-            "torch_build",
-            "libc",
-            "tokenizers",
-            "jinja2",
-            "llguidance",
-        )
-    }
+    backend = open_backend(torch.float32, num_threads=1, kernels="torch")
+    of_all = {"torch", "torch_build", "libc", "tokenizers", "jinja2", "llguidance"}
+    assert set(library_parts(backend.can.libraries)) == of_all
+    assert set(library_parts(("triton",))) == {*of_all, "triton"}
 
 
 def test_integral_floats_equal_integers() -> None:

@@ -7,28 +7,30 @@ from typing import cast
 
 import pytest
 
+from holdfast.core.request import NO_DEFAULTS
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
-from holdfast.server.ipc.engine_link import EngineLink
+from holdfast.server.ipc.engine_process import ProcessPort
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import TracedRequest, Traces
 from holdfast.server.tenants.rate_limits import TokenMeter
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
-from support.engine_links import PATIENCE, linked, run
+from support.engine_ports import PATIENCE, connected, run
 from support.fake_engine import Prompt
 
 PARAMS = SamplingParams()
 
 
 @asynccontextmanager
-async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncIterator[tuple[Call, EngineLink]]:
-    async with linked(start) as link:
+async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncIterator[tuple[Call, ProcessPort]]:
+    async with connected(start) as port:
         traced = TracedRequest("chat", "model", "id")
         call = Call(
             "id",
-            link.requests,
+            port.requests,
+            NO_DEFAULTS,
             tenant=UNKNOWN_TENANT,
             meter=TokenMeter(),
             prompts=cast(Prompts, None),
@@ -37,10 +39,10 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
             timeout=timeout,
         )
         try:
-            yield call, link
+            yield call, port
         finally:
             call.close()
-            assert link.requests.num_live == 0
+            assert port.requests.num_live == 0
 
 
 async def text_of(call: Call) -> str:
@@ -50,13 +52,13 @@ async def text_of(call: Call) -> str:
 
 def test_complete_answer_survives_its_engine() -> None:
     async def work() -> None:
-        async with calling() as (call, link):
+        async with calling() as (call, port):
             await call.submit([Prompt.ANSWER], PARAMS)
             await call.accepted()
             while not call.results:
                 await asyncio.sleep(0.01)
-            link.kill()
-            await link.wait_ended()
+            port.kill()
+            await port.wait_ended()
             assert await text_of(call) == "yes" and await call.fingerprint() == "abc"
 
     run(work)
@@ -65,22 +67,22 @@ def test_complete_answer_survives_its_engine() -> None:
 @pytest.mark.parametrize("moment", ["before", "while", "before_fingerprint"])
 def test_dead_engine_is_a_503(moment: str) -> None:
     async def work() -> None:
-        async with calling("no_fingerprint") as (call, link):
+        async with calling("no_fingerprint") as (call, port):
             if moment == "before":
-                link.kill()
-                await link.wait_ended()
+                port.kill()
+                await port.wait_ended()
                 with pytest.raises(ApiError) as raised:
                     await call.submit([Prompt.ANSWER], PARAMS)
             elif moment == "while":
                 await call.submit([Prompt.STREAM], PARAMS)
                 await call.accepted()
-                link.kill()
+                port.kill()
                 with pytest.raises(ApiError) as raised:
                     await text_of(call)
             else:
                 waiting = asyncio.create_task(call.fingerprint())
                 await asyncio.sleep(0)
-                link.kill()
+                port.kill()
                 with pytest.raises(ApiError) as raised:
                     await waiting
             assert (raised.value.status, raised.value.code) == (503, "engine_stopped")
@@ -106,7 +108,7 @@ def test_timeout_ends_the_call(is_submitted: bool) -> None:
     """Also before the prompt is submitted: rendering it may take long."""
 
     async def work() -> None:
-        async with calling(timeout=0.05) as (call, link):
+        async with calling(timeout=0.05) as (call, port):
             if is_submitted:
                 await call.submit([Prompt.SILENCE], PARAMS)
                 with pytest.raises(ApiError) as raised:
@@ -116,6 +118,6 @@ def test_timeout_ends_the_call(is_submitted: bool) -> None:
                 with pytest.raises(ApiError) as raised:
                     await call.submit([Prompt.ANSWER], PARAMS)
             assert (raised.value.status, raised.value.code) == (504, "timeout")
-            assert link.requests.num_live == 0
+            assert port.requests.num_live == 0
 
     run(work)

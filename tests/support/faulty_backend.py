@@ -14,6 +14,9 @@ class FaultyBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
+    def in_fp32(self) -> "FaultyBackend":
+        return self
+
     def layer(self, residual: Any, x: Any, *rest: Any, canonical: bool) -> None:
         self._backend.layer(residual, x, *rest, canonical=canonical)
         if not canonical:

@@ -25,7 +25,6 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import layer_shape
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.backends.torch.sampling import SPLITMIX_GAMMA, mix64
-from holdfast.numerics.batch_sizes import is_interpreted
 from holdfast.numerics.blocks import BLOCK_FORMATS, BlockBackend, blocks_of
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.layer import activate
@@ -102,7 +101,7 @@ class _Bench:
     def __init__(self, backend: Backend, model: DecoderConfig) -> None:
         self._backend, self._model = backend, model
         self._dtype = getattr(torch, backend.recipe.dtype)
-        self._is_interpreted = is_interpreted(backend)
+        self._is_interpreted = backend.can.is_interpreted
         self._num_rows = 1 if self._is_interpreted else backend.recipe.rows
         self._num_logits = min(model.vocab_size, 64) if self._is_interpreted else model.vocab_size
         self._num_sampled = 1 if self._is_interpreted else _NUM_SAMPLED
@@ -140,11 +139,10 @@ class _Bench:
         yield "topk", torch.cat([values.double(), ids.double()], 1).view(torch.int64)
 
     def fast(self) -> Iterator[tuple[str, Tensor]]:
-        """GEMMs in fast form, and a decode token. CPU backends compute the head in canonical form
-        only."""
+        """GEMMs in fast form, and a decode token. The head too, if it ever runs in fast form."""
         sizes = _FAST_SIZES if self._is_interpreted else (*_FAST_SIZES, 2 * self._num_rows)
         for (n, k), (name, has_bias) in reversed(self._shapes.items()):
-            if name == "head" and self._backend.recipe.path != "triton":
+            if name == "head" and not self._backend.can.certifies_head:
                 continue
             linear = self._linear(name, n, k, has_bias)
             for size in sizes:
@@ -205,9 +203,9 @@ class _Bench:
         return self._backend.embed_packed(table, torch.arange(table.out_features))
 
     def _gemm(self, linear: Linear, num_rows: int, is_fp32: bool, *, canonical: bool) -> Tensor:
-        """As it runs: on a GPU a GEMM that is rounded by the library is another kernel."""
+        """As it runs."""
         backend = self._backend
-        gemm = backend.linear if backend.recipe.path == "triton" and not is_fp32 else backend.logits
+        gemm = backend.linear if backend.can.rounds_in_gemm and not is_fp32 else backend.logits
         return gemm(self._rows(num_rows, linear.in_features), linear, canonical=canonical)
 
     def _subnormal(self) -> Tensor:

@@ -58,10 +58,8 @@ from holdfast.certification.checks.synthetic import (
 )
 from holdfast.models.config import FAMILY_DEFAULTS
 from holdfast.models.decoder import Decoder, NamedLinear
-from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, is_interpreted, sizes_to_certify
+from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.recipe import KernelBackend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import NumericSettings
 from holdfast.numerics.versions import sources_digest
 from holdfast.version import __version__
@@ -95,7 +93,6 @@ _EXPERT_ROWS = (
     161,
 )
 _SLOW_SAMPLER_OPS, _FEW_SAMPLED_SIZES = ("sample, ties", "logsumexp, few tokens"), (1, 64, 512)
-_LAYER_SIZES = (1, 2, 8, 32, 128, 256, 512)
 _QUICK_SIZES = (1, 3, 8)  # of sampled tokens, in the reference's own test
 _QUICK_CONTEXT = 4000  # of the reference's own test of whole passes
 
@@ -111,7 +108,6 @@ def plan_certification(
     runner: ModelRunner,
     store: KVStore,
     *,
-    settings: NumericSettings,
     max_pass_tokens: int,
     max_len: int,
     lender: PageLender,
@@ -131,18 +127,17 @@ def plan_certification(
         kernels = runner.list_kernels
 
     def make_checks() -> list[Check]:
-        fp32 = _fp32_backend(backend, settings)
         return [
             *_gemm_checks(decoder, max_pass_tokens),
             *_layer_checks(decoder, shape, max_pass_tokens),
-            *_weightless_checks(backend, fp32, shape, max_pass_tokens),
+            *_weightless_checks(backend, shape, max_pass_tokens),
             *last,
         ]
 
     return Certification(
         subject,
         make_checks,
-        sizes_to_certify(backend, max_pass_tokens),
+        backend.can.sizes(max_pass_tokens),
         make_reference_checks=lambda: [*_reference_checks(decoder, shape), *reference],
         kernels=kernels,
         device=backend.device,
@@ -204,7 +199,7 @@ def _gemm_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
     """Every shape with synthetic weights at every size. Then the model's own weights at a few sizes:
     those of the first, a middle and the last layer, and the head."""
     backend = decoder.backend
-    sizes = sizes_to_certify(backend, max_pass_tokens)
+    sizes = backend.can.sizes(max_pass_tokens)
     few, sampled = _few_sizes(backend, sizes), _sampled_layers(decoder)
     last_expert = decoder.config.num_experts - 1
     sampled_experts = {None, 0, last_expert // 2, last_expert}
@@ -256,29 +251,27 @@ def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, .
 
 
 def _check_routed(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> CheckSteps:
-    """A router or an expert. On a CPU both always run in canonical form. On a GPU a router follows the
-    pass; a pass of any size may give an expert any number of tokens, in any form."""
-    if backend.recipe.path != "triton":
+    """A router or an expert. A pass of any size may give an expert any number of tokens, in any form."""
+    if not backend.can.certifies_experts:
         return (yield from check_head(backend, case, sizes))
-    if case.linear.expert_form is None:
+    forms = backend.expert_forms(case.linear)
+    if not forms:
         return (yield from check_gemm(backend, case, sizes))
     # An expert may get any number of rows. Tiles have at most 128: beyond, other numbers only repeat them.
-    some = _EXPERT_ROWS if case.is_thorough and not is_interpreted(backend) else ()
+    some = _EXPERT_ROWS if case.is_thorough and not backend.can.is_interpreted else ()
     counts = tuple(sorted({*(size for size in some if size <= sizes[-1]), *sizes}))
     found = [(yield from check_head(backend, case, counts))]
-    for form in range(backend.num_expert_forms):
-        linear = replace(case.linear, expert_form=form)
+    for linear in forms:
         found.append((yield from check_fast_head(backend, replace(case, linear=linear), counts, sizes)))
     return merge_checks(found)
 
 
 def _check_synthetic_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> CheckSteps:
-    """On a GPU the head of a certified pass runs in fast form."""
-    is_gpu_form = backend.recipe.path == "triton"
-    max_tokens = MAX_HEAD_TOKENS if is_gpu_form else _MAX_CPU_HEAD_TOKENS
+    has_fast_form = backend.can.certifies_head
+    max_tokens = MAX_HEAD_TOKENS if has_fast_form else _MAX_CPU_HEAD_TOKENS
     head_sizes = tuple(size for size in sizes if size <= max_tokens)
     found = yield from check_head(backend, case, head_sizes)
-    if is_gpu_form:
+    if has_fast_form:
         found = merge_checks([found, (yield from check_fast_head(backend, case, head_sizes, sizes))])
     return found
 
@@ -287,13 +280,11 @@ def _layer_checks(decoder: Decoder, shape: ModelShape, max_pass_tokens: int) -> 
     """The fused layer against its operations one by one: with synthetic weights, then the first, a
     middle and the last layer."""
     backend = decoder.backend
-    sizes = sizes_to_certify(backend, max_pass_tokens)
-    few = (*_few_sizes(backend, sizes), sizes[-1])
-    if backend.recipe.path == "triton":
-        few = (*(size for size in sizes if size in _LAYER_SIZES), sizes[-1])
+    sizes = backend.can.sizes(max_pass_tokens)
+    few = (*(size for size in sizes if size in backend.can.layer_sizes), sizes[-1])
     small = tuple(size for size in sizes if size <= DENSE_SEATING)
     yield partial(
-        _check_synthetic_layer, decoder, shape, (*small, *few) if not is_interpreted(backend) else few
+        _check_synthetic_layer, decoder, shape, few if backend.can.is_interpreted else (*small, *few)
     )
     for index in _sampled_layers(decoder):
         case = LayerCase(f"layers.{index}", decoder.layers[index], decoder.layer_shape)
@@ -306,12 +297,10 @@ def _check_synthetic_layer(decoder: Decoder, shape: ModelShape, sizes: tuple[int
     return check_layer(decoder.backend, case, shape, tuple(sorted(set(sizes))))
 
 
-def _weightless_checks(
-    backend: Backend, fp32: Backend, shape: ModelShape, max_pass_tokens: int
-) -> Iterator[Check]:
+def _weightless_checks(backend: Backend, shape: ModelShape, max_pass_tokens: int) -> Iterator[Check]:
     """Norms, rope, activation, attention and the sampler."""
-    sizes = sizes_to_certify(backend, max_pass_tokens)
-    for one in dict.fromkeys((backend, fp32)):
+    sizes = backend.can.sizes(max_pass_tokens)
+    for one in dict.fromkeys((backend, backend.in_fp32())):
         suffix = "" if one is backend else " (fp32)"
         for op in token_ops(one, shape):
             yield partial(check_token_op, one, op, sizes, suffix=suffix)
@@ -366,9 +355,9 @@ def _few_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def _sampled_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Numbers of sampled tokens the sampler's operations are checked with."""
-    if is_interpreted(backend):
+    if backend.can.is_interpreted:
         return tuple(size for size in sizes if size <= DENSE_SEATING)
-    most = sizes[-1] if backend.recipe.path == "triton" else DENSE_SEATING
+    most = DENSE_SEATING if backend.can.samples_by_row else sizes[-1]
     return tuple(size for size in _SAMPLED_SIZES if size <= most)
 
 
@@ -394,13 +383,3 @@ def _model_shape(decoder: Decoder, max_len: int) -> ModelShape:
         swiglu_alpha=model.swiglu_alpha,
         swiglu_limit=model.swiglu_limit,
     )
-
-
-def _fp32_backend(backend: Backend, settings: NumericSettings) -> Backend:
-    """The same backend in fp32. The backend itself where fp32 says nothing new: on Triton, and
-    if it is fp32 already."""
-    recipe = backend.recipe
-    if recipe.path == "triton" or recipe.dtype == "float32":
-        return backend
-    kernels: KernelBackend = "c" if recipe.path == "c" else "torch"
-    return open_backend(torch.float32, kernels=kernels, num_threads=settings.threads)

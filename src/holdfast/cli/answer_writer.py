@@ -46,7 +46,7 @@ class PromptText:
         return len(self._ids)
 
     def take_until(self, length: int) -> str:
-        """The text up to this number of tokens, from where the last call ended."""
+        """Return the text up to this number of tokens, from where the last call ended."""
         pieces = [self._text.push(token_id) for token_id in self._ids[self._num_taken : length]]
         self._num_taken = max(self._num_taken, length)
         return "".join(pieces) + (self._text.flush() if self._num_taken >= len(self._ids) else "")
@@ -91,7 +91,7 @@ class AnswerWriter:
         self._line_is_open = not self._answering
 
     def end(self) -> None:
-        """The answer is complete."""
+        """End the answer: write what is held back and a line break."""
         self._begin_answer()
         if self._wrap is not None:
             self._wrap.flush()
@@ -143,7 +143,7 @@ class AnswerWriter:
 
 
 def has_thoughts(llm: "LLM", params: SamplingParams) -> bool:
-    """Whether this model thinks with these settings; a note says why not."""
+    """Return whether this model thinks with these settings. A note says why not."""
     if not llm.engine.limits.max_thought:
         note("this model does not think: there are no thoughts to show")
     elif not params.think:
@@ -175,7 +175,7 @@ class NewThoughts:
 
 
 def thought_line(thought: Thought) -> str:
-    """A thought on one line; the token ids if they have no text."""
+    """Return a thought on one line, or its token ids if they have no text."""
     return " ".join(thought.text.split()) or " ".join(f"#{token_id}" for token_id in thought.token_ids)
 
 
@@ -268,7 +268,7 @@ class WordWrap:
 
 
 def _cells(text: str) -> int:
-    """The columns that a terminal shows it in."""
+    """Return the number of columns that a terminal shows a text in."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -22,14 +22,14 @@ def stderr() -> "Console":
 
 
 def show_error(message: str) -> None:
-    """One red line."""
+    """Write one red line."""
     from rich.text import Text
 
     stderr().print(Text(f"error: {' '.join(message.split())}", style="red"))
 
 
 def note(message: str) -> None:
-    """One dimmed line."""
+    """Write one dimmed line."""
     from rich.text import Text
 
     stderr().print(Text(message, style="dim"))

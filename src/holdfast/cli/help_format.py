@@ -51,7 +51,7 @@ class App(typer.Typer):
 
 
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    """Arguments first, then the options of each panel, in the order in which they are declared."""
+    """Write arguments first, then the options of each panel, in the order in which they are declared."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for param in command.get_params(ctx):
         record = param.get_help_record(ctx)

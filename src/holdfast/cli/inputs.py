@@ -15,7 +15,7 @@ Text = str | list[int]
 
 
 def read_prompts(prompt: str | None, further: list[str], file: Path | None) -> list[str]:
-    """All prompts in this order: the argument, --prompt, the lines of the file.
+    """Return all prompts in this order: the argument, --prompt, the lines of the file.
 
     Without any of them: stdin.
     """
@@ -31,7 +31,7 @@ def read_prompts(prompt: str | None, further: list[str], file: Path | None) -> l
 
 
 def parse_ids(text: str, option: str) -> list[int]:
-    """Token ids separated by commas."""
+    """Return the token ids in a text with commas."""
     try:
         return [int(one) for one in text.replace(",", " ").split()]
     except ValueError:
@@ -50,7 +50,7 @@ class ScorePair:
 def read_pairs(
     texts: list[str], prompt_ids: str | None, completion_ids: str | None, file: Path | None
 ) -> list[ScorePair]:
-    """The pair of the command line, if any, and those of the file."""
+    """Return the pair of the command line, if any, and those of the file."""
     pairs = []
     if texts or prompt_ids is not None or completion_ids is not None:
         pairs.append(_parse_pair(texts, prompt_ids, completion_ids))
@@ -64,7 +64,7 @@ def read_pairs(
 
 
 def _parse_pair(texts: list[str], prompt_ids: str | None, completion_ids: str | None) -> ScorePair:
-    """What is not given as ids is taken from the texts, in order."""
+    """Return the pair. What is not given as ids is taken from the texts, in order."""
     prompt = None if prompt_ids is None else parse_ids(prompt_ids, "--prompt-ids")
     completion = None if completion_ids is None else parse_ids(completion_ids, "--completion-ids")
     if len(texts) != (prompt is None) + (completion is None):
@@ -78,7 +78,7 @@ def _parse_pair(texts: list[str], prompt_ids: str | None, completion_ids: str | 
 
 
 def _parse_lines(content: str, file: str) -> Iterator[ScorePair]:
-    """One pair for each line that is not blank. Unknown keys are ignored."""
+    """Yield one pair for each line that is not blank. Unknown keys are ignored."""
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
@@ -100,7 +100,7 @@ def _text(pair: dict[str, object], name: str, where: str) -> Text:
 
 
 def _read_text(file: Path, what: str) -> str:
-    """The text of a file; "-" is stdin."""
+    """Return the text of a file; "-" is stdin."""
     if str(file) == "-":
         return _read_stdin()
     try:

@@ -73,7 +73,9 @@ class _Commands(HelpGroup):
 
 
 def _import_command(name: str) -> Any:
-    """The command, made of its function and its module's COMMAND_SETTINGS, or the group of an App."""
+    """Return the command, made of its function and its module's COMMAND_SETTINGS, or the group of
+    an App.
+    """
     module, attribute = _COMMANDS[name]
     imported = import_module(module if "." in module else f"holdfast.cli.commands.{module}")
     found = getattr(imported, attribute)

@@ -18,18 +18,18 @@ _LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # those that JSON leaves as they 
 
 
 def json_line(content: object) -> str:
-    """JSON that every reader takes for one line: Unicode's line ends are escaped too."""
+    """Return JSON that every reader takes for one line: Unicode's line ends are escaped too."""
     text = json.dumps(content, ensure_ascii=False)
     return _LINE_ENDS.sub(lambda end: f"\\u{ord(end[0]):04x}", text)
 
 
 def bits(value: float) -> str:
-    """The bits of an fp32 value as eight hexadecimal digits. Determinism is judged by them."""
+    """Return the bits of an fp32 value as eight hexadecimal digits. Determinism is judged by them."""
     return struct.pack(">f", value).hex()
 
 
 def as_json(result: Result, *, with_receipt: bool = False) -> str:
-    """One line with everything that a second run is compared with.
+    """Return one line with everything that a second run is compared with.
 
     The fields of the only choice are at the top level; of several choices, in "choices".
     """
@@ -73,7 +73,7 @@ def _logprob(one: TokenLogprob) -> dict[str, Any]:
 
 
 def show_logprobs(title: str, logprobs: Sequence[TokenLogprob | None]) -> None:
-    """A table on stderr, one line for each token that has a logprob."""
+    """Show a table on stderr, one line for each token that has a logprob."""
     from rich.table import Table
 
     table = Table(title=f"logprobs of {title}", title_justify="left")
@@ -99,14 +99,14 @@ def mode_line(result: Result) -> str:
 
 
 def stats_line(result: Result) -> str:
-    """The mode line and the prompt's length."""
+    """Return the mode line and the prompt's length."""
     num_cached = result.stats.cached_tokens
     cached = f", {num_cached} cached" if num_cached else ""
     return f"{mode_line(result)} · prompt {len(result.prompt_token_ids)} tokens{cached}"
 
 
 def full_stats(result: Result) -> str:
-    """The mode line, and the counts of the engine's work for this result."""
+    """Return the mode line, and the counts of the engine's work for this result."""
     stats = result.stats
     return (
         f"{mode_line(result)} · candidates {stats.candidates} ({stats.looked_up} from n-grams) = accepted "
@@ -150,7 +150,7 @@ def write_receipts(path: Path, results: Sequence[Result]) -> None:
 
 
 def drop_prompt(result: Result) -> Result:
-    """The same result with a receipt that has only the prompt's digest."""
+    """Return the same result with a receipt that has only the prompt's digest."""
     from holdfast.receipts.receipt import without_prompt
 
     return result if result.receipt is None else replace(result, receipt=without_prompt(result.receipt))

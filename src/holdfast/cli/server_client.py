@@ -87,7 +87,7 @@ class ChatServer:
         )
 
     def first_model(self) -> str:
-        """The name of the first model the server lists."""
+        """Return the name of the first model the server lists."""
         try:
             with self._send("GET", "/v1/models") as response:
                 return str(json.loads(response.read())["data"][0]["id"])
@@ -99,8 +99,8 @@ class ChatServer:
     def stream(
         self, body: dict[str, Any], show: Show, show_reasoning: Callable[[str], None] = lambda text: None
     ) -> StreamedAnswer:
-        """One answer; show is called with its text and thoughts as they arrive, show_reasoning with
-        the thinking before its text.
+        """Return one answer. Call `show` with its text and thoughts as they arrive, and
+        `show_reasoning` with the thinking before its text.
 
         Ctrl-C ends it by closing the connection, which aborts the request. Raises `ServerError` if
         no text arrives. An error after that is in the answer.
@@ -139,7 +139,7 @@ class ChatServer:
 
 
 def _base_url(text: str) -> str:
-    """The URL in front of the routes: http:// may be left out, a last /v1 is removed."""
+    """Return the URL in front of the routes: http:// may be left out, a last /v1 is removed."""
     try:
         url = httpx.URL(text if "://" in text else f"http://{text}")
     except httpx.InvalidURL as error:
@@ -151,7 +151,7 @@ def _base_url(text: str) -> str:
 
 
 def _key_header(api_key: str | None) -> dict[str, str]:
-    """The header that carries a key. A key that would break it is refused."""
+    """Return the header that carries a key. A key that would break it is refused."""
     if api_key is None:
         return {}
     if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():
@@ -160,7 +160,7 @@ def _key_header(api_key: str | None) -> dict[str, str]:
 
 
 def _events(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The data of each server-sent event. Comments and other fields are skipped."""
+    """Yield the data of each server-sent event. Comments and other fields are skipped."""
     rest, data = b"", []
     for block in blocks:
         *lines, rest = (rest + block).split(b"\n")
@@ -186,7 +186,7 @@ def _read_error(response: httpx.Response) -> bytes:
 
 
 def _error_message(body: bytes) -> str:
-    """The message of an error, in OpenAI's shape or in any other, on one line."""
+    """Return the message of an error, in OpenAI's shape or in any other, on one line."""
     try:
         error = json.loads(body)
         said = error["error"]["message"] if isinstance(error.get("error"), dict) else error["message"]
@@ -204,7 +204,7 @@ def _error_code(body: bytes) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The system's words for a failure, without its number."""
+    """Return the system's words for a failure, without its number."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -214,7 +214,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _thoughts(chunk: dict[str, Any]) -> tuple[Thought, ...]:
-    """The thoughts of one event. Only Holdfast's server sends them."""
+    """Return the thoughts of one event. Only Holdfast's server sends them."""
     try:
         sent = (chunk.get("holdfast") or {}).get("thoughts") or ()
         return tuple(

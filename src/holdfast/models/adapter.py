@@ -53,7 +53,7 @@ def write_adapter(folder: Path, info: AdapterInfo) -> None:
 
 
 def norms_digest(checkpoint: Checkpoint) -> str:
-    """The digest of all norm weights, as stored."""
+    """Return the digest of all norm weights, as stored."""
     digest = hashlib.sha256()
     for name in sorted(each for each in checkpoint.names() if each.endswith("norm.weight")):
         raw = checkpoint.raw(name)

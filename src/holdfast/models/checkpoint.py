@@ -61,7 +61,7 @@ class Checkpoint(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def tensor(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
-        """The tensor, rounded once to `dtype`; without a dtype as stored, or fp32 if quantised.
+        """Return the tensor, rounded once to `dtype`; without a dtype as stored, or fp32 if quantised.
         Tensors of a file are on the CPU.
 
         The tensor may share memory with the mapped file: do not write to it.
@@ -69,12 +69,12 @@ class Checkpoint(Protocol):
         ...
 
     def raw(self, name: str) -> RawTensor:
-        """The stored bytes, unrounded, for digests. Thread-safe."""
+        """Return the stored bytes, unrounded, for digests. Thread-safe."""
         ...
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a folder or a .gguf file."""
+    """Return the checkpoint in a folder or a .gguf file."""
     if path.is_dir():
         return _open_folder(path)
     if path.is_file() and path.suffix == ".gguf":
@@ -140,7 +140,7 @@ NORM_NAMES: Mapping[Block, NormNames] = {
 
 
 def projection_names(config: DecoderConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The stored tensors that make up qkv and gate_up, without ".weight"."""
+    """Return the stored tensors that make up qkv and gate_up, without ".weight"."""
     if config.fused_projections:
         return ("self_attn.qkv_proj",), ("mlp.gate_up_proj",)
     return tuple(f"self_attn.{each}_proj" for each in "qkv"), ("mlp.gate_proj", "mlp.up_proj")

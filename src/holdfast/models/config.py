@@ -102,7 +102,7 @@ class DecoderConfig:
         return self.num_experts > 0 and layer not in self.dense_layers
 
     def for_length(self, max_len: int) -> "DecoderConfig":
-        """The configuration for contexts of up to max_len tokens. It decides once which of two sets
+        """Return the configuration for contexts of up to max_len tokens. It decides once which of two sets
         of rope factors is used (longrope), whatever the length of a request."""
         scaling = self.rope_scaling
         if not isinstance(scaling, LongRope):
@@ -134,7 +134,7 @@ FAMILY_DEFAULTS: Mapping[str, object] = {
 
 
 def parse_config(fields: Fields, generation: Fields | None = None) -> DecoderConfig:
-    """The decoder that config.json describes, with the stop ids of generation_config.json."""
+    """Return the decoder that config.json describes, with the stop ids of generation_config.json."""
     fields = text_fields(fields)
     family = _parse_family(fields)
     known = FAMILIES[family]
@@ -243,7 +243,7 @@ def _parse_heads(fields: Fields, hidden_size: int) -> tuple[int, int, int]:
 
 
 def _parse_eos(fields: Fields, generation: Fields, known: Family, vocab_size: int) -> tuple[int, ...]:
-    """The ids of both files, config.json's first; the family's default if neither has any."""
+    """Return the ids of both files, config.json's first, or the family's default if neither has any."""
     key = "eos_token_id"
     ids = read_ids(fields, key, vocab_size) + read_ids(generation, key, vocab_size)
     if not ids and key not in fields:
@@ -259,7 +259,7 @@ def _parse_bos(fields: Fields, known: Family, vocab_size: int) -> int | None:
 
 
 def _default_id(known: Family, key: str, vocab_size: int) -> tuple[int, ...]:
-    """The family's id, if the vocabulary has it."""
+    """Return the family's id, if the vocabulary has it."""
     value = known.defaults.get(key)
     return (value,) if isinstance(value, int) and value < vocab_size else ()
 

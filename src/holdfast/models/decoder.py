@@ -83,7 +83,7 @@ class Decoder:
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
 
     def with_backend(self, backend: Backend) -> "Decoder":
-        """The same weights with another backend of the same kind and device. Nothing is copied."""
+        """Return the same weights with another backend of the same kind and device. Nothing is copied."""
         other = copy(self)
         other.backend = backend
         return other
@@ -126,7 +126,7 @@ class Decoder:
     def forward_last_layer(
         self, residual: Tensor, x: Tensor, batch: ForwardBatch, kv: Sequence[KVLayer], *, canonical: bool
     ) -> Tensor:
-        """The last layer, for all or some tokens of `forward_body`; return the input of the LM
+        """Return the last layer, for all or some tokens of `forward_body`; return the input of the LM
         head, [tokens, hidden].
 
         residual and x [tokens, hidden] are updated in place.
@@ -170,7 +170,7 @@ class Decoder:
         return self.backend.prepare(batch, self.config.num_heads, self.config.num_kv_heads)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """int64 [tokens] -> [tokens, hidden]."""
+        """Return the embeddings: int64 [tokens] -> [tokens, hidden]."""
         embedded = self._embed(token_ids)
         return embedded if self._embedding_scale == 1.0 else embedded.mul_(self._embedding_scale)
 
@@ -183,8 +183,9 @@ class Decoder:
         return backend.embed_blocks(self._embedding, token_ids)
 
     def rope_at(self, positions: Tensor, index: int = 0) -> RopeCosSin:
-        """Positions int64 [tokens] -> cos and sin, fp32 [tokens, head_dim / 2] each, of one of the
-        decoder's tables."""
+        """Return cosines and sines: positions int64 [tokens] -> cos and sin, fp32 [tokens, head_dim
+        / 2] each, of one of the decoder's tables.
+        """
         cos, sin = self._ropes[index]
         if not cos.is_cuda:  # numpy takes a few rows in a third of torch's time
             rows = positions.numpy()
@@ -195,7 +196,7 @@ class Decoder:
         return [self.rope_at(positions, index) for index in range(len(self._ropes))]
 
     def logits(self, hidden: Tensor, *, canonical: bool) -> Tensor:
-        """The LM head: hidden [tokens, hidden] -> a new fp32 [tokens, vocab].
+        """Multiply by the LM head: hidden [tokens, hidden] -> a new fp32 [tokens, vocab].
 
         `canonical` may differ from that of the pass: a pass of a certified size may sample any
         number of tokens.
@@ -221,7 +222,7 @@ class Decoder:
         return self._shape
 
     def linears(self) -> Iterator[NamedLinear]:
-        """All linear layers, layer by layer, the LM head last."""
+        """Yield all linear layers, layer by layer, the LM head last."""
         for index, layer in enumerate(self._layers):
             yield NamedLinear(f"layers.{index}.qkv", layer.qkv, index)
             yield NamedLinear(f"layers.{index}.o", layer.o, index)
@@ -246,7 +247,7 @@ def _expert_linears(layer: Experts, index: int) -> Iterator[NamedLinear]:
 
 
 def layer_shape(config: DecoderConfig) -> LayerShape:
-    """What all layers of a decoder share."""
+    """Return what all layers of a decoder share."""
     scale = 1.0 / math.sqrt(config.head_dim) if config.attention_scale is None else config.attention_scale
     return LayerShape(
         heads=config.num_heads,

@@ -100,7 +100,7 @@ class DummyCheckpoint:
         return tensor.to(dtype) if dtype is not None else tensor
 
     def raw(self, name: str) -> RawTensor:
-        """What decides the numbers: nothing is stored."""
+        """Return what decides the numbers: nothing is stored."""
         inputs = [self._shapes[name], self._seed, self._deviation, self._twins]
         if self._device.type != "cpu":
             inputs.append(self._device.type)

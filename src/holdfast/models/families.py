@@ -170,7 +170,7 @@ def _mixtral(fields: Fields, num_layers: int) -> Traits:
 
 
 def _qwen2_moe(fields: Fields, num_layers: int) -> Traits:
-    """Without `layer_types` every second layer below `max_window_layers` has the window."""
+    """Return the fields. Without `layer_types` every second layer below `max_window_layers` has the window."""
     last = read_int(fields, "max_window_layers", 0, 1 << 20, 28)
     window = _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None
     shared = "shared_expert_intermediate_size"
@@ -267,14 +267,14 @@ def _cohere_fields(fields: Fields) -> Fields:
 
 
 def _gpt_oss_fields(fields: Fields) -> Fields:
-    """A configuration without rope scaling has that of the published models."""
+    """Fill in the rope scaling of the published models if a configuration has none."""
     if fields.get("rope_parameters") or fields.get("rope_scaling"):
         return fields
     return {**fields, "rope_scaling": _GPT_OSS_ROPE}
 
 
 def text_fields(fields: Fields) -> Fields:
-    """The configuration of the language model in that of a model with images (`text_config`)."""
+    """Return the configuration of the language model in that of a model with images (`text_config`)."""
     if fields.get("model_type") != "gemma3":
         return fields
     text = fields.get("text_config")
@@ -307,7 +307,7 @@ def _optional_window(fields: Fields) -> int | None:
 def _windows(
     fields: Fields, num_layers: int, window: int | None, is_windowed: Callable[[int], bool]
 ) -> Windows:
-    """The window of each layer: as `layer_types` says, without it by the family's rule."""
+    """Return the window of each layer: as `layer_types` says, without it by the family's rule."""
     types = fields.get("layer_types")
     if types is None:
         return tuple(window if is_windowed(layer) else None for layer in range(num_layers))

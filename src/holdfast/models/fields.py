@@ -17,7 +17,7 @@ _MAX_JSON_BYTES = 1 << 26
 
 
 def read_json(path: Path, error: type[ModelError]) -> dict[str, object]:
-    """The JSON object in a file, or `error`."""
+    """Return the JSON object in a file, or raise `error`."""
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise error(f"{path.name} is larger than {_MAX_JSON_BYTES >> 20} MiB, which no configuration is")
@@ -36,14 +36,14 @@ def read_json(path: Path, error: type[ModelError]) -> dict[str, object]:
 
 
 def refuse(key: str, value: object, expected: str) -> UnsupportedModel:
-    """The error for a value that is not what it should be."""
+    """Return the error for a value that is not what it should be."""
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return UnsupportedModel(f"the model's configuration says {key} = {shown}; expected {expected}")
 
 
 def read_int(fields: Fields, key: str, low: int, high: int, default: int | None = None) -> int:
-    """An integer from `low` to `high`; `default` when the key is absent."""
+    """Return an integer from `low` to `high`, or `default` if the key is absent."""
     value = fields.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise refuse(key, value, f"an integer from {low} to {high}")
@@ -59,7 +59,7 @@ def read_float(
     *,
     name: str | None = None,
 ) -> float:
-    """A finite number above `low` and at most `high`; `default` when the key is absent or null."""
+    """Return a finite number above `low` and at most `high`, or `default` if the key is absent or null."""
     value = fields.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
@@ -68,7 +68,7 @@ def read_float(
 
 
 def read_bool(fields: Fields, key: str, default: bool) -> bool:
-    """True or false; `default` when the key is absent or null."""
+    """Return true or false, or `default` if the key is absent or null."""
     value = fields.get(key)
     value = default if value is None else value
     if not isinstance(value, bool):
@@ -77,7 +77,7 @@ def read_bool(fields: Fields, key: str, default: bool) -> bool:
 
 
 def read_str(fields: Fields, key: str) -> str | None:
-    """A string, or None when the key is absent or null."""
+    """Return a string, or None if the key is absent or null."""
     value = fields.get(key)
     if value is not None and not isinstance(value, str):
         raise refuse(key, value, "a string")
@@ -85,7 +85,7 @@ def read_str(fields: Fields, key: str) -> str | None:
 
 
 def read_ids(fields: Fields, key: str, vocab_size: int) -> tuple[int, ...]:
-    """Token ids: an integer, a list of them, or nothing."""
+    """Return token ids, which are stored as an integer, a list of them, or not at all."""
     value = fields.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for each in ids:

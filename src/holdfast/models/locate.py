@@ -79,7 +79,7 @@ def locate(model: str | None) -> Located:
 
 
 def adapter_folder(model: str | None) -> Path | None:
-    """The folder, if it is an adapter's. Looks at local files only."""
+    """Return the folder, if it is an adapter's. Looks at local files only."""
     if model == COIN_ADAPTER:
         return _PACKAGED / COIN_ADAPTER
     if model is None or model in BUILTINS:
@@ -127,8 +127,9 @@ def _locate_local(model: str) -> Located | None:
 
 
 def _fetch(repo: str, quant: str | None, revision: str | None) -> Path:
-    """The local snapshot of a hub repository: safetensors, else one GGUF file; no pickles, no code. quant:
-    the end of the GGUF file's name."""
+    """Return the local snapshot of a hub repository: safetensors, else one GGUF file; no pickles,
+    no code. quant: the end of the GGUF file's name.
+    """
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -174,8 +175,11 @@ def _fetch(repo: str, quant: str | None, revision: str | None) -> Path:
 
 
 def _list_gguf(repo: str, revision: str | None) -> list[str] | None:
-    """The GGUF files of a hub repository. None if the hub does not say: then nothing is downloaded, because it
-    could be all of them, and what is in the cache counts."""
+    """Return the GGUF files of a hub repository.
+
+    None if the hub does not say: then nothing is downloaded, because it could be all of them, and
+    what is in the cache counts.
+    """
     from huggingface_hub import model_info  # list_repo_files would repeat a failed request for half a minute
 
     try:
@@ -187,7 +191,7 @@ def _list_gguf(repo: str, revision: str | None) -> list[str] | None:
 
 
 def _choose_gguf(repo: str, names: Sequence[str], quant: str | None) -> str:
-    """The only file, or the only one whose name ends with the quantisation."""
+    """Return the only file, or the only one whose name ends with the quantisation."""
     if not names:
         raise ModelNotFound(_NO_WEIGHTS.format(repo))
     ending = re.compile(rf"(?:.*[-._])?{quant}\.gguf", re.IGNORECASE)

@@ -101,7 +101,7 @@ def parse_rope(
     *,
     allows_partial: bool = False,
 ) -> Rope:
-    """What a model configuration says about rotary positions."""
+    """Return what a model configuration says about rotary positions."""
     rope = _rope_section(fields)
     theta = _read_theta(fields, rope, default_theta)
     rotary_dim = _read_rotary_dim(fields, rope, head_dim, allows_partial)
@@ -283,7 +283,7 @@ def _scaled_frequencies(config: "DecoderConfig", kind: RopeKind) -> tuple["Tenso
 
 
 def rotary_order(config: "DecoderConfig") -> "Tensor | None":
-    """The order in which the dims of q and k heads are loaded, int64 [head_dim]; None: as stored.
+    """Return the order in which the dims of q and k heads are loaded, int64 [head_dim]; None: as stored.
 
     Kernels rotate dims (i, i + head_dim / 2). A model that rotates other pairs has the same scores
     with the dims of its q and k in another order:
@@ -303,7 +303,7 @@ def rotary_order(config: "DecoderConfig") -> "Tensor | None":
 
 
 def _position_frequencies(theta: float, dim: int) -> "Tensor":
-    """theta ** (2 i / dim), fp32 [dim / 2]."""
+    """Return theta ** (2 i / dim), fp32 [dim / 2]."""
     import numpy as np
     import torch
 

@@ -74,7 +74,7 @@ class SafetensorsCheckpoint:
         return self._shapes[name]
 
     def tensor(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
-        """The tensor as stored (sharing the file's memory), or rounded to `dtype`."""
+        """Return the tensor as stored (sharing the file's memory), or rounded to `dtype`."""
         if name not in self._shapes:
             raise KeyError(name)
         part = self._parts.get(name)
@@ -82,7 +82,7 @@ class SafetensorsCheckpoint:
         return stored if dtype is None else stored.to(dtype)
 
     def raw(self, name: str) -> RawTensor:
-        """The tensor's bytes: in the mapped file, or a copy if they are not together there."""
+        """Return the tensor's bytes: in the mapped file, or a copy if they are not together there."""
         import torch
 
         part = self._parts.get(name)
@@ -100,7 +100,7 @@ class SafetensorsCheckpoint:
         return self._open(self._shards[source]).get_tensor(self._stored[source])
 
     def _open(self, shard: str) -> _OpenFile:
-        """The shard as torch maps it. Two threads may both open it, which does no harm."""
+        """Return the shard as torch maps it. Two threads may both open it, which does no harm."""
         file = self._files.get(shard)
         if file is None:
             file = self._files[shard] = _open_file(self.path / shard, "pt")
@@ -114,7 +114,7 @@ class SafetensorsCheckpoint:
         return {name: part for name, part in found.items() if part is not None}
 
     def _stored_shapes(self) -> dict[str, Shape]:
-        """The tensors as they are stored."""
+        """Return the shapes of the tensors as they are stored."""
         shapes: dict[str, Shape] = {}
         for name, shape in self._shapes.items():
             shapes |= self._parts[name].sources if name in self._parts else {name: shape}
@@ -141,14 +141,14 @@ class SafetensorsCheckpoint:
 
 
 def _plain_name(stored: str) -> str:
-    """The name of a tensor in a model without images."""
+    """Return the name of a tensor in a model without images."""
     prefix = next((one for one in sorted(_PREFIXES, key=len, reverse=True) if stored.startswith(one)), "")
     name = (_PREFIXES.get(prefix, "") + stored[len(prefix) :]).replace(".block_sparse_moe.", ".mlp.")
     return _MIXTRAL_EXPERT.sub(lambda match: match[1] + _MIXTRAL[match[2]] + match[3], name)
 
 
 def read_config(folder: Path) -> DecoderConfig:
-    """The folder's config.json, with the stop ids of generation_config.json."""
+    """Return the folder's config.json, with the stop ids of generation_config.json."""
     if not folder.joinpath("config.json").is_file():
         raise ModelNotFound(
             f"{folder} contains neither a config.json nor a .gguf file; it is not a model folder"

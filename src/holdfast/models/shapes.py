@@ -165,14 +165,14 @@ SHAPE_NAMES = tuple(_PUBLISHED)
 
 
 def published_config(name: str) -> DecoderConfig:
-    """The configuration of a published model, such as llama-3.1-8b, in bf16."""
+    """Return the configuration of a published model, such as llama-3.1-8b, in bf16."""
     if name not in _PUBLISHED:
         raise ModelNotFound(f"there is no shape called {name!r}; choose one of {', '.join(SHAPE_NAMES)}")
     return parse_config({**_PUBLISHED[name], "torch_dtype": "bfloat16"})
 
 
 def gemm_shapes(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
-    """Every kind of GEMM: its name, outputs N, inputs K, and whether it has a bias."""
+    """List every kind of GEMM: its name, outputs N, inputs K, and whether it has a bias."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     sparse = [config.has_experts(layer) for layer in range(config.num_layers)]

@@ -47,7 +47,7 @@ class ExpertPart:
         return len(self.sources) == 2
 
     def read(self, sources: "Sequence[Tensor]") -> "Tensor":
-        """The tensor of the expert; MXFP4 as fp32."""
+        """Return the tensor of the expert; MXFP4 as fp32."""
         parts = [source[self.at] for source in sources]
         if self.is_mxfp4:
             from holdfast.models.gguf.dequantize import dequantize_mxfp4
@@ -59,7 +59,7 @@ class ExpertPart:
 def find_expert_part(
     name: str, shape: Shape, config: DecoderConfig, stored: Container[str]
 ) -> ExpertPart | None:
-    """Where the tensor of this name is; None: it is stored alone, or no tensor of an expert."""
+    """Return where the tensor of this name is, or None if it is stored alone or belongs to no expert."""
     match = _EXPERT.fullmatch(name)
     if match is None:
         return None

@@ -90,7 +90,7 @@ class WeightLoader:
         self._names = frozenset(checkpoint.names())
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor on the device that does not share memory with the file."""
+        """Return a tensor on the device that does not share memory with the file."""
         tensor = self._read(name)
         moved = tensor.to(self._device)
         return moved.clone() if moved is tensor and self._device.type == "cpu" else moved
@@ -101,12 +101,12 @@ class WeightLoader:
         return self.tensor(_EMBEDDING) if blocks is None else replace(blocks[0], data=blocks[0].data.clone())
 
     def packed_embedding(self) -> Linear | None:
-        """An embedding in blocks that is the LM head, too: packed from the file, without a copy."""
+        """Return an embedding in blocks that is the LM head, too: packed from the file, without a copy."""
         blocks = self._blocks([_EMBEDDING])
         return None if blocks is None else cast(BlockBackend, self._backend).pack_blocks(blocks)
 
     def head(self, tied: Tensor | None) -> Linear:
-        """The LM head. tied: the embedding, if the head shares it."""
+        """Return the LM head. tied: the embedding, if the head shares it."""
         name = "lm_head.weight"
         blocks = self._blocks([name]) if tied is None else None
         if blocks is not None:
@@ -114,13 +114,13 @@ class WeightLoader:
         return self._backend.pack(self.tensor(name) if tied is None else tied, None)
 
     def norm(self, name: str) -> Tensor:
-        """The weight of a norm: in the dtype, or in fp32 with the family's offset added."""
+        """Return the weight of a norm: in the dtype, or in fp32 with the family's offset added."""
         if self._config.norm == "rms":
             return self.tensor(name)
         return (self._read(name, torch.float32) + self._config.norm_offset).to(self._device)
 
     def layer(self, prefix: str, next_norm: Tensor | None, index: int | None = None) -> LayerWeights:
-        """The layer whose tensor names begin with `prefix`. Without an index it is none of the
+        """Return the layer whose tensor names begin with `prefix`. Without an index it is none of the
         decoder's, and attends without a window."""
         config, norms = self._config, NORM_NAMES[self._config.block]
         qkv, gate_up = projection_names(config)
@@ -183,7 +183,7 @@ class WeightLoader:
         return _require_finite(sinks, name, "it is part of every score's softmax").to(self._device, copy=True)
 
     def _linear(self, prefix: str, names: Sequence[str], *, is_qkv: bool = False) -> Linear:
-        """Several projections of one input as one linear layer."""
+        """Join several projections of one input to one linear layer."""
         blocks = self._blocks([f"{prefix}{name}.weight" for name in names])
         if blocks is not None:
             parts = self._reorder_blocks(blocks) if is_qkv else blocks
@@ -205,7 +205,7 @@ class WeightLoader:
         return bias
 
     def _blocks(self, names: Sequence[str]) -> list[Blocks] | None:
-        """The matrices in quantised blocks, if the backend computes with all of them."""
+        """Return the matrices in quantised blocks, if the backend computes with all of them."""
         if not isinstance(self._backend, BlockBackend) or not isinstance(self._checkpoint, BlockSource):
             return None
         found = [self._checkpoint.blocks(name) for name in names]
@@ -243,7 +243,7 @@ class WeightLoader:
         return found
 
     def _fused(self, names: Sequence[str]) -> Tensor:
-        """Tensors concatenated along the first dimension, each read into its place."""
+        """Return tensors concatenated along the first dimension, each read into its place."""
         if len(names) == 1:
             return self.tensor(names[0])
         shapes = [self._checkpoint.shape(name) for name in names]

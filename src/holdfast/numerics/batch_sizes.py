@@ -9,24 +9,9 @@ The LM head pads its tokens to the same sizes.
 
 from bisect import bisect_left
 
-from holdfast.numerics.ops import Backend
-
 _DENSE = 512  # up to this size steps are small
 MAX_SHORT_TILE_TOKENS = 512  # graphs of up to this many tokens use short attention tiles only
 MAX_HEAD_TOKENS = 512  # tokens per call of the LM head
-
-
-def is_interpreted(backend: Backend) -> bool:
-    """Whether the kernels run in Triton's interpreter, where each size takes seconds to test."""
-    return backend.recipe.path == "triton" and backend.device.type == "cpu"
-
-
-def sizes_to_certify(backend: Backend, max_tokens: int) -> tuple[int, ...]:
-    """The batch sizes that a certificate covers."""
-    if is_interpreted(backend):
-        rows = backend.recipe.rows
-        return tuple(sorted({1, 2, 8, rows, 2 * rows, max_tokens}))
-    return padded_batch_sizes(max_tokens) if backend.recipe.path == "triton" else cpu_batch_sizes(max_tokens)
 
 
 def cpu_batch_sizes(max_tokens: int) -> tuple[int, ...]:

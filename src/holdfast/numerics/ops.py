@@ -9,7 +9,7 @@ Shapes: a row is a token. H query heads, KVH KV heads, D head_dim, N and K out a
 vocabulary. Activations, weights and the KV cache have one dtype; all arithmetic is fp32.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,11 +45,33 @@ class Linear:
     blocks: tuple[tuple[str, int], ...] = ()
 
 
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend does in its own way. Who needs to know asks here, never for the backend's name."""
+
+    # Certification tests passes of these sizes, in tokens, up to a largest one.
+    sizes: Callable[[int], tuple[int, ...]]
+    layer_sizes: tuple[int, ...]  # of them, those at which it tests whole layers
+    # The sampler takes row by row, in code that does not know their number: it is tested with few.
+    samples_by_row: bool = True
+    rounds_in_gemm: bool = False  # `linear` is another kernel than `logits`, not its result rounded
+    # A certified pass computes its head in fast form. If not, the head is always in canonical form.
+    certifies_head: bool = False
+    # Routers and experts follow the form of the pass. If not, they are always in canonical form.
+    certifies_experts: bool = False
+    uses_torch_workers: bool = False  # torch's OpenMP workers compute bits
+    is_interpreted: bool = False  # each pass takes seconds: only what is indispensable is tested
+    libraries: tuple[str, ...] = ()  # whose versions decide bits, besides torch
+
+
 class Backend(Protocol):
     """Computes a decoder on one device, in one dtype."""
 
     @property
     def recipe(self) -> Recipe: ...
+
+    @property
+    def can(self) -> Capabilities: ...
 
     @property
     def device(self) -> torch.device: ...
@@ -65,9 +87,12 @@ class Backend(Protocol):
         """Positions per KV page."""
         ...
 
-    @property
-    def num_expert_forms(self) -> int:
-        """Forms of an expert's GEMM in fast passes, by `Linear.expert_form`."""
+    def in_fp32(self) -> "Backend":
+        """The same backend in fp32, which shows what rounding hides. Itself if fp32 says nothing new."""
+        ...
+
+    def expert_forms(self, w: Linear) -> tuple[Linear, ...]:
+        """A weight of an expert in each form in which fast passes multiply it; () if there is one."""
         ...
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:

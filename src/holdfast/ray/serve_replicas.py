@@ -18,7 +18,7 @@ from holdfast.ray.config import ReplicasConfig
 from holdfast.ray.deployment import ENGINE, engine_app
 from holdfast.ray.pool import ReplicaPool
 from holdfast.server.config import ServerConfig
-from holdfast.server.ipc.engine_connection import EngineCallbacks
+from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.main import run
 
 _log = logging.getLogger("holdfast.server")

@@ -29,7 +29,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from importlib import metadata
@@ -41,7 +41,7 @@ from holdfast.errors import EngineStopped
 from holdfast.models.checkpoint import Checkpoint, release_pages
 from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig
 from holdfast.models.rope import rope_frequencies
-from holdfast.numerics.recipe import Recipe
+from holdfast.numerics.ops import Backend
 from holdfast.numerics.rope import ROPE_CHUNK, rope_chunk
 from holdfast.numerics.settings import NumericSettings
 from holdfast.numerics.versions import VERSIONS
@@ -72,7 +72,7 @@ def engine_parts(
     config: DecoderConfig,
     eos_ids: Collection[int],
     tokenizer: Tokenizer,
-    recipe: Recipe,
+    backend: Backend,
     settings: NumericSettings,
     device: Mapping[str, JsonValue],
     canary: Mapping[str, str],
@@ -80,6 +80,7 @@ def engine_parts(
 ) -> dict[str, JsonValue]:
     """Every part except the decoder's weights. A thinking model has one more, and so has an engine for
     which special tokens in content are no text: it reads other prompts in the same messages."""
+    recipe = backend.recipe
     return {
         **({} if thinking is None else {"thinking": dict(thinking)}),
         **({"special_tokens_in_content": "control"} if tokenizer.controls_in_content else {}),
@@ -90,7 +91,7 @@ def engine_parts(
         "recipe": {name: value for name, value in recipe.as_dict().items() if name != "dtype"},
         "rope_tables": digest_rope_tables(config),
         "code": own_code(thinks=thinking is not None),
-        **_machine_parts(recipe, device, settings),
+        **_machine_parts(backend, device, settings),
         "canary": {**canary, **({} if recipe.depends_on_device else _text_canary(tokenizer))},
     }
 
@@ -101,13 +102,14 @@ def own_code(*, thinks: bool) -> dict[str, int]:
 
 
 def _machine_parts(
-    recipe: Recipe, device: Mapping[str, JsonValue], settings: NumericSettings
+    backend: Backend, device: Mapping[str, JsonValue], settings: NumericSettings
 ) -> dict[str, JsonValue]:
     """Device, settings and libraries. Where no library chooses its arithmetic by the device, only its
     kind counts."""
-    if not recipe.depends_on_device:
+    if not backend.recipe.depends_on_device:
         return {"device": {"kind": device["kind"]}}
-    return {"device": dict(device), "settings": settings.deciding(), "libraries": library_parts(recipe)}
+    libraries = library_parts(backend.can.libraries)
+    return {"device": dict(device), "settings": settings.deciding(), "libraries": libraries}
 
 
 def _text_canary(tokenizer: Tokenizer) -> dict[str, str]:
@@ -151,10 +153,10 @@ def digest_rope_tables(config: DecoderConfig) -> str:
     return digest.hexdigest()
 
 
-def library_parts(recipe: Recipe) -> dict[str, JsonValue]:
+def library_parts(of_backend: Sequence[str]) -> dict[str, JsonValue]:
     """Versions of the libraries that decide prompts, logits and tokens. numpy is not one of them:
     only operations of it are used whose result IEEE 754 defines."""
-    names = ("tokenizers", "jinja2", "llguidance", *(("triton",) if recipe.path == "triton" else ()))
+    names = ("tokenizers", "jinja2", "llguidance", *of_backend)
     build = [line for line in torch.__config__.show().splitlines() if "CPU capability" not in line]
     return {
         "torch": str(torch.__version__),

@@ -24,7 +24,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent import Sent
 from holdfast.errors import EngineStopped, GuaranteeLost, HoldfastError
 from holdfast.server.errors import ApiError, answer_error, to_api_error
-from holdfast.server.ipc.request_table import RequestTable
+from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.request_metrics import RequestMetrics

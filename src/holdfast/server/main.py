@@ -28,8 +28,7 @@ from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
-from holdfast.server.ipc.engine_connection import EngineConnection
-from holdfast.server.ipc.engine_link import COMMAND
+from holdfast.server.ipc.engine_process import COMMAND
 from holdfast.server.service import Connect, Service, supervise
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.tenants.addresses import is_loopback
@@ -201,8 +200,8 @@ class Server(Service):
             secrets = tuple({*old, *self.tenants.keys})
             configure_logging(self.config.log_format, self.config.log_level, secrets=secrets)
 
-    def _on_ready(self, link: EngineConnection) -> None:
-        super()._on_ready(link)
+    def _on_ready(self) -> None:
+        super()._on_ready()
         page = f"open {self.url} to see it work; " if self.config.has_inspector else ""
         say(f"Ready after {self.load_seconds:.1f} s: {page}OpenAI clients use {self.url}/v1")
 

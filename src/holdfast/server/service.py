@@ -18,11 +18,10 @@ from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
 from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.hub import Hub
-from holdfast.server.ipc.engine_connection import EngineCallbacks, EngineConnection
-from holdfast.server.ipc.engine_link import COMMAND
+from holdfast.server.ipc.engine_port import EngineCallbacks, ResumeCallbacks
+from holdfast.server.ipc.engine_process import COMMAND, EngineProcess
 from holdfast.server.ipc.engines import Engines
-from holdfast.server.ipc.live_requests import LiveRequests, ResumeCallbacks
-from holdfast.server.ipc.supervisor import Supervisor
+from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.prompts import Prompts
 from holdfast.server.reasoning.chat_format import choose_chat_format
 from holdfast.server.telemetry.metrics import Metrics
@@ -41,8 +40,8 @@ def supervise(
     server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks, command: Sequence[str] = COMMAND
 ) -> Engines:
     """One engine process on this machine."""
-    requests = LiveRequests(resumes=server.resume, callbacks=callbacks.resume)
-    return Supervisor(
+    requests = RequestTable(resumes=server.resume, callbacks=callbacks.resume)
+    return EngineProcess(
         engine,
         callbacks,
         (server.log_format, server.log_level),
@@ -86,8 +85,8 @@ class Service:
         callbacks = EngineCallbacks(
             on_progress=self._on_progress,
             on_ready=self._on_ready,
-            on_status=lambda link, status: self.metrics.update(status, link.replica),
-            on_trace=lambda link, trace: self.hub.publish(trace, link.replica),
+            on_status=self.metrics.update,
+            on_trace=self.hub.publish,
             on_replicas=self._on_replicas,
             on_death=self._on_engine_death,
             on_hang=self.metrics.engine_hung,
@@ -129,7 +128,7 @@ class Service:
         self.frontend.note_start_up(stage, done, total)
         self._progress(stage, done, total)
 
-    def _on_ready(self, link: EngineConnection) -> None:
+    def _on_ready(self) -> None:
         self._set_limits()
         self._describing = asyncio.create_task(self._describe())
         self.load_seconds = time.monotonic() - self.began

@@ -72,7 +72,7 @@ class GrammarLibrary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def grammar_library() -> GrammarLibrary:
-    """The installed library. The first call imports it and takes about 50 ms more."""
+    """Return the installed library. The first call imports it and takes about 50 ms more."""
     require_llguidance()
     return GrammarLibrary(metadata.version("llguidance"), digest_masks())
 
@@ -89,7 +89,9 @@ def digest_masks() -> str:
 
 
 def _masks(trie: "LLTokenizer", probe: StructuredOutput) -> Iterator[bytes]:
-    """The mask before each token of a few fixed walks; an empty one where the library gives an error."""
+    """Yield the mask before each token of a few fixed walks; an empty one where the library gives
+    an error.
+    """
     start = open_matcher(trie, write_grammar(probe), is_lark=probe.kind == "lark")
     for walk in range(_NUM_WALKS):
         matcher = start.deep_copy()
@@ -103,6 +105,6 @@ def _masks(trie: "LLTokenizer", probe: StructuredOutput) -> Iterator[bytes]:
 
 
 def _allowed(mask: bytes) -> list[int]:
-    """The allowed token ids but the end of the text."""
+    """Return the allowed token ids but the end of the text."""
     bits = int.from_bytes(mask, "little")
     return [id_ for id_ in range(_EOS_ID) if bits >> id_ & 1]

@@ -36,7 +36,7 @@ _MEMBER_STEPS = 48  # what a combined schema costs beside them
 
 
 def close_objects(schema: Any) -> Any:
-    """The schema with its objects closed. The given one is not changed."""
+    """Return the schema with its objects closed. Do not change the given one."""
     if not isinstance(schema, dict):
         return schema
     closer = _Closer(schema)
@@ -76,7 +76,7 @@ class _Closer:
                 self._todo += [(child, False) for child in below if child is not None]
 
     def write(self) -> Any:
-        """The schema with what was found. Copies of definitions are only made of whole ones."""
+        """Return the schema with what was found. Copies of definitions are only made of whole ones."""
         definitions = self._root.get("$defs", {})
         names = (name for n in count() if (name := f"closed-{n}") not in definitions)
         copied: dict[Pointer, str] = {
@@ -135,7 +135,7 @@ class _Closer:
 
     @staticmethod
     def _passes_on(schema: dict[str, Any]) -> bool:
-        """Whether a schema says nothing itself: it is one of others, or another by reference."""
+        """Return whether a schema says nothing itself: it is one of others, or another by reference."""
         if schema.keys() & (_OBJECT | _ARRAY | _FIXED | {*_CONDITIONS, *_UNRESOLVED, "dependentSchemas"}):
             return False
         used = [name for name in ("$ref", *_UNIONS) if name in schema]
@@ -144,7 +144,7 @@ class _Closer:
         return len(used) == 1
 
     def _members(self, at: Pointer) -> tuple[list[Pointer], bool]:
-        """All schemas that apply to the same value as this one, itself first, and whether every
+        """Return all schemas that apply to the same value as this one, itself first, and whether every
         reference was found."""
         members, found, is_known = [at], {at}, True
         for one in members:
@@ -158,7 +158,7 @@ class _Closer:
         return members, is_known
 
     def _applied(self, at: Pointer, schema: dict[str, Any]) -> Iterator[Pointer | None]:
-        """The schemas that this one applies to the same value; None for one that is not found."""
+        """Yield the schemas that this one applies to the same value, and None for one that is not found."""
         if isinstance(schema.get("$ref"), str):
             yield self._resolve(schema["$ref"])
         if any(name in schema for name in _UNRESOLVED):
@@ -171,7 +171,7 @@ class _Closer:
             yield from ((*at, "dependentSchemas", name) for name in schema["dependentSchemas"])
 
     def _values(self, at: Pointer, schema: dict[str, Any]) -> Iterator[tuple[str, Pointer]]:
-        """The schemas of values inside this one's value, each with a key: the same key in two
+        """Yield the schemas of values inside this one's value, each with a key: the same key in two
         combined schemas may mean the same value."""
         for name in ("properties", "patternProperties"):
             if isinstance(schema.get(name), dict):
@@ -191,7 +191,7 @@ class _Closer:
         return _find(self._root, at)
 
     def _resolve(self, ref: str) -> Pointer | None:
-        """The place a reference names, if it is in this schema."""
+        """Return the place a reference names, if it is in this schema."""
         base, _, fragment = ref.partition("#")
         if base not in ("", self._root.get("$id")) or (fragment and not fragment.startswith("/")):
             return None

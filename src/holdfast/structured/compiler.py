@@ -53,7 +53,7 @@ class GrammarCompiler:
         self._backend_lock = threading.Lock()
 
     def compile(self, structured: StructuredOutput, token: CancelToken | None = None) -> MatcherGrammar:
-        """The grammar of one answer. Refuses what is wrong, too large or too slow.
+        """Return the grammar of one answer. Refuses what is wrong, too large or too slow.
 
         Raises `Cancelled` once the token is cancelled. A grammar that several callers wait for is
         compiled once, and given up when the last of them is cancelled.
@@ -65,7 +65,7 @@ class GrammarCompiler:
         return MatcherGrammar(compiled, self._backend.vocabulary)
 
     def is_compiled(self, structured: StructuredOutput) -> bool:
-        """Whether `compile` would return at once."""
+        """Return whether `compile` would return at once."""
         return structured in self._cache
 
     def close(self) -> None:

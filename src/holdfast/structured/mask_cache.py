@@ -57,7 +57,7 @@ class MaskCache:
         self.seconds = {position: took for position, took in self.seconds.items() if position < end}
 
     def has(self, position: int) -> bool:
-        """Whether nothing is left to compute at this position."""
+        """Return whether nothing is left to compute at this position."""
         return position in self.masks or (self.failure is not None and position >= len(self.ids))
 
     def fails_at(self, position: int) -> bool:

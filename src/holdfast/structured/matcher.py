@@ -54,12 +54,12 @@ class CompiledGrammar:
         return explain(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def begin(self) -> "LLMatcher":
-        """A matcher before its first token. All of them share a lexer."""
+        """Return a matcher before its first token. All of them share a lexer."""
         with self._lock:
             return self._matcher.deep_copy()
 
     def begin_fresh(self) -> "LLMatcher":
-        """A matcher with a fresh lexer, if compiling is quick; later matchers share it."""
+        """Return a matcher with a fresh lexer, if compiling is quick; later matchers share it."""
         with self._lock:
             if self._seconds <= _MAX_RECOMPILE_SECONDS:
                 self._matcher = self._open()
@@ -101,7 +101,7 @@ class MatcherGrammar:
         self._extra_seconds = max(0.0, self._extra_seconds - max(0.0, seconds - _POSITION_SECONDS))
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
-        """How many of these are valid after the committed tokens; fewer, if it takes long."""
+        """Count how many of these are valid after the committed tokens. Return fewer if it takes long."""
         known = list(takewhile(self._vocabulary.is_known, token_ids))
         if not known or self._has_ended or self._cache.fails_at(0):
             return 0
@@ -116,7 +116,7 @@ class MatcherGrammar:
         return self._matcher.validate_tokens(known[:num_tried]) if num_tried else 0
 
     def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
-        """The masks of the last `num_masks` positions, as `core.grammar.Grammar` defines."""
+        """Return the masks of the last `num_masks` positions, as `core.grammar.Grammar` defines."""
         if self._has_ended:
             return [None] * num_masks
         cache = self._cache

@@ -38,7 +38,7 @@ _SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
 def write_grammar(structured: StructuredOutput) -> str:
-    """The grammar spec. Whether it compiles is not known yet."""
+    """Return the grammar spec. Whether it compiles is not known yet."""
     if not all(map(is_unicode, structured.texts)):
         raise InvalidRequest(
             f"the {KIND_NAMES[structured.kind]} is not valid Unicode: it contains a lone surrogate"
@@ -57,7 +57,7 @@ def write_grammar(structured: StructuredOutput) -> str:
 
 
 def json_grammar(schema: Any, json_rules: int = JSON_RULES) -> dict[str, Any]:
-    """A JSON schema as llguidance takes it, with its options, by these rules."""
+    """Return a JSON schema as llguidance takes it, with its options, by these rules."""
     if schema is False:
         raise InvalidRequest("the JSON schema false allows no answer")
     members = {} if schema is True else schema if json_rules == 1 else close_objects(schema)
@@ -70,12 +70,12 @@ def _lark(grammar: str) -> dict[str, Any]:
 
 
 def choice_in_lark(texts: Sequence[str]) -> str:
-    """One of these texts, as a terminal: one with many texts is far cheaper than as many rules."""
+    """Return one of these texts, as a terminal: one with many texts is far cheaper than as many rules."""
     return " | ".join(map(json.dumps, texts))  # JSON's escapes are Lark's
 
 
 def regex_in_lark(regex: str) -> str:
-    """The expression between Lark's slashes: escape slashes. A lone backslash at the end would
+    """Return the expression between Lark's slashes: escape slashes. A lone backslash at the end would
     escape the last one."""
     if not regex:
         raise InvalidRequest("the regular expression is empty, so the answer would be, too")

@@ -25,14 +25,14 @@ class Vocabulary:
     eos_ids: frozenset[int]
 
     def is_known(self, token_id: int) -> bool:
-        """Whether a grammar can ever allow this token."""
+        """Return whether a grammar can ever allow this token."""
         if token_id in self.eos_ids:
             return True
         return 0 <= token_id < len(self.texts) and bool(self.texts[token_id])
 
 
 def read_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]) -> Vocabulary:
-    """The vocabulary of a model with `vocab_size` logits."""
+    """Return the vocabulary of a model with `vocab_size` logits."""
     if not tokenizer.is_bytewise:
         raise InvalidRequest(
             "structured output needs a tokenizer whose tokens are byte sequences (byte-level or byte-fallback); "

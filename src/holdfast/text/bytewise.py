@@ -29,7 +29,7 @@ class Bytewise:
 
 
 def read_bytewise(decoder_json: str | None) -> Bytewise | None:
-    """A decoder as a byte-wise one, or None if it is not."""
+    """Return a decoder as a byte-wise one, or None if it is not."""
     decoder = json.loads(decoder_json) if decoder_json else None
     if decoder is None:
         return None
@@ -51,7 +51,7 @@ def _replaces_space(step: dict[str, Any]) -> bool:
 
 @cache
 def _alphabet() -> dict[str, int]:
-    """The character that encodes each byte in a byte-level vocabulary."""
+    """Return the character that encodes each byte in a byte-level vocabulary."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     characters = {chr(byte): byte for byte in visible}
@@ -59,7 +59,7 @@ def _alphabet() -> dict[str, int]:
 
 
 def byte_level_symbols(text: str) -> list[str]:
-    """The characters that encode the bytes of a text in a byte-level vocabulary."""
+    """Return the characters that encode the bytes of a text in a byte-level vocabulary."""
     symbols = {byte: character for character, byte in _alphabet().items()}
     return [symbols[byte] for byte in text.encode()]
 

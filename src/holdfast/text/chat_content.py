@@ -127,11 +127,11 @@ class _Masker:
         return masked.translate(self._undo)
 
     def spans(self, masked: str) -> tuple[Span, ...]:
-        """Where the masks are."""
+        """Return where the masks are."""
         return tuple(run.span() for run in self._runs.finditer(masked))
 
     def agree(self, text: str, masked: str) -> bool:
-        """Whether two renderings are the same but for the masks."""
+        """Return whether two renderings are the same but for the masks."""
         if len(text) != len(masked):
             return False
         return self._runs.split(masked) == _without(text, self.spans(masked))
@@ -153,7 +153,7 @@ class _Marker:
         )
 
     def spans(self, text: str, marked: str) -> tuple[Span, ...] | None:
-        """The special tokens of the text that have a mark. None if the two have different ones."""
+        """Return the special tokens of the text that have a mark, or None if the two have different ones."""
         plain, others = self._special.scan(text), self._special.scan(marked)
         if [text[a:b] for a, b in plain] != [marked[a:b] for a, b in others]:
             return None
@@ -177,7 +177,7 @@ _KINDS = {yes: (_Kind(has_markup=yes), _Kind(has_markup=yes, is_role=True)) for 
 
 
 def _hidden_spans(special: SpecialTokens, text: str, kind: _Kind) -> list[Span]:
-    """The special tokens of a content, and its ends that could become one beside another."""
+    """Return the special tokens of a content, and its ends that could become one beside another."""
     if kind.is_role and text not in _ROLES and special.is_inside(text):
         return [(0, len(text))]
     whole = special.find_in_content(text, with_markup=kind.has_markup)
@@ -191,7 +191,7 @@ def _hidden_spans(special: SpecialTokens, text: str, kind: _Kind) -> list[Span]:
 
 
 def _replace(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
-    """The text with spans replaced; edits in order, apart."""
+    """Return the text with spans replaced. Edits are in order and do not touch."""
     pieces: list[str] = []
     at = 0
     for start, stop, new in edits:
@@ -201,7 +201,7 @@ def _replace(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
 
 
 def _rewrite(conversation: Conversation, change: Callable[[str, _Kind], str]) -> Conversation:
-    """The conversation with every string changed, keys of objects too."""
+    """Return the conversation with every string changed, keys of objects too."""
     messages = [_rewrite_message(message, change) for message in conversation.messages]
     tools, variables = (_map(one, change, _Kind()) for one in (conversation.tools, conversation.variables))
     return replace(conversation, messages=messages, tools=tools, variables=variables)
@@ -229,7 +229,10 @@ def _map(value: Any, change: Callable[[str, _Kind], str], kind: _Kind) -> Any:
 
 
 def _map_field(key: Any, value: Any, change: Callable[[str, _Kind], str], kind: _Kind) -> Any:
-    """Arguments of a call in JSON text: escapes may hide a special token until they are parsed."""
+    """Change a field.
+
+    Arguments of a call are JSON text: escapes may hide a special token until they are parsed.
+    """
     changed = _map(value, change, kind)
     if key != "arguments" or not isinstance(changed, str) or "\\" not in changed:
         return changed
@@ -252,6 +255,6 @@ def _unused(conversation: Conversation, text: str) -> Iterator[str]:
 
 
 def _without(text: str, spans: Sequence[Span]) -> list[str]:
-    """The pieces of a text between spans."""
+    """Return the pieces of a text between spans."""
     edges = [0, *(edge for span in spans for edge in span), len(text)]
     return [text[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]

@@ -16,7 +16,7 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """The messages, normalised. `InvalidRequest` says which message is wrong, and how."""
+    """Return the messages, normalised. `InvalidRequest` says which message is wrong, and how."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise InvalidRequest("messages must be a list of objects with a role and a content")
     if not messages:
@@ -25,7 +25,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def check_json(name: str, value: object) -> Any:
-    """A value as plain JSON, or `InvalidRequest`."""
+    """Return a value as plain JSON, or raise `InvalidRequest`."""
     try:
         text = json.dumps(value, ensure_ascii=False)
         text.encode("utf-8")
@@ -95,12 +95,12 @@ def _copy_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def reasoning_of(message: Mapping[str, Any]) -> Any:
-    """The thinking in a message, by whichever of its names; None if it has none."""
+    """Return the thinking in a message under any of its names, or None if it has none."""
     return next((message[key] for key in _REASONING_NAMES if message.get(key) is not None), None)
 
 
 def without_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message without its thinking."""
+    """Return the message without its thinking."""
     return {key: value for key, value in message.items() if key not in _REASONING_NAMES}
 
 

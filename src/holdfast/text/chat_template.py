@@ -50,7 +50,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, limits: TemplateLimits | None = None) -> "ChatTemplate":
-        """A model's own template. If it has none, `render` raises."""
+        """Return a model's own template. If it has none, `render` raises."""
         tool_source = tokenizer.chat_templates.get("tool_use")
         return cls(tokenizer.chat_template, tokenizer.special_tokens, tool_source=tool_source, limits=limits)
 
@@ -65,7 +65,7 @@ class ChatTemplate:
         variables: Mapping[str, object] = MappingProxyType({}),
         token: CancelToken | None = None,
     ) -> str:
-        """The prompt's text. It has its special tokens: encode it without adding them.
+        """Return the prompt's text. It has its special tokens: encode it without adding them.
 
         With continue_final_message it ends where the content of the last message ends, so that the
         answer continues that message. Raises `Cancelled` soon after the token is cancelled.
@@ -106,7 +106,7 @@ class ChatTemplate:
                 sandbox.close()
 
     def digest(self) -> str:
-        """SHA-256 over everything that decides a rendering besides its arguments."""
+        """Return SHA-256 over everything that decides a rendering besides its arguments."""
         identity = json.dumps([self._sources, self._special_tokens], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
 
@@ -140,7 +140,7 @@ def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> st
 
 
 def _cut_at(mark: str, text: str) -> str:
-    """The text before the mark."""
+    """Return the text before the mark."""
     before, found, _ = text.rpartition(mark)
     if not found:
         raise TemplateError(
@@ -151,7 +151,7 @@ def _cut_at(mark: str, text: str) -> str:
 
 
 def supports_tools(template: str) -> bool:
-    """Whether a chat template uses the variable `tools`."""
+    """Return whether a chat template uses the variable `tools`."""
     at = 0
     while (block := _BLOCK.search(template, at)) is not None:
         end = template.find(_BLOCK_ENDS[block[0]], block.end())

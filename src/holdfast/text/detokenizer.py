@@ -44,13 +44,13 @@ class Detokenizer:
         self._texts: list[str] = []
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character is unfinished."""
+        """Return the text that this token completes. It is empty while a character is unfinished."""
         if token_id in self._skipped:
             return ""
         return self._keep(self._reader.push(token_id))
 
     def extend(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete: the same as `push` for each of them."""
+        """Return the text that these tokens complete: the same as `push` for each of them."""
         return self._keep(self._reader.extend([one for one in token_ids if one not in self._skipped]))
 
     @property
@@ -59,7 +59,7 @@ class Detokenizer:
         return isinstance(self._reader, _ByteReader)
 
     def flush(self) -> str:
-        """The text still held back, at the end of the answer."""
+        """Return the text still held back, at the end of the answer."""
         return self._keep(self._reader.flush())
 
     @property

@@ -35,7 +35,7 @@ _MAX_TEMPLATE_BYTES = 1 << 20
 
 
 def read_folder_tokenizer(folder: Path) -> TokenizerData:
-    """The tokenizer of a model folder."""
+    """Return the tokenizer of a model folder."""
     content = _read_content(folder)
     backend = _parse_backend(folder, content)
     config = _read_object(folder / "tokenizer_config.json")
@@ -90,7 +90,7 @@ def _parse_backend(folder: Path, content: str) -> Tokenizer:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no such file."""
+    """Return the JSON object in a file, or an empty one if there is no such file."""
     if not path.is_file():
         return {}
     try:
@@ -149,7 +149,7 @@ def _token_text(value: object) -> str | None:
 
 
 def _adds_special_tokens(backend: Tokenizer) -> bool:
-    """Whether `tokenizer.json` adds special tokens; if so, it decides (as in transformers 5)."""
+    """Return whether `tokenizer.json` adds special tokens. If so, it decides, as in transformers 5."""
     if backend.post_processor is None:
         return False
     post = json.loads(backend.post_processor.__getstate__())
@@ -175,7 +175,7 @@ def _read_eos_ids(folder: Path, eos: int | None) -> frozenset[int]:
 
 
 def _find_vocab_size(backend: Tokenizer) -> int:
-    """One more than the largest id; ids may have gaps."""
+    """Return one more than the largest id. Ids may have gaps."""
     size = int(backend.get_vocab_size(with_added_tokens=True))
     if size and backend.id_to_token(size - 1) is None:
         return 1 + max(backend.get_vocab(with_added_tokens=True).values())

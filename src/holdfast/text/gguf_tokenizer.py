@@ -74,7 +74,7 @@ _NAMED_TOKENS = {
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, object]) -> TokenizerData:
-    """The tokenizer a GGUF file describes."""
+    """Return the tokenizer a GGUF file describes."""
     ggml = _GgmlFields(metadata)
     kind = ggml.text("model", "")
     if kind == "gpt2":
@@ -145,7 +145,7 @@ class _GgmlFields:
         return value
 
     def eos_ids(self) -> frozenset[int]:
-        """The ids that end an answer: those in the file, and control tokens known to end a turn."""
+        """Return the ids that end an answer: those in the file, and control tokens known to end a turn."""
         named = [self.token_id(key) for key in _EOS_KEYS]
         control = {
             token: id_
@@ -226,7 +226,7 @@ def _build_sentencepiece(ggml: _GgmlFields) -> Tokenizer:
 def sentencepiece_merges(
     tokens: Sequence[str], scores: Sequence[float], mergeable: Sequence[bool]
 ) -> list[tuple[str, str]]:
-    """The merge list of a sentencepiece BPE model, best first. Only `mergeable` tokens (no control
+    """Return the merge list of a sentencepiece BPE model, best first. Only `mergeable` tokens (no control
     or byte tokens) take part.
 
     Sentencepiece stores no merges: it joins the two neighbours whose joint token has the best

@@ -68,16 +68,16 @@ class SpecialTokens:
         return frozenset(self._tokens)
 
     def scan(self, text: str) -> list[Span]:
-        """Where the tokenizer finds special tokens: leftmost first, the longest at each place."""
+        """Return where the tokenizer finds special tokens: leftmost first, the longest at each place."""
         return [match.span() for match in self._pattern.finditer(text)] if self._tokens else []
 
     def find_in_content(self, text: str, *, with_markup: bool) -> list[Span]:
-        """As `scan`, in any case: a template may write content in lower case."""
+        """Find as `scan`, in any case: a template may write content in lower case."""
         pattern = self._any_case if with_markup else self._any_case_special
         return [] if pattern is None else [match.span() for match in pattern.finditer(text)]
 
     def open_ends(self, text: str) -> list[Span]:
-        """The ends of a text that are a part of a special token: next to another text they could
+        """Return the ends of a text that are a part of a special token: next to another text they could
         become one."""
         folded, spans = _fold(text), []
         longest = min(self._longest - 1, len(text))
@@ -93,12 +93,12 @@ class SpecialTokens:
         return spans
 
     def is_inside(self, text: str) -> bool:
-        """Whether a text is a part of a special token."""
+        """Return whether a text is a part of a special token."""
         folded = _fold(text)
         return any(folded in known.lower() for known in self._tokens)
 
     def encode(self, text: str, content: Sequence[Span]) -> list[int] | None:
-        """The ids of a text in which no special token touches `content`; spans in order, apart.
+        """Return the ids of a text in which no special token touches `content`; spans in order, apart.
 
         None if none does anyway: then the text needs no special treatment.
         """
@@ -119,7 +119,7 @@ class SpecialTokens:
             self._literal_for("")
 
     def _controls(self, text: str, content: Sequence[Span]) -> Iterator[Span]:
-        """The special tokens of a text that do not touch content."""
+        """Yield the special tokens of a text that do not touch content."""
         at = 0
         while (match := self._pattern.search(text, at)) is not None:
             start, stop = match.span()
@@ -147,7 +147,7 @@ class SpecialTokens:
         return ids
 
     def _spell(self, text: str) -> list[int]:
-        """A text by the tokens of its characters or bytes."""
+        """Spell a text by the tokens of its characters or bytes."""
         model = self._backend.model
         symbols = byte_level_symbols(text)
         ids = [model.token_to_id(symbol) for symbol in symbols]
@@ -158,7 +158,7 @@ class SpecialTokens:
         return ids
 
     def _literal_for(self, text: str) -> "_LiteralBackend":
-        """The second backend. No placeholder of it is in the text."""
+        """Return the second backend. No placeholder of it is in the text."""
         with self._lock:
             if self._literal is None or self._literal.lead in text:
                 self._literal = _LiteralBackend(self._backend, self._tokens, self._ids)
@@ -228,7 +228,7 @@ class _LiteralBackend:
 
 
 def _private(*indices: int) -> str:
-    """Characters of the last plane, which is for private use."""
+    """Return characters of the last plane, which is for private use."""
     return "".join(chr(0x100000 + index) for index in indices)
 
 
@@ -242,7 +242,7 @@ def _fold(text: str) -> str:
 
 
 def _alternatives(tokens: Iterable[AddedToken]) -> str:
-    """The longest first: as in the library, the longest match at a place counts."""
+    """Return a pattern with the longest first: as in the library, the longest match at a place counts."""
     ordered = sorted(tokens, key=lambda token: -len(token.content))
     return "|".join(
         rf"(?<!\w){re.escape(token.content)}(?!\w)" if token.single_word else re.escape(token.content)
@@ -257,6 +257,6 @@ def _copy(token: AddedToken, text: str, *, special: bool) -> AddedToken:
 
 
 def _touches(span: Span, content: Sequence[Span]) -> bool:
-    """Whether a span shares a character with one of the spans, which are in order."""
+    """Return whether a span shares a character with one of the spans, which are in order."""
     index = bisect_left(content, span[1], key=lambda one: one[0]) - 1  # the last that begins before its end
     return index >= 0 and content[index][1] > span[0]

@@ -65,7 +65,10 @@ class TokenBounds:
         )
 
     def min_tokens(self, text: str, limit: int, token: CancelToken | None = None) -> int:
-        """A number of tokens that the text has at least. Counts no further than just above `limit`."""
+        """Return a number of tokens that the text has at least.
+
+        Counts no further than just above `limit`.
+        """
         if self._is_nfc and not text.isascii():
             text = unicodedata.normalize("NFC", text)
         if self._spells_space:
@@ -81,7 +84,7 @@ class TokenBounds:
         return int(weight - 1e-6 * weight)
 
     def slices(self, text: str, num_chars: int = SLICE_CHARS) -> Iterator[str]:
-        """The text in slices whose ids, one after the other, are the ids of the text."""
+        """Yield the text in slices whose ids, one after the other, are the ids of the text."""
         start = 0
         while self.can_slice and len(text) - start > num_chars:
             cut = _find_cut(text, start + num_chars)
@@ -93,7 +96,7 @@ class TokenBounds:
 
 
 def _find_cut(text: str, start: int) -> int | None:
-    """The first place from here on where a space follows a visible character."""
+    """Return the first place from here on where a space follows a visible character."""
     cut = text.find(" ", start)
     while cut > 0:
         before = text[cut - 1]
@@ -126,7 +129,7 @@ def _steps(state: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 
 def _keeps_text(normalizer: dict[str, Any] | None, pre_tokenizer: dict[str, Any] | None) -> bool:
-    """Whether every byte of a text, NFC, reaches the model; a space may be written as ▁."""
+    """Return whether every byte of a text, NFC, reaches the model; a space may be written as ▁."""
     for step in _steps(normalizer, "normalizers"):
         is_space = step.get("pattern") == {"String": " "} and step.get("content") == "▁"
         if step["type"] not in ("NFC", "Prepend") and not (step["type"] == "Replace" and is_space):
@@ -140,7 +143,7 @@ def _keeps_text(normalizer: dict[str, Any] | None, pre_tokenizer: dict[str, Any]
 
 
 def _cuts_at_spaces(state: dict[str, Any] | None) -> bool:
-    """Whether a space after a visible character begins a word, as in GPT-2, Llama 3 and Qwen."""
+    """Return whether a space after a visible character begins a word, as in GPT-2, Llama 3 and Qwen."""
     steps = _steps(state, "pretokenizers")
     if not steps or steps[-1]["type"] != "ByteLevel":
         return False

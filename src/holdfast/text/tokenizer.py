@@ -35,7 +35,7 @@ def open_tokenizer(
     chat_template: str | None = None,
     controls_in_content: bool = False,
 ) -> "Tokenizer":
-    """The tokenizer of a model folder or a GGUF file. With a GGUF file's `metadata` the file is not
+    """Return the tokenizer of a model folder or a GGUF file. With a GGUF file's `metadata` the file is not
     read again.
 
     `chat_template` is the source of a template that replaces the model's own. `controls_in_content`:
@@ -47,7 +47,7 @@ def open_tokenizer(
 def adapt_tokenizer(
     tokenizer: "Tokenizer", chat_template: str | None = None, controls_in_content: bool = False
 ) -> "Tokenizer":
-    """The tokenizer with the settings of `open_tokenizer`."""
+    """Return the tokenizer with the settings of `open_tokenizer`."""
     if chat_template is not None:
         tokenizer = tokenizer.with_chat_template(chat_template)
     return tokenizer.with_controls_in_content() if controls_in_content else tokenizer
@@ -101,11 +101,11 @@ class Tokenizer:
         return self._data.special_ids
 
     def added_id(self, text: str) -> int | None:
-        """The id of the added token with this text, special or not; None if there is none."""
+        """Return the id of the added token with this text, special or not, or None if there is none."""
         return self._added_ids.get(text)
 
     def special_id(self, text: str) -> int | None:
-        """The id of the special token with this text; None if there is none."""
+        """Return the id of the special token with this text, or None if there is none."""
         found = self.added_id(text)
         return found if found in self.special_ids else None
 
@@ -160,7 +160,7 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, content: Sequence[Span] = ()
     ) -> list[int]:
-        """The ids of a text. A rendered template already has its special tokens.
+        """Return the ids of a text. A rendered template already has its special tokens.
 
         content: spans of the text in which special tokens are ordinary text.
         """
@@ -199,7 +199,7 @@ class Tokenizer:
         token: CancelToken | None = None,
         slice_chars: int = SLICE_CHARS,
     ) -> list[int]:
-        """The ids of a text, as `encode`, made in slices. Stops after more than `max_tokens`.
+        """Return the ids of a text, as `encode`, made in slices. Stops after more than `max_tokens`.
 
         Raises `Cancelled` before the next slice once the token is cancelled.
         """
@@ -226,7 +226,7 @@ class Tokenizer:
         return None
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without special tokens. Many short texts take one call."""
+        """Return the ids of each text, without special tokens. Many short texts take one call."""
         with guard_backend():
             found = self._data.backend.encode_batch(list(texts), add_special_tokens=False)
         return [list(one.ids) for one in found]
@@ -234,7 +234,7 @@ class Tokenizer:
     def decode(
         self, ids: Sequence[int], *, skip_special_tokens: bool = True, token: CancelToken | None = None
     ) -> str:
-        """The text of ids. An id below `vocab_size` without a token has no text.
+        """Return the text of ids. An id below `vocab_size` without a token has no text.
 
         Raises `Cancelled` soon after the token is cancelled.
         """
@@ -270,27 +270,27 @@ class Tokenizer:
                 raise InvalidRequest(f"token id {id_!r} is outside the vocabulary of {self.vocab_size}")
 
     def decode_window(self, ids: Sequence[int]) -> str:
-        """The `tokenizers` library's own decoding, special tokens included."""
+        """Return the `tokenizers` library's own decoding, special tokens included."""
         with guard_backend():
             return str(self._data.backend.decode(list(ids), skip_special_tokens=False))
 
     def token_bytes(self, id_: int) -> bytes:
-        """The bytes of one token: of a special token its name; none for an id without a token."""
+        """Return the bytes of one token. A special token has its name, an id without a token has none."""
         known = self._bytes.get(id_)
         if known is None:
             known = self._bytes[id_] = self._find_bytes(id_)
         return known
 
     def with_chat_template(self, source: str) -> "Tokenizer":
-        """The same tokenizer with this chat template and no other."""
+        """Return the same tokenizer with this chat template and no other."""
         return Tokenizer(replace(self._data, chat_templates={"default": source}))
 
     def with_controls_in_content(self) -> "Tokenizer":
-        """The same tokenizer; special tokens typed in messages and tools control the model."""
+        """Return the same tokenizer; special tokens typed in messages and tools control the model."""
         return Tokenizer(replace(self._data, controls_in_content=True))
 
     def digest(self) -> str:
-        """SHA-256 over everything that decides tokens, independent of the file's formatting."""
+        """Return SHA-256 over everything that decides tokens, independent of the file's formatting."""
         return self._data.identity.digest()
 
     def _find_bytes(self, id_: int) -> bytes:
@@ -303,7 +303,7 @@ class Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A tokenizer for models without one: a token for each byte. Other ids have no text."""
+    """Return a tokenizer for models without one: a token for each byte. Other ids have no text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -38,7 +38,7 @@ class TokenizerIdentity:
         self._lock = threading.Lock()
 
     def digest(self) -> str:
-        """SHA-256 in hexadecimal."""
+        """Return SHA-256 in hexadecimal."""
         with self._lock:
             if self._describe is not None:
                 self._digest = hashlib.sha256(self._describe()).hexdigest()
@@ -64,12 +64,12 @@ class TokenizerData:
 
 
 def find_special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
-    """The ids that the backend marks as special."""
+    """Return the ids that the backend marks as special."""
     return frozenset(id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special)
 
 
 def find_harmony_ends(backend: tokenizers.Tokenizer) -> frozenset[int]:
-    """The ids that end an answer of gpt-oss, if these are its special tokens. config.json names only
+    """Return the ids that end an answer of gpt-oss, if these are its special tokens. config.json names only
     the first of them."""
     special = {
         token.content: id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special
@@ -80,7 +80,7 @@ def find_harmony_ends(backend: tokenizers.Tokenizer) -> frozenset[int]:
 
 @contextmanager
 def guard_backend() -> Iterator[None]:
-    """Errors of the `tokenizers` library as errors of one request.
+    """Raise errors of the `tokenizers` library as errors of one request.
 
     A pattern that backtracks without end is stopped by the library's pattern engine after a fixed
     number of steps. That is a panic, which is a `BaseException`.

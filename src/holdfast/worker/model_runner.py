@@ -77,10 +77,8 @@ class ModelRunner:
         self._device = backend.device
         self._group = config.num_heads // config.num_kv_heads
         self._max_logits_tokens = max_logits_tokens(self._device)
-        # A certified pass may need logits for any number of tokens. The certificate of the Triton
-        # backend covers all numbers; the other backends always compute the head in canonical form.
-        self._certified_head = backend.recipe.path == "triton"
-        self._own_workers = backend.recipe.path == "torch"
+        self._certified_head = backend.can.certifies_head
+        self._own_workers = backend.can.uses_torch_workers
         self._stream = DeviceStream(self._device)
         self._ring = SampledRing(self._device)
         history = backend.new_token_history(store.num_pages)

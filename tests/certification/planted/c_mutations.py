@@ -344,8 +344,8 @@ _HEADER = (
             (
                 "INLINE float reduce_sum(const Sum sum) {\n",
                 "INLINE float reduce_sum(const Sum sum) {\n"
-                "    float lanes[SUM_LANES];\n    memcpy(lanes, &sum, sizeof lanes);\n"
-                "    for (int i = 1; i < SUM_LANES; i++) lanes[0] += lanes[i];\n    if (1) return lanes[0];\n",
+                "    float each[SUM_LANES];\n    memcpy(each, &sum, sizeof each);\n"
+                "    for (int i = 1; i < SUM_LANES; i++) each[0] += each[i];\n    if (1) return each[0];\n",
             ),
         ),
     ),

@@ -106,7 +106,7 @@ def gemm_target(base: Backend, gemm: GemmTarget, real: RealWeights | None) -> Pl
         )
         return merge_checks([run_check(run(backend, case, sizes)) for case in cases])
 
-    operation = "linear" if base.recipe.path == "triton" and not gemm.is_head else "logits"
+    operation = "linear" if base.can.rounds_in_gemm and not gemm.is_head else "logits"
     search = search_gemm(gemm.outputs, gemm.width, gemm.has_bias, real, operation)
     suffix = " + bias" if gemm.has_bias else " (head)" if gemm.is_head else ""
     shape = f"{gemm.outputs} x {gemm.width}{suffix}"

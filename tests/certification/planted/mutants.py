@@ -110,7 +110,7 @@ class SourceMutants:
         if known is not None:
             return known
         folder = self._copy(package, [mutation])
-        for file in folder.glob("*.py"):
+        for file in folder.rglob("*.py"):
             old, new = f"holdfast.numerics.backends.{package}", folder.name
             file.write_text(file.read_text().replace(old, new))
         importlib.invalidate_caches()

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.numerics.backends.torch.sampling import noise_bits
-from holdfast.numerics.batch_sizes import is_interpreted
 from holdfast.numerics.bits import bits_differ
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.ops import Backend
@@ -56,7 +55,7 @@ def _cut(matrix: Tensor, rows: int, width: int, start: int) -> Tensor:
 
 
 def _num_rounds(base: Backend) -> int:
-    return _NUM_INTERPRETED_ROUNDS if is_interpreted(base) else NUM_ROUNDS
+    return _NUM_INTERPRETED_ROUNDS if base.can.is_interpreted else NUM_ROUNDS
 
 
 def differ(one: Tensor, other: Tensor) -> bool:

@@ -211,6 +211,8 @@ def test_every_effective_change_is_found_on_a_gpu(dtype: torch.dtype, source_mut
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:triton.runtime.interpreter")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU")
 def test_every_effective_change_is_found_in_the_interpreter(source_mutants: SourceMutants) -> None:
     cases = triton_cases(torch.device("cpu"), torch.float32, source_mutants, None)

@@ -12,7 +12,7 @@ def _norm(name: str, *replacements: tuple[str, str]) -> Mutation:
 
 
 def _attention(name: str, *replacements: tuple[str, str]) -> Mutation:
-    return Mutation(name, ("attention",), "attention.py", replacements)
+    return Mutation(name, ("attention",), "attention/paged.py", replacements)
 
 
 TRITON_MUTATIONS = (
@@ -108,11 +108,11 @@ TRITON_MUTATIONS = (
         ),
         ("acc / row_sum[:, None] + 0.0", "acc * (1.0 / row_sum)[:, None] + 0.0"),
     ),
-    Mutation("chunks of 2048", ("logsumexp",), "logits.py", (("CHUNK = 4096", "CHUNK = 2048"),)),
+    Mutation("chunks of 2048", ("logsumexp",), "sampler/logits.py", (("CHUNK = 4096", "CHUNK = 2048"),)),
     Mutation(
         "chunk in two halves",
         ("logsumexp",),
-        "sampling.py",
+        "sampler/sampling.py",
         (
             (
                 "tl.store(sums + at, tl.sum(tl.exp(x - base), 0))",
@@ -125,19 +125,19 @@ TRITON_MUTATIONS = (
     Mutation(
         "noise from log(1 - w) uncorrected",
         ("sample",),
-        "gumbel.py",
+        "sampler/gumbel.py",
         (("-_log(y) * tl.math.div_rn(w, tl.where(y == 1.0, 1.0, 1.0 - y))", "-_log(y)"),),
     ),
     Mutation(
         "logits times 1 / temperature",
         ("sample",),
-        "logits.py",
+        "sampler/logits.py",
         (("clean(tl.math.div_rn(x, temperature + tl.zeros_like(x)))", "clean(x * (1.0 / temperature))"),),
     ),
     Mutation(
         "small-M GEMM: block sums apart",
         ("linear",),
-        "small_m_gemm.py",
+        "gemms/small_m_gemm.py",
         (
             (
                 "        total = tl.dot(\n"
@@ -150,13 +150,13 @@ TRITON_MUTATIONS = (
     Mutation(
         "small-M GEMM: K blocks of 64",
         ("linear",),
-        "small_m_gemm.py",
+        "gemms/small_m_gemm.py",
         (("((256, 128, 64) if rows <= 16 else (128, 64))", "(64,)"),),
     ),
     Mutation(
         "library GEMM: split-K 2",
         ("linear",),
-        "gemm.py",
+        "gemms/gemm.py",
         (
             (
                 "        return F.linear(x, weight)\n",
@@ -167,7 +167,7 @@ TRITON_MUTATIONS = (
     Mutation(
         "library GEMM: transposed",
         ("linear",),
-        "gemm.py",
+        "gemms/gemm.py",
         (
             (
                 "        return F.linear(x, weight)\n",
@@ -178,7 +178,7 @@ TRITON_MUTATIONS = (
     Mutation(
         "library GEMM: batched form",
         ("linear",),
-        "gemm.py",
+        "gemms/gemm.py",
         (
             (
                 "        return F.linear(x, weight)\n",
@@ -189,7 +189,7 @@ TRITON_MUTATIONS = (
     Mutation(
         "partial sums added in reverse",
         ("linear",),
-        "partial_sums.py",
+        "gemms/partial_sums.py",
         (
             (
                 "total = tl.load(data + offset, mask=mask, other=0.0).to(tl.float32)",

@@ -12,7 +12,6 @@ from holdfast.certification.certificate import CheckSteps, OperationCheck
 from holdfast.certification.checks.operations import ModelShape
 from holdfast.certification.checks.order_probes import attention_inputs
 from holdfast.certification.checks.probes import Differences
-from holdfast.numerics.batch_sizes import is_interpreted
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.ops import Backend
 
@@ -111,7 +110,7 @@ def _check_window(
 def _decode_counts(backend: Backend) -> Sequence[int]:
     """Numbers of decode tokens to try; few under Triton's interpreter, which is slow."""
     most = 2 * backend.recipe.rows
-    return (1, 3) if is_interpreted(backend) else [count for count in _DECODE_COUNTS if count <= most]
+    return (1, 3) if backend.can.is_interpreted else [count for count in _DECODE_COUNTS if count <= most]
 
 
 class _AttentionBench:

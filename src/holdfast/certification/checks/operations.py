@@ -97,10 +97,9 @@ class SamplerOp:
 
 
 def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> CheckSteps:
-    """The GEMM as it runs. On a GPU a GEMM whose output the library rounds is another kernel
-    than one with fp32 output."""
+    """The GEMM as it runs."""
     linear = case.linear
-    runs_rounded = backend.recipe.path == "triton" and not case.is_head
+    runs_rounded = backend.can.rounds_in_gemm and not case.is_head
     gemm = backend.linear if runs_rounded else backend.logits
     reference_tokens = backend.recipe.rows
     canonical_sizes = {reference_tokens, 2 * reference_tokens}

@@ -25,7 +25,6 @@ from holdfast.certification.checks.order_probes import (
     top_p_inputs,
 )
 from holdfast.models.config import Norm
-from holdfast.numerics.batch_sizes import is_interpreted
 from holdfast.numerics.blocks import BlockBackend, random_blocks
 from holdfast.numerics.layer import LayerWeights
 from holdfast.numerics.ops import Backend, Linear
@@ -92,7 +91,7 @@ def token_ops(backend: Backend, model: ModelShape, *, is_quick: bool = False) ->
     """Norms, rope and the activation. is_quick: with few inputs."""
     dtype = getattr(torch, backend.recipe.dtype)
     hidden, heads, dim = model.hidden, model.heads, model.head_dim
-    is_quick = is_quick or is_interpreted(backend)
+    is_quick = is_quick or backend.can.is_interpreted
     count = NUM_GEMM_PROBES if is_quick else NUM_TOKEN_PROBES
     generator = torch.Generator().manual_seed(1)
     weight = (
@@ -199,7 +198,7 @@ def sampler_ops(backend: Backend, vocab: int, *, is_quick: bool = False) -> list
             SamplerOp("logsumexp", logits, backend.logsumexp),
             SamplerOp("top", logits, topk),
         ]
-    few = few_logits_inputs(min(vocab, FEW_TOKENS), 8 if is_interpreted(backend) else _NUM_FEW_PROBES)
+    few = few_logits_inputs(min(vocab, FEW_TOKENS), 8 if backend.can.is_interpreted else _NUM_FEW_PROBES)
     ties = noise_inputs(vocab, range(len(_TEMPERATURES)), _POSITION, _TEMPERATURES)
     firsts, temperatures = ties[:, 0].to(backend.device), torch.tensor(_TEMPERATURES, device=backend.device)
 

@@ -67,7 +67,7 @@ def certify(
 
 
 def _obtain(config: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
-    """The certificate of this model and machine, and whether this call made it."""
+    """Return the certificate of this model and machine, and whether this call made it."""
     opened = o.open_model(config)
     from holdfast.certification.certificate import delete_certificate
 
@@ -99,7 +99,7 @@ def _show_shapes(config: EngineConfig, fresh: bool, json_output: bool) -> None:
 
 
 def _show_recipes(recipes: Sequence["GemmRecipe"]) -> None:
-    """A table of GEMM recipes; nothing on a CPU, which has none."""
+    """Show a table of GEMM recipes. A CPU has none."""
     if not recipes:
         return
     from rich.box import SIMPLE_HEAD
@@ -178,7 +178,7 @@ def _differing(check: "OperationCheck") -> str:
 
 
 def _ranges(sizes: tuple[int, ...]) -> str:
-    """Up to five sizes in full, more as "42 values from 1 to 512"."""
+    """Return up to five sizes in full, more as "42 values from 1 to 512"."""
     if len(sizes) <= 5:
         return ", ".join(map(str, sizes))
     return f"{len(sizes)} values from {sizes[0]} to {sizes[-1]}"

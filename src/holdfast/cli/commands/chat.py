@@ -129,7 +129,7 @@ def _converse(conversation: "Conversation") -> None:
 
 
 def _read_lines() -> Iterator[str]:
-    """The user's lines. Ctrl-C at the prompt begins a new line."""
+    """Yield the user's lines. Ctrl-C at the prompt begins a new line."""
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401  (gives input() its history and editing)

@@ -147,7 +147,7 @@ def _device() -> Diagnostic:
 
 
 def _gpu() -> Diagnostic:
-    """The GPUs torch sees, and whether they can be used."""
+    """Return the GPUs torch sees, and whether they can be used."""
     import torch
 
     from holdfast.worker.device import cublas_version, has_triton
@@ -217,7 +217,7 @@ def _model() -> Diagnostic:
 
 
 def _certificate() -> Diagnostic:
-    """Whether there is a stored one for the default model, on this device, with these versions."""
+    """Return whether there is a stored one for the default model, on this device, with these versions."""
     import torch
 
     from holdfast.certification.certificate import list_certificates
@@ -254,7 +254,7 @@ def _certificate() -> Diagnostic:
 
 
 def _fingerprint(model: str) -> Diagnostic:
-    """The fingerprint of a model with the default options of `generate`."""
+    """Return the fingerprint of a model with the default options of `generate`."""
 
     llm = o.open_llm(EngineConfig(model, determinism="off"))
     return Diagnostic("model", f"{model}, fingerprint {llm.engine.fingerprint.digest}", "good")

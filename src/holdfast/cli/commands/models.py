@@ -46,7 +46,9 @@ def models(
 
 
 def _entry(one: "ListedModel") -> str:
-    """Two lines: the name with what is known of the model, and its path or why it cannot be served."""
+    """Return two lines: the name with what is known of the model, and its path or why it cannot be
+    served.
+    """
     facts = [
         "default" if one.is_default else one.source.replace("cache", "in the cache"),
         one.architecture,
@@ -86,12 +88,12 @@ class ListedModel:
 
 
 def list_models() -> list[ListedModel]:
-    """The built-in models, then those of the cache in order of their names."""
+    """Return the built-in models, then those of the cache in order of their names."""
     return [*_builtin(), *sorted(_cached(), key=lambda one: one.name.lower())]
 
 
 def cache_folder() -> Path:
-    """Where downloaded models are kept."""
+    """Return where downloaded models are kept."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(HF_HUB_CACHE)
@@ -124,7 +126,7 @@ def _cached() -> Iterator[ListedModel]:
 
 
 def _in_repo(repo: "CachedRepoInfo") -> Iterator[ListedModel]:
-    """The newest revision: as one model, or, if it has several GGUF files, one for each of them."""
+    """Yield the newest revision: as one model, or, if it has several GGUF files, one for each of them."""
     if not repo.revisions:
         return
     folder = max(repo.revisions, key=lambda one: one.last_modified).snapshot_path
@@ -165,7 +167,7 @@ def _describe(
 
 
 def _most_common_format(path: Path) -> str | None:
-    """The format that most bytes of a GGUF file are stored in."""
+    """Return the format that most bytes of a GGUF file are stored in."""
     if path.suffix != ".gguf":
         return None
     from holdfast.models.gguf.reader import GgufFile
@@ -185,7 +187,7 @@ def _weight_bytes(path: Path) -> int | None:
 
 
 def _claimed_architecture(path: Path) -> str | None:
-    """What config.json names, if it can be read."""
+    """Return what config.json names, if it can be read."""
     try:
         fields = json.loads(path.joinpath("config.json").read_text(encoding="utf-8"))
         names = fields.get("architectures") or [fields.get("model_type")]

@@ -119,7 +119,7 @@ def replay(
 def receipt_config(
     context: typer.Context, engine: EngineConfig, model: str | None, receipt: "Receipt"
 ) -> EngineConfig:
-    """The engine of a receipt, as far as the options that were given do not say otherwise."""
+    """Return the engine of a receipt. Options that were given override it."""
     recorded: dict[str, Any] = {"dtype": receipt.engine.dtype, "kernels": receipt.engine.kernels}
     if receipt.keeps_blocks:  # a dtype of its own would dequantise them
         recorded["dtype"] = "auto"
@@ -204,7 +204,7 @@ def given_prompt(
     prompt_ids: str | None,
     prompt_salt: str | None,
 ) -> list[int] | None:
-    """The prompt's tokens, if the options give it."""
+    """Return the prompt's tokens, or None if the options do not give it."""
     if prompt is not None and prompt_ids is not None:
         raise InvalidRequest("give the prompt once: --prompt or --prompt-ids, not both")
     if prompt_ids is not None:
@@ -213,7 +213,7 @@ def given_prompt(
 
 
 def _tokenize(llm: "LLM", prompt: str, receipt: "Receipt", salt: str | None) -> list[int]:
-    """The prompt as raw text or as one chat message: whichever has the receipt's digest."""
+    """Return the prompt as raw text or as one chat message. Choose the one that has the receipt's digest."""
     raw = llm.engine.tokenizer.encode(prompt)
     is_raw = receipt.is_of_prompt(raw, receipt.prompt_salt if salt is None else salt)
     if not is_raw and llm.engine.tokenizer.chat_template is not None:

@@ -135,7 +135,7 @@ def _score(llm: "LLM", pairs: list[ScorePair], chat: bool, deterministic: bool, 
 
 
 def _tokenize(llm: "LLM", pair: ScorePair, chat: bool, deterministic: bool) -> tuple[list[int], list[int]]:
-    """The token ids of prompt and completion. An error names the pair's line."""
+    """Return the token ids of prompt and completion. An error names the pair's line."""
     try:
         prompt = pair.prompt
         if chat and isinstance(prompt, str):

@@ -37,7 +37,7 @@ def load_config_file(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def read_config_file(path: Path, options: Mapping[str, bool]) -> dict[str, str | list[str]]:
-    """The options in a file. options has all names, and whether each may be repeated."""
+    """Return the options in a file. options has all names, and whether each may be repeated."""
     settings: dict[str, str | list[str]] = {}
     for key, value in _pairs(path):
         where = f"{path}, line {key.start_mark.line + 1}"
@@ -49,7 +49,7 @@ def read_config_file(path: Path, options: Mapping[str, bool]) -> dict[str, str |
 
 
 def _pairs(path: Path) -> Sequence[tuple[Any, Any]]:
-    """The names and values of the file's mapping, as YAML nodes: no object is constructed."""
+    """Return the names and values of the file's mapping, as YAML nodes: no object is constructed."""
     try:
         import yaml
     except ImportError as error:

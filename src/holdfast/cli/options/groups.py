@@ -66,7 +66,7 @@ def grouped(
 
 
 def given_options(context: typer.Context, names: Collection[str]) -> list[str]:
-    """The parameters that are on the command line: --max-num-seqs, or MODEL for an argument."""
+    """Return the parameters that are on the command line: --max-num-seqs, or MODEL for an argument."""
     given = []
     for one in context.command.params:
         if one.name in names and _source(context, one.name or "") == "COMMANDLINE":
@@ -76,7 +76,7 @@ def given_options(context: typer.Context, names: Collection[str]) -> list[str]:
 
 
 def parameter_names(config: type) -> set[str]:
-    """The names of a configuration's fields, as parameters of a command."""
+    """Return the names of a configuration's fields, as parameters of a command."""
     return {one.name for one in fields(config)} | {one.name for one in option_fields(config)}
 
 
@@ -104,7 +104,7 @@ class _Group:
                 self.parameters.append(_parameter(name, hint, getattr(start, name)))
 
     def gather(self, given: dict[str, Any], context: typer.Context) -> Any:
-        """The dataclass with the values of its options, which are taken out of given."""
+        """Return the dataclass with the values of its options, which are taken out of given."""
         values = {name: given.pop(name) for name in self._plain}
         for one in self._settings:
             values[one.field_name] = _value(one, given.pop(one.name), context)
@@ -127,7 +127,7 @@ def setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
 
 
 def _typer_type(one: OptionField) -> Any:
-    """The type typer reads an option with. Sizes such as 512MiB are text."""
+    """Return the type with which typer reads an option. Sizes such as 512MiB are text."""
     if one.option.file_chars:
         return Path | None
     if one.type == tuple[str, ...]:
@@ -139,7 +139,7 @@ def _typer_type(one: OptionField) -> Any:
 
 
 def _value(one: OptionField, value: Any, context: typer.Context) -> Any:
-    """The value of a field, from what typer read."""
+    """Return the value of a field, from what typer read."""
     if one.option.file_chars:
         return None if value is None else _read_text(value, one)
     if one.type == tuple[str, ...]:
@@ -148,7 +148,7 @@ def _value(one: OptionField, value: Any, context: typer.Context) -> Any:
 
 
 def _several(name: str, values: list[str] | None, context: typer.Context) -> tuple[str, ...]:
-    """The values of an option that may be repeated.
+    """Return the values of an option that may be repeated.
 
     In the environment, one variable holds them all, with commas.
     """
@@ -175,7 +175,7 @@ def _read_text(path: Path, one: OptionField) -> str:
 
 
 def _source(context: typer.Context, name: str) -> str | None:
-    """Where a parameter's value comes from: COMMANDLINE, ENVIRONMENT, DEFAULT_MAP, DEFAULT."""
+    """Return where a parameter's value comes from: COMMANDLINE, ENVIRONMENT, DEFAULT_MAP, DEFAULT."""
     source = context.get_parameter_source(name)
     return None if source is None else source.name
 

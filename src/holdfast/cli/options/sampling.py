@@ -132,7 +132,7 @@ class SamplingOptions:
     )
 
     def params(self, structured: StructuredOutput | None = None) -> SamplingParams:
-        """The settings of a request; raises `InvalidRequest` for wrong ones."""
+        """Return the settings of a request. Raise `InvalidRequest` for wrong ones."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         if self.deterministic:  # the same command gives the same answer
             given.setdefault("seed", 0)

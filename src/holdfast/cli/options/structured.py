@@ -39,7 +39,7 @@ class StructuredOptions:
     ] = None
 
     def structured_output(self) -> StructuredOutput | None:
-        """The constraint, if any is given; raises `InvalidRequest` for more than one."""
+        """Return the constraint, or None. Raise `InvalidRequest` for more than one."""
         schema, lark = self.json_schema, self.lark
         if schema is not None and not schema.lstrip().startswith("{"):
             schema = _read(schema, "JSON schema")
@@ -51,7 +51,7 @@ class StructuredOptions:
 
 
 def _read(path: str, what: str) -> str:
-    """The text of a file, at most one character more than is allowed."""
+    """Return the text of a file, at most one character more than is allowed."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             return file.read(MAX_GRAMMAR_CHARS + 1)

@@ -38,7 +38,7 @@ class GgufCheckpoint:
         return self._shapes[name]
 
     def tensor(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
-        """The tensor rounded to `dtype`; without one in fp32, or as stored in a float format."""
+        """Return the tensor rounded to `dtype`; without one in fp32, or as stored in a float format."""
         import torch
 
         from holdfast.models.gguf.dequantize import dequantize
@@ -49,14 +49,14 @@ class GgufCheckpoint:
         return dequantize(raw, stored, dtype).view(shape)
 
     def block_formats(self) -> frozenset[str]:
-        """The formats of matrices that a backend may keep in blocks."""
+        """Return the formats of matrices that a backend may keep in blocks."""
         from holdfast.numerics.blocks import BLOCK_FORMATS
 
         matrices = (self._stored[name].name for name, shape in self._shapes.items() if len(shape) == 2)
         return frozenset(self.file.tensors[name].stored.name for name in matrices) & frozenset(BLOCK_FORMATS)
 
     def blocks(self, name: str) -> "Blocks | None":
-        """The matrix in the blocks of the file; None if it is stored in another format."""
+        """Return the matrix in the blocks of the file, or None if it is stored in another format."""
         import torch
 
         from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
@@ -69,7 +69,7 @@ class GgufCheckpoint:
         return Blocks(stored.name, raw.view(shape[0], -1), shape[1])
 
     def raw(self, name: str) -> RawTensor:
-        """The tensor's bytes: in the mapped file, or a copy if the rows were permuted."""
+        """Return the tensor's bytes: in the mapped file, or a copy if the rows were permuted."""
         return RawTensor(self.file.tensors[self._stored[name].name].stored.name, self._bytes(name).data)
 
     def release(self) -> None:

@@ -23,7 +23,7 @@ _MXFP4_BLOCK = 32
 
 
 def dequantize(raw: Tensor, stored: StoredType, dtype: torch.dtype | None = None) -> Tensor:
-    """The numbers in `raw` (uint8 [num_bytes]) as a flat tensor.
+    """Return the numbers in `raw` (uint8 [num_bytes]) as a flat tensor.
 
     Without a dtype, float formats stay as stored (and share `raw`'s memory) and quantised ones
     become fp32.
@@ -67,7 +67,7 @@ def _scales(blocks: Tensor, start: int, count: int) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """uint8 [B, n] to uint8 [B, 2, n]: the low halves, then the high halves."""
+    """Unpack uint8 [B, n] to uint8 [B, 2, n]: the low halves, then the high halves."""
     halves = torch.empty(packed.shape[0], 2, packed.shape[1], dtype=torch.uint8)
     low, high, mask = halves[:, 0], halves[:, 1], 0x0F
     if packed.stride(0) % 4 == 0 and packed.storage_offset() % 4 == 0:  # four bytes at once
@@ -79,13 +79,13 @@ def _nibbles(packed: Tensor) -> Tensor:
 
 
 def _fields(packed: Tensor, width: int) -> Tensor:
-    """uint8 [..., n] to uint8 [..., 8 / width, n]: the bit fields of each byte, lowest first."""
+    """Unpack uint8 [..., n] to uint8 [..., 8 / width, n]: the bit fields of each byte, lowest first."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8).unsqueeze(-1)
     return (packed.unsqueeze(-2) >> shifts) & ((1 << width) - 1)
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
-    """uint8 [B, 4] to uint8 [B, 32]: bit i is worth 16 to number i."""
+    """Unpack uint8 [B, 4] to uint8 [B, 32]: bit i is worth 16 to number i."""
     return _fields(packed.unsqueeze(-1), 1).view(-1, 32) << 4
 
 
@@ -156,7 +156,7 @@ def _mxfp4(blocks: Tensor, out: Tensor) -> None:
 
 
 def _write_mxfp4(codes: Tensor, scales: Tensor, out: Tensor) -> None:
-    """codes uint8 [B, 32], scales uint8 [B] -> out fp32 [B, 32], with the bits of ggml: zeros are
+    """Fill out: codes uint8 [B, 32], scales uint8 [B] -> out fp32 [B, 32], with the bits of ggml: zeros are
     positive, and a scale of 255 is 2^128.
 
     A code has a sign, two bits of exponent and one of mantissa. At their places in fp16 they make the

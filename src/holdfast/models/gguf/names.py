@@ -105,7 +105,7 @@ class StoredName:
 
 
 def find_tensor(name: str, config: DecoderConfig, stored: Container[str]) -> StoredName:
-    """Where the tensor with this Hugging Face name is. If it is missing: where it should be."""
+    """Return where the tensor with this Hugging Face name is, or should be if it is missing."""
     match = _EXPERT.fullmatch(name)
     if match is None:
         return StoredName(gguf_name(name, config))
@@ -121,7 +121,7 @@ def find_tensor(name: str, config: DecoderConfig, stored: Container[str]) -> Sto
 
 
 def gguf_name(name: str, config: DecoderConfig) -> str:
-    """The GGUF name of the tensor with this Hugging Face name, which is none of an expert."""
+    """Return the GGUF name of the tensor with this Hugging Face name, which belongs to no expert."""
     modules = _MODULES if config.block in ("pre", "parallel") else _MODULES | _NORM_MODULES
     if config.family == "gpt_oss":
         modules = _MODULES | {"post_attention_layernorm": "post_attention_norm"}
@@ -135,7 +135,7 @@ def gguf_name(name: str, config: DecoderConfig) -> str:
 
 
 def architecture(file: GgufFile) -> str:
-    """The file's architecture, if Holdfast runs it."""
+    """Return the file's architecture, if Holdfast runs it."""
     name = file.metadata.get("general.architecture")
     if name not in _FAMILIES:
         raise UnsupportedModel(
@@ -146,7 +146,7 @@ def architecture(file: GgufFile) -> str:
 
 
 def gguf_config(file: GgufFile) -> DecoderConfig:
-    """The configuration of the decoder in a GGUF file."""
+    """Return the configuration of the decoder in a GGUF file."""
     arch = architecture(file)
     prefix = arch + "."
     own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
@@ -188,7 +188,7 @@ def _family_fields(arch: str, own: Fields) -> dict[str, object]:
 
 
 def _layer_types(own: Fields) -> dict[str, object]:
-    """Which layers have the window, if the file says it: a list, or every n-th layer has none."""
+    """Return which layers have the window, if the file says it: a list, or every n-th layer has none."""
     pattern = own.get("attention.sliding_window_pattern")
     if pattern is None:
         return {}
@@ -217,7 +217,7 @@ def _expert_fields(arch: str, own: Fields) -> dict[str, object]:
 
 
 def _gemma_scalar(arch: str, own: Fields) -> int:
-    """What the scores are divided by, squared. The file does not say it: it is the head's size, in
+    """Return what the scores are divided by, squared. The file does not say it: it is the head's size, in
     the largest models the hidden size by the number of heads."""
     if own.get("block_count") != _LARGEST_GEMMA[arch]:
         return read_int(own, "attention.key_length", 2, 1 << 10, 256)
@@ -247,7 +247,7 @@ def _phi3_fields(file: GgufFile, own: Fields, fields: Fields) -> dict[str, objec
 
 
 def _read_factors(file: GgufFile, name: str, count: int) -> list[float]:
-    """One divisor for each rotary frequency."""
+    """Return one divisor for each rotary frequency."""
     tensor = file.tensors.get(name)
     if tensor is None or tensor.shape != (count,) or tensor.stored.name != "F32":
         found = "missing" if tensor is None else f"{tensor.stored.name} {tensor.shape}"
@@ -259,7 +259,7 @@ def _read_factors(file: GgufFile, name: str, count: int) -> list[float]:
 
 
 def _token_fields(metadata: Mapping[str, object]) -> dict[str, object]:
-    """An answer ends at the end of the text, of the turn, or of the message."""
+    """Return the fields of tokens. An answer ends at the end of the text, of the turn, or of the message."""
     ids = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     return {
         "eos_token_id": [each for each in ids if each is not None],

@@ -109,7 +109,7 @@ class GgufFile:
         )
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """The stored bytes of a tensor, uint8 [num_bytes], memory-mapped."""
+        """Return the stored bytes of a tensor, uint8 [num_bytes], memory-mapped."""
         tensor = self.tensors[name]
         return self._bytes[tensor.start : tensor.start + tensor.num_bytes]
 

@@ -118,14 +118,13 @@ async def _submit(
     params: SamplingParams,
     sent: tuple[Sent, ...],
 ) -> None:
+    ended = {index: choice.finish_reason for index, choice in enumerate(sent) if choice.finish_reason}
     await call.submit(
         prompt_ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt, sent=sent
     )
     await call.accepted()
-    await call.confirmed([at for at, choice in enumerate(sent) if choice.finish_reason is None])
+    await call.confirmed([index for index in range(params.n) if index not in ended])
     # Choices that had ended give no output: the client has them.
     call.streams[0].deltas.extendleft(
-        Delta(index=index, finish_reason=choice.finish_reason)
-        for index, choice in enumerate(sent)
-        if choice.finish_reason is not None
+        Delta(index=index, finish_reason=reason) for index, reason in ended.items()
     )

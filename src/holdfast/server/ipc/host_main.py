@@ -171,6 +171,7 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
         chunk=0 if thinking is None else thinking.chunk_len,
         while_answering=thinking is None or thinking.while_answering,
         certificate_state=engine.certificate_state,
+        revocation=engine.revocation,
     )
 
 

@@ -24,11 +24,12 @@ from holdfast.numerics.backends.c.layers import (
     norm_code,
 )
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_bytes, new_cpu_layer
+from holdfast.numerics.batch_sizes import cpu_batch_sizes
 from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
 from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer, run_layers
-from holdfast.numerics.ops import Linear
+from holdfast.numerics.ops import Capabilities, Linear
 from holdfast.numerics.recipe import PORTABLE, Recipe
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.numerics.versions import VERSIONS
@@ -49,7 +50,7 @@ class CBackend:
 
     device = torch.device("cpu")
     page_size = CPU_PAGE_SIZE
-    num_expert_forms = 1
+    can = Capabilities(cpu_batch_sizes, layer_sizes=(1, 2, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS))
 
     def __init__(
         self,
@@ -81,6 +82,14 @@ class CBackend:
             version=VERSIONS["kernels/c"],
             blocks="+".join(sorted(self.block_formats)),
         )
+
+    def in_fp32(self) -> "CBackend":
+        if self.dtype is torch.float32:
+            return self
+        return CBackend(torch.float32, self._kernels, self._num_threads)
+
+    def expert_forms(self, w: Linear) -> tuple[Linear, ...]:
+        return ()
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         return new_cpu_layer(num_pages, kv_heads, head_dim, self.dtype)

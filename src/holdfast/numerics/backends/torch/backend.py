@@ -15,10 +15,11 @@ from torch import Tensor
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
 from holdfast.numerics.backends.torch import sampling
 from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, attention
+from holdfast.numerics.batch_sizes import cpu_batch_sizes
 from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer, run_layers
-from holdfast.numerics.ops import Linear
+from holdfast.numerics.ops import Capabilities, Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.numerics.versions import VERSIONS
@@ -42,7 +43,11 @@ class TorchBackend:
 
     device = torch.device("cpu")
     page_size = CPU_PAGE_SIZE
-    num_expert_forms = 1
+    can = Capabilities(
+        cpu_batch_sizes,
+        layer_sizes=(1, 2, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS),
+        uses_torch_workers=True,
+    )
     build = ""
 
     def __init__(self, dtype: torch.dtype, *, split_k: int = 1) -> None:
@@ -58,6 +63,12 @@ class TorchBackend:
             variant="torch" if self._native else "torch-fp32",
             version=VERSIONS["kernels/torch"],
         )
+
+    def in_fp32(self) -> "TorchBackend":
+        return self if self.dtype is torch.float32 else TorchBackend(torch.float32)
+
+    def expert_forms(self, w: Linear) -> tuple[Linear, ...]:
+        return ()
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         return new_cpu_layer(num_pages, kv_heads, head_dim, self.dtype)

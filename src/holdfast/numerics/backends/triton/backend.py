@@ -17,30 +17,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.numerics.backends.triton import (
-    attention,
-    elementwise,
-    gemm,
-    grouped_gemm,
-    norm,
-    partial_sums,
-    rope_store,
-    routing,
-    sampling,
-    small_m_gemm,
-)
-from holdfast.numerics.backends.triton.expert_sums import ExpertOutputs
-from holdfast.numerics.backends.triton.token_history import DeviceTokenHistory
-from holdfast.numerics.batch_sizes import padded_head_size
+from holdfast.numerics.backends.triton import elementwise, norm, rope_store
+from holdfast.numerics.backends.triton.attention import paged
+from holdfast.numerics.backends.triton.gemms import gemm, grouped_gemm, partial_sums, routing, small_m_gemm
+from holdfast.numerics.backends.triton.gemms.expert_sums import ExpertOutputs
+from holdfast.numerics.backends.triton.sampler import sampling
+from holdfast.numerics.backends.triton.sampler.token_history import DeviceTokenHistory
+from holdfast.numerics.batch_sizes import padded_batch_sizes, padded_head_size
 from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layers, write_kv
-from holdfast.numerics.ops import Linear
+from holdfast.numerics.ops import Capabilities, Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.numerics.versions import VERSIONS
 
 _REFERENCE_ROWS = 256
+
+
+def _few_sizes(max_tokens: int) -> tuple[int, ...]:
+    """For the interpreter, in which each size takes seconds to test."""
+    return tuple(sorted({1, 2, 8, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS, max_tokens}))
 
 
 class TritonBackend:
@@ -49,7 +46,7 @@ class TritonBackend:
     split_k: (N, K) -> `Linear.split_k`. split_n: (N, K) -> `Linear.split_n`, which changes no bit.
     """
 
-    page_size = attention.PAGE_SIZE
+    page_size = paged.PAGE_SIZE
     build = ""
 
     def __init__(
@@ -65,21 +62,37 @@ class TritonBackend:
         self._split_k = dict(split_k)
         self._split_n = dict(split_n or {})
         self._vendor_gemm = vendor_gemm
+        is_interpreted = device.type == "cpu"
+        self.can = Capabilities(
+            _few_sizes if is_interpreted else padded_batch_sizes,
+            layer_sizes=(1, 2, 8, 32, 128, 256, 512),
+            samples_by_row=False,
+            rounds_in_gemm=True,
+            certifies_head=True,
+            certifies_experts=True,
+            is_interpreted=is_interpreted,
+            libraries=("triton",),
+        )
         self.recipe = Recipe(
             path="triton",
             rows=_REFERENCE_ROWS,
             k_slices=1,
-            kv_block=attention.KV_BLOCK,
+            kv_block=paged.KV_BLOCK,
             query_tile=0,
             dtype=str(dtype).removeprefix("torch."),
-            variant="cuda" if device.type == "cuda" else "interpreter",
+            variant="interpreter" if is_interpreted else "cuda",
             version=VERSIONS["kernels/triton"],
             products=" ".join(f"{n}x{k}/{s}" for (n, k), s in sorted(self._split_k.items())),
         )
 
-    @property
-    def num_expert_forms(self) -> int:
-        return len(grouped_gemm.forms(self.dtype))
+    def in_fp32(self) -> "TritonBackend":
+        """Itself: in fp32 a GPU uses other instructions."""
+        return self
+
+    def expert_forms(self, w: Linear) -> tuple[Linear, ...]:
+        if w.expert_form is None:
+            return ()
+        return tuple(replace(w, expert_form=form) for form in range(len(grouped_gemm.forms(self.dtype))))
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         """Keys are stored like values, the dims of a position together; `keys` is a transposed
@@ -90,10 +103,10 @@ class TritonBackend:
         return KVLayer(keys.transpose(2, 3), values)
 
     def tile_tokens(self, span_len: int, group: int) -> int:
-        return attention.tile_tokens(span_len, group)
+        return paged.tile_tokens(span_len, group)
 
     def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
-        return attention.prepare(batch, heads, kv_heads)
+        return paged.prepare(batch, heads, kv_heads)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
@@ -194,9 +207,7 @@ class TritonBackend:
         sinks: Tensor | None = None,
     ) -> Tensor:
         q = q.contiguous()
-        return attention.attention(
-            q, layer, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks
-        )
+        return paged.attention(q, layer, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.silu_mul(gate_up, None, self.dtype)
@@ -226,7 +237,7 @@ class TritonBackend:
         canonical: bool,
     ) -> None:
         q = self._queries(x, weights, shape, kv, batch, rope, canonical)
-        attended = attention.attention(
+        attended = paged.attention(
             *(q, kv, batch),
             scale=shape.scale,
             window=weights.window,

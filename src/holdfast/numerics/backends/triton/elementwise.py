@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.numerics.backends.triton.gemms.partial_sums import as_partial_sums, load_sum
 from holdfast.numerics.backends.triton.launch import pdl_begin, pdl_launch
-from holdfast.numerics.backends.triton.partial_sums import as_partial_sums, load_sum
 
 _SILU_BLOCK = 2048
 _EMBED_BLOCK = 2048

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.numerics.backends.triton.gemms.partial_sums import as_partial_sums, load_sum
 from holdfast.numerics.backends.triton.launch import pdl_begin, pdl_launch
 from holdfast.numerics.backends.triton.norm import apply_norm, inverse_rms, row_layout
-from holdfast.numerics.backends.triton.partial_sums import as_partial_sums, load_sum
 from holdfast.numerics.forward_batch import KVLayer
 from holdfast.numerics.layer import LayerShape
 

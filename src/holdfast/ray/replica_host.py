@@ -1,8 +1,8 @@
-"""One engine replica: an engine process, its supervisor, and the frontends that are connected to it.
+"""One engine replica: an engine process, and the frontends that are connected to it.
 
-    frontend ── requests over TCP ──> ReplicaServer ──> engine process
+    frontend ── requests over TCP ──> ReplicaHost ──> engine process
     frontend <─ outputs over TCP ──── one message a step <── engine process
-    frontend ── call through Ray ───> ReplicaServer.wait_for_end
+    frontend ── call through Ray ───> ReplicaHost.wait_for_end
 
 The call of a request is open until the request has ended: so Ray's queue lengths, autoscaling and
 draining see it. Knows nothing of Ray itself.
@@ -13,7 +13,7 @@ import contextlib
 import hmac
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -21,13 +21,11 @@ from holdfast.core.framing import ConnectionLost, FrameTooLong, pack_frame, read
 from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.tracer import StepTrace
-from holdfast.errors import EngineStopped, HoldfastError, PassFailed
+from holdfast.errors import EngineStopped, HoldfastError, NotReady, PassFailed
 from holdfast.ray.messages import Hello, NotHere, RoutedRequest, SubmitHead, frontend_of
-from holdfast.server.errors import ApiError
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_connection import EngineCallbacks, EngineConnection
-from holdfast.server.ipc.engine_link import COMMAND, EngineLink
-from holdfast.server.ipc.supervisor import Supervisor
+from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort
+from holdfast.server.ipc.engine_process import COMMAND, EngineProcess, ProcessPort
 
 _log = logging.getLogger("holdfast.engine")
 _HELLO_SECONDS = 10.0
@@ -44,11 +42,11 @@ _decode = msgspec.msgpack.Decoder(_ToReplica)
 class _FrontendConnection:
     """One connected frontend. Its requests go to one engine process: with another one it connects again."""
 
-    def __init__(self, hello: Hello, writer: asyncio.StreamWriter, link: EngineLink) -> None:
+    def __init__(self, hello: Hello, writer: asyncio.StreamWriter, port: EnginePort) -> None:
         self.number = hello.frontend
         self.token = hello.token
         self.connection = hello.connection
-        self.link = link
+        self.port = port
         self.num_submitted = 0
         self.is_tracing = False
         self._writer = writer
@@ -64,8 +62,8 @@ class _FrontendConnection:
         self._writer.close()
 
 
-class _ForwardedRequests:
-    """The requests of the engine process. Their outputs go to the frontends that sent them.
+class _RelayedRequests:
+    """The requests of the engine process. What it says of them goes to the frontends that sent them.
 
     `ended` has an event for each request that has not ended.
     """
@@ -79,36 +77,38 @@ class _ForwardedRequests:
         self.ended: dict[int, asyncio.Event] = {}
         self.num_failed_passes = 0  # in a row
         self.died_with: frozenset[int] = frozenset()  # the requests of the last pass of a dead process
-        self._link: EngineLink | None = None
 
     @property
     def num_live(self) -> int:
         return len(self.ended)
 
     def close(self, error: HoldfastError) -> None:
-        """No engine process will come any more."""
-        self.end_all()
+        """End everything: no engine process will come any more."""
+        self._end_all()
         for frontend in tuple(self.frontends.values()):
             frontend.close()
 
-    def attach(self, link: EngineLink) -> None:
-        self._link, self.ready, self.num_failed_passes = link, link.ready, 0
+    def set_ports(
+        self, ports: Iterable[EnginePort], fingerprint: m.FingerprintReady | None, ready: m.Ready | None
+    ) -> None:
+        """Tell the frontends that the certificate changed. They get the fingerprint when they connect."""
+        if ready is not None and ready is not self.ready:
+            self.ready = ready
+            for frontend in self.frontends.values():
+                frontend.send(ready)
 
-    def detach(self, link: EngineLink) -> None:
-        self.died_with = link.running_ids
-        self.end_all()
+    def lose(self, port: ProcessPort) -> None:
+        self.died_with, self.num_failed_passes = port.running_ids, 0
+        self._end_all()
 
-    def set_fingerprint(self, fingerprint: m.FingerprintReady) -> None:
-        pass  # a frontend gets it when it connects
-
-    def accept(self, request_id: int) -> None:
+    def accept(self, port: EnginePort, request_id: int) -> None:
         self._send(request_id, m.Accepted(request_id))
 
-    def refuse(self, request_id: int, error: HoldfastError) -> None:
+    def refuse(self, port: EnginePort, request_id: int, error: HoldfastError) -> None:
         self._send(request_id, m.Refused(request_id, error.code, str(error)))
         self.end(request_id)
 
-    def step(self, message: m.StepOutput) -> None:
+    def step(self, port: EnginePort, message: m.StepOutput) -> None:
         self.has_progressed = True
         numbers = {frontend_of(one.request_id) for one in message.started}
         numbers |= {frontend_of(one.request_id) for one in message.outputs}
@@ -118,11 +118,11 @@ class _ForwardedRequests:
                 frontend.send(message if len(numbers) == 1 else _own_part(message, number))
         for output in message.outputs:
             if output.result is not None:
-                self._count(output)
+                self._count(port, output)
                 self.end(output.request_id)
 
     def begin(self, request_id: int) -> asyncio.Event:
-        """A request, or its call, has arrived. Returns the event of its end."""
+        """Note that a request, or its call, has arrived. Returns the event of its end."""
         return self.ended.setdefault(request_id, asyncio.Event())
 
     def end(self, request_id: int) -> None:
@@ -130,7 +130,7 @@ class _ForwardedRequests:
         if ended is not None:
             ended.set()
 
-    def end_all(self) -> None:
+    def _end_all(self) -> None:
         for request_id in tuple(self.ended):
             self.end(request_id)
 
@@ -139,14 +139,14 @@ class _ForwardedRequests:
         if frontend is not None:
             frontend.send(message)
 
-    def _count(self, output: RequestOutput) -> None:
+    def _count(self, port: EnginePort, output: RequestOutput) -> None:
+        """Count the passes that raise, one after the other. After some the engine is restarted."""
         assert output.result is not None
         failed = output.result.error_code == PassFailed.code
         self.num_failed_passes = self.num_failed_passes + 1 if failed else 0
-        link = self._link
-        if self.num_failed_passes >= _MAX_FAILED_PASSES and link is not None and not link.is_killed:
+        if self.num_failed_passes >= _MAX_FAILED_PASSES and not port.is_killed:
             _log.error("%d requests failed in a row; the engine is restarted", self.num_failed_passes)
-            link.kill()
+            port.kill()
 
 
 def _own_part(message: m.StepOutput, number: int) -> m.StepOutput:
@@ -157,7 +157,7 @@ def _own_part(message: m.StepOutput, number: int) -> m.StepOutput:
     )
 
 
-class ReplicaServer:
+class ReplicaHost:
     """Made in the event loop that it runs in."""
 
     def __init__(
@@ -170,11 +170,9 @@ class ReplicaServer:
     ) -> None:
         self.secret = secrets.token_hex(16)
         self.address: tuple[str, int] | None = None
-        self._requests = _ForwardedRequests()
-        callbacks = EngineCallbacks(
-            on_trace=self._on_trace, on_report=self._on_report, on_death=self._on_engine_death
-        )
-        self._supervisor = Supervisor(
+        self._requests = _RelayedRequests()
+        callbacks = EngineCallbacks(on_trace=self._on_trace, on_death=self._on_engine_death)
+        self._process = EngineProcess(
             config, callbacks, log, command, requests=self._requests, hang_timeout=hang_timeout
         )
         self._running: asyncio.Task[None] | None = None
@@ -184,8 +182,8 @@ class ReplicaServer:
     async def start(self, host: str) -> None:
         """Start the engine process and wait until it is ready and has its fingerprint. Raises
         `ConfigError` or `EngineStopped`."""
-        self._running = asyncio.create_task(self._supervisor.run())
-        while not (self._supervisor.is_ready and self._supervisor.link.fingerprint is not None):
+        self._running = asyncio.create_task(self._process.run())
+        while not (self._process.is_ready and self._process.port.fingerprint is not None):
             await asyncio.wait((self._running,), timeout=0.05)
             if self._running.done():
                 self._running.result()
@@ -193,20 +191,16 @@ class ReplicaServer:
         self.address = self._server.sockets[0].getsockname()[:2]
 
     @property
-    def link(self) -> EngineLink:
-        """The link to the engine process. Raises `NotHere` while it is restarted."""
+    def port(self) -> ProcessPort:
+        """Return the port of the engine process. Raises `NotHere` while it is restarted."""
         try:
-            return self._supervisor.link
-        except ApiError as error:
+            return self._process.port
+        except NotReady as error:
             raise NotHere(str(error)) from None
 
     @property
     def num_requests(self) -> int:
         return self._requests.num_live
-
-    @property
-    def engine_pid(self) -> int:
-        return self.link.pid
 
     def check(self) -> None:
         """Raise if no engine process will come any more."""
@@ -238,14 +232,14 @@ class ReplicaServer:
         for frontend in tuple(self._requests.frontends.values()):
             frontend.send(m.ReplicaStopping())
             frontend.close()
-        await self._supervisor.stop()
+        await self._process.stop()
         if self._running is not None:
             await asyncio.wait((self._running,))
 
     # Frontends
 
     async def _serve_frontend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its hello to its end."""
+        """Serve one connection, from its hello to its end."""
         frontend: _FrontendConnection | None = None
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
@@ -265,7 +259,9 @@ class ReplicaServer:
 
     def _open(self, hello: Hello, writer: asyncio.StreamWriter) -> _FrontendConnection | None:
         """Tell a frontend the engine's state. None: another frontend has its number."""
-        link = self.link
+        port = self.port
+        if port.ready is None or port.fingerprint is None:
+            raise NotHere("the engine hashes its weights")
         before = self._requests.frontends.get(hello.frontend)
         if before is not None and before.token != hello.token:
             _log.error("two frontends have the number %d; the second one is refused", hello.frontend)
@@ -273,11 +269,8 @@ class ReplicaServer:
         if before is not None:  # its connection broke, and this side has not seen it
             before.close()
             self._on_frontend_lost(before)
-        assert link.ready is not None and link.fingerprint is not None
-        frontend = _FrontendConnection(hello, writer, link)
-        frontend.send(link.ready, link.fingerprint)
-        if link.revocation is not None:
-            frontend.send(m.Revoked(link.revocation))
+        frontend = _FrontendConnection(hello, writer, port)
+        frontend.send(port.ready, port.fingerprint)
         self._requests.frontends[frontend.number] = frontend
         return frontend
 
@@ -287,14 +280,14 @@ class ReplicaServer:
             request_id = message.request.request_id if isinstance(message, SubmitHead) else message.request_id
             if frontend_of(request_id) != frontend.number:
                 raise NotHere(f"frontend {frontend.number} sent the request of another one")
-            if frontend.link.closed.is_set():
+            if frontend.port.closed.is_set():
                 return  # this connection is about to be closed
             if isinstance(message, SubmitHead):
                 frontend.num_submitted += 1
                 self._requests.begin(request_id)
-                frontend.link.forward(pack_frame(payload))
+                frontend.port.submit(request_id, pack_frame(payload))
             else:
-                frontend.link.abort(request_id)
+                frontend.port.abort(request_id)
                 self._requests.end(request_id)
         elif isinstance(message, m.SetTracing):
             frontend.is_tracing = message.on
@@ -306,38 +299,34 @@ class ReplicaServer:
 
     def _set_tracing(self) -> None:
         """Trace while a frontend wants it. A new tracer's first trace is complete: all get it."""
-        self._supervisor.set_tracing(any(one.is_tracing for one in self._requests.frontends.values()))
+        self._process.set_tracing(any(one.is_tracing for one in self._requests.frontends.values()))
 
     async def _send_status(self, frontend: _FrontendConnection) -> None:
         with contextlib.suppress(EngineStopped, NotHere):  # then the connection is closed
-            frontend.send(m.StatusReport(await self.link.status()))
+            frontend.send(m.StatusReport(await self.port.status()))
 
     def _on_frontend_lost(self, frontend: _FrontendConnection) -> None:
-        """Its requests have no reader any more."""
+        """Abort the requests of a frontend that left."""
         if self._requests.frontends.get(frontend.number) is not frontend:
             return  # it has connected again
         del self._requests.frontends[frontend.number]
         for request_id in tuple(self._requests.ended):
             if frontend_of(request_id) == frontend.number:
-                if not frontend.link.closed.is_set():
-                    frontend.link.abort(request_id)
+                if not frontend.port.closed.is_set():
+                    frontend.port.abort(request_id)
                 self._requests.end(request_id)
-        if frontend.is_tracing and self._supervisor.is_ready:
+        if frontend.is_tracing and self._process.is_ready:
             self._set_tracing()
 
-    # Called by the supervisor
+    # Called by the engine process
 
-    def _on_trace(self, link: EngineConnection, trace: StepTrace) -> None:
+    def _on_trace(self, trace: StepTrace, source: str) -> None:
         for frontend in self._requests.frontends.values():
             if frontend.is_tracing:
                 frontend.send(m.StepTraced(trace))
 
-    def _on_report(self, message: m.CertificateChanged | m.Revoked) -> None:
-        for frontend in self._requests.frontends.values():
-            frontend.send(message)
-
     def _on_engine_death(self, how: str, num_requests: int) -> None:
-        """The frontends resume their requests elsewhere, and connect again when the engine is back."""
+        """Tell the frontends. They resume their requests elsewhere, and connect again when the engine is back."""
         died = m.EngineDied(how, tuple(sorted(self._requests.died_with)))
         for frontend in tuple(self._requests.frontends.values()):
             frontend.send(died)

@@ -1,6 +1,8 @@
-"""A connection to one engine, as the frontend sees it: messages there, outputs and reports back.
+"""A connection to one engine: messages there, outputs and reports back.
 
-The engine is a process on this machine (`engine_link`) or a replica on another (`holdfast.ray`).
+The engine is a process on this machine (`engine_process`) or a replica on another (`holdfast.ray`). A port
+belongs to one process, or to one TCP connection, and ends with it: the process that is started next has
+another port. So nothing that still arrives from a dead engine finds a receiver.
 """
 
 import asyncio
@@ -9,16 +11,18 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from holdfast.core.framing import ConnectionLost
-from holdfast.engine.status import CertificateState, EngineStatus
+from holdfast.engine.status import EngineStatus
 from holdfast.engine.tracer import StepTrace
 from holdfast.errors import EngineStopped, HoldfastError, RequestError, make_error
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.request_table import NO_CALLBACKS, ResumeCallbacks
+
+if TYPE_CHECKING:
+    from holdfast.server.ipc.response_stream import ResponseStream
 
 
 def _ignore(*_: Any) -> None:
@@ -26,70 +30,83 @@ def _ignore(*_: Any) -> None:
 
 
 @dataclass(frozen=True)
+class ResumeCallbacks:
+    """Called with what happens to requests whose engine died."""
+
+    on_resume: Callable[[bool], None] = _ignore  # (deterministic): it is submitted again
+    on_continue: Callable[[float], None] = _ignore  # (seconds since the death): its next output
+    on_crash: Callable[[], None] = _ignore  # it ends with `EngineCrashed`, or its failed pass
+
+
+NO_CALLBACKS = ResumeCallbacks()
+
+
+@dataclass(frozen=True)
 class EngineCallbacks:
-    """Called with what the engine process reports besides the outputs of requests."""
+    """Called with what engines report besides the outputs of requests. source is the id of a port."""
 
     on_progress: Callable[[str, int, int], None] = _ignore  # (stage, done, total), while it starts
-    on_ready: Callable[["EngineConnection"], None] = _ignore
-    on_status: Callable[["EngineConnection", EngineStatus], None] = _ignore
-    on_trace: Callable[["EngineConnection", StepTrace], None] = _ignore
+    on_ready: Callable[[], None] = _ignore
+    on_status: Callable[[EngineStatus, str], None] = _ignore  # (status, source)
+    on_trace: Callable[[StepTrace, str], None] = _ignore  # (trace, source)
     on_death: Callable[[str, int], None] = _ignore  # (how, requests that continue), before it is restarted
     on_hang: Callable[[], None] = _ignore  # before it is killed
-    on_report: Callable[[m.CertificateChanged | m.Revoked], None] = _ignore  # its certificate changed
     on_replicas: Callable[[], None] = _ignore  # a replica of a pool came or left
     resume: ResumeCallbacks = NO_CALLBACKS
 
 
 class OutputReceiver(Protocol):
-    """Gets what the engine sends about requests."""
+    """Gets what a port's engine sends about requests."""
 
-    def attach(self, link: Any, /) -> None: ...
+    def accept(self, port: Any, request_id: int, /) -> None: ...
 
-    def detach(self, link: Any, /) -> None: ...
+    def refuse(self, port: Any, request_id: int, error: HoldfastError, /) -> None: ...
 
-    def set_fingerprint(self, fingerprint: m.FingerprintReady, /) -> None: ...
+    def step(self, port: Any, message: m.StepOutput, /) -> None: ...
 
-    def accept(self, request_id: int, /) -> None: ...
-
-    def refuse(self, request_id: int, error: HoldfastError, /) -> None: ...
-
-    def step(self, message: m.StepOutput, /) -> None: ...
+    def lose(self, port: Any, /) -> None: ...
 
 
-class EngineConnection(ABC):
+class EnginePort(ABC):
     """An engine that computes, until the event `closed` is set: then nothing can come from it any more.
 
-    `ready` is set once it accepts requests. replica is its id in a pool of replicas.
+    `ready` is set once it accepts requests, `fingerprint` once its weights are hashed; `on_change` is
+    called then. is_only: no other engine can compute its requests; `kill` has it restarted. streams: the
+    requests that it has, kept by the `RequestTable`.
     """
 
-    replica = ""
+    is_only = False
 
-    def __init__(self, callbacks: EngineCallbacks, requests: OutputReceiver) -> None:
+    def __init__(
+        self,
+        callbacks: EngineCallbacks,
+        requests: OutputReceiver,
+        on_change: Callable[[], None] = _ignore,
+        *,
+        id: str = "",
+    ) -> None:
+        self.id = id  # of a replica in a pool
         self.ready: m.Ready | None = None
         self.startup_error: str | None = None
         self.fingerprint: m.FingerprintReady | None = None
-        self.revocation: str | None = None
         self.closed = asyncio.Event()
         self.is_killed = False  # by `kill`
         self.settled = asyncio.Event()  # ready, failed to start, or closed
+        self.streams: dict[int, ResponseStream] = {}
+        self.num_submitted = 0
+        self.requests = requests
         self._has_fingerprint = asyncio.Event()  # or never will
         self._callbacks = callbacks
-        self.requests = requests
+        self._on_change = on_change
         self._status_requests: deque[tuple[float, asyncio.Future[EngineStatus]]] = deque()
 
     _writer: asyncio.StreamWriter
 
-    def submit(self, message: m.Submit) -> None:
-        """Send a request. Raises `EngineStopped` if the process is not ready."""
-        if self.closed.is_set() or self.ready is None:
-            raise EngineStopped("the engine is not running")
-        self._send(message)
-
-    def forward(self, frame: bytes) -> None:
-        """Send a request that is encoded. Raises `EngineStopped` if the process is not ready."""
-        if self.closed.is_set() or self.ready is None:
-            raise EngineStopped("the engine is not running")
-        self._writer.write(frame)
+    def submit(self, request_id: int, frame: bytes) -> None:
+        """Send a request, which is encoded. The port must be ready and open."""
+        self.num_submitted += 1
+        if not self._writer.is_closing():
+            self._writer.write(frame)
 
     def abort(self, request_id: int) -> None:
         """End a request. What still comes for it is ignored."""
@@ -97,8 +114,8 @@ class EngineConnection(ABC):
 
     @property
     @abstractmethod
-    def running_ids(self) -> frozenset[int]:
-        """The ids of the requests that ran in the last pass."""
+    def running_ids(self) -> frozenset[int] | None:
+        """Return the ids of the requests that ran in the last pass; None if that is not known."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -115,7 +132,7 @@ class EngineConnection(ABC):
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def status(self) -> EngineStatus:
-        """The engine's numbers after its current step. Raises `EngineStopped` if it ends before."""
+        """Return the engine's numbers after its current step. Raises `EngineStopped` if it ends before."""
         if self.closed.is_set():
             raise EngineStopped("the engine stopped")
         return await self._request_status()
@@ -128,11 +145,11 @@ class EngineConnection(ABC):
 
     @property
     def unanswered_seconds(self) -> float:
-        """How long the oldest status request has waited."""
+        """Return how long the oldest status request has waited."""
         return time.monotonic() - self._status_requests[0][0] if self._status_requests else 0.0
 
     async def wait_for_fingerprint(self) -> m.FingerprintReady:
-        """The fingerprint, once the weights are hashed."""
+        """Return the fingerprint, once the weights are hashed."""
         await self._has_fingerprint.wait()
         if self.fingerprint is None:
             raise EngineStopped("the engine stopped")
@@ -152,70 +169,56 @@ class EngineConnection(ABC):
             pass
 
     def _on_closed(self) -> None:
-        """Nothing will arrive any more. Tell everything that waits now."""
+        """Tell everything that waits: nothing will arrive any more."""
         self.closed.set()
         self.settled.set()
         self._has_fingerprint.set()
-        self.requests.detach(self)
+        self.requests.lose(self)
         for _, answer in self._status_requests:
             if not answer.done():
                 answer.set_exception(EngineStopped("the engine stopped"))
 
     def _handle(self, message: m.FromEngine) -> None:
         if isinstance(message, m.StepOutput):
-            self.requests.step(message)
+            self.requests.step(self, message)
         elif isinstance(message, m.Accepted):
-            self.requests.accept(message.request_id)
+            self.requests.accept(self, message.request_id)
         elif isinstance(message, m.Refused):
-            self.requests.refuse(message.request_id, _refusal(message))
+            self.requests.refuse(self, message.request_id, _refusal(message))
         elif isinstance(message, m.StepTraced):
-            self._callbacks.on_trace(self, message.trace)
+            self._callbacks.on_trace(message.trace, self.id)
         elif isinstance(message, m.StatusReport):
             self._answer_status(message.status)
         elif isinstance(message, m.Progress):
             self._callbacks.on_progress(message.stage, message.done, message.total)
-        elif isinstance(message, m.Ready):
-            self.ready = message
-            self.settled.set()
-            self.requests.attach(self)
         elif isinstance(message, m.StartupFailed):
             self.startup_error = message.reason
+            self.settled.set()
+        else:
+            self._change(message)
+
+    def _change(self, message: m.FromEngine) -> None:
+        """Keep what the engine says of itself."""
+        if isinstance(message, m.Ready):
+            self.ready = message
             self.settled.set()
         elif isinstance(message, m.FingerprintReady):
             self.fingerprint = message
             self._has_fingerprint.set()
-            self.requests.set_fingerprint(message)
         elif isinstance(message, m.CertificateChanged):
-            self._change_certificate(message)
-            self._callbacks.on_report(message)
-        elif isinstance(message, m.Revoked):
-            self.revocation = message.reason
-            self._callbacks.on_report(message)
-
-    @property
-    def certificate_state(self) -> CertificateState:
-        if self.revocation is not None or self.ready is None:
-            return CertificateState("none" if self.ready is None else "revoked")
-        return self.ready.certificate_state
-
-    def _change_certificate(self, message: m.CertificateChanged) -> None:
-        assert self.ready is not None
-        self.ready = msgspec.structs.replace(
-            self.ready,
-            certificate_state=message.state,
-            refusal=message.refusal,
-            certificate=message.certificate,
-        )
+            assert self.ready is not None
+            self.ready = msgspec.structs.replace(self.ready, **msgspec.structs.asdict(message))
+        self._on_change()
 
     def _answer_status(self, status: EngineStatus) -> None:
-        self._callbacks.on_status(self, status)
+        self._callbacks.on_status(status, self.id)
         _, answer = self._status_requests.popleft()
         if not answer.done():
             answer.set_result(status)
 
 
 def _refusal(message: m.Refused) -> HoldfastError:
-    """The error the engine process raised.
+    """Return the error that the engine raised.
 
     One that is not the request's own fault becomes an internal error.
     """

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.numerics.backends.triton import small_m_gemm
+from holdfast.numerics.backends.triton.gemms import small_m_gemm
 from holdfast.numerics.ops import Linear
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.logits import INFINITY
+from holdfast.numerics.backends.triton.sampler.logits import INFINITY
 from holdfast.numerics.token_history import BadWordBatch, PenaltyBatch
 
 _GROUP = 64  # rows counted at once; limits the memory of the counts

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.attention_work import list_work
+from holdfast.numerics.backends.triton.attention.work import list_work
 from holdfast.numerics.backends.triton.elementwise import tanh
 from holdfast.numerics.backends.triton.launch import (
     INTERPRETED,
@@ -61,7 +61,7 @@ def _load_hopper() -> ModuleType | None:
     if INTERPRETED:
         return None
     try:
-        return import_module("holdfast.numerics.backends.triton.attention_hopper")
+        return import_module("holdfast.numerics.backends.triton.attention.hopper")
     except (ImportError, AttributeError):
         return None
 

@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.core.step_plan import NO_TOKEN
-from holdfast.numerics.backends.triton.early_draws import accept_draws
-from holdfast.numerics.backends.triton.gumbel import gumbel, gumbel_bound, noise_key
-from holdfast.numerics.backends.triton.logits import (
+from holdfast.numerics.backends.triton.sampler.early_draws import accept_draws
+from holdfast.numerics.backends.triton.sampler.gumbel import gumbel, gumbel_bound, noise_key
+from holdfast.numerics.backends.triton.sampler.logits import (
     CHUNK,
     INFINITY,
     LOWEST_RANK,
@@ -34,7 +34,7 @@ from holdfast.numerics.backends.triton.logits import (
     rank_of,
     scale_logits,
 )
-from holdfast.numerics.backends.triton.thresholds import find_thresholds
+from holdfast.numerics.backends.triton.sampler.thresholds import find_thresholds
 from holdfast.numerics.sampling import SamplingBatch
 
 _LOWEST = tl.constexpr(-(1 << 63))

@@ -13,12 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.expert_sums import ExpertOutputs, load_expert_sum
-from holdfast.numerics.backends.triton.grouped_gemm import MAX_SINGLE_PAIRS, Assignment, Tile, list_tiles
+from holdfast.numerics.backends.triton.gemms.expert_sums import ExpertOutputs, load_expert_sum
+from holdfast.numerics.backends.triton.gemms.grouped_gemm import (
+    MAX_SINGLE_PAIRS,
+    Assignment,
+    Tile,
+    list_tiles,
+)
+from holdfast.numerics.backends.triton.gemms.partial_sums import as_partial_sums, load_sum
 from holdfast.numerics.backends.triton.launch import pdl_begin, pdl_launch
-from holdfast.numerics.backends.triton.logits import INFINITY, argmax_of
 from holdfast.numerics.backends.triton.norm import row_layout, row_sum
-from holdfast.numerics.backends.triton.partial_sums import as_partial_sums, load_sum
+from holdfast.numerics.backends.triton.sampler.logits import INFINITY, argmax_of
 
 _CHUNK, _SEGMENT = 2048, 8192  # pairs that a program of `assign` looks at together, and in all
 _COMBINE_BLOCK = 1024

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.numerics.backends.triton.launch import INTERPRETED
-from holdfast.numerics.backends.triton.logits import (
+from holdfast.numerics.backends.triton.sampler.logits import (
     CHUNK,
     INFINITY,
     LOWEST_RANK,

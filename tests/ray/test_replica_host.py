@@ -12,7 +12,7 @@ from holdfast.core.results import Delta, RequestOutput, Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.ray.messages import FRONTEND_SHIFT, Hello, NotHere, RoutedRequest
-from holdfast.ray.replica_server import ReplicaServer, _FrontendConnection
+from holdfast.ray.replica_host import ReplicaHost, _FrontendConnection
 from holdfast.server.ipc import messages as m
 
 FRONTEND = 7
@@ -21,7 +21,7 @@ MOMENT = 0.02
 
 
 class Engine:
-    """The link to an engine process."""
+    """The port of an engine process."""
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
@@ -30,7 +30,7 @@ class Engine:
         self.running_ids: frozenset[int] = frozenset()
         self.is_killed = False
 
-    def forward(self, frame: bytes) -> None:
+    def submit(self, request_id: int, frame: bytes) -> None:
         self.forwarded.append(frame)
 
     def abort(self, request_id: int) -> None:
@@ -41,28 +41,28 @@ class Replica:
     """A replica with one connected frontend."""
 
     def __init__(self) -> None:
-        self.server = ReplicaServer(EngineConfig("none"))
+        self.host = ReplicaHost(EngineConfig("none"))
         self.engine = Engine()
         self.frontend = self.connect("first")
 
     def connect(self, connection: str) -> _FrontendConnection:
-        hello = Hello(self.server.secret, FRONTEND, "token", connection)
+        hello = Hello(self.host.secret, FRONTEND, "token", connection)
         frontend = _FrontendConnection(hello, cast(Any, Sink()), cast(Any, self.engine))
-        self.server._requests.frontends[FRONTEND] = frontend
+        self.host._requests.frontends[FRONTEND] = frontend
         return frontend
 
     def submit(self, request_id: int = ID) -> bytes:
         frame = m.encode([m.Submit(Request(request_id, (1, 2), SamplingParams(), 0))])
-        self.server._handle(self.frontend, frame[4:])
+        self.host._handle(self.frontend, frame[4:])
         return frame
 
     def finish(self, request_id: int = ID) -> None:
         output = RequestOutput(request_id, Delta(), cast(Result, Ended()))
-        self.server._requests.step(m.StepOutput((), (output,)))
+        self.host._requests.step(cast(Any, self.engine), m.StepOutput((), (output,)))
 
     async def call(self, connection: str = "first", submission: int = 1) -> "asyncio.Task[None]":
         sent = pickle.loads(pickle.dumps(RoutedRequest(ID, connection, submission, "replica", True)))
-        task = asyncio.ensure_future(self.server.wait_for_end(sent))
+        task = asyncio.ensure_future(self.host.wait_for_end(sent))
         await asyncio.sleep(0)
         return task
 
@@ -99,7 +99,7 @@ def test_request_is_forwarded_as_it_came_and_its_call_ends_with_it() -> None:
         assert not call.done()
         replica.finish()
         await asyncio.wait_for(call, 1)
-        assert replica.server.num_requests == 0
+        assert replica.host.num_requests == 0
 
     with_replica(check)
 
@@ -112,7 +112,7 @@ def test_call_may_come_before_its_request_or_after_its_end() -> None:
         replica.finish()
         await asyncio.wait_for(early, 1)
         await asyncio.wait_for(await replica.call(), 1)
-        assert replica.server.num_requests == 0 and len(replica.engine.forwarded) == 1
+        assert replica.host.num_requests == 0 and len(replica.engine.forwarded) == 1
 
     with_replica(check)
 
@@ -121,7 +121,7 @@ def test_call_of_an_earlier_connection_ends_at_once() -> None:
     async def check(replica: Replica) -> None:
         replica.frontend = replica.connect("second")
         await asyncio.wait_for(await replica.call("first", submission=5), 1)
-        del replica.server._requests.frontends[FRONTEND]
+        del replica.host._requests.frontends[FRONTEND]
         with pytest.raises(NotHere, match="not connected"):
             await (await replica.call())
 
@@ -133,12 +133,12 @@ def test_lost_frontend_ends_its_requests_unless_it_has_connected_again() -> None
         before = replica.frontend
         replica.frontend = replica.connect("second")
         replica.submit()
-        replica.server._on_frontend_lost(before)
-        assert replica.server.num_requests == 1 and not replica.engine.aborted
+        replica.host._on_frontend_lost(before)
+        assert replica.host.num_requests == 1 and not replica.engine.aborted
         call = await replica.call("second")
-        replica.server._on_frontend_lost(replica.frontend)
+        replica.host._on_frontend_lost(replica.frontend)
         await asyncio.wait_for(call, 1)
-        assert replica.server.num_requests == 0 and replica.engine.aborted == [ID]
+        assert replica.host.num_requests == 0 and replica.engine.aborted == [ID]
 
     with_replica(check)
 
@@ -149,7 +149,7 @@ def test_request_of_another_frontend_or_for_a_dead_engine_is_not_forwarded() -> 
             replica.submit((FRONTEND + 1 << FRONTEND_SHIFT) + 1)
         replica.engine.closed.set()
         replica.submit()
-        assert not replica.engine.forwarded and replica.server.num_requests == 0
+        assert not replica.engine.forwarded and replica.host.num_requests == 0
 
     with_replica(check)
 
@@ -157,7 +157,7 @@ def test_request_of_another_frontend_or_for_a_dead_engine_is_not_forwarded() -> 
 def test_drain_waits_for_requests_that_ray_has_not_heard_of() -> None:
     async def check(replica: Replica) -> None:
         replica.submit()
-        drain = asyncio.ensure_future(replica.server.drain())
+        drain = asyncio.ensure_future(replica.host.drain())
         await asyncio.sleep(MOMENT)
         assert not drain.done()
         replica.finish()

@@ -1,4 +1,4 @@
-"""Makes the screenshots of the inspector for the docs: `inspector_pictures.py docs [dark] [prove]
+"""Make the screenshots of the inspector for the docs: `python scripts/inspector_pictures.py docs [dark] [prove]
 ...`.
 
 light    mode verify, with injected faults, so that a rollback is visible
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.browsing import browsing
 from support.serving import Server, serving

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.logits import (
+from holdfast.numerics.backends.triton.sampler.logits import (
     CHUNK,
     INFINITY,
     LOWEST_RANK,
@@ -28,7 +28,7 @@ from holdfast.numerics.backends.triton.logits import (
     rank_of,
     scale_logits,
 )
-from holdfast.numerics.backends.triton.thresholds import limits, mass, mass_needed
+from holdfast.numerics.backends.triton.sampler.thresholds import limits, mass, mass_needed
 from holdfast.numerics.sampling import SamplingBatch
 
 

@@ -1,0 +1,75 @@
+"""Another backend, under a name that nothing knows: it says what it does by its capabilities."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import SamplingParams
+from holdfast.engine import builder as build
+from holdfast.engine.llm import LLM
+from holdfast.numerics.select_backend import open_backend
+
+
+class Renamed:
+    """The torch backend under another name. It also claims to certify its head, as a GPU's does."""
+
+    def __init__(self, inner: Any, **claims: bool) -> None:
+        self._inner, self._claims = inner, claims
+        self.recipe = replace(inner.recipe, path="fourth")
+        self.can = replace(inner.can, **claims)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def in_fp32(self) -> "Renamed":
+        inner = self._inner.in_fp32()
+        return self if inner is self._inner else Renamed(inner, **self._claims)
+
+
+CLAIMS = dict.fromkeys(("rounds_in_gemm", "certifies_head", "certifies_experts"), True)
+
+
+@pytest.mark.parametrize("claims", [{}, CLAIMS], ids=["as torch", "as a GPU"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_it_is_certified_and_answers_as_torch_does(
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    claims: dict[str, bool],
+    dtype: str,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
+    params = SamplingParams(max_tokens=8, temperature=0.9, seed=3, deterministic=True, logprobs=1)
+    prompts = [[5, 6, 7], [9] * 30, [11, 12]]
+    settings = {
+        "dtype": dtype,
+        "kernels": "torch",
+        "max_pass_tokens": 32,
+        "max_num_seqs": 4,
+        "num_threads": 1,
+    }
+
+    def answers() -> tuple[Any, Any, Any]:
+        with LLM(str(tiny_llama), certification="startup", **settings) as llm:
+            certificate, parts = llm.engine.certificate, llm.engine.fingerprint.parts
+            assert certificate is not None and certificate.refusal is None
+            return (
+                certificate,
+                parts,
+                [(one.token_ids, one.logprobs) for one in llm.generate(prompts, params)],
+            )
+
+    by_torch, parts, expected = answers()
+    monkeypatch.setattr(build, "open_backend", lambda *a, **k: Renamed(open_backend(*a, **k), **claims))
+    certificate, renamed_parts, found = answers()
+    assert found == expected
+    assert renamed_parts["recipe"] == {**parts["recipe"], "path": "fourth"}
+    assert {**renamed_parts, "recipe": 0} == {**parts, "recipe": 0}
+    if not claims:
+        assert (certificate.sizes, certificate.checks) == (by_torch.sizes, by_torch.checks)
+    else:  # its head and its rounded GEMMs are tested in fast form, too
+        assert certificate.key != by_torch.key
+        more = sum(one.num_comparisons for one in certificate.checks)
+        assert more > sum(one.num_comparisons for one in by_torch.checks)
