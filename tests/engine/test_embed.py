@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.core.embeddings import EmbeddingResult
 from holdfast.core.pooling import Pooling, PoolingType
 from holdfast.core.request import Request
-from holdfast.core.results import Result
+from holdfast.core.results import EmbeddingResult, Result
 from holdfast.core.sampling_params import SamplingParams, score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine

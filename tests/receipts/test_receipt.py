@@ -293,10 +293,3 @@ def test_rewritten_numbers_keep_the_digest() -> None:
 def test_settings_are_plain_json() -> None:
     params = SamplingParams(**{**EVERYTHING, "ignore_eos": False, "structured": STRUCTURED_OUTPUTS[0]})
     assert json.loads(json.dumps(params_to_json(params))) == params_to_json(params)
-
-
-def test_old_module_path_still_works_with_a_warning() -> None:
-    import holdfast.engine.receipt as old
-
-    with pytest.warns(DeprecationWarning, match=r"holdfast\.receipts\.receipt"):
-        assert old.without_prompt is without_prompt

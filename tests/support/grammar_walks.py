@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.grammar import Grammar
-from holdfast.core.structured_output import StructuredOutput
+from holdfast.core.structured_output import Grammar, StructuredOutput
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
 from holdfast.structured.compiler import GrammarCompiler
 from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar

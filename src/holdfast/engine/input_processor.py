@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypedDict, Unpack
 
 from holdfast.core.cancel_token import CancelToken
-from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import NO_DEFAULTS, Prepared, Request, RequestDefaults
 from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.sent import Sent
-from holdfast.core.structured_output import StructuredOutput
+from holdfast.core.structured_output import Grammar, StructuredOutput
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
 from holdfast.text.tokenizer import Tokenizer
 

@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from holdfast.core.embeddings import EmbeddingResult, embedding_result
 from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
 from holdfast.core.request import Prepared
-from holdfast.core.results import Result, decode_result
+from holdfast.core.results import EmbeddingResult, Result, decode_result, embedding_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
 from holdfast.engine.continuation import continued_params, sent_of
 from holdfast.engine.input_processor import Prompt

@@ -16,7 +16,6 @@ from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent import Sent
-from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import (
     AnswerFailed,
