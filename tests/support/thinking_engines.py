@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.builder import build
@@ -62,7 +62,7 @@ def greedy(max_tokens: int = 12, **changes: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, **{**usual, **changes})
 
 
-def answer(engine: Engine, requests: Iterable[Request]) -> list[Result]:
+def answer(engine: Engine, requests: Iterable[Prepared]) -> list[Result]:
     """Run all prompts at once; check afterwards that nothing is left."""
     ids = []
     for request in requests:
