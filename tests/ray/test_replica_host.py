@@ -48,7 +48,7 @@ class Replica:
     def connect(self, connection: str) -> _FrontendConnection:
         hello = Hello(self.host.secret, FRONTEND, "token", connection)
         frontend = _FrontendConnection(hello, cast(Any, Sink()), cast(Any, self.engine))
-        self.host._requests.frontends[FRONTEND] = frontend
+        self.host._frontends[FRONTEND] = frontend
         return frontend
 
     def submit(self, request_id: int = ID) -> bytes:
@@ -58,7 +58,7 @@ class Replica:
 
     def finish(self, request_id: int = ID) -> None:
         output = RequestOutput(request_id, Delta(), cast(Result, Ended()))
-        self.host._requests.step(cast(Any, self.engine), m.StepOutput((), (output,)))
+        self.host.step(cast(Any, self.engine), m.StepOutput((), (output,)))
 
     async def call(self, connection: str = "first", submission: int = 1) -> "asyncio.Task[None]":
         sent = pickle.loads(pickle.dumps(RoutedRequest(ID, connection, submission, "replica", True)))
@@ -99,7 +99,7 @@ def test_request_is_forwarded_as_it_came_and_its_call_ends_with_it() -> None:
         assert not call.done()
         replica.finish()
         await asyncio.wait_for(call, 1)
-        assert replica.host.num_requests == 0
+        assert replica.host.num_live == 0
 
     with_replica(check)
 
@@ -112,7 +112,7 @@ def test_call_may_come_before_its_request_or_after_its_end() -> None:
         replica.finish()
         await asyncio.wait_for(early, 1)
         await asyncio.wait_for(await replica.call(), 1)
-        assert replica.host.num_requests == 0 and len(replica.engine.forwarded) == 1
+        assert replica.host.num_live == 0 and len(replica.engine.forwarded) == 1
 
     with_replica(check)
 
@@ -121,7 +121,7 @@ def test_call_of_an_earlier_connection_ends_at_once() -> None:
     async def check(replica: Replica) -> None:
         replica.frontend = replica.connect("second")
         await asyncio.wait_for(await replica.call("first", submission=5), 1)
-        del replica.host._requests.frontends[FRONTEND]
+        del replica.host._frontends[FRONTEND]
         with pytest.raises(NotHere, match="not connected"):
             await (await replica.call())
 
@@ -134,11 +134,11 @@ def test_lost_frontend_ends_its_requests_unless_it_has_connected_again() -> None
         replica.frontend = replica.connect("second")
         replica.submit()
         replica.host._on_frontend_lost(before)
-        assert replica.host.num_requests == 1 and not replica.engine.aborted
+        assert replica.host.num_live == 1 and not replica.engine.aborted
         call = await replica.call("second")
         replica.host._on_frontend_lost(replica.frontend)
         await asyncio.wait_for(call, 1)
-        assert replica.host.num_requests == 0 and replica.engine.aborted == [ID]
+        assert replica.host.num_live == 0 and replica.engine.aborted == [ID]
 
     with_replica(check)
 
@@ -149,7 +149,7 @@ def test_request_of_another_frontend_or_for_a_dead_engine_is_not_forwarded() -> 
             replica.submit((FRONTEND + 1 << FRONTEND_SHIFT) + 1)
         replica.engine.closed.set()
         replica.submit()
-        assert not replica.engine.forwarded and replica.host.num_requests == 0
+        assert not replica.engine.forwarded and replica.host.num_live == 0
 
     with_replica(check)
 

@@ -9,8 +9,9 @@ import pytest
 
 from holdfast.core.request import NO_DEFAULTS
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.errors import EngineStopped, PromptTooLong
 from holdfast.server.call import Call
-from holdfast.server.errors import ApiError
+from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.ipc.engine_process import ProcessPort
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.metrics import Metrics
@@ -47,7 +48,7 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
 
 async def text_of(call: Call) -> str:
     await call.accepted()
-    return "".join([delta.text async for _, delta in call.deltas() if delta is not None])
+    return "".join([delta.text async for batch in call.batches() for _, delta in batch])
 
 
 def test_complete_answer_survives_its_engine() -> None:
@@ -71,22 +72,22 @@ def test_dead_engine_is_a_503(moment: str) -> None:
             if moment == "before":
                 port.kill()
                 await port.wait_ended()
-                with pytest.raises(ApiError) as raised:
+                with pytest.raises(EngineStopped) as raised:
                     await call.submit([Prompt.ANSWER], PARAMS)
             elif moment == "while":
                 await call.submit([Prompt.STREAM], PARAMS)
                 await call.accepted()
                 port.kill()
-                with pytest.raises(ApiError) as raised:
+                with pytest.raises(EngineStopped) as raised:
                     await text_of(call)
             else:
                 waiting = asyncio.create_task(call.fingerprint())
                 await asyncio.sleep(0)
                 port.kill()
-                with pytest.raises(ApiError) as raised:
+                with pytest.raises(EngineStopped) as raised:
                     await waiting
-            assert (raised.value.status, raised.value.code) == (503, "engine_stopped")
-            assert "Retry-After" in raised.value.headers
+            told = to_api_error(raised.value)
+            assert (told.status, told.code) == (503, "engine_stopped") and "Retry-After" in told.headers
 
     run(work)
 
@@ -96,9 +97,8 @@ def test_one_refused_prompt_fails_the_call() -> None:
         async with calling() as (call, _):
             await call.submit([Prompt.STREAM], PARAMS)
             await call.submit([Prompt.REFUSE], PARAMS)
-            with pytest.raises(ApiError) as raised:
+            with pytest.raises(PromptTooLong):
                 await call.accepted()
-            assert raised.value.code == "context_length_exceeded"
 
     run(work)
 
@@ -119,5 +119,20 @@ def test_timeout_ends_the_call(is_submitted: bool) -> None:
                     await call.submit([Prompt.ANSWER], PARAMS)
             assert (raised.value.status, raised.value.code) == (504, "timeout")
             assert port.requests.num_live == 0
+
+    run(work)
+
+
+def test_all_deltas_that_are_there_are_one_batch() -> None:
+    async def work() -> None:
+        async with calling() as (call, _):
+            for _ in range(2):
+                await call.submit([Prompt.ANSWER], PARAMS)
+            while len(call.results) < 2:
+                await asyncio.sleep(0.01)
+            (batch,) = [one async for one in call.batches()]
+            assert [delta.text for at, delta in batch if at == 1] == [
+                delta.text for at, delta in batch if at == 0
+            ]
 
     run(work)

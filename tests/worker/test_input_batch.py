@@ -10,8 +10,14 @@ import torch
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, Sampling, Span
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.worker.input_batch import InputBatch, fill_buffer, layout_of, make_input_batch, send_batch
-from holdfast.worker.page_table_cache import PageTableCache
+from holdfast.worker.input_batch import (
+    InputBatch,
+    PageTableCache,
+    fill_buffer,
+    layout_of,
+    make_input_batch,
+    send_batch,
+)
 
 SAMPLING = Sampling(SamplingParams(), 0, 4)
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampling, Span
-from holdfast.worker.logits_slices import Masks, batch_slices
+from holdfast.worker.logits import Masks, batch_slices
 
 SAMPLING = Sampling(SamplingParams(), 0, 4)
 

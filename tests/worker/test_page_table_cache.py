@@ -2,7 +2,7 @@
 
 import random
 
-from holdfast.worker.page_table_cache import _MAX_ROWS, PageTableCache
+from holdfast.worker.input_batch import _MAX_ROWS, PageTableCache
 
 
 def test_tables_are_right_after_any_history() -> None:

@@ -62,93 +62,6 @@ class _FrontendConnection:
         self._writer.close()
 
 
-class _RelayedRequests:
-    """The requests of the engine process. What it says of them goes to the frontends that sent them.
-
-    `ended` has an event for each request that has not ended.
-    """
-
-    resumes = False  # the frontend has what was sent, and resumes at another replica
-
-    def __init__(self) -> None:
-        self.ready: m.Ready | None = None
-        self.has_progressed = False
-        self.frontends: dict[int, _FrontendConnection] = {}
-        self.ended: dict[int, asyncio.Event] = {}
-        self.num_failed_passes = 0  # in a row
-        self.died_with: frozenset[int] = frozenset()  # the requests of the last pass of a dead process
-
-    @property
-    def num_live(self) -> int:
-        return len(self.ended)
-
-    def close(self, error: HoldfastError) -> None:
-        """End everything: no engine process will come any more."""
-        self._end_all()
-        for frontend in tuple(self.frontends.values()):
-            frontend.close()
-
-    def set_ports(
-        self, ports: Iterable[EnginePort], fingerprint: m.FingerprintReady | None, ready: m.Ready | None
-    ) -> None:
-        """Tell the frontends that the certificate changed. They get the fingerprint when they connect."""
-        if ready is not None and ready is not self.ready:
-            self.ready = ready
-            for frontend in self.frontends.values():
-                frontend.send(ready)
-
-    def lose(self, port: ProcessPort) -> None:
-        self.died_with, self.num_failed_passes = port.running_ids, 0
-        self._end_all()
-
-    def accept(self, port: EnginePort, request_id: int) -> None:
-        self._send(request_id, m.Accepted(request_id))
-
-    def refuse(self, port: EnginePort, request_id: int, error: HoldfastError) -> None:
-        self._send(request_id, m.Refused(request_id, error.code, str(error)))
-        self.end(request_id)
-
-    def step(self, port: EnginePort, message: m.StepOutput) -> None:
-        self.has_progressed = True
-        numbers = {frontend_of(one.request_id) for one in message.started}
-        numbers |= {frontend_of(one.request_id) for one in message.outputs}
-        for number in numbers:
-            frontend = self.frontends.get(number)
-            if frontend is not None:
-                frontend.send(message if len(numbers) == 1 else _own_part(message, number))
-        for output in message.outputs:
-            if output.result is not None:
-                self._count(port, output)
-                self.end(output.request_id)
-
-    def begin(self, request_id: int) -> asyncio.Event:
-        """Note that a request, or its call, has arrived. Returns the event of its end."""
-        return self.ended.setdefault(request_id, asyncio.Event())
-
-    def end(self, request_id: int) -> None:
-        ended = self.ended.pop(request_id, None)
-        if ended is not None:
-            ended.set()
-
-    def _end_all(self) -> None:
-        for request_id in tuple(self.ended):
-            self.end(request_id)
-
-    def _send(self, request_id: int, message: m.FromEngine) -> None:
-        frontend = self.frontends.get(frontend_of(request_id))
-        if frontend is not None:
-            frontend.send(message)
-
-    def _count(self, port: EnginePort, output: RequestOutput) -> None:
-        """Count the passes that raise, one after the other. After some the engine is restarted."""
-        assert output.result is not None
-        failed = output.result.error_code == PassFailed.code
-        self.num_failed_passes = self.num_failed_passes + 1 if failed else 0
-        if self.num_failed_passes >= _MAX_FAILED_PASSES and not port.is_killed:
-            _log.error("%d requests failed in a row; the engine is restarted", self.num_failed_passes)
-            port.kill()
-
-
 def _own_part(message: m.StepOutput, number: int) -> m.StepOutput:
     """What one frontend gets of a step."""
     return m.StepOutput(
@@ -158,7 +71,14 @@ def _own_part(message: m.StepOutput, number: int) -> m.StepOutput:
 
 
 class ReplicaHost:
-    """Made in the event loop that it runs in."""
+    """Made in the event loop that it runs in.
+
+    It holds the requests of its `EngineProcess`, as a `RequestTable` does in a frontend. What the engine says
+    of them goes to the frontends that sent them. A frontend has what its clients were sent, and resumes at
+    another replica: so nothing outlives the process here.
+    """
+
+    resumes = False
 
     def __init__(
         self,
@@ -170,10 +90,15 @@ class ReplicaHost:
     ) -> None:
         self.secret = secrets.token_hex(16)
         self.address: tuple[str, int] | None = None
-        self._requests = _RelayedRequests()
+        self.ready: m.Ready | None = None
+        self.has_progressed = False
+        self._frontends: dict[int, _FrontendConnection] = {}  # by number
+        self._ended: dict[int, asyncio.Event] = {}  # by request id, of each request that has not ended
+        self._num_failed_passes = 0  # in a row
+        self._died_with: frozenset[int] = frozenset()  # the requests of the last pass of a dead process
         callbacks = EngineCallbacks(on_trace=self._on_trace, on_death=self._on_engine_death)
         self._process = EngineProcess(
-            config, callbacks, log, command, requests=self._requests, hang_timeout=hang_timeout
+            config, callbacks, log, command, requests=self, hang_timeout=hang_timeout
         )
         self._running: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
@@ -198,10 +123,6 @@ class ReplicaHost:
         except NotReady as error:
             raise NotHere(str(error)) from None
 
-    @property
-    def num_requests(self) -> int:
-        return self._requests.num_live
-
     def check(self) -> None:
         """Raise if no engine process will come any more."""
         if self._running is None or self._running.done():
@@ -211,25 +132,25 @@ class ReplicaHost:
     async def wait_for_end(self, request: RoutedRequest) -> None:
         """Return when the request has ended, which comes over its frontend's connection. Raises `NotHere`
         if that frontend is not connected."""
-        frontend = self._requests.frontends.get(frontend_of(request.request_id))
+        frontend = self._frontends.get(frontend_of(request.request_id))
         if frontend is None:
             raise NotHere("the frontend is not connected to this replica")
         is_old = request.connection != frontend.connection
         was_submitted = request.submission <= frontend.num_submitted
-        if is_old or (was_submitted and request.request_id not in self._requests.ended):
+        if is_old or (was_submitted and request.request_id not in self._ended):
             return  # it has ended
-        await self._requests.begin(request.request_id).wait()
+        await self._begin(request.request_id).wait()
 
     async def drain(self) -> None:
         """Wait until no request runs. Ray waits for calls itself; a request's call may be late."""
-        while self._requests.num_live:
+        while self.num_live:
             await asyncio.sleep(_DRAIN_POLL)
 
     async def stop(self) -> None:
         """End the engine process and every connection."""
         if self._server is not None:
             self._server.close()
-        for frontend in tuple(self._requests.frontends.values()):
+        for frontend in tuple(self._frontends.values()):
             frontend.send(m.ReplicaStopping())
             frontend.close()
         await self._process.stop()
@@ -262,7 +183,7 @@ class ReplicaHost:
         port = self.port
         if port.ready is None or port.fingerprint is None:
             raise NotHere("the engine hashes its weights")
-        before = self._requests.frontends.get(hello.frontend)
+        before = self._frontends.get(hello.frontend)
         if before is not None and before.token != hello.token:
             _log.error("two frontends have the number %d; the second one is refused", hello.frontend)
             return None
@@ -271,7 +192,7 @@ class ReplicaHost:
             self._on_frontend_lost(before)
         frontend = _FrontendConnection(hello, writer, port)
         frontend.send(port.ready, port.fingerprint)
-        self._requests.frontends[frontend.number] = frontend
+        self._frontends[frontend.number] = frontend
         return frontend
 
     def _handle(self, frontend: _FrontendConnection, payload: bytes) -> None:
@@ -284,11 +205,11 @@ class ReplicaHost:
                 return  # this connection is about to be closed
             if isinstance(message, SubmitHead):
                 frontend.num_submitted += 1
-                self._requests.begin(request_id)
+                self._begin(request_id)
                 frontend.port.submit(request_id, pack_frame(payload))
             else:
                 frontend.port.abort(request_id)
-                self._requests.end(request_id)
+                self._end(request_id)
         elif isinstance(message, m.SetTracing):
             frontend.is_tracing = message.on
             self._set_tracing()
@@ -299,7 +220,7 @@ class ReplicaHost:
 
     def _set_tracing(self) -> None:
         """Trace while a frontend wants it. A new tracer's first trace is complete: all get it."""
-        self._process.set_tracing(any(one.is_tracing for one in self._requests.frontends.values()))
+        self._process.set_tracing(any(one.is_tracing for one in self._frontends.values()))
 
     async def _send_status(self, frontend: _FrontendConnection) -> None:
         with contextlib.suppress(EngineStopped, NotHere):  # then the connection is closed
@@ -307,27 +228,97 @@ class ReplicaHost:
 
     def _on_frontend_lost(self, frontend: _FrontendConnection) -> None:
         """Abort the requests of a frontend that left."""
-        if self._requests.frontends.get(frontend.number) is not frontend:
+        if self._frontends.get(frontend.number) is not frontend:
             return  # it has connected again
-        del self._requests.frontends[frontend.number]
-        for request_id in tuple(self._requests.ended):
+        del self._frontends[frontend.number]
+        for request_id in tuple(self._ended):
             if frontend_of(request_id) == frontend.number:
                 if not frontend.port.closed.is_set():
                     frontend.port.abort(request_id)
-                self._requests.end(request_id)
+                self._end(request_id)
         if frontend.is_tracing and self._process.is_ready:
             self._set_tracing()
 
     # Called by the engine process
 
+    @property
+    def num_live(self) -> int:
+        return len(self._ended)
+
+    def close(self, error: HoldfastError) -> None:
+        """End everything: no engine process will come any more."""
+        self._end_all()
+        for frontend in tuple(self._frontends.values()):
+            frontend.close()
+
+    def set_ports(
+        self, ports: Iterable[EnginePort], fingerprint: m.FingerprintReady | None, ready: m.Ready | None
+    ) -> None:
+        """Tell the frontends that the certificate changed. They get the fingerprint when they connect."""
+        if ready is not None and ready is not self.ready:
+            self.ready = ready
+            for frontend in self._frontends.values():
+                frontend.send(ready)
+
+    def lose(self, port: ProcessPort) -> None:
+        self._died_with, self._num_failed_passes = port.running_ids, 0
+        self._end_all()
+
+    def accept(self, port: EnginePort, request_id: int) -> None:
+        self._tell(request_id, m.Accepted(request_id))
+
+    def refuse(self, port: EnginePort, request_id: int, error: HoldfastError) -> None:
+        self._tell(request_id, m.Refused(request_id, error.code, str(error)))
+        self._end(request_id)
+
+    def step(self, port: EnginePort, message: m.StepOutput) -> None:
+        self.has_progressed = True
+        numbers = {frontend_of(one.request_id) for one in message.started}
+        numbers |= {frontend_of(one.request_id) for one in message.outputs}
+        for number in numbers:
+            frontend = self._frontends.get(number)
+            if frontend is not None:
+                frontend.send(message if len(numbers) == 1 else _own_part(message, number))
+        for output in message.outputs:
+            if output.result is not None:
+                self._count(port, output)
+                self._end(output.request_id)
+
+    def _begin(self, request_id: int) -> asyncio.Event:
+        """Note that a request, or its call, has arrived. Returns the event of its end."""
+        return self._ended.setdefault(request_id, asyncio.Event())
+
+    def _end(self, request_id: int) -> None:
+        ended = self._ended.pop(request_id, None)
+        if ended is not None:
+            ended.set()
+
+    def _end_all(self) -> None:
+        for request_id in tuple(self._ended):
+            self._end(request_id)
+
+    def _tell(self, request_id: int, message: m.FromEngine) -> None:
+        frontend = self._frontends.get(frontend_of(request_id))
+        if frontend is not None:
+            frontend.send(message)
+
+    def _count(self, port: EnginePort, output: RequestOutput) -> None:
+        """Count the passes that raise, one after the other. After some the engine is restarted."""
+        assert output.result is not None
+        failed = output.result.error_code == PassFailed.code
+        self._num_failed_passes = self._num_failed_passes + 1 if failed else 0
+        if self._num_failed_passes >= _MAX_FAILED_PASSES and not port.is_killed:
+            _log.error("%d requests failed in a row; the engine is restarted", self._num_failed_passes)
+            port.kill()
+
     def _on_trace(self, trace: StepTrace, source: str) -> None:
-        for frontend in self._requests.frontends.values():
+        for frontend in self._frontends.values():
             if frontend.is_tracing:
                 frontend.send(m.StepTraced(trace))
 
     def _on_engine_death(self, how: str, num_requests: int) -> None:
         """Tell the frontends. They resume their requests elsewhere, and connect again when the engine is back."""
-        died = m.EngineDied(how, tuple(sorted(self._requests.died_with)))
-        for frontend in tuple(self._requests.frontends.values()):
+        died = m.EngineDied(how, tuple(sorted(self._died_with)))
+        for frontend in tuple(self._frontends.values()):
             frontend.send(died)
             frontend.close()

@@ -1,9 +1,10 @@
 """Requests outlive their engines: what is submitted again, where, in which order, and what is given up.
 
-`kind` makes a test run twice: with one engine process after the other, and with replicas that come and go.
+`table` makes a test run twice: with one engine process after the other, and with replicas that come and go.
 """
 
 import asyncio
+import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -565,3 +566,82 @@ def test_pass_that_raises_at_two_replicas_ends_its_request(pool: Table) -> None:
     second.end(1, PassFailed.code)
     assert stream.result is not None and stream.result.error_code == PassFailed.code
     assert not first.is_killed and not second.is_killed
+
+
+# Any order of events
+
+
+class Events:
+    """Random events in the life of a table: requests come and leave, engines answer, fail, die and are drained."""
+
+    def __init__(self, table: Table, seed: int) -> None:
+        self.table, self.rng = table, random.Random(seed)
+        self.streams: list[ResponseStream] = []
+        self.drained: list[Port] = []
+        table.start()
+
+    @property
+    def ports(self) -> list[Port]:
+        return [*self.table.ports.values(), *self.drained]
+
+    def happen(self) -> None:
+        rng, what = self.rng, self.rng.random()
+        port = rng.choice(self.ports) if self.ports else None
+        if what < 0.25 and self.table.ports:
+            self.streams += self.table.submit(deterministic=rng.random() < 0.7)
+        elif what < 0.3 and self.streams:
+            rng.choice(self.streams).cancel(RuntimeError("the client left"))
+        elif port is None:
+            self.table.start()
+        elif what < 0.75 and not port.is_killed:
+            self.answer(port, rng.choice([None, None, PassFailed.code]))
+        elif what < 0.85 or port.is_killed:
+            self.lose(port)
+        elif what < 0.9 and not port.is_only and port not in self.drained:
+            self.drained.append(port)
+            self.table.drain(port)
+        elif not port.is_only and len(self.ports) < 4:
+            self.table.start()
+
+    def answer(self, port: Port, code: str | None = None) -> None:
+        """Something arrives about one of the port's requests."""
+        if not port.streams:
+            return
+        request_id = self.rng.choice(sorted(port.streams))
+        if not port.streams[request_id].is_accepted:
+            port.accept(request_id)
+        elif self.rng.random() < 0.6:
+            port.token(request_id)
+        else:
+            port.end(request_id, code)
+
+    def lose(self, port: Port) -> None:
+        if port in self.drained:
+            self.drained.remove(port)
+        running = frozenset(one for one in port.streams if self.rng.random() < 0.7)
+        port.close(running if port.is_only or self.rng.random() < 0.6 else None)
+
+    def check(self) -> None:
+        """Every request that is not over waits, or is at one engine."""
+        requests = self.table.requests
+        for stream in self.streams:
+            places = [port for port in self.ports if stream.request_id in port.streams]
+            assert places == ([] if stream.port is None else [stream.port])
+            waits = stream.request_id in requests._waiting
+            assert len(places) + waits == (not stream.is_over)
+        trial = requests._suspects.trial
+        assert trial is None or trial.port is not None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_request_is_lost_or_stuck_whatever_happens(table: Table, seed: int) -> None:
+    events = Events(table, seed)
+    for _ in range(150):
+        events.happen()
+        events.check()
+    for port in events.ports:  # at last there is one healthy engine
+        events.lose(port)
+    last = table.start()
+    for _ in range(2000):
+        events.answer(last)
+    assert table.requests.num_live == 0 and all(one.is_over for one in events.streams)

@@ -78,41 +78,47 @@ async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
     call, body = response.call, response.body
     head = _head(response, "chat.completion.chunk")
     chunk_usage = StreamUsage(call, body.stream_options)
-    for index in range(len(response.choices)):
-        first = {
-            "index": index,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
-        ids = {"prompt_token_ids": call.prompts[0]} if body.return_token_ids and index == 0 else {}
-        yield sse_event({**head, "choices": [first], **chunk_usage.of_chunk(), **ids})
+    yield b"".join(_first_chunk(response, index, head, chunk_usage) for index in range(len(response.choices)))
     num_unfinished = len(response.choices)
     thoughts = ThoughtStream()
     last: dict[str, Any] = {}
-    async for _, delta in call.deltas():
-        if delta is None:
-            yield KEEP_ALIVE
-            continue
-        if delta.finish_reason == "error":
-            continue  # sent as an error event when the result arrives
-        thoughts.add(delta.index, delta.thoughts)
-        for choice in _chunk_choices(response, delta):
-            num_unfinished -= choice["finish_reason"] is not None
-            if num_unfinished == 0:
-                last = choice
-                break
-            chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **thoughts.pop_object()}
-            yield sse_event(chunk)
+    async for batch in call.batches():
+        events = [] if batch else [KEEP_ALIVE]
+        for _, delta in batch:
+            if delta.finish_reason == "error":
+                continue  # sent as an error event when the result arrives
+            thoughts.add(delta.index, delta.thoughts)
+            for choice in _chunk_choices(response, delta):
+                num_unfinished -= choice["finish_reason"] is not None
+                if num_unfinished == 0:
+                    last = choice
+                    break
+                chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **thoughts.pop_object()}
+                events.append(sse_event(chunk))
+        if events:
+            yield b"".join(events)
     response.finished()
     details = {"holdfast": {**holdfast_object(call), **thoughts.pop()}}
     if chunk_usage.is_wanted:
-        yield sse_event({**head, "choices": [last], **chunk_usage.of_chunk()})
+        end = sse_event({**head, "choices": [last], **chunk_usage.of_chunk()})
         counts = usage(call, response.num_reasoning_tokens)
-        yield sse_event({**head, "choices": [], "usage": counts, **details})
+        end += sse_event({**head, "choices": [], "usage": counts, **details})
     else:
-        yield sse_event({**head, "choices": [last], **details})
-    yield DONE
+        end = sse_event({**head, "choices": [last], **details})
+    yield end + DONE
+
+
+def _first_chunk(response: ChatResponse, index: int, head: dict[str, Any], chunk_usage: StreamUsage) -> bytes:
+    """The role of a choice."""
+    first = {
+        "index": index,
+        "delta": {"role": "assistant", "content": ""},
+        "logprobs": None,
+        "finish_reason": None,
+    }
+    wants_ids = response.body.return_token_ids and index == 0
+    ids = {"prompt_token_ids": response.call.prompts[0]} if wants_ids else {}
+    return sse_event({**head, "choices": [first], **chunk_usage.of_chunk(), **ids})
 
 
 def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]:

@@ -17,14 +17,14 @@ from starlette.responses import Response
 from holdfast.core.results import Delta, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
-from holdfast.errors import HoldfastError
+from holdfast.errors import RequestError
 from holdfast.server.api.chat_prompt import ChatPrompt, ChatPrompts
 from holdfast.server.api.response_fields import chat_logprobs, matched_stop
 from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.api.thoughts import require_thinking_model
 from holdfast.server.call import Call
-from holdfast.server.errors import ApiError, to_api_error
+from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import EventStreamResponse, JSONResponse
@@ -166,7 +166,6 @@ async def serve_chat(
                 writer.stream(),
                 stack.pop_all(),
                 writer.end_stream,
-                call,
                 send_timeout=frontend.config.send_timeout,
             )
         await run_until_disconnect(request, _collect(response))
@@ -178,26 +177,21 @@ async def _submit(
 ) -> ChatResponse:
     """Render the conversation and submit the request to the engine. size is that of its body."""
     require_thinking_model(call, body)
-    try:
-        prompt = await call.run(lambda token: prompts.plan(body, token), size=size)
-        prompt = _truncate(frontend, body, prompt)
-        params = _params(frontend, body, prompt)
-        await call.submit(
-            prompt.ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt
-        )
-    except HoldfastError as error:
-        raise to_api_error(error) from None
+    prompt = await call.run(lambda token: prompts.plan(body, token), size=size)
+    prompt = _truncate(frontend, body, prompt)
+    params = _params(frontend, body, prompt)
+    await call.submit(prompt.ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt)
     try:
         await call.accepted()
-    except ApiError as error:
-        raise error.with_message(prompt.explain(error.message)) from None
+    except RequestError as error:
+        raise type(error)(prompt.explain(str(error))) from None
     return ChatResponse(frontend, call, body, prompt)
 
 
 async def _collect(response: ChatResponse) -> None:
     """Wait for the end of all choices."""
-    async for _, delta in response.call.deltas():
-        if delta is not None:
+    async for batch in response.call.batches():
+        for _, delta in batch:
             response.choices[delta.index].add(delta)
     response.finished()
     response.fingerprint = await response.call.fingerprint()

@@ -1,9 +1,9 @@
-"""Events that are made without waiting are written together, and none is held back while a call waits.
+"""A stream of events ends with its resources closed, also after an error or when its client does not read.
 An event is one line of data to every client."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -11,20 +11,7 @@ from holdfast.server.errors import ApiError
 from holdfast.server.http.sse import EventStreamResponse, sse_event
 
 
-class Source:
-    """What a `Call` is to its response."""
-
-    before_wait: Callable[[], Awaitable[None]]
-
-    async def wait(self, log: list[bytes]) -> None:
-        await self.before_wait()
-        log.append(b"waits")
-
-
-def bodies(
-    make: Callable[[Source, list[bytes]], AsyncIterator[bytes]], *, batches: bool = True
-) -> list[bytes]:
-    """The bodies that are sent, and in between where the source waited."""
+def bodies(events: AsyncIterator[bytes]) -> list[bytes]:
     sent: list[bytes] = []
 
     async def send(message: Any) -> None:
@@ -34,59 +21,19 @@ def bodies(
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    async def run() -> None:
-        source = Source()
-        if not batches:
-            source.before_wait = lambda: asyncio.sleep(0)
-        events = make(source, sent)
-        response = EventStreamResponse(
-            events, AsyncExitStack(), source=source if batches else None, send_timeout=60.0
-        )
-        await response({"type": "http"}, receive, send)
-
-    asyncio.run(run())
+    response = EventStreamResponse(events, AsyncExitStack(), send_timeout=60.0)
+    asyncio.run(response({"type": "http"}, receive, send))
     return sent
 
 
-async def steps(source: Source, log: list[bytes]) -> AsyncIterator[bytes]:
-    for step in (b"ab", b"c", b"", b"def"):
-        for event in step:
-            yield bytes([event])
-        await source.wait(log)
-
-
-def test_events_of_a_step_are_one_write() -> None:
-    assert bodies(steps) == [b"ab", b"waits", b"c", b"waits", b"waits", b"def", b"waits", b""]
-
-
-def test_events_without_a_source_are_written_at_once() -> None:
-    assert bodies(steps, batches=False) == [
-        b"a",
-        b"b",
-        b"waits",
-        b"c",
-        *[b"waits"] * 2,
-        *b"d e f".split(),
-        b"waits",
-        b"",
-    ]
-
-
-def test_many_events_are_several_writes() -> None:
-    async def many(source: Source, log: list[bytes]) -> AsyncIterator[bytes]:
-        for _ in range(150):
-            yield b"x"
-
-    assert [len(one) for one in bodies(many)] == [64, 64, 22, 0]
-
-
 def test_events_before_an_error_are_sent_before_it() -> None:
-    async def failing(source: Source, log: list[bytes]) -> AsyncIterator[bytes]:
+    async def failing() -> AsyncIterator[bytes]:
         yield b"a"
         raise ApiError(500, "broken")
 
-    first, last = bodies(failing)
-    assert first.startswith(b"adata: {") and b"broken" in first and first.endswith(b"data: [DONE]\n\n")
+    first, error, last = bodies(failing())
+    assert first == b"a"
+    assert error.startswith(b"data: {") and b"broken" in error and error.endswith(b"data: [DONE]\n\n")
     assert last == b""
 
 
