@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.llm import LLM
 
 HERE = Path(__file__).parent
 
@@ -176,14 +176,14 @@ SMALL: dict[str, Any] = {"dtype": "fp32", "max_pass_tokens": 64, "max_num_seqs":
 
 @pytest.fixture(scope="module")
 def auto_llm(tiny_llama: Path) -> "LLM":
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.llm import LLM
 
     return LLM(str(tiny_llama), **SMALL)
 
 
 @pytest.fixture(scope="module")
 def verify_llm(tiny_llama: Path) -> "LLM":
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.llm import LLM
 
     return LLM(str(tiny_llama), determinism="verify", **SMALL)
 

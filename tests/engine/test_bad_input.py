@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import (
     BadWeights,
     ConfigError,

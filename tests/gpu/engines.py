@@ -8,9 +8,9 @@ import torch
 
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import assemble
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.shapes import published_config

@@ -19,7 +19,7 @@ from holdfast.core.results import Choice, Result, Stats
 from holdfast.core.sampling_params import params_to_json
 from holdfast.core.step_plan import StepPlan, TokenLogprob
 from holdfast.core.structured_output import StructuredOutput
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.numerics.settings import NumericSettings
 from holdfast.receipts.canonical_json import digest_of
 from holdfast.receipts.fingerprint import Fingerprint

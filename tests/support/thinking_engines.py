@@ -10,9 +10,9 @@ from typing import Any
 from holdfast.core.request import Prepared
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import build
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.thinking.config import CONFIG_FILE

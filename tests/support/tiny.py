@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import assemble
 from holdfast.models.dummy import TINY_EOS, DummyCheckpoint, tiny_config
 from holdfast.text.tokenizer import byte_tokenizer
 

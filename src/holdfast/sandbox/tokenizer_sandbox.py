@@ -65,7 +65,7 @@ def require_bounded(normalizer: str | None, pre_tokenizer: str | None, decoder: 
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Every object in a part that has a type: its steps, at any depth."""
+    """Yield every object in a part that has a type: its steps, at any depth."""
     stack = [part]
     while stack:
         one = stack.pop()

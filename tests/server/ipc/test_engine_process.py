@@ -20,7 +20,7 @@ from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.ipc.suspects import MAX_LONE_DEATHS
 from support.engine_ports import LOG, PATIENCE, ask, command, connected, new_port, request_of, run
-from support.fake_engine import Prompt
+from support.fake_engine import READY, Prompt
 
 SHORT = 0.3  # instead of the seconds an engine may take to exit
 
@@ -342,18 +342,11 @@ def test_requests_wait_for_a_restart_but_not_for_the_first_start() -> None:
     run(work)
 
 
-def test_without_resume_requests_fail_with_their_engine() -> None:
-    async def work() -> None:
-        async with supervised(resumes=False) as watched:
-            port = await watched.ports.get()
-            stream = watched.submit(Prompt.STREAM)
-            port.kill()
-            await port.closed.wait()
-            assert isinstance(stream.error, EngineStopped)
-            with pytest.raises(NotReady):
-                _ = watched.engine.ready
-
-    run(work)
+def test_without_resumes_no_request_waits_for_a_restart() -> None:
+    engine = Watched(resumes=False).engine
+    engine.requests.ready = READY
+    with pytest.raises(NotReady):
+        _ = engine.ready
 
 
 def test_stop_during_start_leaves_no_process() -> None:

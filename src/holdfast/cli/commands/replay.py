@@ -20,7 +20,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.llm import LLM
     from holdfast.engine.replay import Difference, ReplayResult
     from holdfast.receipts.check import ReceiptCheck
     from holdfast.receipts.receipt import Receipt

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.results import Delta, Thought
+from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.errors import RequestError
 from holdfast.server.api.chat_prompt import ChatPrompt, ChatPrompts
+from holdfast.server.api.model_fields import ModelFields, check_fields
 from holdfast.server.api.response_fields import chat_logprobs, matched_stop
 from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest
-from holdfast.server.api.thoughts import require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
@@ -46,6 +46,7 @@ class ChatResponse:
         shows_reasoning = body.include_reasoning is not False
         parsers = prompt.parsers(call.streams[0].request.seed, body.n or 1)
         self.choices = [ChatChoice(parser, shows_reasoning=shows_reasoning) for parser in parsers]
+        self.model_fields = ModelFields(call)
         self._has_reasoning = prompt.chat_format.has_reasoning
 
     def logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
@@ -86,7 +87,6 @@ class ChatChoice:
         self._shows_reasoning = shows_reasoning
         self.steps: list[ParsedDelta] = []
         self.token_ids: list[int] = []
-        self.thoughts: list[Thought] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.matched_stop: str | int | None = None
@@ -106,7 +106,6 @@ class ChatChoice:
     def add(self, delta: Delta) -> ParsedDelta:
         """Parse a delta's text."""
         self.token_ids.extend(delta.token_ids)
-        self.thoughts.extend(delta.thoughts)
         num_hidden = self._parser.num_hidden_tokens
         new = self._parser.feed(delta)
         if delta.finish_reason is not None:
@@ -176,7 +175,7 @@ async def _submit(
     frontend: Frontend, prompts: ChatPrompts, call: Call, body: ChatCompletionRequest, size: int
 ) -> ChatResponse:
     """Render the conversation and submit the request to the engine. size is that of its body."""
-    require_thinking_model(call, body)
+    check_fields(call, body)
     prompt = await call.run(lambda token: prompts.plan(body, token), size=size)
     prompt = _truncate(frontend, body, prompt)
     params = _params(frontend, body, prompt)
@@ -192,6 +191,7 @@ async def _collect(response: ChatResponse) -> None:
     """Wait for the end of all choices."""
     async for batch in response.call.batches():
         for _, delta in batch:
+            response.model_fields.add(delta)
             response.choices[delta.index].add(delta)
     response.finished()
     response.fingerprint = await response.call.fingerprint()

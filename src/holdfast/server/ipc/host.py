@@ -21,7 +21,7 @@ from holdfast.core.cancel_token import Cancelled, CancelToken
 from holdfast.core.request import Prepared, Request
 from holdfast.core.results import RequestOutput
 from holdfast.engine.engine import Engine
-from holdfast.engine.engine_thread import EngineThread
+from holdfast.engine.loop import EngineLoop
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import HoldfastError
 from holdfast.server.ipc import messages as m
@@ -54,7 +54,7 @@ class EngineHost:
         self, engine: Engine, send: Callable[[m.FromEngine], None], record: PassRecord | None = None
     ) -> None:
         """record is memory that the frontend can read if this process dies."""
-        self.loop = EngineThread(engine, self._deliver)
+        self.loop = EngineLoop(engine, self._deliver)
         self._engine = engine
         self._send = send
         self._submissions: dict[int, _Submission] = {}  # by request id; all threads
@@ -151,7 +151,7 @@ class EngineHost:
     # In the engine's thread
 
     def _was_aborted(self, submission: _Submission) -> bool:
-        """Return whether the request was aborted. If not, an abort that is read from now on finds it in the engine."""
+        """Return whether the request was aborted. If not, a later abort finds it in the engine."""
         with self._lock:
             if not submission.is_aborted:
                 del self._submissions[submission.request.request_id]

@@ -16,8 +16,7 @@ from holdfast.certification.certify import certificate_subject, find_certificate
 from holdfast.certification.checks.passes import AllPages
 from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
-from holdfast.engine.certifier import Certifier, SpareKVPages
-from holdfast.engine.compile_ahead import CompileWorker, compile_ahead
+from holdfast.engine.background_work import Certifier, SpareKVPages
 from holdfast.engine.config import (
     BatchLimits,
     EngineConfig,
@@ -27,16 +26,21 @@ from holdfast.engine.config import (
     parse_bytes,
 )
 from holdfast.engine.engine import Engine
-from holdfast.engine.gpu_failures import explain_kernel_failure
 from holdfast.engine.input_processor import RequestLimits
-from holdfast.engine.preflight import (
+from holdfast.engine.start.compile_ahead import CompileWorker, compile_ahead
+from holdfast.engine.start.preflight import (
     DETERMINISM_OFF,
     OpenedModel,
     context_len,
     dummy_config,
     open_model,
 )
-from holdfast.engine.start_up import StartUpClock, release_free_memory, release_library_pages
+from holdfast.engine.start.start_up import (
+    StartUpClock,
+    explain_kernel_failure,
+    release_free_memory,
+    release_library_pages,
+)
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, HoldfastError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
@@ -267,7 +271,7 @@ def _obtain_certificate(
     store: KVStore,
     show: ShowProgress | None,
 ) -> tuple[Certificate | None, Certifier | None]:
-    """The certificate, from disk or made now; or what makes it while the engine serves."""
+    """Read the certificate, or make it now; or return what makes it while the engine serves."""
     config = setup.config
     if config.determinism == "off":
         return None, None
@@ -295,7 +299,7 @@ def _obtain_certificate(
 
 
 def _out_of_memory(setup: _Setup) -> str:
-    """What did not fit, and what to change."""
+    """Say what did not fit, and what to change."""
     weights = setup.model.num_parameters * setup.dtype.itemsize / 2**30
     dtype = str(setup.dtype).removeprefix("torch.")
     return (
@@ -337,7 +341,7 @@ def _describe_machine(device: torch.device, certificate: Certificate | None) -> 
 def gemm_recipes(
     config: EngineConfig, show: ShowProgress | None = None, *, anew: bool = False
 ) -> tuple[GemmRecipe, ...]:
-    """The GEMM recipes of an engine with this configuration, without loading its weights.
+    """Return the GEMM recipes of an engine with this configuration, without loading its weights.
 
     Empty on a CPU.
     """
@@ -354,7 +358,7 @@ def gemm_recipes(
 
 
 def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
-    """The dtype to compute in; stored: the checkpoint's own."""
+    """Return the dtype to compute in; stored: the checkpoint's own."""
     return _DTYPES[dtype_name(config.dtype, stored)]
 
 
@@ -377,7 +381,7 @@ def _schedule(setup: _Setup, backend: Backend) -> SchedulerConfig:
 
 
 def _open_backend(setup: _Setup, show: ShowProgress | None) -> Backend:
-    """The backend that computes; on a GPU with the GEMM recipes chosen for it."""
+    """Open the backend that computes; on a GPU with the GEMM recipes chosen for it."""
     config, dtype, num_threads = setup.config, setup.dtype, setup.settings.threads
     if not uses_triton(config.kernels, setup.device):
         kernels = _cpu_kernels(config, setup.model)
@@ -413,7 +417,7 @@ def _kept_formats(config: EngineConfig, checkpoint: Checkpoint, device: torch.de
 
 
 def _cpu_kernels(config: EngineConfig, model: DecoderConfig) -> KernelBackend:
-    """The configured kernels, unless this model's heads are too large for the C kernels."""
+    """Choose the configured kernels, unless this model's heads are too large for the C kernels."""
     if config.kernels == "torch" or model.head_dim <= MAX_HEAD_DIM:
         return config.kernels
     reason = f"the C kernels take heads of at most {MAX_HEAD_DIM}, this model's have {model.head_dim}"
@@ -435,7 +439,7 @@ def _plan_graphs(runner: ModelRunner, schedule: SchedulerConfig, max_len: int) -
 
 
 def _padded_sizes(certified: Sequence[int], backend: Backend, limits: BatchLimits) -> tuple[int, ...]:
-    """The certified batch sizes that passes are padded to: on a GPU those with a CUDA graph."""
+    """Choose the certified batch sizes that passes are padded to: on a GPU those with a CUDA graph."""
     if backend.device.type != "cuda":
         return tuple(certified)
     captured = frozenset(padded_batch_sizes(limits.max_pass_tokens))
@@ -443,14 +447,14 @@ def _padded_sizes(certified: Sequence[int], backend: Backend, limits: BatchLimit
 
 
 def _refusal(config: EngineConfig, certificate: Certificate | None) -> str | None:
-    """Why deterministic requests are refused, or None."""
+    """Say why deterministic requests are refused, if they are."""
     if config.determinism == "off":
         return DETERMINISM_OFF
     return certificate.refusal if certificate is not None else None
 
 
 def _num_pages(setup: _Setup, backend: Backend) -> int:
-    """The pages that fit the KV budget.
+    """Count the pages that fit the KV budget.
 
     Without a configured one, at most what all requests need at full length.
     """

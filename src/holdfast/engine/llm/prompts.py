@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
 from holdfast.core.sampling_params import SamplingParams, show
-from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.input_processor import Prompt
+from holdfast.engine.llm.chat_tokenizer import ChatTokenizer
 from holdfast.errors import InvalidRequest
 from holdfast.text.chat_messages import check_messages
 

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 from holdfast.core.sampling_params import RestOfContext, SamplingParams
-from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.input_processor import InputProcessor, Prompt, RequestLimits
+from holdfast.engine.llm.chat_tokenizer import ChatTokenizer
 from holdfast.errors import ConfigError, PromptTooLong
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
@@ -91,7 +91,7 @@ class OpenedModel:
         processor.check(processor.read(prompt, replace(params, structured=None)))
 
     def check_params(self, params: SamplingParams) -> None:
-        """The same, for a prompt that is not known yet."""
+        """Do the same for a prompt that is not known yet."""
         room = self.limits.max_model_len
         if params.max_tokens >= room and not isinstance(params.max_tokens, RestOfContext):
             raise PromptTooLong(
@@ -136,7 +136,7 @@ def context_len(config: EngineConfig, model: DecoderConfig) -> int:
 
 
 def dummy_config(model: str | None) -> DecoderConfig:
-    """The shape of random weights: a folder with a config.json or the name of a published shape."""
+    """Return the shape of random weights: a folder with a config.json or the name of a published shape."""
     if model is None:
         raise ConfigError(
             "load_format dummy needs a model: a folder with a config.json, or a name such as llama-3.1-8b"

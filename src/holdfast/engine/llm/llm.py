@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 
 from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
 from holdfast.core.request import Prepared
-from holdfast.core.results import EmbeddingResult, Result, decode_result, embedding_result
+from holdfast.core.results import EmbeddingResult, Result, embedding_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
 from holdfast.engine.continuation import continued_params, sent_of
 from holdfast.engine.input_processor import Prompt
-from holdfast.engine.loaded_model import LoadedModel
-from holdfast.engine.progress_bar import UseTqdm, progress_bar
-from holdfast.engine.prompts import (
+from holdfast.engine.llm.engine_thread import EngineThread, RequestHandle
+from holdfast.engine.llm.loaded_model import LoadedModel
+from holdfast.engine.llm.progress_bar import UseTqdm, progress_bar
+from holdfast.engine.llm.prompts import (
     ChatOptions,
     Messages,
     PromptInput,
@@ -25,10 +26,9 @@ from holdfast.engine.prompts import (
     read_prompt,
     read_prompts,
 )
+from holdfast.engine.llm.token_stream import TokenStream
 from holdfast.engine.replay import require_prompt
-from holdfast.engine.shared_engine import Inbox, SharedEngine
-from holdfast.engine.token_stream import TokenStream
-from holdfast.errors import EngineStopped, InvalidRequest
+from holdfast.errors import InvalidRequest, make_error
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import Receipt
 from holdfast.thinking.log import thought_logs
@@ -46,36 +46,29 @@ class LLM(LoadedModel):
     Several threads may call it; their requests share batches. For asyncio there is `AsyncLLM`.
     """
 
+    _only_while_awaited: ClassVar[bool] = True
+
     @property
     def engine(self) -> "Engine":
-        """The engine. Do not step it while a call runs."""
-        return self._requests.engine
+        """The engine, once its thread has done what closed streams and ended calls left to it. Do not
+        step it while a call runs."""
+        self._running.synchronize()
+        return self._running.engine
 
     @engine.setter
     def engine(self, engine: "Engine") -> None:
-        self._shared: SharedEngine | None = SharedEngine(engine)
+        self._take(lambda: engine)
 
-    @property
-    def _requests(self) -> SharedEngine:
-        if self._shared is None:
-            raise EngineStopped("this LLM is closed; build another one")
-        return self._shared
-
-    def close(self) -> None:
-        """End all requests and free the model's memory. Calls that still run raise `EngineStopped`."""
-        if self._shared is not None:
-            shared, self._shared = self._shared, None
-            shared.end_all("the LLM was closed")
-            self._tokenizer.close()
+    def run_freely(self) -> EngineThread:
+        """Let the engine run also while no caller waits, as in `AsyncLLM`. Returns what runs it."""
+        self._running.run_freely()
+        return self._running
 
     def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _take(self, engine: "Engine") -> None:
-        self.engine = engine
 
     def generate(
         self,
@@ -242,22 +235,22 @@ class LLM(LoadedModel):
         read = receipt if isinstance(receipt, Receipt) else parse_receipt(receipt)
         prompt = require_prompt(read, prompt_token_ids, prompt_salt)
         params = continued_params(read, max_tokens)
-        differences = [] if force else read.differences(self.engine.fingerprint)
+        differences = [] if force else read.differences(self._engine.fingerprint)
         if differences:
             raise InvalidRequest(
                 f"the receipt is of another engine ({'; '.join(differences)}), so its bits may not come out here; "
                 "use an engine with its fingerprint, or force"
             )
-        thinking = thought_logs(self.engine.scheduler.config.new_extension)
+        thinking = thought_logs(self._engine.scheduler.config.new_extension)
         sent = sent_of(
             read,
             prompt,
-            self.engine.tokenizer,
+            self._engine.tokenizer,
             params.max_tokens,
             chunk_len=0 if thinking is None else thinking.chunk_len,
             while_answering=thinking is not None and thinking.while_answering,
         )
-        request = self.engine.prepare(prompt, params, sent=sent)
+        request = self._engine.prepare(prompt, params, sent=sent)
         return self._finish(request, None, self.run_requests([request])[0])
 
     def score(
@@ -301,13 +294,13 @@ class LLM(LoadedModel):
             raise InvalidRequest(f"pairs must be a list of pairs, not {type(pairs).__name__}")
         params = score_params(deterministic=deterministic, think=think, forced_thoughts=forced_thoughts)
         requests = [
-            self.engine.prepare(prompt, params, completion=completion, want_receipt=False)
+            self._engine.prepare(prompt, params, completion=completion, want_receipt=False)
             for prompt, completion in pairs
         ]
         results = self.run_requests(requests)
         for result in results:
             if result.error is not None:
-                raise EngineStopped(result.error)
+                raise make_error(result.error_code or "", result.error)
         return [
             [one.logprob for one in result.prompt_logprobs or () if one is not None] for result in results
         ]
@@ -341,7 +334,7 @@ class LLM(LoadedModel):
         """
         pooled = Pooling(pooling, normalize, dimensions)
         params = score_params(deterministic=deterministic, think=think, forced_thoughts=forced_thoughts)
-        engine, read = self.engine, read_prompts(prompts)
+        engine, read = self._engine, read_prompts(prompts)
         with progress_bar(len(read), use_tqdm) as advance:
             requests = []
             for prompt in (one.prompt for one in read):
@@ -364,7 +357,7 @@ class LLM(LoadedModel):
         each = params_for_each(len(prompts), params)
         with progress_bar(len(prompts), use_tqdm) as advance:
             requests = [
-                self.engine.prepare(prompt.prompt, one, want_receipt=want_receipts)
+                self._engine.prepare(prompt.prompt, one, want_receipt=want_receipts)
                 for prompt, one in zip(prompts, each, strict=True)
             ]
             results = self.run_requests(requests, advance)
@@ -377,33 +370,26 @@ class LLM(LoadedModel):
         self, prompt: ReadPrompt, params: SamplingParams | Sequence[SamplingParams], want_receipt: bool
     ) -> TokenStream:
         (one,) = params_for_each(1, params)
-        request = self.engine.prepare(prompt.prompt, one, want_receipt=want_receipt)
+        request = self._engine.prepare(prompt.prompt, one, want_receipt=want_receipt)
         finish = partial(self._finish, request, prompt.text)
-        return TokenStream(self._requests, request, self._tokenizer.token_texts, finish)
-
-    def _finish(self, request: Prepared, prompt: str | None, result: Result) -> Result:
-        """Add what a caller reads beside the answer: token texts, the prompt, the request's id."""
-        return decode_result(
-            result, self._tokenizer.token_texts, prompt=prompt, request_id=str(request.request_id)
-        )
+        return TokenStream(RequestHandle(self._running, [request]), self._tokenizer.token_texts, finish)
 
     def run_requests(
         self, requests: Sequence[Prepared], on_result: Callable[[Result], None] | None = None
     ) -> list[Result]:
         """Run requests of this engine (`Engine.prepare`) until all have ended. An interrupt ends them."""
-        shared, inbox = self._requests, Inbox(requests)
+        handle = RequestHandle(self._running, requests, wants_deltas=False)
         results: dict[int, Result] = {}
         try:
             with frozen_heap():
-                shared.start(inbox)
+                handle.start()
                 while len(results) < len(requests):
-                    output = shared.read(inbox)
+                    output = handle.read()
                     assert output.result is not None
                     results[output.request_id] = output.result
                     if on_result is not None:
                         on_result(output.result)
-                shared.settle()
         except BaseException:  # an interrupt must not leave requests running
-            shared.abandon(inbox)
+            handle.cancel()
             raise
         return [results[request.request_id] for request in requests]

@@ -4,10 +4,10 @@
     worker         [ import torch ] [ list kernels ] [ compile, one process for each core ]
 
 Triton compiles a kernel when it is first launched, one after the other: 17 s of CPU time for 50
-kernels. The worker (`compile_worker.py`) needs no GPU; it fills Triton's cache on disk. It is
-started before this process imports torch, which takes seconds, so this module does not import it.
-It is not started if its work was done before, or with a single core. If it fails or cannot be
-started, kernels are compiled when they are launched.
+kernels. The worker is this module, run as a program; it needs no GPU and fills Triton's cache on
+disk. It is started before this process imports torch, which takes seconds, so this module does not
+import it. It is not started if its work was done before, or with a single core. If it fails or
+cannot be started, kernels are compiled when they are launched.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class CompileWorker:
         return self._process is not None and self._process.poll() is None
 
     def wait(self) -> None:
-        """Until the kernels are compiled."""
+        """Wait until the kernels are compiled."""
         if self._process is None:
             return
         try:
@@ -96,7 +96,7 @@ def compile_ahead(config: EngineConfig, model: DecoderConfig) -> CompileWorker:
 def start_worker(
     model: DecoderConfig, dtype: str, capability: tuple[int, int], *, num_processes: int
 ) -> CompileWorker:
-    """dtype: such as bfloat16. None is started if its work was done before, or would not help."""
+    """Start a worker, unless its work was done before or would not help. dtype: such as bfloat16."""
     task = CompileTask(model, dtype, min(num_processes, _MAX_PROCESSES))
     done = _done_file(task, capability)
     if num_processes < 1 or not sys.executable or (done.exists() and _triton_cache().is_dir()):
@@ -109,7 +109,7 @@ def start_worker(
     }
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "holdfast.engine.compile_worker"],
+            [sys.executable, "-P", "-m", "holdfast.engine.start.compile_ahead"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -140,13 +140,13 @@ def _num_cores() -> int:
 
 
 def _triton_cache() -> Path:
-    """Where Triton keeps compiled kernels."""
+    """Return where Triton keeps compiled kernels."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 
 
 def _done_file(task: CompileTask, capability: tuple[int, int]) -> Path:
-    """Its name is a hash of all that the compiled kernels depend on, and of where they are."""
+    """Name a file by a hash of all that the compiled kernels depend on, and of where they are."""
     libraries = [_version(name) for name in ("torch", "triton")]
     content = repr((task.model, task.dtype, capability, sources_digest(), libraries, str(_triton_cache())))
     return cache_dir() / "kernels" / hashlib.sha256(content.encode()).hexdigest()
@@ -157,3 +157,27 @@ def _version(library: str) -> str:
         return version(library)
     except PackageNotFoundError:
         return ""
+
+
+def main() -> None:
+    """Compile the task on standard input, which ends with the process that wants the kernels."""
+    in_thread(hash_compiler)
+    import torch
+
+    from holdfast.certification.every_kernel import call_every_kernel
+    from holdfast.numerics.backends.triton.compile_only import compile_side_by_side, list_compilations
+
+    task: CompileTask = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    compilations = list_compilations(lambda: call_every_kernel(task.model, getattr(torch, task.dtype)))
+    compile_side_by_side(compilations, task.num_processes)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):  # not sys.stdin, whose lock forked processes would inherit
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
