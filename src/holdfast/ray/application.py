@@ -94,7 +94,7 @@ class FrontendReplica:
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
-    """The application of these options. Raises `ConfigError`."""
+    """Make the application of these options. Raises `ConfigError`."""
     server, engine, replicas = read_options(args)
     num_gpus = gpus_per_replica(engine, replicas)
     max_num_seqs = engine.max_num_seqs or engine.batch_limits("cuda" if num_gpus else "cpu").max_num_seqs
@@ -110,7 +110,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 
 def read_options(args: Mapping[str, Any]) -> tuple[ServerConfig, EngineConfig, ReplicasConfig]:
-    """The configurations that arguments by name make: as values, or as text."""
+    """Make the configurations of arguments by name, which are values or text."""
     given = {name.replace("-", "_"): value for name, value in args.items()}
     model = given.pop("model", None)
     for name in given:
@@ -143,7 +143,7 @@ def _make(config: type[C], values: Mapping[str, Any]) -> C:
 
 
 def _convert(one: OptionField, value: Any) -> Any:
-    """A value of the option's type; `serve run name=value` gives text."""
+    """Convert a value to the option's type; `serve run name=value` gives text."""
     if isinstance(value, str) and one.type == tuple[str, ...]:
         value = [part.strip() for part in value.split(",")]
     try:
