@@ -18,7 +18,7 @@ from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
 from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.hub import Hub
-from holdfast.server.ipc.engine_port import EngineCallbacks, ResumeCallbacks
+from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engine_process import COMMAND, EngineProcess
 from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.requests import RequestTable
@@ -40,7 +40,7 @@ def supervise(
     server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks, command: Sequence[str] = COMMAND
 ) -> Engines:
     """One engine process on this machine."""
-    requests = RequestTable(resumes=server.resume, callbacks=callbacks.resume)
+    requests = RequestTable(resumes=server.resume, callbacks=callbacks)
     return EngineProcess(
         engine,
         callbacks,
@@ -90,11 +90,9 @@ class Service:
             on_replicas=self._on_replicas,
             on_death=self._on_engine_death,
             on_hang=self.metrics.engine_hung,
-            resume=ResumeCallbacks(
-                on_resume=self.metrics.request_resumed,
-                on_continue=self.metrics.pause_ended,
-                on_crash=self.metrics.request_crashed,
-            ),
+            on_resume=self.metrics.request_resumed,
+            on_continue=self.metrics.pause_ended,
+            on_crash=self.metrics.request_crashed,
         )
         self.engines = connect(config, engine, callbacks)
         self.frontend = Frontend(
