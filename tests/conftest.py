@@ -108,7 +108,8 @@ def _scope(file: str) -> str:
     if file.startswith(PARITY):
         return PARITY
     path = HERE.parent / file
-    return "servers" if path.exists() and SHARED_SERVERS.search(path.read_text()) else file
+    shared = set(SHARED_SERVERS.findall(path.read_text())) if path.exists() else set()
+    return ("tiny server" if shared == {"tiny"} else "other servers") if shared else file
 
 
 @pytest.hookimpl(wrapper=True)
