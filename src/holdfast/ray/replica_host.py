@@ -63,7 +63,7 @@ class _FrontendConnection:
 
 
 def _own_part(message: m.StepOutput, number: int) -> m.StepOutput:
-    """What one frontend gets of a step."""
+    """Return what one frontend gets of a step."""
     return m.StepOutput(
         tuple(one for one in message.started if frontend_of(one.request_id) == number),
         tuple(one for one in message.outputs if frontend_of(one.request_id) == number),

@@ -30,7 +30,7 @@ from holdfast.errors import (
     PassFailed,
 )
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort, ResumeCallbacks
+from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.ipc.suspects import MAX_LONE_DEATHS
@@ -106,7 +106,9 @@ class Table:
         self.kind = kind
         self.resumed: list[bool] = []
         self.num_continued = self.num_crashed = 0
-        callbacks = ResumeCallbacks(self.resumed.append, self._on_continue, self._on_crash)
+        callbacks = EngineCallbacks(
+            on_resume=self.resumed.append, on_continue=self._on_continue, on_crash=self._on_crash
+        )
         self.requests = RequestTable(callbacks=callbacks, choose=self._choose, **settings)
         self.ports: dict[str, Port] = {}
         self.fingerprint: m.FingerprintReady | None = FINGERPRINT

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.results import Delta
-from holdfast.server.api.chat_prompt import ChatPrompts
 from holdfast.server.api.chat_response import ChatChoice, ChatResponse, serve_chat
 from holdfast.server.api.response_fields import StreamUsage, holdfast_object, prompt_logprobs, usage
 from holdfast.server.api.sampling import refuse_contradictions
@@ -28,7 +27,6 @@ from holdfast.server.tools.deltas import merge_deltas
 
 def chat_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["completions"])
-    prompts = ChatPrompts(frontend.prompts)
 
     @router.post(
         "/v1/chat/completions",
@@ -41,7 +39,7 @@ def chat_routes(frontend: Frontend) -> APIRouter:
         frontend.require_model(body.model)
         _refuse_unsupported(body)
         use_request_id(request, body.request_id)
-        return await serve_chat(request, frontend, prompts, body, ChatCompletionWriter)
+        return await serve_chat(request, frontend, body, ChatCompletionWriter)
 
     return router
 

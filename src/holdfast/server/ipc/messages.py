@@ -115,7 +115,7 @@ class FingerprintReady(Message, frozen=True):
     llguidance: str | None = None
 
     def deciding(self, *, is_structured: bool) -> str:
-        """What must be equal in an engine that goes on with an answer."""
+        """Return what must be equal in an engine that goes on with an answer."""
         return f"{self.digest}, llguidance {self.llguidance}" if is_structured else self.digest
 
 
@@ -239,5 +239,5 @@ def decoder_from_engine() -> MessageDecoder[FromEngine]:
 
 
 def encode(messages: Sequence[Any]) -> bytes:
-    """The frames of these messages, one after the other."""
+    """Encode these messages as frames, one after the other."""
     return b"".join([pack_frame(_encoder.encode(message)) for message in messages])
