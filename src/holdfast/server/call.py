@@ -20,7 +20,7 @@ from holdfast.core.pooling import Pooling
 from holdfast.core.request import RequestDefaults
 from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, weakest
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentChoice
+from holdfast.core.sent import Sent
 from holdfast.errors import EngineStopped, GuaranteeLost, PassFailed, make_error
 from holdfast.server.errors import ApiError
 from holdfast.server.ipc.requests import RequestTable
@@ -101,7 +101,7 @@ class Call:
         want_receipt: bool = False,
         cache_salt: str | None = None,
         pooling: Pooling | None = None,
-        sent: tuple[SentChoice, ...] = (),
+        sent: tuple[Sent, ...] = (),
     ) -> None:
         """Send the engine one prompt; with completion_ids, to score this completion; with pooling,
         to embed it; with sent, to continue answers that the client has so far.

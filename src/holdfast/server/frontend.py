@@ -28,7 +28,7 @@ from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.http.body import is_small, parse_body
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.inspector.hub import Hub
-from holdfast.server.ipc.engine_port import EngineCallbacks, ResumeCallbacks
+from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.messages import FingerprintReady
 from holdfast.server.middleware.request_log import AccessLogEntry, use_request_id
@@ -101,11 +101,9 @@ class Frontend:
             on_replicas=self._on_replicas,
             on_death=self._on_engine_death,
             on_hang=self.metrics.engine_hung,
-            resume=ResumeCallbacks(
-                on_resume=self.metrics.request_resumed,
-                on_continue=self.metrics.pause_ended,
-                on_crash=self.metrics.request_crashed,
-            ),
+            on_resume=self.metrics.request_resumed,
+            on_continue=self.metrics.pause_ended,
+            on_crash=self.metrics.request_crashed,
         )
         self.engines = connect(config, engine, callbacks)
 

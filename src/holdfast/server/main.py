@@ -92,7 +92,7 @@ def _one_process(
         callbacks,
         (server.log_format, server.log_level),
         command,
-        requests=RequestTable(resumes=server.resume, callbacks=callbacks.resume),
+        requests=RequestTable(resumes=server.resume, callbacks=callbacks),
         hang_timeout=server.hang_timeout,
     )
 

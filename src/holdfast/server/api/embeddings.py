@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.embeddings import unpack_embedding
 from holdfast.core.pooling import Pooling, truncate_ids
+from holdfast.core.results import unpack_embedding
 from holdfast.core.sampling_params import score_params
 from holdfast.server.api.model_fields import check_fields, read_fields
 from holdfast.server.api.response_fields import usage
