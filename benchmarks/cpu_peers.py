@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from holdfast.bench.speed import STREAMS, Run, engine_runs, measure
-from holdfast.engine.builder import assemble, torch_dtype
 from holdfast.engine.config import EngineConfig
+from holdfast.engine.start.builder import assemble, torch_dtype
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.locate import locate

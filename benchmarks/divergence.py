@@ -37,9 +37,9 @@ from holdfast.bench.stress import run_in_load
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
-from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import build
 from holdfast.models.locate import locate
 from holdfast.numerics.ops import Backend
 from holdfast.scheduler.policy import DeterminismMode

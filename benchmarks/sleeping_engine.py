@@ -26,7 +26,7 @@ from holdfast.core.step_plan import PassKind, PassResult, Sampled, Span, StepPla
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.engine.preflight import OpenedModel, open_model
+from holdfast.engine.start.preflight import OpenedModel, open_model
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, InvalidRequest
 from holdfast.kv_cache.page_pool import PagePool

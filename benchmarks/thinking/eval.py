@@ -24,7 +24,7 @@ import numpy as np
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.models.adapter import is_adapter
 from holdfast.models.locate import locate
 from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE

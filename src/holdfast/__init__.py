@@ -22,9 +22,9 @@ from holdfast.core.structured_output import StructuredOutput
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
-    from holdfast.engine.async_llm import AsyncLLM
-    from holdfast.engine.llm import LLM
-    from holdfast.engine.prompts import TextPrompt, TokensPrompt
+    from holdfast.engine.llm.async_llm import AsyncLLM
+    from holdfast.engine.llm.llm import LLM
+    from holdfast.engine.llm.prompts import TextPrompt, TokensPrompt
 
 __all__ = [
     "LLM",
@@ -47,10 +47,10 @@ __all__ = [
 ]
 
 _LAZY = {
-    "AsyncLLM": "holdfast.engine.async_llm",
-    "LLM": "holdfast.engine.llm",
-    "TextPrompt": "holdfast.engine.prompts",
-    "TokensPrompt": "holdfast.engine.prompts",
+    "AsyncLLM": "holdfast.engine.llm.async_llm",
+    "LLM": "holdfast.engine.llm.llm",
+    "TextPrompt": "holdfast.engine.llm.prompts",
+    "TokensPrompt": "holdfast.engine.llm.prompts",
 }
 
 

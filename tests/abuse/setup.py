@@ -15,7 +15,7 @@ from support.tiny import tiny_model
 
 HONEST_KEY = "key-of-the-honest-tenant"
 HOSTILE_KEYS = ("key-of-the-first-hostile-tenant", "key-of-the-second-hostile-tenant")
-MAX_CONNECTIONS = 128
+MAX_CONNECTIONS = 256
 MAX_MODEL_LEN = 4096
 _LONG_TOKEN = {
     "id": 310,

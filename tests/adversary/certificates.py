@@ -21,7 +21,6 @@ from holdfast.scheduler.policy import DeterminismMode
 
 MODES: tuple[DeterminismMode, ...] = ("auto", "verify")
 _SMALL_LOADS = LoadScale(max_background=5, max_prompt_len=40, max_tokens=8)
-FIVE_LAYERS = {"num_hidden_layers": 5}
 
 
 def ask_in_loads(

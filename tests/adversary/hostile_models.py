@@ -14,9 +14,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import assemble
 from holdfast.models.checkpoint import RawTensor
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint, tiny_config

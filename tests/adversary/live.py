@@ -4,13 +4,10 @@ Settings that a trainer makes around its own work, and torch work of its own bet
 question is asked before, under the setting, and after it.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 
 from adversary.evidence import Evidence
-from adversary.questions import QUESTIONS, ask, backend_of
+from adversary.questions import QUESTIONS, ask
 from adversary.settings import SETTINGS, HostileSetting, switched
 from holdfast.bench.stress import result_bits, submit
 from holdfast.engine.engine import Engine
@@ -45,15 +42,6 @@ CUDA_SETTINGS: tuple[HostileSetting, ...] = (
 
 def live_settings(device: torch.device) -> tuple[HostileSetting, ...]:
     return (*SETTINGS, *CUDA_SETTINGS) if device.type == "cuda" else SETTINGS
-
-
-def attack_live_engine(engine: Engine, name: str, num_rounds: int) -> list[Callable[[], Evidence]]:
-    """One attack for each setting, and one with the caller's own work between steps."""
-    device = backend_of(engine).device
-    return [
-        *(partial(attack_live_setting, engine, name, setting) for setting in live_settings(device)),
-        partial(attack_own_work, engine, name, num_rounds, device),
-    ]
 
 
 def attack_live_setting(engine: Engine, name: str, setting: HostileSetting) -> Evidence:

@@ -12,8 +12,8 @@ from adversary.hostile_models import Target, fresh_certificates, subnormal
 from adversary.questions import QUESTIONS, Questions, ask
 from adversary.settings import SETTINGS, HostileSetting, ask_under, in_thread
 from holdfast.bench.stress import result_bits
-from holdfast.engine.async_engine import AsyncEngine
 from holdfast.engine.engine import Engine
+from holdfast.engine.llm.engine_thread import EngineThread
 
 _OF_THE_PROCESS = ("matmul precision", "deterministic algorithms", "mkldnn off")
 _OF_A_THREAD = ("flushed denormals", "rounding mode", "autocast", "number of threads")
@@ -97,14 +97,14 @@ def attack_toggled(target: Target, num_rounds: int) -> Evidence:
 
 
 def attack_submitters(target: Target, num_requests: int, num_threads: int = 8) -> Evidence:
-    """Many threads submit to one `AsyncEngine`, cancel some of their requests, and wait."""
+    """Many threads submit to one `EngineThread`, cancel some of their requests, and wait."""
     evidence = Evidence("many submitters", target.name)
     names = list(QUESTIONS)
     with fresh_certificates():
         engine = target.open()
         ask(engine, evidence)
         fingerprint = engine.fingerprint.digest
-        with AsyncEngine(engine) as running, ThreadPoolExecutor(num_threads) as pool:
+        with EngineThread(lambda: engine) as running, ThreadPoolExecutor(num_threads) as pool:
 
             def request(number: int) -> None:
                 rng = random.Random(number)

@@ -15,9 +15,9 @@ from holdfast import SamplingParams
 from holdfast.certification import certification as certifying
 from holdfast.certification.certificate import certificate_key, load_certificate
 from holdfast.certification.gemm.recipes import GemmRecipe
-from holdfast.engine import builder as build
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
+from holdfast.engine.start import builder as build
 from holdfast.errors import DeterminismRefused
 from holdfast.numerics.layer import run_layer, run_layers
 from holdfast.numerics.ops import Linear

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.engine import builder as build
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
+from holdfast.engine.start import builder as build
 from holdfast.numerics.select_backend import open_backend
 
 

@@ -47,22 +47,6 @@ def test_fresh_certificate_equals_the_stored_one(holdfast, model):
     assert fresh["key"] == kept["key"]
 
 
-def test_fresh_certifies_again_if_another_process_stored_a_certificate(holdfast, model, monkeypatch):
-    from holdfast.certification import certificate
-
-    assert holdfast("certify", model, *SMALL).exit_code == 0
-    forget, asked = certificate.delete_certificate, []
-
-    def beaten_once(key: str) -> None:
-        asked.append(key)
-        if len(asked) > 1:
-            forget(key)
-
-    monkeypatch.setattr(certificate, "delete_certificate", beaten_once)
-    assert "now" in holdfast("certify", model, *SMALL, "--fresh").stdout
-    assert len(asked) >= 2
-
-
 def test_certificate_that_cannot_be_deleted_is_shown_as_stored(holdfast, model, monkeypatch):
     from holdfast.certification import certificate
 
@@ -102,7 +86,7 @@ def test_shapes_need_a_gpu(holdfast):
 
 def test_gemm_recipes_as_table_and_json(holdfast, monkeypatch):
     from holdfast.certification.gemm.recipes import GemmRecipe
-    from holdfast.engine import builder as build
+    from holdfast.engine.start import builder as build
 
     costs = ((1, 0.96), (4096, 1.04))
     found = (

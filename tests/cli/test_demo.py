@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.bench import demo
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.recordings import recording_files
 
 

@@ -27,7 +27,6 @@ def test_doctor_shows_versions_device_and_kernels(holdfast):
         "cache",
         "default model",
         "certificate",
-        "structured output",
         "llguidance",
     ):
         assert word in result.stdout

@@ -9,21 +9,20 @@ import typer
 from typer.testing import CliRunner
 
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.options.sampling import SamplingOptions
-from holdfast.cli.options.structured import StructuredOptions
-from holdfast.core.options import option_fields
+from holdfast.cli.options.request import SamplingOptions, StructuredOptions
+from holdfast.core.options import option, option_fields
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import InvalidRequest
 
 
 @dataclass(frozen=True)
 class Weather:
     place: str = "here"
-    wind: Annotated[int, typer.Option(help="In knots.")] = 3
-    rain: Annotated[list[str] | None, typer.Option("--wet")] = None
+    wind: int = option(3, "In knots.", panel="Weather", short="-w")
+    rain: list[str] | None = option(None, "How wet.", panel="Weather", name="wet")  # noqa: RUF009
 
 
 STORM = Weather("the sea", wind=50)
@@ -46,7 +45,7 @@ def told(*arguments, without=()):
 def test_group_fields_are_options_with_the_group_s_defaults():
     _, got = told()
     assert got == [("you", STORM)]
-    _, got = told("me", "--wind", "7", "--wet", "a", "--wet", "b")
+    _, got = told("me", "-w", "7", "--wet", "a", "--wet", "b")
     assert got == [("me", Weather("the sea", 7, ["a", "b"]))]
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from holdfast import LLM, SamplingParams
-from holdfast.errors import ModelNotFound
-from holdfast.models.locate import locate
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.receipt import digest_logprobs, redact
 from support import receipts
@@ -155,7 +153,7 @@ def test_force_compares_despite_another_fingerprint(holdfast, made, write, tmp_p
 
 
 def test_dtype_difference_is_listed(holdfast, made, write):
-    result = holdfast("replay", write(made), "--dtype", "bf16")
+    result = holdfast("replay", write(made), "--dtype", "bf16", "--determinism", "off")
     assert result.exit_code == 1
     assert "  dtype: bfloat16 here, float32 in the receipt" in result.stdout
 
@@ -194,28 +192,14 @@ def test_prompt_can_be_given_if_the_receipt_has_none(holdfast, model, write, cha
         assert said in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "not valid JSON"),
-        ("{}", "not an object with a format"),
-        ('{"format": "holdfast-receipt/9"}', "this version reads holdfast-receipt/2"),
-    ],
-)
-def test_bad_receipt_is_one_line_and_exit_code_2(holdfast, tmp_path, content, said):
+def test_bad_receipt_is_one_line_and_exit_code_2(holdfast, tmp_path):
     file = tmp_path / "bad.json"
-    file.write_text(content)
+    file.write_text("{}")
     result = holdfast("replay", file)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
-    assert said in result.stderr
+    assert "not an object with a format" in result.stderr
     assert len(result.stderr.splitlines()) == 1
-
-
-def test_missing_receipt_file(holdfast, tmp_path):
-    result = holdfast("replay", tmp_path / "nowhere.json")
-    assert result.exit_code == 2
-    assert "there is no receipt" in result.stderr
 
 
 def test_missing_model_of_a_receipt(holdfast, made, write):
@@ -239,10 +223,6 @@ def test_receipt_is_replayed_in_another_process_with_more_threads(made, write):
 @pytest.mark.long
 @pytest.mark.smollm2
 def test_receipt_of_another_process_is_replayed_under_load(holdfast, tmp_path):
-    try:
-        locate(None)
-    except ModelNotFound as error:
-        pytest.skip(str(error))
     made = run("support.receipts")
     assert made.returncode == 0, made.stderr
     file = tmp_path / "receipt.json"

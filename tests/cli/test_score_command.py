@@ -6,7 +6,7 @@ import math
 import pytest
 
 from holdfast.cli.results import bits
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 
 
 def ids(values):

@@ -27,30 +27,14 @@ def no_environment(monkeypatch):
 
 @pytest.fixture
 def served(monkeypatch):
-    """The configurations the server was started with. The server ends at once with exit_code."""
-    calls = []
+    """The configurations the server was started with last. It ends at once with exit_code."""
     pytest.importorskip("fastapi")
+    served = SimpleNamespace(exit_code=0, times=0)
 
     def run(server, engine):
-        calls.append((server, engine))
+        served.server, served.engine, served.times = server, engine, served.times + 1
         return served.exit_code
 
-    class Served:
-        exit_code = 0
-
-        @property
-        def server(self):
-            return calls[-1][0]
-
-        @property
-        def engine(self):
-            return calls[-1][1]
-
-        @property
-        def times(self):
-            return len(calls)
-
-    served = Served()
     monkeypatch.setitem(sys.modules, "holdfast.server.main", SimpleNamespace(run=run))
     monkeypatch.setattr(o, "open_model", lambda config: None)  # the models do not exist
     return served

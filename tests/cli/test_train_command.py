@@ -45,14 +45,21 @@ def test_train_writes_a_model_and_resumes(holdfast, tmp_path: Path, monkeypatch)
     assert holdfast(*again, "--overwrite").exit_code == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["interrupt", "SIGTERM"])
-def test_interrupted_run_resumes_with_the_same_result(holdfast, tmp_path: Path, monkeypatch, number):
+def test_interrupted_run_resumes_with_the_same_result(holdfast, tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "short", replace(PRESETS["short"], eval_texts=2, eval_events=(1,)))
+    wanted, whole = ("--preset", "short", *TINY, "--steps", "4"), tmp_path / "whole"
+    assert holdfast("train", "thinking", "--out", str(whole), *wanted).exit_code == 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        cut = tmp_path / number.name
+        _train_interrupted(holdfast, cut, wanted, number)
+        assert holdfast("train", "thinking", "--out", str(cut), "--resume").exit_code == 0
+        assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def _train_interrupted(holdfast, out: Path, wanted: tuple[str, ...], number: signal.Signals) -> None:
+    """Send a signal in the second of four steps."""
     from holdfast_thinking.run import loop
 
-    monkeypatch.setitem(PRESETS, "short", replace(PRESETS["short"], eval_texts=2, eval_events=(1,)))
-    wanted = ("--preset", "short", *TINY, "--steps", "4")
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert holdfast("train", "thinking", "--out", str(whole), *wanted).exit_code == 0
     take_step, before = loop._take_step, signal.getsignal(number)
 
     def interrupt(run: loop.TrainingRun, step: Any) -> Any:
@@ -60,13 +67,12 @@ def test_interrupted_run_resumes_with_the_same_result(holdfast, tmp_path: Path, 
             os.kill(os.getpid(), number)
         return take_step(run, step)
 
-    monkeypatch.setattr(loop, "_take_step", interrupt)
-    done = holdfast("train", "thinking", "--out", str(cut), *wanted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_take_step", interrupt)
+        done = holdfast("train", "thinking", "--out", str(out), *wanted)
     assert done.exit_code == 130 and "interrupted after step 2 of 4" in done.stderr
-    assert not (cut / "model.safetensors").exists()
+    assert not (out / "model.safetensors").exists()
     assert signal.getsignal(number) is before, "whoever started this may have interrupts ignored"
-    assert holdfast("train", "thinking", "--out", str(cut), "--resume").exit_code == 0
-    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 def test_train_logs_losses_without_a_terminal(holdfast, tmp_path: Path, monkeypatch):

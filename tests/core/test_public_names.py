@@ -26,9 +26,9 @@ def test_listing_the_names_imports_no_torch() -> None:
 
 
 def public_methods() -> list[tuple[str, Any]]:
-    from holdfast.engine.async_llm import AsyncTokenStream
-    from holdfast.engine.chat_tokenizer import ChatTokenizer
-    from holdfast.engine.token_stream import TokenStream
+    from holdfast.engine.llm.async_llm import AsyncTokenStream
+    from holdfast.engine.llm.chat_tokenizer import ChatTokenizer
+    from holdfast.engine.llm.token_stream import TokenStream
 
     kinds = [holdfast.LLM, holdfast.AsyncLLM, ChatTokenizer, TokenStream, AsyncTokenStream]
     return [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import LLM, AsyncLLM, Delta, SamplingParams
-from holdfast.engine.async_engine import AsyncEngine
+from holdfast.engine.llm.engine_thread import EngineThread
 from holdfast.errors import EngineStopped, InvalidRequest, PromptTooLong
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, deterministic=True, logprobs=2)
@@ -22,7 +22,7 @@ def llm(auto_llm: LLM) -> Iterator[AsyncLLM]:
     """On the engine that the tests of `LLM` share."""
     one = AsyncLLM.__new__(AsyncLLM)
     one.config, one._tokenizer = auto_llm.config, auto_llm.get_tokenizer()
-    one._engine = AsyncEngine(auto_llm.engine.restarted(auto_llm.engine.scheduler.config))
+    one._thread = EngineThread(lambda: auto_llm.engine.restarted(auto_llm.engine.scheduler.config))
     yield one
     one.close()
 
@@ -30,7 +30,7 @@ def llm(auto_llm: LLM) -> Iterator[AsyncLLM]:
 async def idle(llm: AsyncLLM) -> bool:
     """Whether the engine has nothing to do any more, within some seconds."""
     for _ in range(500):
-        if not llm._engine.engine.has_work:
+        if not llm._engine.has_work:
             return True
         await asyncio.sleep(0.01)
     return False
@@ -152,7 +152,7 @@ def test_closing_ends_all_and_loading_works(tiny_llama: Path) -> None:
             assert llm.get_tokenizer().vocab_size > 0
         with pytest.raises(EngineStopped):
             await stream
-        with pytest.raises(EngineStopped):
+        with pytest.raises(EngineStopped, match="this AsyncLLM is closed"):
             await llm.generate("the dog", PARAMS)
 
     asyncio.run(main())

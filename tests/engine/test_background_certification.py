@@ -13,10 +13,10 @@ from holdfast import SamplingParams
 from holdfast.certification import certify as planning
 from holdfast.certification.certificate import CheckSteps, OperationCheck, load_certificate
 from holdfast.core.results import RequestOutput, Result
-from holdfast.engine import certifier as certifying
-from holdfast.engine.async_engine import AsyncEngine
+from holdfast.engine import background_work as certifying
 from holdfast.engine.engine import Engine
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.engine_thread import EngineThread
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import DeterminismRefused
 
 PARAMS = SamplingParams(
@@ -135,7 +135,7 @@ def test_slices_between_steps_complete_the_certificate(
 
 def test_idle_engine_thread_certifies_by_itself(new: Callable[..., LLM], expected: list[Bits]) -> None:
     engine = new().engine
-    with AsyncEngine(engine) as running:
+    with EngineThread(lambda: engine) as running:
         first = running.submit(PROMPTS[0], PARAMS).wait()
         for _ in range(600):
             if engine.certificate is not None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from holdfast import SamplingParams
-from holdfast.engine import builder as build
 from holdfast.engine.config import EngineConfig, default_gpu_kv_bytes
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
+from holdfast.engine.start import builder as build
 from holdfast.errors import ConfigError, ModelError
 from holdfast.numerics.select_backend import open_backend, uses_triton
 from holdfast.numerics.settings import NumericSettings
@@ -214,7 +214,7 @@ import json
 from holdfast import SamplingParams
 from holdfast.models.dummy import tiny_config
 from holdfast.text.tokenizer import byte_tokenizer
-from holdfast.engine.builder import assemble
+from holdfast.engine.start.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.models.dummy import DummyCheckpoint
 model = tiny_config(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.llm import LLM
 
 PROMPT = tuple(range(60, 130))
 PARAMS = SamplingParams(max_tokens=8, temperature=0.9, seed=5, logprobs=3, deterministic=True)

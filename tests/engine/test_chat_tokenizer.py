@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast import LLM
-from holdfast.engine.chat_tokenizer import ChatTokenizer
+from holdfast.engine.llm.chat_tokenizer import ChatTokenizer
 from holdfast.errors import InvalidRequest
 from holdfast.text.tokenizer import open_tokenizer
 from support.tiny import EOS, IM_END

@@ -6,8 +6,8 @@ import pytest
 
 from holdfast import SamplingParams
 from holdfast.core.request import branch_seed
-from holdfast.engine.async_engine import AsyncEngine
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.engine_thread import EngineThread
+from holdfast.engine.llm.llm import LLM
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick dog sleeps"
 
@@ -64,7 +64,7 @@ def test_prompt_is_computed_once(auto_llm: LLM) -> None:
 
 
 def test_deltas_have_the_index_of_their_choice(auto_llm: LLM) -> None:
-    with AsyncEngine(auto_llm.engine) as engine:
+    with EngineThread(lambda: auto_llm.engine) as engine:
         handle = engine.submit(PROMPT, settings(n=3))
         texts: dict[int, str] = {}
         tokens: dict[int, list[int]] = {}
@@ -77,7 +77,7 @@ def test_deltas_have_the_index_of_their_choice(auto_llm: LLM) -> None:
 
 
 def test_cancel_ends_all_choices(auto_llm: LLM) -> None:
-    with AsyncEngine(auto_llm.engine) as engine:
+    with EngineThread(lambda: auto_llm.engine) as engine:
         handle = engine.submit(PROMPT, settings(n=5, max_tokens=400))
         next(iter(handle))
         handle.cancel()

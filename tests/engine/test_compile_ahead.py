@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.compile_ahead import COMPILE_FOR, CompileWorker, compile_ahead, start_worker
 from holdfast.engine.config import EngineConfig
+from holdfast.engine.start.compile_ahead import COMPILE_FOR, CompileWorker, compile_ahead, start_worker
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.dummy import tiny_fields
 from holdfast.models.shapes import published_config

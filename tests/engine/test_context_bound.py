@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.preflight import context_len
+from holdfast.engine.start.preflight import context_len
 from holdfast.models.shapes import published_config
 
 

@@ -17,7 +17,7 @@ from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams, score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import InvalidRequest, NotFinite, PromptTooLong
 from support.thinking_engines import answer
 from support.tiny import VOCAB_SIZE, tiny_engine

@@ -11,7 +11,7 @@ import torch
 from holdfast.core.request import RequestDefaults
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig, parse_bytes
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import ConfigError
 
 

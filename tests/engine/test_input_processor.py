@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.input_processor import _bad_words
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import HoldfastError, InvalidRequest, PromptTooLong
 from holdfast.text.tokenizer import byte_tokenizer
 from support.tiny import VOCAB_SIZE

@@ -1,7 +1,6 @@
 """A result's receipt is made when it is read, once, of what was true when the answer ended."""
 
 import copy
-import gc
 import json
 import pickle
 import threading
@@ -12,12 +11,10 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.core import garbage_collection
-from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.results import Pending, Result
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import ReceiptFactory
 from support.tiny import tiny_engine
@@ -86,14 +83,13 @@ def test_receipt_stays_right_after_the_engine_is_closed_and_its_result_is_change
     llm = LLM.__new__(LLM)
     llm.engine = engine = tiny_engine(EngineConfig(max_num_seqs=2))
     fingerprint, certificate = engine.fingerprint, engine.certificate
-    shared = llm._requests
     request = engine.prepare("the fox", PARAMS)
     (result,) = llm.run_requests([request])
     counts = {one.name: getattr(result.stats, one.name) for one in fields(result.stats)}
     result.stats.candidates = 99
     engine.background.certificate = None
-    shared.end_all("closed")
-    del llm, engine, shared
+    llm._running.close()
+    del llm, engine
     receipt = parse_receipt(json.loads(json.dumps(result.receipt)))
     assert receipt.fingerprint.digest == fingerprint.digest
     assert receipt.certificate == (certificate.digest if certificate is not None else None)
@@ -130,31 +126,3 @@ def test_step_makes_no_deltas_for_a_caller_that_wants_none(engine_of_two: Engine
 @pytest.fixture(scope="module")
 def engine_of_two() -> Engine:
     return tiny_engine(EngineConfig(max_num_seqs=2))
-
-
-def test_heap_is_frozen_during_a_batch_and_collected_as_usual_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(garbage_collection, "_process_froze", False)
-    gc.unfreeze()  # as in a process of its own; the tests' conftest freezes
-    try:
-        threshold = gc.get_threshold()
-        with frozen_heap(), frozen_heap():
-            assert gc.get_freeze_count() > 1000 and gc.get_threshold()[0] > threshold[0]
-        assert gc.get_freeze_count() == 0 and gc.get_threshold() == threshold
-        some = gc.get_freeze_count
-        with monkeypatch.context() as patch:
-            patch.setattr(gc, "get_freeze_count", lambda: some() + 400)  # as some interpreters start
-            with frozen_heap():
-                assert some() > 1000
-        gc.freeze()
-        before = gc.get_freeze_count()
-        with frozen_heap():
-            pass
-        assert before - 100 < gc.get_freeze_count() <= before, "what the process froze itself stays frozen"
-        with monkeypatch.context() as patch:
-            patch.delattr(gc, "get_freeze_count")  # counting all of them takes long
-            with frozen_heap():
-                pass
-    finally:
-        gc.freeze()

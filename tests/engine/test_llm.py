@@ -11,10 +11,11 @@ from holdfast.core.results import Result
 from holdfast.core.step_plan import StepPlan
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused
 from support.deferred_engine import Deferred, deferred_engine
+from support.stepping import finish
 from support.tiny import EOS, IM_START, tiny_model
 
 PROMPTS = ["the quick brown fox", "a", "the dog sleeps over the lazy fox, and then the quick dog jumps " * 3]
@@ -38,10 +39,6 @@ def test_results_come_in_prompt_order(llm: LLM) -> None:
         assert llm.engine.tokenizer.decode(list(result.prompt_token_ids)) == prompt
         assert len(result.token_ids) == one.max_tokens
         assert result.finish_reason == "length"
-
-
-def test_single_text_is_one_prompt_and_empty_list_gives_no_result(llm: LLM) -> None:
-    assert len(llm.generate("the fox")) == 1
     assert llm.generate([]) == []
 
 
@@ -198,15 +195,6 @@ def test_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM) -> None:
     assert result.text == decode(list(whole.token_ids[:at]))
 
 
-def test_min_tokens_delays_a_stop(llm: LLM) -> None:
-    whole = llm.generate(PROMPTS[:1], settings())[0]
-    stop_id = whole.token_ids[2]
-    params = settings(stop_token_ids=[stop_id], min_tokens=10)
-    result = llm.generate(PROMPTS[:1], params)[0]
-    assert stop_id not in result.token_ids[:10]
-    assert len(result.token_ids) >= 10
-
-
 def test_eos_ends_an_answer_unless_ignored(tmp_path: Path, tiny_llama: Path) -> None:
     probe = LLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64)
     whole = probe.generate(PROMPTS[:1], settings())[0]
@@ -216,33 +204,6 @@ def test_eos_ends_an_answer_unless_ignored(tmp_path: Path, tiny_llama: Path) -> 
     assert ended.token_ids == whole.token_ids[: whole.token_ids.index(eos) + 1]
     assert ended.finish_reason == "stop"
     assert llm.generate(PROMPTS[:1], settings())[0].token_ids == whole.token_ids
-
-
-@pytest.mark.parametrize("stop_len", [1, 2, 5])
-def test_step_deltas_join_to_the_result(llm: LLM, stop_len: int) -> None:
-    whole = llm.generate(PROMPTS[:1], settings())[0]
-    engine = llm.engine
-    stops = [whole.text[9 : 9 + stop_len], whole.text[2:4] + "not this"]
-    request = engine.prepare(PROMPTS[0], settings(stop=stops))
-    engine.submit(request)
-    deltas, result = [], None
-    while result is None:
-        for update in engine.step():
-            assert result is None, "nothing comes after the result"
-            deltas.append(update.delta)
-            result = update.result
-    assert "".join(delta.text for delta in deltas) == result.text == whole.text[: whole.text.index(stops[0])]
-    assert tuple(token_id for delta in deltas for token_id in delta.token_ids) == result.token_ids
-    assert tuple(one for delta in deltas for one in delta.logprobs or ()) == result.logprobs
-    assert len(deltas) > 1
-
-
-def test_chat_uses_the_template(llm: LLM) -> None:
-    messages = [{"role": "user", "content": "hello"}]
-    result = llm.chat(messages, settings(max_tokens=4))
-    text = llm.engine.tokenizer.decode(list(result.prompt_token_ids), skip_special_tokens=False)
-    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-    assert llm.chat(messages, settings(max_tokens=4)).token_ids == result.token_ids
 
 
 class Faulty:
@@ -269,30 +230,11 @@ def test_failed_pass_ends_its_requests_and_no_others(
     doomed = engine.prepare(PROMPTS[1], settings())
     monkeypatch.setattr(engine, "runner", Faulty(engine.runner, doomed.request_id, after))
     engine.submit(doomed)
-    results = {}
-    while engine.has_work:
-        for update in engine.step():
-            if update.result is not None:
-                results[update.request_id] = update.result
-    engine.check()
-    ended = results[doomed.request_id]
+    ended = finish(engine)[doomed.request_id]
     assert ended.finish_reason == "error"
     assert ended.error == "a pass failed: RuntimeError: a cosmic ray"
     assert ended.stats.candidates == ended.stats.accepted + ended.stats.rolled_back
     assert bits(llm.generate(PROMPTS[:1], settings())[0]) == expected
-
-
-def test_interrupt_leaves_no_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted:
-        def run(self, plan: StepPlan) -> Any:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine, "runner", Interrupted())
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(PROMPTS, settings())
-    assert not llm.engine.has_work
-    assert len(llm.generate(PROMPTS, settings())) == 3
 
 
 # Ahead of the device. The runner is the scripted one, whose results can be read only when they are waited for, in order.
@@ -302,17 +244,6 @@ def answers(engine: Engine, *prompts: tuple[int, ...], **changes: Any) -> dict[i
     for prompt in prompts:
         engine.submit(engine.prepare(prompt, settings(logprobs=None, **changes)))
     return finish(engine)
-
-
-def finish(engine: Engine) -> dict[int, Result]:
-    results = {}
-    while engine.has_work:
-        for update in engine.step():
-            if update.result is not None:
-                results[update.request_id] = update.result
-    assert not engine.scheduler._in_flight and engine.scheduler.pool.num_held == 0
-    engine.check()
-    return results
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])
@@ -357,19 +288,6 @@ def test_failed_pass_ends_all_in_flight_and_no_others(
     assert lost.error == "a pass failed: RuntimeError: a cosmic ray"
     assert lost.token_ids == reference((1, 2, 3), settings())[: len(lost.token_ids)]
     assert results[max(results)].token_ids == reference((6, 7), settings())
-
-
-@pytest.mark.parametrize("where", ["start", "wait"])
-def test_interrupt_ends_all_in_flight(auto_llm: LLM, where: str) -> None:
-    engine = deferred_engine(auto_llm, "auto")
-    engine.runner.breaks_at, engine.runner.error = (where, 3), KeyboardInterrupt()  # type: ignore[attr-defined]
-    with pytest.raises(KeyboardInterrupt):
-        answers(engine, (1, 2, 3), (4, 5))
-    assert not engine.has_work
-    engine.check()
-    engine.runner.breaks_at = None  # type: ignore[attr-defined]
-    (result,) = answers(engine, (1, 2, 3)).values()
-    assert result.token_ids == reference((1, 2, 3), settings())
 
 
 def test_abort_in_flight_leaves_no_requests(auto_llm: LLM) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from holdfast import SamplingParams
 from holdfast.core.results import Result
-from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import assemble
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.text.tokenizer import byte_tokenizer
 

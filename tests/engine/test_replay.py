@@ -12,7 +12,7 @@ from holdfast import SamplingParams
 from holdfast.core.sampling_params import score_params
 from holdfast.core.step_plan import StepPlan
 from holdfast.core.structured_output import StructuredOutput
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.engine.replay import compare, compare_engines, replay, require_prompt
 from holdfast.errors import DeterminismRefused, EngineStopped, InvalidRequest, PromptTooLong
 from holdfast.receipts import receipt as receipt_module

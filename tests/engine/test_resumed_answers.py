@@ -86,9 +86,12 @@ def run(
 
 def restarted(llm: LLM) -> Engine:
     """An engine that knows nothing of the requests before."""
-    engine = llm.engine
-    engine.reset()
-    return engine
+    llm.engine = fresh(llm.engine)
+    return llm.engine
+
+
+def fresh(engine: Engine) -> Engine:
+    return engine.restarted(engine.scheduler.config)
 
 
 def merged(deltas: list[Delta], num_choices: int) -> list[tuple[Any, ...]]:
@@ -126,14 +129,14 @@ def check_resumes(
     num_neighbours: int = 0,
 ) -> None:
     """The engine ends after some outputs, the next one after a few more: the third one continues."""
-    engine.reset()
+    engine = fresh(engine)
     whole, expected = run(engine, params, prompt=prompt)
     assert expected is not None and expected.receipt is not None
     settings: dict[str, Any] = {"prompt": prompt, "num_neighbours": num_neighbours}
     for stop_after in rng.sample(range(len(whole)), min(num_places, len(whole))):
         sent: list[Delta] = []
         for num_more in (stop_after, rng.randrange(6), None):
-            engine.reset()
+            engine = fresh(engine)
             more, result = run(engine, params, record_of(sent, params) if sent else (), num_more, **settings)
             sent += more
             if result is not None:
@@ -145,7 +148,7 @@ def check_resumes(
         assert result.stats.accepted + result.stats.canonical_tokens == tokens
         for name in ("choices", "prompt_logprobs", "seed", "settings"):
             assert result.receipt is not None and result.receipt[name] == expected.receipt[name]
-    engine.reset()
+    engine = fresh(engine)
     engine.check()
 
 

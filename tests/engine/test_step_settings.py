@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast import SamplingParams
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import ConfigError
 from holdfast.numerics import settings_guard
 from holdfast.numerics.settings_guard import Setting

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 
 BATCH = """
 from holdfast import LLM, SamplingParams

@@ -24,10 +24,9 @@ from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.ops import Backend
 from holdfast.worker.cuda_graphs import CudaRecorder
-from holdfast.worker.head_graphs import HeadTokens
+from holdfast.worker.head import HeadTokens, LastLayer
 from holdfast.worker.input_batch import make_input_batch
 from holdfast.worker.kv_store import KVStore
-from holdfast.worker.last_layer import LastLayer
 from holdfast.worker.model_runner import ModelRunner
 from holdfast.worker.transfer import HostCopies
 from support.fake_recorder import FakeRecorder

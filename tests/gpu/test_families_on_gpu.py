@@ -12,7 +12,7 @@ from holdfast.bench.determinism import open_plain_engine
 from holdfast.bench.load import LoadScale, ProbeRequest
 from holdfast.bench.stress import stress_test
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from support.tiny import VOCAB_SIZE, tiny_model
 
 SIZES: dict[str, Any] = {

@@ -21,9 +21,9 @@ from engines import HAS_GPU, answers, default_device, eager, outcome, prompt, wi
 from holdfast import SamplingParams
 from holdfast.core.results import Result
 from holdfast.core.structured_output import StructuredOutput
-from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import assemble
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.text.tokenizer import byte_tokenizer

@@ -12,7 +12,7 @@ from holdfast.numerics.backends.torch.backend import TorchBackend
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.numerics.select_backend import open_backend
-from holdfast.worker.logprobs import chosen_logprobs
+from holdfast.worker.logits import chosen_logprobs
 
 VOCABS = [49152, 128256, 151936] if HAS_GPU else [613]
 NUM_ROWS = 24 if HAS_GPU else 6

@@ -7,9 +7,9 @@ import pytest
 
 from engines import HAS_GPU, answers, default_device, outcome, prompt, scheduled
 from holdfast import SamplingParams
-from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import build
 from support.thinking_engines import with_guesses
 from support.thinking_models import thinker_folder
 from thinking.reference import open_reference

@@ -19,7 +19,7 @@ from holdfast.core.pooling import PoolingType
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, Sampling, Span
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.worker.input_batch import make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
 

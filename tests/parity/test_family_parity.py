@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
 from parity.compare import TOLERANCE, assert_parity, open_reference, raw_logits, reference_logits

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from holdfast import SamplingParams
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.models.checkpoint import open_checkpoint
 from parity.compare import assert_greedy_parity
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from parity.compare import assert_parity, open_reference, raw_logits
 from support.tiny import VOCAB_SIZE, tiny_gguf, tiny_model
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from parity.compare import assert_parity, open_reference
 from support.tiny import VOCAB_SIZE, tiny_model
 

@@ -19,7 +19,7 @@ import transformers
 from transformers.initialization import no_init_weights
 
 from holdfast import SamplingParams
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.locate import locate
 from parity.compare import assert_greedy_parity, raw_logits, reference_logits

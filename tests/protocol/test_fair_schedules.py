@@ -1,7 +1,7 @@
 """Shares between tenants over a scripted model: whatever hostile tenants send, another one's requests
 are slowed down by a bounded factor.
 
-A pass of n tokens counts as ROWS + n, as `fair_share` assumes.
+A pass of n tokens counts as ROWS + n, as `share_policy` assumes.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from holdfast.core.events import RequestEnded, TokensCommitted
 from holdfast.core.request import Prepared, Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.kv_cache.page_pool import PagePool
-from holdfast.scheduler import request_queue
+from holdfast.scheduler import share_policy
 from holdfast.scheduler.policy import DeterminismMode, SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
 from support.examples import examples
@@ -160,7 +160,7 @@ def test_a_tenant_beside_more_tenants_than_places_gets_its_turn() -> None:
     loads = [Load(1, 5 + number, 150, False, False) for number in range(2 * NUM_SEQS)]
     ask = Ask(5, 20, False)
     (_, alone), (_, beside) = (costs("auto", 1000, some, ask, False) for some in ((), loads))
-    assert beside <= (len(loads) + 1) * alone + request_queue.SLICE_STEPS * (ROWS + NUM_SEQS)
+    assert beside <= (len(loads) + 1) * alone + share_policy.SLICE_STEPS * (ROWS + NUM_SEQS)
 
 
 def test_a_large_request_is_not_passed_over_for_ever() -> None:
@@ -196,8 +196,8 @@ def test_preemption_between_tenants_changes_no_answer(world: World, tenants: lis
         replace(client, tenant=tenant) for client, tenant in zip(world.clients, tenants, strict=False)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_queue, "SLICE_STEPS", 2)
-        patch.setattr(request_queue, "PATIENCE_STEPS", 3)
+        patch.setattr(share_policy, "SLICE_STEPS", 2)
+        patch.setattr(share_policy, "PATIENCE_STEPS", 3)
         played = play(replace(world, clients=clients))
     for client, request in played.requests:
         if client.params.deterministic:

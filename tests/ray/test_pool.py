@@ -11,10 +11,10 @@ import pytest
 from holdfast.core.framing import pack_frame, read_frame_async
 from holdfast.engine.config import EngineConfig
 from holdfast.ray.messages import Hello
-from holdfast.ray.replica_link import ReplicaInfo
+from holdfast.ray.replica_port import ReplicaAddress
 from holdfast.server.config import ServerConfig
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_connection import EngineCallbacks
+from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.version import __version__
 
 pool_module = pytest.importorskip("holdfast.ray.pool", reason="Ray is not installed")
@@ -27,10 +27,10 @@ class Replica:
     _server: asyncio.Server
     _writer: asyncio.StreamWriter
 
-    async def listen(self) -> ReplicaInfo:
+    async def listen(self) -> ReplicaAddress:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()[:2]
-        return ReplicaInfo(host, port, "secret", "one", "config", __version__, "node", "cpu")
+        return ReplicaAddress(host, port, "secret", "one", "config", __version__, "node", "cpu")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         msgspec.msgpack.decode(await read_frame_async(reader), type=Hello)

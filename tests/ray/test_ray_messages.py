@@ -17,10 +17,10 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'hold
 from holdfast.ray import cluster as cluster_module  # noqa: E402
 from holdfast.ray.application import PROXY_OPTIONS, build, read_options  # noqa: E402
 from holdfast.ray.pool import ReplicaPool  # noqa: E402
-from holdfast.ray.replica_link import ReplicaInfo  # noqa: E402
+from holdfast.ray.replica_port import ReplicaAddress  # noqa: E402
 from holdfast.ray.serve_replicas import explain_failure  # noqa: E402
 from holdfast.server.config import ServerConfig  # noqa: E402
-from holdfast.server.ipc.engine_connection import EngineCallbacks  # noqa: E402
+from holdfast.server.ipc.engine_port import EngineCallbacks  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("ray")
 NODE = {"Alive": True, "Resources": {"CPU": 8.0}}
@@ -97,7 +97,7 @@ def test_other_versions_of_ray_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_replica_of_another_version_gets_no_requests() -> None:
     pool = ReplicaPool("app", ServerConfig(), EngineConfig(), EngineCallbacks())
-    info = ReplicaInfo("127.0.0.1", 1, "s", "f", "c", "99.0", "node-7", "cpu")
+    info = ReplicaAddress("127.0.0.1", 1, "s", "f", "c", "99.0", "node-7", "cpu")
     replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"), replica_metadata=asdict(info))
     pool._on_replicas([replica])
     assert pool.is_stopped and not pool.is_ready

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.recipe import KernelBackend

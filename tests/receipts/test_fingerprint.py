@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.reader import GgufFile
@@ -303,7 +303,7 @@ def test_thinking_code_is_a_part_of_thinking_models_only(folder: Path) -> None:
 
 PROGRAM = """
 import json, sys
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 llm = LLM(sys.argv[1], dtype="fp32", determinism="off", num_threads=int(sys.argv[2]), kernels=sys.argv[3])
 print(json.dumps(llm.engine.receipts.fingerprint.parts))
 """

@@ -19,7 +19,7 @@ from holdfast.core.results import Choice, Result, Stats
 from holdfast.core.sampling_params import params_to_json
 from holdfast.core.step_plan import StepPlan, TokenLogprob
 from holdfast.core.structured_output import StructuredOutput
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.numerics.settings import NumericSettings
 from holdfast.receipts.canonical_json import digest_of
 from holdfast.receipts.fingerprint import Fingerprint
@@ -293,10 +293,3 @@ def test_rewritten_numbers_keep_the_digest() -> None:
 def test_settings_are_plain_json() -> None:
     params = SamplingParams(**{**EVERYTHING, "ignore_eos": False, "structured": STRUCTURED_OUTPUTS[0]})
     assert json.loads(json.dumps(params_to_json(params))) == params_to_json(params)
-
-
-def test_old_module_path_still_works_with_a_warning() -> None:
-    import holdfast.engine.receipt as old
-
-    with pytest.warns(DeprecationWarning, match=r"holdfast\.receipts\.receipt"):
-        assert old.without_prompt is without_prompt

@@ -1,5 +1,7 @@
 """Admission: while pages are short, and while another request computes pages that a waiting one needs."""
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,6 +72,29 @@ def test_a_request_that_waits_for_pages_looks_them_up_once(keys: Counter[PrefixC
     driver.finish()
     assert driver.ended[waiting].stats.cached_tokens == len(PREFIX)
     assert driver.answers[running] == truth((3, 1) * 10, 10)
+
+
+def test_requests_of_several_tenants_that_wait_are_looked_up_once(keys: Counter[PrefixCursor]) -> None:
+    driver, *_ = waiting_driver()
+    for tenant in ("b", "c"):
+        driver.submit((*PREFIX, 7, 7, *(8,) * 12), 2, scope={"tenant": tenant})
+    driver.step()
+    for _ in range(4):
+        keys.clear()
+        driver.step()
+        assert driver.scheduler.num_waiting == 3 and max(keys.values()) <= 2
+
+
+def test_those_that_wait_do_not_keep_an_ended_request_alive() -> None:
+    driver = Driver("auto", certified=EVERY_SIZE, num_pages=400, speculation="off")
+    leader, *others = lead(driver)
+    ended = weakref.ref(driver.state(leader))
+    assert driver.scheduler.num_waiting
+    driver.note(driver.scheduler.abort(leader))
+    gc.collect()
+    assert ended() is None and leader in driver.ended
+    driver.finish()
+    assert set(others) <= set(driver.ended)
 
 
 def test_a_waiting_request_does_without_pages_that_are_forgotten() -> None:

@@ -10,8 +10,7 @@ from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
 from holdfast.errors import AnswerFailed, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.prefix_cache import PrefixCache
-from holdfast.scheduler.phase import LIVE, TRANSITIONS, Phase
-from holdfast.scheduler.request_state import FIRST_WINDOW, RequestState
+from holdfast.scheduler.request_state import FIRST_WINDOW, LIVE, TRANSITIONS, Phase, RequestState
 from holdfast.scheduler.spans import candidate_span, canonical_span
 from holdfast.scheduler.verification import verify
 from scheduler.driver import PAGE_SIZE, StopAt

@@ -7,28 +7,31 @@ from typing import cast
 
 import pytest
 
+from holdfast.core.request import NO_DEFAULTS
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.errors import EngineStopped, PromptTooLong
 from holdfast.server.call import Call
-from holdfast.server.errors import ApiError
-from holdfast.server.ipc.engine_link import EngineLink
+from holdfast.server.errors import ApiError, to_api_error
+from holdfast.server.ipc.engine_process import ProcessPort
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import TracedRequest, Traces
 from holdfast.server.tenants.rate_limits import TokenMeter
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
-from support.engine_links import PATIENCE, linked, run
+from support.engine_ports import PATIENCE, connected, run
 from support.fake_engine import Prompt
 
 PARAMS = SamplingParams()
 
 
 @asynccontextmanager
-async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncIterator[tuple[Call, EngineLink]]:
-    async with linked(start) as link:
+async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncIterator[tuple[Call, ProcessPort]]:
+    async with connected(start) as port:
         traced = TracedRequest("chat", "model", "id")
         call = Call(
             "id",
-            link.requests,
+            port.requests,
+            NO_DEFAULTS,
             tenant=UNKNOWN_TENANT,
             meter=TokenMeter(),
             prompts=cast(Prompts, None),
@@ -37,26 +40,26 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
             timeout=timeout,
         )
         try:
-            yield call, link
+            yield call, port
         finally:
             call.close()
-            assert link.requests.num_live == 0
+            assert port.requests.num_live == 0
 
 
 async def text_of(call: Call) -> str:
     await call.accepted()
-    return "".join([delta.text async for _, delta in call.deltas() if delta is not None])
+    return "".join([delta.text async for batch in call.batches() for _, delta in batch])
 
 
 def test_complete_answer_survives_its_engine() -> None:
     async def work() -> None:
-        async with calling() as (call, link):
+        async with calling() as (call, port):
             await call.submit([Prompt.ANSWER], PARAMS)
             await call.accepted()
             while not call.results:
                 await asyncio.sleep(0.01)
-            link.kill()
-            await link.wait_ended()
+            port.kill()
+            await port.wait_ended()
             assert await text_of(call) == "yes" and await call.fingerprint() == "abc"
 
     run(work)
@@ -65,26 +68,26 @@ def test_complete_answer_survives_its_engine() -> None:
 @pytest.mark.parametrize("moment", ["before", "while", "before_fingerprint"])
 def test_dead_engine_is_a_503(moment: str) -> None:
     async def work() -> None:
-        async with calling("no_fingerprint") as (call, link):
+        async with calling("no_fingerprint") as (call, port):
             if moment == "before":
-                link.kill()
-                await link.wait_ended()
-                with pytest.raises(ApiError) as raised:
+                port.kill()
+                await port.wait_ended()
+                with pytest.raises(EngineStopped) as raised:
                     await call.submit([Prompt.ANSWER], PARAMS)
             elif moment == "while":
                 await call.submit([Prompt.STREAM], PARAMS)
                 await call.accepted()
-                link.kill()
-                with pytest.raises(ApiError) as raised:
+                port.kill()
+                with pytest.raises(EngineStopped) as raised:
                     await text_of(call)
             else:
                 waiting = asyncio.create_task(call.fingerprint())
                 await asyncio.sleep(0)
-                link.kill()
-                with pytest.raises(ApiError) as raised:
+                port.kill()
+                with pytest.raises(EngineStopped) as raised:
                     await waiting
-            assert (raised.value.status, raised.value.code) == (503, "engine_stopped")
-            assert "Retry-After" in raised.value.headers
+            told = to_api_error(raised.value)
+            assert (told.status, told.code) == (503, "engine_stopped") and "Retry-After" in told.headers
 
     run(work)
 
@@ -94,9 +97,8 @@ def test_one_refused_prompt_fails_the_call() -> None:
         async with calling() as (call, _):
             await call.submit([Prompt.STREAM], PARAMS)
             await call.submit([Prompt.REFUSE], PARAMS)
-            with pytest.raises(ApiError) as raised:
+            with pytest.raises(PromptTooLong):
                 await call.accepted()
-            assert raised.value.code == "context_length_exceeded"
 
     run(work)
 
@@ -106,7 +108,7 @@ def test_timeout_ends_the_call(is_submitted: bool) -> None:
     """Also before the prompt is submitted: rendering it may take long."""
 
     async def work() -> None:
-        async with calling(timeout=0.05) as (call, link):
+        async with calling(timeout=0.05) as (call, port):
             if is_submitted:
                 await call.submit([Prompt.SILENCE], PARAMS)
                 with pytest.raises(ApiError) as raised:
@@ -116,6 +118,21 @@ def test_timeout_ends_the_call(is_submitted: bool) -> None:
                 with pytest.raises(ApiError) as raised:
                     await call.submit([Prompt.ANSWER], PARAMS)
             assert (raised.value.status, raised.value.code) == (504, "timeout")
-            assert link.requests.num_live == 0
+            assert port.requests.num_live == 0
+
+    run(work)
+
+
+def test_all_deltas_that_are_there_are_one_batch() -> None:
+    async def work() -> None:
+        async with calling() as (call, _):
+            for _ in range(2):
+                await call.submit([Prompt.ANSWER], PARAMS)
+            while len(call.results) < 2:
+                await asyncio.sleep(0.01)
+            (batch,) = [one async for one in call.batches()]
+            assert [delta.text for at, delta in batch if at == 1] == [
+                delta.text for at, delta in batch if at == 0
+            ]
 
     run(work)

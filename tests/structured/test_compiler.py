@@ -40,7 +40,7 @@ def test_missing_llguidance_names_the_install_command(
 
 
 def test_engine_imports_without_llguidance() -> None:
-    code = "import sys; sys.modules['llguidance'] = None; import holdfast.structured.compiler, holdfast.engine.builder"
+    code = "import sys; sys.modules['llguidance'] = None; import holdfast.structured.compiler, holdfast.engine.start.builder"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
-from holdfast.structured.check import check_grammar
+from holdfast.structured.spec import check_grammar
 
 
 @pytest.mark.parametrize(

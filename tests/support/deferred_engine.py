@@ -8,7 +8,7 @@ from scripted import ScriptedRunner
 
 from holdfast.core.step_plan import PassResult, StepPlan
 from holdfast.engine.engine import Engine
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler

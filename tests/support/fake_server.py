@@ -14,16 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-NUM_TOKENS = 300
-
 
 @dataclass
 class ReceivedRequest:
     """One request as it arrived."""
 
-    method: str
     path: str
-    headers: dict[str, str]
     body: dict[str, Any]
 
 
@@ -46,10 +42,7 @@ class FakeServer:
     break_after: int | None = None  # deltas; then the connection breaks
     hold: bool = False  # after the first delta, wait until the client disconnects
     holdfast: bool = True  # whether it sends Holdfast's extra fields
-    metrics: dict[str, float] = field(default_factory=dict)
-    keep_alive: bool = True
     received: list[ReceivedRequest] = field(default_factory=list)
-    num_connections: int = 0
     disconnected: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def __enter__(self) -> "FakeServer":
@@ -84,10 +77,9 @@ class FakeServer:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.num_connections += 1
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError):
-                while await self._answer(reader, writer) and self.keep_alive:
+                while await self._answer(reader, writer):
                     pass
         finally:
             writer.transport.abort()
@@ -99,8 +91,8 @@ class FakeServer:
             name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])
         }
         data = await reader.readexactly(int(headers.get("content-length", 0)))
-        method, path, _ = head[0].split(" ")
-        request = ReceivedRequest(method, path, headers, json.loads(data) if data else {})
+        path = head[0].split(" ")[1]
+        request = ReceivedRequest(path, json.loads(data) if data else {})
         self.received.append(request)
         if self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
             return self._send(writer, 401, _error("that is not the key"))
@@ -110,25 +102,12 @@ class FakeServer:
             if len(request.body.get("messages", ())) > self.max_messages:
                 return self._send(writer, 400, _error("too long", "context_length_exceeded"))
             return await self._stream(request, reader, writer)
-        return self._send(writer, *self._plain(path))
-
-    def _plain(self, path: str) -> tuple[int, Any]:
-        if path == "/health":
-            return 200, {"status": "ok"}
         if path == "/v1/models":
-            return 200, {"object": "list", "data": [{"id": "fake", "object": "model"}]}
-        if path == "/tokenize":
-            return 200, {
-                "tokens": list(range(10, 10 + NUM_TOKENS)),
-                "count": NUM_TOKENS,
-                "max_model_len": 2048,
-            }
-        if path == "/metrics":
-            return 200, "".join(f"# HELP {name} x\n{name} {value}\n" for name, value in self.metrics.items())
-        return 404, _error("no such route")
+            return self._send(writer, 200, {"object": "list", "data": [{"id": "fake", "object": "model"}]})
+        return self._send(writer, 404, _error("no such route"))
 
     def _send(self, writer: asyncio.StreamWriter, status: int, content: Any) -> bool:
-        data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        data = json.dumps(content).encode()
         writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
         return True
 

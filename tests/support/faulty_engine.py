@@ -26,9 +26,9 @@ import psutil
 
 from holdfast.bench.faults import FaultyProposer
 from holdfast.core.step_plan import PassResult, StepPlan
-from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine, PlanRunner
+from holdfast.engine.start.builder import build
 from holdfast.engine.status import ShowProgress
 from holdfast.server.ipc.host_main import ignore_signals, serve
 

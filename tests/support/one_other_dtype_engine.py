@@ -6,9 +6,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import build
 from holdfast.engine.status import ShowProgress
 from holdfast.server.ipc.host_main import ignore_signals, serve
 

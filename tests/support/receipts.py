@@ -9,7 +9,7 @@ from holdfast.core.request import NO_DEFAULTS, Request
 from holdfast.core.results import Choice, Determinism, Result, Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.machine import describe_machine
 from holdfast.receipts.receipt import digest_prompt, make_receipt, seal_of, seal_receipt

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks.thinking.eval import VARIANTS, coin_texts, measure_cost, measure_rounds, plain_copy
 from holdfast.core.results import Choice, Result, Stats, Thought
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.locate import COIN, locate
 from holdfast_thinking.data.text_examples import AnswerForm

@@ -7,7 +7,7 @@ import numpy as np
 from holdfast.core.grammar import Constraint
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampling, Span
-from holdfast.worker.logits_slices import LogitsSlice, Masks, batch_slices
+from holdfast.worker.logits import LogitsSlice, Masks, batch_slices
 
 VOCAB = 200
 

@@ -11,7 +11,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import NO_TOKEN, Pass, PassKind, Sampled, Sampling, Span
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.sampling import SamplingBatch
-from holdfast.worker.head_graphs import HeadGraphs
+from holdfast.worker.head import HeadGraphs
 from holdfast.worker.input_batch import InputBatch, make_input_batch
 from holdfast.worker.sampler import sample
 from holdfast.worker.transfer import HostCopies

@@ -12,9 +12,9 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampling, Span, StepPlan
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.worker.head import LastLayer, logits_batch
 from holdfast.worker.input_batch import DeviceBatch, InputBatch, make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
-from holdfast.worker.last_layer import LastLayer, logits_batch
 from holdfast.worker.model_runner import ModelRunner
 from support.fake_recorder import FakeRecorder
 

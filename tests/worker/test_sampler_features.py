@@ -16,9 +16,8 @@ from holdfast.numerics.ops import Backend
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker import sampler
+from holdfast.worker.logits import LogitsSlice, Masks, batch_slices, gather_logprobs
 from holdfast.worker.logits_processors.pipeline import apply_logits_processors
-from holdfast.worker.logits_slices import LogitsSlice, Masks, batch_slices
-from holdfast.worker.logprobs import gather_logprobs
 from holdfast.worker.transfer import HostCopies
 from worker.sampler_spans import VOCAB, mask, slices_of, span
 

@@ -29,7 +29,7 @@ from holdfast.bench.stress import submit
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.recordings import recording_files
 from holdfast.text.tokenizer import Tokenizer
 

@@ -22,9 +22,9 @@ from holdfast.bench.features import Feature, combine, find_features
 from holdfast.bench.load import LoadScale
 from holdfast.bench.stress import StressSummary, stress_test
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import assemble
 from holdfast.errors import InvalidRequest
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.numerics.batch_sizes import padded_batch_sizes

@@ -65,7 +65,7 @@ from holdfast.numerics.versions import sources_digest
 from holdfast.version import __version__
 from holdfast.worker.device import device_name, device_parts
 from holdfast.worker.kv_store import KVStore
-from holdfast.worker.logits_slices import max_logits_tokens
+from holdfast.worker.logits import max_logits_tokens
 from holdfast.worker.model_runner import ModelRunner
 
 _SAMPLED_SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 100, 128, 255, 256, 511, 512)

@@ -20,7 +20,7 @@ from holdfast.core.results import Thought
 from holdfast.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.llm import LLM
     from holdfast.text.tokenizer import Tokenizer
 
 _STYLE = "dim italic"
@@ -53,7 +53,7 @@ class PromptText:
 
 
 class AnswerWriter:
-    """Writes one answer as it arrives.
+    """Write one answer as it arrives.
 
     With a prompt, the prompt is shown first, with its thoughts.
     """

@@ -14,8 +14,8 @@ from holdfast.errors import ConfigError, PromptTooLong
 
 if TYPE_CHECKING:
     from holdfast.cli.server_client import ChatServer, StreamedAnswer
-    from holdfast.engine.async_engine import AsyncEngine
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.engine_thread import EngineThread
+    from holdfast.engine.llm.llm import LLM
 
 Message = dict[str, str]
 Show = Callable[[str, Sequence[Thought]], None]
@@ -95,7 +95,7 @@ class LocalConversation(Conversation):
     def __init__(
         self,
         llm: "LLM",
-        engine: "AsyncEngine",
+        engine: "EngineThread",
         params: SamplingParams,
         system: str | None,
         *,

@@ -37,7 +37,7 @@ _COMMANDS = {
 
 
 class _Commands(HelpGroup):
-    """Imports the command that is named. Turns a `HoldfastError` into one line and an exit code."""
+    """Import the command that is named. Turn a `HoldfastError` into one line and an exit code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)

@@ -30,8 +30,9 @@ class RequestRefused(ServerError):
     """
 
     def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(f"the server says {status}: {_error_message(body)}")
-        self.code = _error_code(body) or self.code
+        said, code = _parse_error(body)
+        super().__init__(f"the server says {status}: {said}")
+        self.code = code or self.code
 
 
 @dataclass
@@ -54,7 +55,7 @@ class StreamedAnswer:
         try:
             chunk = json.loads(event)
             if chunk.get("error") is not None:
-                self.error = _error_message(event)
+                self.error, _ = _parse_error(event)
                 return "", ()
             for choice in chunk.get("choices") or ():
                 delta = choice.get("delta", {})
@@ -74,7 +75,7 @@ class StreamedAnswer:
 
 
 class ChatServer:
-    """Sends requests to one server. A connection serves one request and is closed after it."""
+    """Send requests to one server. A connection serves one request and is closed after it."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url = _base_url(url)
@@ -185,22 +186,15 @@ def _read_error(response: httpx.Response) -> bytes:
     return body[:_MAX_ERROR_BYTES]
 
 
-def _error_message(body: bytes) -> str:
-    """Return the message of an error, in OpenAI's shape or in any other, on one line."""
+def _parse_error(body: bytes) -> tuple[str, str | None]:
+    """Return the message of an error on one line, and its code, in OpenAI's shape or in any other."""
     try:
-        error = json.loads(body)
-        said = error["error"]["message"] if isinstance(error.get("error"), dict) else error["message"]
+        content = json.loads(body)
+        error = content["error"] if isinstance(content.get("error"), dict) else content
+        said, code = error["message"], error.get("code")
     except (ValueError, KeyError, TypeError, AttributeError):
-        said = body[:200].decode(errors="replace")
-    return " ".join(str(said).split())
-
-
-def _error_code(body: bytes) -> str | None:
-    try:
-        code = json.loads(body)["error"]["code"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return code if isinstance(code, str) else None
+        said, code = body[:200].decode(errors="replace"), None
+    return " ".join(str(said).split()), code if isinstance(code, str) else None
 
 
 def _reason(error: BaseException) -> str:

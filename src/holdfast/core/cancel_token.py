@@ -62,7 +62,7 @@ class CancelToken:
 
 
 def in_slices(items: Sequence[T], token: CancelToken | None) -> Iterator[Sequence[T]]:
-    """The items, some thousands at a time. Raises `Cancelled` before the next slice."""
+    """Yield the items, some thousands at a time. Raise `Cancelled` before the next slice."""
     for start in range(0, len(items), _SLICE_LEN):
         if token is not None:
             token.check()

@@ -52,7 +52,7 @@ class EmbeddingResult(Sequence[float]):
 
 
 def embedding_result(request_id: int, result: Result) -> EmbeddingResult:
-    """The embedding in a request's result. Raises the error it ended with, if any."""
+    """Return the embedding in a request's result. Raise the error it ended with, if any."""
     if result.error is not None:
         raise make_error(result.error_code or "", result.error)
     assert result.embedding is not None
@@ -62,5 +62,5 @@ def embedding_result(request_id: int, result: Result) -> EmbeddingResult:
 
 
 def unpack_embedding(embedding: bytes) -> list[float]:
-    """The values of an embedding."""
+    """Return the values of an embedding."""
     return list(struct.unpack(f"<{len(embedding) // 4}f", embedding))

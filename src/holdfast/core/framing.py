@@ -30,21 +30,21 @@ class FrameTooLong(Exception):
 
 
 def pack_frame(payload: bytes) -> bytes:
-    """The payload with its length in front."""
+    """Return the payload with its length in front."""
     return _LENGTH.pack(len(payload)) + payload
 
 
 def read_frame(
     source: socket.socket, max_bytes: int = MAX_FRAME_BYTES, *, deadline: float | None = None
 ) -> bytes:
-    """The next payload. Blocks until `deadline` (of `time.monotonic`), then raises `TimeoutError`;
+    """Return the next payload. Block until `deadline` (of `time.monotonic`), then raise `TimeoutError`;
     raises `ConnectionLost` at the end of the stream."""
     (length,) = _LENGTH.unpack(_read_exactly(source, _LENGTH.size, deadline))
     return _read_exactly(source, _checked(length, max_bytes), deadline)
 
 
 async def read_frame_async(source: "StreamReader", max_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """The next payload of an asyncio stream. Raises `ConnectionLost` at its end."""
+    """Return the next payload of an asyncio stream. Raise `ConnectionLost` at its end."""
     try:
         (length,) = _LENGTH.unpack(await source.readexactly(_LENGTH.size))
         return await source.readexactly(_checked(length, max_bytes))

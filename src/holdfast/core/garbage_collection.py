@@ -10,37 +10,52 @@ alone; an interpreter that starts with a few frozen objects has not done that.
 """
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _MANY_OBJECTS = 20_000  # fewer than an import of torch makes
 _THRESHOLD = 20_000  # new objects between two collections; the interpreter's own is about 700
 _process_froze = False  # its objects itself: counted once, as many take 20 ms
-_frozen_here = False  # also after an interrupt that skipped the end: the next caller repairs it
 _usual_threshold = gc.get_threshold()
+_batches: set[object] = set()  # that run now; the first one freezes, the last one unfreezes
+_lock = threading.RLock()  # a finaliser may run a batch
 
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Freeze the objects that exist now. Several threads may enter; the first that leaves unfreezes."""
-    global _frozen_here, _process_froze, _usual_threshold
-    if not (_frozen_here or _process_froze):
-        _process_froze = gc.get_freeze_count() >= _MANY_OBJECTS and not _frozen_here
+    """Freeze the objects that exist now, until the last of all threads leaves. An interrupt may come
+    at any line."""
+    global _process_froze
+    _process_froze = _process_froze or (not _batches and gc.get_freeze_count() >= _MANY_OBJECTS)
     if not gc.isenabled() or _process_froze:
         yield
         return
-    if not _frozen_here:
-        _usual_threshold = gc.get_threshold()
-    _frozen_here = True
-    gc.freeze()
-    gc.set_threshold(max(_usual_threshold[0], _THRESHOLD), *_usual_threshold[1:])
+    batch = object()
     try:
+        with _lock:
+            _enter(batch)
         yield
     finally:
+        with _lock:
+            _leave(batch)
+
+
+def _enter(batch: object) -> None:
+    global _usual_threshold
+    if not _batches:
+        _usual_threshold = gc.get_threshold()
+    _batches.add(batch)
+    gc.freeze()
+    gc.set_threshold(max(_usual_threshold[0], _THRESHOLD), *_usual_threshold[1:])
+
+
+def _leave(batch: object) -> None:
+    _batches.discard(batch)
+    if not _batches:
         gc.set_threshold(*_usual_threshold)
         gc.collect()  # of the newer objects; otherwise one of all objects would be due at once
         gc.unfreeze()
-        _frozen_here = False
 
 
 @contextmanager

@@ -27,7 +27,7 @@ class Grammar(Protocol):
         ...
 
     def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
-        """Which tokens may come at the last `num_masks` of len(candidates) + 1 positions: after the
+        """Return which tokens may come at the last `num_masks` of len(candidates) + 1 positions: after the
         committed tokens, after the first candidate, and so on.
 
         A mask is little-endian bits, bit i for token i. All zeros: no token is legal, and `problem`

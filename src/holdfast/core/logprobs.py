@@ -57,7 +57,7 @@ class DecodedLogprob(TokenLogprob):
         return tuple([self.texts[token_id] for token_id, _ in self.top])
 
     def __reduce__(self) -> tuple[type["DecodedLogprob"], tuple[Any, ...]]:
-        """A copy has the texts of its own tokens only."""
+        """Pickle only the texts of its own tokens."""
         token_ids = {self.token_id, *(token_id for token_id, _ in self.top)}
         texts = {token_id: self.texts[token_id] for token_id in token_ids}
         return DecodedLogprob, (self.token_id, self.logprob, self.top, texts)
@@ -101,7 +101,7 @@ class DecodedLogprob(TokenLogprob):
 
 
 def with_texts(one: TokenLogprob, texts: TokenTexts) -> DecodedLogprob:
-    """A logprob with the texts of its tokens."""
+    """Return a logprob with the texts of its tokens."""
     if isinstance(one, DecodedLogprob):
         return one
     return DecodedLogprob(one.token_id, one.logprob, one.top, texts)

@@ -37,6 +37,8 @@ class Option:
     """How a field is offered as an option.
 
     name         the option's name if it is not the field's: each --api-key adds to api_keys
+    short        its name with one letter: -n
+    only_on      it can only be switched on: there is no --no-NAME
     unset        what None means, for the documentation
     file_chars   if not 0, the option takes a file with the value, of at most this many characters
     server_only  an option of `holdfast serve`; other commands decide it request by request
@@ -45,6 +47,8 @@ class Option:
     help: str
     panel: str
     name: str = ""
+    short: str = ""
+    only_on: bool = False
     metavar: str | None = None
     unset: str = ""
     file_chars: int = 0
@@ -52,7 +56,7 @@ class Option:
 
 
 def option(default: Any, help: str, *, panel: str, **details: Any) -> Any:
-    """A dataclass field that is also an option. details are those of `Option`."""
+    """Return a dataclass field that is also an option. details are those of `Option`."""
     return field(default=default, metadata={_KEY: Option(help, panel, **details)})
 
 
@@ -80,7 +84,7 @@ class OptionField:
 
 
 def option_fields(config: type) -> tuple[OptionField, ...]:
-    """The fields of a dataclass that are options, in order."""
+    """Return the fields of a dataclass that are options, in order."""
     return _read_fields(cast(Hashable, config))
 
 
@@ -123,5 +127,5 @@ def check_choices(config: Any) -> None:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; nothing for another type."""
+    """Return the members of a union, or nothing for another type."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else ()

@@ -128,7 +128,7 @@ ROUTES = {
 
 
 def command_hint(command: str, rest: Sequence[str]) -> str | None:
-    """What to type instead of another engine's command; None if it is not known."""
+    """Return what to type instead of another engine's command, or None if it is not known."""
     hint = COMMANDS.get(command)
     if hint is None:
         return None
@@ -137,7 +137,7 @@ def command_hint(command: str, rest: Sequence[str]) -> str | None:
 
 
 def option_hint(command: str, option: str, names: Collection[str]) -> str | None:
-    """What to give instead of another engine's option; None if it is not known.
+    """Return what to give instead of another engine's option, or None if it is not known.
 
     names are the options and arguments that the command has.
     """

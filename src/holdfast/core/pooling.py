@@ -35,12 +35,12 @@ class Pooling:
             raise InvalidRequest(f"dimensions must be a whole number from 1, not {show(self.dimensions)}")
 
     def first_position(self, prompt_len: int) -> int:
-        """The first position whose hidden state is pooled. All later ones of the prompt are, too."""
+        """Return the first position whose hidden state is pooled. All later ones of the prompt are, too."""
         return 0 if self.type == "mean" else prompt_len - 1
 
 
 def truncate_ids(ids: Sequence[int], limit: int | None, max_model_len: int) -> Sequence[int]:
-    """The first `limit` ids, as vLLM truncates prompts to embed; -1: as many as fit the context."""
+    """Return the first `limit` ids, as vLLM truncates prompts to embed. -1 means as many as fit the context."""
     if limit is None:
         return ids
     if type(limit) is not int or limit < -1 or limit == 0:
@@ -57,6 +57,6 @@ class HiddenStates(Protocol):
         ...
 
     def finish(self, total: "array[float]", count: int, pooling: Pooling) -> bytes | None:
-        """The embedding, fp32 in little-endian order, of a sum over count states. None if it has
+        """Return the embedding, fp32 in little-endian order, of a sum over count states. None if it has
         infinite or undefined numbers."""
         ...

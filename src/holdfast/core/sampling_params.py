@@ -211,7 +211,7 @@ def score_params(
 
 
 def params_to_json(params: SamplingParams) -> dict[str, Any]:
-    """Every field as a JSON value. Seeds are strings: many tools round numbers above 2 ** 53."""
+    """Return every field as a JSON value. Seeds are strings: many tools round numbers above 2 ** 53."""
     settings = {one.name: _to_lists(getattr(params, one.name)) for one in fields(params)}
     settings["seed"] = None if params.seed is None else str(params.seed)
     structured = params.structured
@@ -226,7 +226,7 @@ def params_to_json(params: SamplingParams) -> dict[str, Any]:
 
 
 def params_from_json(settings: dict[str, Any]) -> SamplingParams:
-    """The inverse of `params_to_json`; a missing field has its default. Raises `InvalidRequest` for
+    """Return the inverse of `params_to_json`; a missing field has its default. Raise `InvalidRequest` for
     wrong values. Structured output without json_rules is older than the second rules."""
     structured, seed = settings.get("structured"), settings.get("seed")
     return SamplingParams(
@@ -243,7 +243,7 @@ def _to_lists(value: object) -> object:
 
 
 def show(value: object) -> str:
-    """A value as text for an error message, of limited length."""
+    """Return a value as text for an error message, of limited length."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"  # Python writes no more than 4300 digits
     text = repr(value)
@@ -251,7 +251,7 @@ def show(value: object) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be encoded: half of a surrogate pair cannot."""
+    """Return whether a text can be encoded: half of a surrogate pair cannot."""
     try:
         text.encode()  # a hundred times as fast as a loop over the characters
     except UnicodeEncodeError:

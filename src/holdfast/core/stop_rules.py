@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 def is_stop_token(token_id: int, params: SamplingParams, eos_ids: Collection[int]) -> bool:
-    """Whether this token ends an answer, min_tokens aside."""
+    """Return whether this token ends an answer, min_tokens aside."""
     return token_id in params.stop_ids or (not params.ignore_eos and token_id in eos_ids)
 
 
@@ -34,12 +34,12 @@ def finish_reason(
 
 
 def looks_final(token_id: int, num_output: int, params: SamplingParams, eos_ids: Collection[int]) -> bool:
-    """Whether a candidate that would be the num_output-th token should be verified early."""
+    """Return whether a candidate that would be the num_output-th token should be verified early."""
     return num_output + 1 >= params.max_tokens or is_stop_token(token_id, params, eos_ids)
 
 
 def find_stop(text: str, searched_len: int, stops: Sequence[str]) -> tuple[int, str] | None:
-    """The earliest stop string in text and where it starts. The first searched_len characters
+    """Return the earliest stop string in text and where it starts. The first searched_len characters
     contain no whole one. Of two that start together, the first in the list is taken."""
     found: tuple[int, str] | None = None
     for stop in stops:

@@ -1,1 +1,1 @@
-"""The engine and its surroundings: input and output processing, `AsyncEngine`, `LLM`."""
+"""The engine and its surroundings: input and output processing, `EngineThread`, `LLM`."""

@@ -34,7 +34,7 @@ DTYPES = {
 
 
 def dtype_name(configured: str, stored: str | None) -> str:
-    """The dtype to compute in, by torch's name.
+    """Return the dtype to compute in, by torch's name.
 
     "auto" is the checkpoint's own; bf16 if that is quantised or unknown.
     """
@@ -224,7 +224,7 @@ class EngineConfig:
         return _SPOT_CHECK_RATES[device_kind] if self.spot_check_rate is None else self.spot_check_rate
 
     def batch_limits(self, device_kind: str, num_experts: int = 0) -> BatchLimits:
-        """The configured limits. A missing one is the device's default, adapted to the other.
+        """Return the configured limits. A missing one is the device's default, adapted to the other.
 
         Experts share the tokens of a pass, so on a GPU they need larger passes to be as fast.
         """
@@ -238,7 +238,7 @@ class EngineConfig:
 
 
 def parse_seed(value: int | str | None) -> int | None:
-    """The default seed; None for a random one."""
+    """Read the default seed; None is a random one."""
     if value is None or value == "random":
         return None
     text = str(value)
@@ -248,7 +248,7 @@ def parse_seed(value: int | str | None) -> int | None:
 
 
 def parse_bytes(value: int | str) -> int:
-    """A size in bytes: 268435456, "256MiB", "1.5GB"."""
+    """Read a size in bytes: 268435456, "256MiB", "1.5GB"."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ConfigError(f"kv_memory must be a number of bytes or a size such as 512MiB, not {value!r}")
     if isinstance(value, int):

@@ -3,7 +3,7 @@
 With `async_scheduling` a step starts the next plan before it reads the results of the one before,
 so that the device does not wait for the host.
 
-Not thread-safe: one thread owns an engine. `AsyncEngine` runs one in a thread of its own.
+Not thread-safe: one thread owns an engine, as a rule that of an `EngineLoop`.
 """
 
 import logging
@@ -22,8 +22,7 @@ from holdfast.core.request import Prepared, Request
 from holdfast.core.results import Delta, RequestOutput, with_changes
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan
-from holdfast.engine.background_work import BackgroundWork
-from holdfast.engine.certifier import Certifier
+from holdfast.engine.background_work import BackgroundWork, Certifier
 from holdfast.engine.choices import ChoiceSubmitter
 from holdfast.engine.input_processor import (
     GrammarFactory,
@@ -67,35 +66,11 @@ class PlanRunner(Protocol):
         ...
 
 
-class _Change:
-    """A change of the engine's state, as a context manager.
-
-    An exception in it may leave scheduler, pages and outputs half changed: the engine is reset.
-    A second interrupt can end even that. The mark then stays, and the next change resets first.
-    """
-
-    __slots__ = ("_engine", "is_open")
-
-    def __init__(self, engine: "Engine") -> None:
-        self._engine = engine
-        self.is_open = False
-
-    def __enter__(self) -> None:
-        if self.is_open:
-            self._engine.reset()
-        self.is_open = True
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and self.is_open:
-            self._engine.reset()
-        self.is_open = False
-
-
 class Engine:
     """Takes prepared requests, gives their outputs step by step.
 
-    An interrupt in a step ends the requests that it may have harmed: those in flight if it came
-    during a pass, otherwise all. It leaves the engine usable.
+    An exception in a step leaves it unusable, unless a pass raised it. Whoever steps it where an
+    interrupt can come must end then.
     """
 
     def __init__(
@@ -124,7 +99,6 @@ class Engine:
         self._process_id = os.getpid()
         self._collectors: dict[int, ResultCollector] = {}  # by the request ids of all their branches
         self._in_flight: deque[tuple[StepPlan, Callable[[], Sequence[PassResult]]]] = deque()  # oldest first
-        self._change = _Change(self)
         self._input_processor = InputProcessor(
             tokenizer, limits, grammars, lambda max_len: self.scheduler.require_room(max_len)
         )
@@ -151,7 +125,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._change.is_open
+        return self.scheduler.has_work
 
     @property
     def has_requests(self) -> bool:
@@ -218,21 +192,17 @@ class Engine:
         if request.deterministic and self.limits.refusal is not None:
             raise DeterminismRefused(self.limits.refusal)  # found out since it was prepared
         collector = self._choices.collector(prepared, wants_deltas=wants_deltas)
-        with self._change:
-            self._collectors.update(dict.fromkeys(collector.outputs, collector))
-            self._choices.submit(collector)
+        self._collectors.update(dict.fromkeys(collector.outputs, collector))
+        self._choices.submit(collector)
 
     def abort(self, request_id: int) -> list[RequestOutput]:
         """End a request with all its choices."""
-        with self._change:
-            collector = self._collectors.get(request_id)
-            open_ids = collector.open_ids if collector is not None else ()
-            outputs = [
-                output for branch in open_ids for output in self._publish(self.scheduler.abort(branch))
-            ]
-            if self.tracer is not None and outputs:
-                self._trace(self.tracer.on_abort)
-            return outputs
+        collector = self._collectors.get(request_id)
+        open_ids = collector.open_ids if collector is not None else ()
+        outputs = [output for branch in open_ids for output in self._publish(self.scheduler.abort(branch))]
+        if self.tracer is not None and outputs:
+            self._trace(self.tracer.on_abort)
+        return outputs
 
     def step(self) -> list[RequestOutput]:
         """Start one plan and process the output of one, which may be an earlier one.
@@ -240,11 +210,9 @@ class Engine:
         A pass that raises ends the requests in flight and no others.
         """
         if not self.background.is_left:
-            with self._change:
-                return self._step()
+            return self._step()
         self.background.work_between_steps(self.scheduler)
-        with self._change:
-            return self._adopt_certificate() + self._step()
+        return self._adopt_certificate() + self._step()
 
     def work_in_background(self) -> list[RequestOutput]:
         """Capture a graph or make a part of the certificate, while there is nothing else to do."""
@@ -252,15 +220,13 @@ class Engine:
             self.background.warm_up_next()
             return []
         self.background.certify(self.scheduler, is_idle=True)
-        with self._change:
-            return self._adopt_certificate()
+        return self._adopt_certificate()
 
     def certify(self, progress: Progress | None = None) -> Certificate | None:
         """Make the certificate now, if there is none yet. Only for an engine without requests."""
         assert not self._in_flight and not self.has_requests
         self.background.finish_certificate(progress)
-        with self._change:
-            self._adopt_certificate()
+        self._adopt_certificate()
         return self.certificate
 
     def _adopt_certificate(self) -> list[RequestOutput]:
@@ -273,25 +239,6 @@ class Engine:
             return []
         self.limits = self._input_processor.limits = replace(self.limits, refusal=certificate.refusal)
         return self._publish(self.scheduler.refuse_deterministic(certificate.refusal))
-
-    def reset(self) -> None:
-        """End every request, without an output, and forget all pages.
-
-        The device finishes what is in flight. Pages are numbered anew; nothing of what the requests
-        wrote is read again.
-        """
-        in_flight, self._in_flight = self._in_flight, deque()
-        for _, wait in in_flight:
-            with suppress(Exception):
-                wait()
-        pool = self.scheduler.pool
-        self._collectors = {}
-        self.background.interrupt()
-        self.scheduler = Scheduler(self.scheduler.config, PagePool(pool.num_pages, pool.page_size))
-        self._choices = ChoiceSubmitter(self.scheduler, self.tokenizer)
-        self.background.attach(self.scheduler)
-        if self.tracer is not None:
-            self.tracer = Tracer(self)
 
     def _step(self) -> list[RequestOutput]:
         is_async = self.scheduler.config.async_scheduling
@@ -339,20 +286,13 @@ class Engine:
 
     @contextmanager
     def _pass_errors(self, plan: StepPlan) -> Iterator[None]:
-        """Turn what a pass of this plan raises into `_PlanFailed`.
-
-        An interrupt ends everything in flight, so that the next plan can be made.
-        """
+        """Turn what a pass of this plan raises into `_PlanFailed`."""
         try:
             yield
         except Exception as error:
             ids = sorted({span.request_id for one in plan.passes for span in one.spans})
             _log.exception("a pass of requests %s failed", ids)
             raise _PlanFailed(plan, f"a pass failed: {type(error).__name__}: {error}") from error
-        except BaseException:
-            self._fail_in_flight(plan, "interrupted")
-            self._change.is_open = False  # nothing else is harmed
-            raise
 
     def _update_scheduler(self, plan: StepPlan, results: Sequence[PassResult]) -> list[Event]:
         tracer = self.tracer

@@ -28,7 +28,7 @@ from holdfast.receipts.receipt import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.llm import LLM
 
 TokenText = Callable[[int], str]
 

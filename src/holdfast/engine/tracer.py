@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.core.step_plan import Pass, StepPlan
-from holdfast.scheduler.phase import Phase
-from holdfast.scheduler.request_state import RequestState
+from holdfast.scheduler.request_state import Phase, RequestState
 from holdfast.scheduler.token_log import TokenLog
 
 if TYPE_CHECKING:

@@ -43,12 +43,11 @@ class PagePool:
         return len(self._idle)
 
     def pages_for(self, length: int) -> int:
-        """The number of pages that hold this many positions."""
+        """Return the number of pages that hold this many positions."""
         return -(-length // self.page_size)
 
     def take(self) -> int:
-        """A page to write to, held once. Evicts the least recently used idle page if none is
-        free."""
+        """Return a page to write to, held once. Evict the least recently used idle page if none is free."""
         if self._free:
             page = self._free.pop()
         else:
@@ -67,8 +66,7 @@ class PagePool:
         self._refs[page] += 1
 
     def drop(self, page: int) -> None:
-        """Remove a holder. After the last one the page is idle if it is in the prefix cache,
-        otherwise free."""
+        """Remove a holder. After the last one the page is idle if it is in the prefix cache, else free."""
         assert self._refs[page] > 0, f"page {page} dropped more often than held"
         self._refs[page] -= 1
         if self._refs[page] == 0:
@@ -82,7 +80,7 @@ class PagePool:
         self._cached[page] = True
 
     def unmark_cached(self, page: int) -> None:
-        """The prefix cache drops a page; if it is not held, it becomes free."""
+        """Let the prefix cache drop a page. It becomes free if nobody holds it."""
         assert self._cached[page]
         self._cached[page] = False
         if self._refs[page] == 0:

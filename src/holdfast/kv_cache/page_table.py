@@ -42,7 +42,7 @@ class PageTable:
         return self._pool.pages_for(length)
 
     def num_missing(self, length: int) -> int:
-        """How many more pages positions 0 .. length - 1 need."""
+        """Return how many more pages positions 0 .. length - 1 need."""
         return max(0, self._pool.pages_for(length) - len(self._pages))
 
     def grow(self, length: int) -> None:
@@ -73,7 +73,7 @@ class PageTable:
         return self._num_pins > 0
 
     def pin(self) -> None:
-        """A pass in flight or a spot check uses these pages, even if the request ends."""
+        """Keep these pages, even if the request ends: a pass in flight or a spot check uses them."""
         self._num_pins += 1
 
     def unpin(self) -> None:
@@ -83,7 +83,7 @@ class PageTable:
             self.release()
 
     def give_up(self) -> None:
-        """The request needs it no more: release it now, or when the last pin is removed."""
+        """Release the pages, now or when the last pin is removed."""
         self._given_up = True
         if not self._num_pins:
             self.release()

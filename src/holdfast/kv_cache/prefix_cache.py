@@ -50,9 +50,14 @@ class PrefixNode:
 
 @dataclass(eq=False, slots=True)
 class PrefixMatch:
-    """The longest chain of full pages that a prompt starts with: its pages, its last node, and how
-    many leading pages are canonical. leader: a running request that computes more pages of this
-    prompt, up to position leader_len - 1."""
+    """The longest chain of full pages that a prompt starts with.
+
+    pages            of the chain
+    node             of its last page
+    num_canonical    how many leading pages are canonical
+    leader           a running request that computes more pages of this prompt
+    leader_len       up to position leader_len - 1
+    """
 
     pages: tuple[int, ...]
     node: PrefixNode
@@ -62,7 +67,7 @@ class PrefixMatch:
 
     @property
     def is_coming(self) -> bool:
-        """Whether the leader still computes the pages of leader_len."""
+        """Whether the leader still computes the pages up to leader_len."""
         return self.leader is not None and self.leader.will_reach(self.leader_len)
 
     @property
@@ -95,7 +100,7 @@ class PrefixCache:
         return len(self._node_of)
 
     def no_match(self) -> PrefixMatch:
-        """The match of a request that shares no pages."""
+        """Return the match of a request that shares no pages."""
         return PrefixMatch((), self._root, 0)
 
     def insert(
@@ -163,8 +168,8 @@ class PrefixCache:
 
 
 class PrefixCursor:
-    """How far one request's pages are in the prefix cache: the node of its last cached page. While it
-    runs, which pages it will add; while it waits, what is known of the nodes of its tokens."""
+    """How far one request's pages are in the prefix cache. While it runs: which pages it will add. While
+    it waits: what is known of the nodes of its tokens."""
 
     def __init__(
         self,
@@ -191,12 +196,12 @@ class PrefixCursor:
         self.reset()
 
     def move_to(self, node: PrefixNode, num_pages: int) -> None:
-        """The first num_pages pages are in the cache; node is the last one's."""
+        """Note that the first `num_pages` pages are in the cache. node: of the last one."""
         self._node, self._num_pages = node, num_pages
         self.next_len = (num_pages + 1) * self._page_size  # the next page is full at this length
 
     def reset(self) -> None:
-        """The request has no pages."""
+        """Forget the request's pages."""
         self.withdraw()
         self._known = self._prefix_cache.root  # of a request that waits: the last node of its tokens
         self.move_to(self._prefix_cache.root, 0)
@@ -207,9 +212,11 @@ class PrefixCursor:
         self._is_open = False
 
     def match(self, token_ids: Sequence[int]) -> PrefixMatch:
-        """The longest chain of full pages at the beginning of token_ids, and a request that computes
-        more of them. Holds no page. A request that waits looks up only what is new since its last
-        match."""
+        """Find the longest chain of full pages at the beginning of `token_ids`, and a request that
+        computes more of them. Hold no page.
+
+        A request that waits looks up only what is new since its last match.
+        """
         size = self._page_size
         path: list[PrefixNode] = []
         node = self._known
@@ -245,9 +252,9 @@ class PrefixCursor:
         return PrefixMatch(tuple(pages), node, num_canonical)
 
     def _leads(self, other: "PrefixCursor", num_found: int) -> bool:
-        """Whether a request that found num_found pages may wait for this one. It is of the same tenant
-        and older, so it gets its share of each pass first; its pages can be read by the other; and it
-        is as far."""
+        """Return whether a request that found `num_found` pages may wait for this one. This one must be
+        of the same tenant and older, so that it gets its share of each pass first. Its pages must be
+        readable by the other, and it must be as far."""
         return (
             self._tenant == other._tenant
             and self._number < other._number
@@ -256,14 +263,13 @@ class PrefixCursor:
         )
 
     def announce(self, length: int, tokens: Callable[[int, int], tuple[int, ...]]) -> None:
-        """The request will compute the full pages among positions 0 .. length - 1."""
+        """Announce that the request will compute the full pages among positions 0 .. length - 1."""
         if self._is_open:
             self._tokens, self._announced_len, self.num_forgone = tokens, length, 0
             self._announce_after(self._node, self.next_len - self._page_size)
 
     def _announce_after(self, node: PrefixNode, length: int) -> None:
-        """Add the next node that this request has to lead, after the node of the page that ends at this
-        length."""
+        """Add the next node that this request leads after `node`, whose page ends at this length."""
         while length + self._page_size <= self._announced_len and self._tokens is not None:
             start, length = length, length + self._page_size
             node = _child(node, self._key(self._tokens(start, length), length))
@@ -274,7 +280,7 @@ class PrefixCursor:
         self._last, self._last_len = node, length
 
     def withdraw(self) -> None:
-        """The request will not compute what it announced. Nobody waits for it any more."""
+        """Take back what was announced. Nobody waits for it any more."""
         node, self._last, self._tokens = self._last, self._prefix_cache.root, None
         self._announced_len = self._last_len = 0
         while node.parent is not None:
@@ -284,7 +290,7 @@ class PrefixCursor:
             node = node.parent
 
     def will_reach(self, length: int) -> bool:
-        """Whether the page that ends at this length is announced and not in the cache yet."""
+        """Return whether the page that ends at this length is announced and not in the cache yet."""
         return self.next_len <= length <= self._announced_len
 
     def extend(
@@ -314,7 +320,7 @@ class PrefixCursor:
             self._announce_after(self._node, self.next_len - self._page_size)
 
     def _key(self, tokens: Sequence[int], stop: int) -> PageTokens:
-        """The key of the node of the page that ends at position stop - 1."""
+        """Return the key of the node of the page that ends at position stop - 1."""
         if self._salt and stop == self._page_size:
             return (self._salt, *tokens)
         return tuple(tokens)
@@ -328,7 +334,7 @@ def _child(parent: PrefixNode, tokens: PageTokens) -> PrefixNode:
 
 
 def _attached(node: PrefixNode) -> PrefixNode:
-    """The node of the tree with the same tokens. A request may keep a node that was removed from
+    """Return the node of the tree with the same tokens. A request may keep a node that was removed from
     the tree."""
     chain: list[PageTokens] = []
     while not node.is_attached:

@@ -1,4 +1,4 @@
-"""Finds the files of a model: a built-in name, a local path, or a hub id.
+"""Find the files of a model: a built-in name, a local path, or a hub id.
 
 Files are downloaded only for a hub id, if they are not in the local cache, and only configuration,
 tokenizer, and weights in formats that cannot run code. The default model is a file in an installed

@@ -1,4 +1,4 @@
-"""Loads the weights of a decoder.
+"""Load the weights of a decoder.
 
 Each tensor is read once. The projections of one input become one linear layer, whose weights stay in
 quantised blocks where the backend computes with them.
@@ -69,7 +69,7 @@ class TensorSource(Protocol):
 
 
 class WeightLoader:
-    """Loads tensors of a checkpoint and reports progress."""
+    """Load tensors of a checkpoint and report progress."""
 
     def __init__(
         self,

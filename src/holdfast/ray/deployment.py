@@ -14,10 +14,10 @@ from ray import serve
 from holdfast.engine.config import EngineConfig
 from holdfast.ray.config import ReplicasConfig
 from holdfast.ray.messages import RoutedRequest
-from holdfast.ray.replica_link import ReplicaInfo
-from holdfast.ray.replica_server import ReplicaServer
+from holdfast.ray.replica_host import ReplicaHost
+from holdfast.ray.replica_port import ReplicaAddress
 from holdfast.server.config import ServerConfig
-from holdfast.server.ipc.engine_link import COMMAND
+from holdfast.server.ipc.engine_process import COMMAND
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.version import __version__
 
@@ -40,27 +40,27 @@ class EngineReplica:
     ) -> None:
         configure_logging(*log)
         # Ray runs this class in an event loop of its own thread, which cannot watch child processes by signals.
-        self._server = ReplicaServer(config, log=log, command=command or COMMAND, hang_timeout=hang_timeout)
+        self._host = ReplicaHost(config, log=log, command=command or COMMAND, hang_timeout=hang_timeout)
         self._config = config
         try:
-            await self._server.start(ray.util.get_node_ip_address())
+            await self._host.start(ray.util.get_node_ip_address())
         except BaseException:
-            await self._server.stop()
+            await self._host.stop()
             raise
 
     async def wait_for_end(self, request: RoutedRequest) -> None:
         """Return when a request has ended. It came, and its outputs go, over its frontend's connection."""
-        await self._server.wait_for_end(request)
+        await self._host.wait_for_end(request)
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """What frontends need to know of this replica. Ray sends it to every router."""
-        fingerprint = self._server.link.fingerprint
-        assert fingerprint is not None and self._server.address is not None
-        host, port = self._server.address
-        info = ReplicaInfo(
+        """Return what frontends need to know of this replica. Ray sends it to every router."""
+        fingerprint = self._host.port.fingerprint
+        assert fingerprint is not None and self._host.address is not None
+        host, port = self._host.address
+        info = ReplicaAddress(
             host=host,
             port=port,
-            secret=self._server.secret,
+            secret=self._host.secret,
             fingerprint=fingerprint.digest,
             config=config_digest(self._config),
             version=__version__,
@@ -71,21 +71,17 @@ class EngineReplica:
 
     def check_health(self) -> None:
         """Raises if the engine was given up."""
-        self._server.check()
-
-    def engine_pid(self) -> int:
-        """The process id of the engine process, for tests and operators."""
-        return self._server.engine_pid
+        self._host.check()
 
     async def __del__(self) -> None:
-        server = getattr(self, "_server", None)
-        if server is not None:
-            await server.drain()  # Ray kills this process after the drain timeout
-            await server.stop()
+        host = getattr(self, "_host", None)
+        if host is not None:
+            await host.drain()  # Ray kills this process after the drain timeout
+            await host.stop()
 
 
 def config_digest(config: EngineConfig) -> str:
-    """Replicas of one deployment have the same."""
+    """Digest a configuration. Replicas of one deployment have the same."""
     return hashlib.sha256(msgspec.json.encode(asdict(config), order="deterministic")).hexdigest()[:16]
 
 
@@ -98,7 +94,7 @@ def engine_app(
     max_num_seqs: int,
     command: Sequence[str] | None = None,
 ) -> serve.Application:
-    """The application of engine replicas, without an HTTP server."""
+    """Make the application of engine replicas, without an HTTP server."""
     scaling: dict[str, Any] = {"num_replicas": replicas.replicas or 1}
     if replicas.max_replicas is not None:
         scaling = {
@@ -137,7 +133,7 @@ def engine_app(
 
 
 def numeric_environment(engine: EngineConfig, replicas: ReplicasConfig) -> dict[str, str]:
-    """The numeric settings that Ray would choose itself, set explicitly."""
+    """Return the numeric settings that Ray would choose itself."""
     threads = engine.num_threads or max(1, math.ceil(replicas.replica_cpus))
     environment = dict.fromkeys(_THREADS, str(threads))
     environment["OMP_DYNAMIC"] = environment["MKL_DYNAMIC"] = "FALSE"

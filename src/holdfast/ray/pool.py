@@ -2,10 +2,10 @@
 
     pool = ReplicaPool(application, server, engine, callbacks)
     await pool.run()                      joins the replicas that Ray knows, until `stop`
-    pool.requests.submit(...)             any replica computes it; see `pooled_requests`
+    pool.requests.submit(...)             any replica computes it
 
-It is an `Engines`, as `Supervisor` is: `holdfast.server.main.run(..., connect=...)` takes what makes it.
-Every frontend has a pool and a number of its own, and any number of them share the replicas.
+It stands for its replicas as `EngineProcess` does for one process: `server.main.run(..., connect=...)` takes
+what makes it. Every frontend has a pool and a number of its own. Any number of them share the replicas.
 """
 
 import asyncio
@@ -14,23 +14,24 @@ import random
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from ray import serve
 
+from holdfast.core.request import Request
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.ray.deployment import ENGINE
-from holdfast.ray.messages import FRONTEND_BITS, FRONTEND_SHIFT, RoutedRequest
-from holdfast.ray.pooled_requests import PooledRequests, ReplicaRequests
-from holdfast.ray.replica_link import ReplicaInfo, ReplicaLink
+from holdfast.ray.messages import FRONTEND_BITS, FRONTEND_SHIFT, RoutedRequest, prefix_hashes
+from holdfast.ray.replica_port import ReplicaAddress, ReplicaPort
 from holdfast.ray.routing_table import RoutingTable, tables
 from holdfast.server.config import ServerConfig
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_connection import EngineCallbacks
+from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort
 from holdfast.server.ipc.engines import ReplicaStatus, Restart, not_ready
+from holdfast.server.ipc.requests import RequestTable
 from holdfast.version import __version__
 
 _log = logging.getLogger("holdfast.server")
@@ -44,26 +45,25 @@ class _Member:
     """One replica that Ray runs, or that is drained and still connected."""
 
     id: str
-    info: ReplicaInfo
-    link: ReplicaLink | None = None
+    address: ReplicaAddress
+    port: ReplicaPort | None = None
     is_running: bool = True  # Ray sends it requests
     task: "asyncio.Task[None] | None" = None
-    requests: ReplicaRequests | None = None
-    lost: float = field(default=0.0)
 
     @property
-    def is_open(self) -> bool:
-        link = self.link
-        return (
-            link is not None
-            and link.ready is not None
-            and link.fingerprint is not None
-            and not link.closed.is_set()
-        )
+    def state(self) -> str:
+        if not self.is_running:
+            return "draining"
+        port = self.port
+        is_open = port is not None and port.fingerprint is not None and not port.closed.is_set()
+        return "ready" if is_open else "connecting"
 
 
 class ReplicaPool:
     """The replicas of one application. fingerprint is the application's; None: that of the first replica."""
+
+    is_stuck = False  # a replica that hangs is restarted by its own `EngineProcess`
+    retry_after = _RETRY_AFTER
 
     def __init__(
         self,
@@ -77,15 +77,13 @@ class ReplicaPool:
     ) -> None:
         self.num_restarts = 0
         self.restart: Restart | None = None
-        self.retry_after = _RETRY_AFTER
         number = random.SystemRandom().getrandbits(FRONTEND_BITS)
         self._table = RoutingTable(self._on_replicas)
-        self.requests = PooledRequests(
-            self._call,
-            self._table,
+        self.requests = RequestTable(
             resumes=server.resume,
-            callbacks=callbacks.resume,
+            callbacks=callbacks,
             first_id=(number << FRONTEND_SHIFT) + 1,
+            choose=self._choose,
         )
         self._number, self._token = number, secrets.token_hex(8)
         self._application = application
@@ -96,7 +94,6 @@ class ReplicaPool:
         self._members: dict[str, _Member] = {}
         self._given_handle = handle
         self._handle: Any = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._failure: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,68 +103,54 @@ class ReplicaPool:
     # What the frontend asks
 
     @property
-    def _open(self) -> list[_Member]:
-        """The replicas that take requests."""
-        return [one for one in self._members.values() if one.is_open and one.is_running]
+    def _ports(self) -> list[ReplicaPort]:
+        """Return the ports of the replicas that take requests."""
+        return [one.port for one in self._members.values() if one.port is not None and one.state == "ready"]
 
     @property
     def is_ready(self) -> bool:
-        return bool(self._open) and not self._stopped.is_set()
+        return bool(self._ports) and not self._stopped.is_set()
 
     @property
     def is_stopped(self) -> bool:
         return self._stopped.is_set()
 
     @property
-    def link(self) -> ReplicaLink:
-        links = [one.link for one in self._open if one.link is not None]
-        if not links:
-            raise not_ready(self.retry_after)
-        return next((one for one in links if self._has_fingerprint(one)), links[0])
-
-    @property
     def ready(self) -> m.Ready:
-        """The sum of all replicas; while there is none, the last one."""
+        """Return the sum of all replicas; while there is none, the last sum."""
         ready = self.requests.ready
         if ready is None or self._stopped.is_set() or not (self.is_ready or self.requests.resumes):
             raise not_ready(self.retry_after)
         return ready
 
     @property
-    def is_stuck(self) -> bool:
-        """A replica that hangs is restarted by its own supervisor."""
-        return False
-
-    @property
     def replicas(self) -> Sequence[ReplicaStatus]:
         return [self._status(one) for one in self._members.values()]
 
     def _status(self, one: _Member) -> ReplicaStatus:
-        state = "draining" if not one.is_running else "ready" if one.is_open else "connecting"
+        fingerprint, accepted = self.requests.fingerprint, self.requests.num_accepted
         return ReplicaStatus(
             id=one.id,
-            node=one.info.node,
-            state=state,  # type: ignore[arg-type]
-            fingerprint=one.info.fingerprint,
-            is_deterministic=self.requests.fingerprint is not None
-            and one.info.fingerprint == self.requests.fingerprint.digest,
-            num_requests=0 if one.requests is None else len(one.requests.streams),
-            num_accepted_deterministic=self.requests.num_accepted[one.id, True],
-            num_accepted_ordinary=self.requests.num_accepted[one.id, False],
-            version=one.info.version,
+            node=one.address.node,
+            state=one.state,  # type: ignore[arg-type]
+            fingerprint=one.address.fingerprint,
+            is_deterministic=fingerprint is not None and one.address.fingerprint == fingerprint.digest,
+            num_requests=0 if one.port is None else len(one.port.streams),
+            num_accepted_deterministic=accepted[one.id, True],
+            num_accepted_ordinary=accepted[one.id, False],
+            version=one.address.version,
         )
 
     def set_tracing(self, on: bool) -> None:
         self._is_tracing = on
         for one in self._members.values():
-            if one.is_open and one.link is not None:
-                one.link.set_tracing(on)
+            if one.port is not None and not one.port.closed.is_set():
+                one.port.set_tracing(on)
 
     async def refresh_status(self) -> None:
-        links = [one.link for one in self._open if one.link is not None]
-        if not links:
+        if not self._ports:
             raise not_ready(self.retry_after)
-        await asyncio.gather(*(link.status() for link in links), return_exceptions=True)
+        await asyncio.gather(*(port.status() for port in self._ports), return_exceptions=True)
 
     # Life
 
@@ -182,16 +165,15 @@ class ReplicaPool:
         try:
             while not self._stopped.is_set():
                 await _wait(self._stopped, _POLL_SECONDS)
-                for one in self._open:
-                    if one.link is not None:
-                        one.link.poll()
+                for port in self._ports:
+                    port.poll()
             if self._failure is not None:
                 raise self._failure
         finally:
             await self._leave(handle)
 
     def fail(self, error: Exception) -> None:
-        """No replica can be had: `run` raises this. From any thread."""
+        """Have `run` raise this: no replica can be had. Any thread may call it."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._fail, error)
 
@@ -202,8 +184,6 @@ class ReplicaPool:
 
     async def stop(self) -> None:
         self.kill()
-        if self._handle is not None:
-            await asyncio.sleep(0)
 
     def kill(self) -> None:
         self._stopped.set()
@@ -211,51 +191,41 @@ class ReplicaPool:
         for one in self._members.values():
             if one.task is not None:
                 one.task.cancel()
-            if one.link is not None:
-                one.link.kill()
+            if one.port is not None:
+                one.port.kill()
 
     async def _leave(self, handle: Any) -> None:
         tables.pop((self._application, ENGINE), None)
         self.kill()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ports = [one.port for one in self._members.values() if one.port is not None]
+        await asyncio.gather(*(port.end_calls() for port in ports))
         await handle.shutdown_async()
 
-    # Calls
+    # Requests
 
-    def _call(self, request: RoutedRequest) -> Any:
-        """Start Ray's call of a request that was sent. Returns what cancels it."""
-        task = asyncio.create_task(self._run_call(request))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task.cancel
+    def _choose(self, request: Request, ports: Sequence[EnginePort]) -> EnginePort:
+        """Return the port of a replica with the prompt's beginning in its cache, or of the least loaded."""
+        loads = {port.id: len(port.streams) for port in ports}
+        chosen = self._table.choose(loads, prefix_hashes(request.prompt_ids, request.cache_salt))
+        return next(port for port in ports if port.id == chosen)
 
-    async def _run_call(self, request: RoutedRequest) -> None:
-        """Call, and wait until the call has ended. The request's end comes over the replica's link."""
-        response = None
+    async def _call(self, request: RoutedRequest) -> None:
+        """Have Ray call the replica of a request, and wait until the call has ended."""
+        response = self._handle.remote(request)
         try:
-            response = self._handle.remote(request)
             await response
         except asyncio.CancelledError:
-            if response is not None:
-                response.cancel()
+            response.cancel()
             raise
-        except Exception as error:
-            _log.info(
-                "Ray's call of request %d at replica %s failed: %s",
-                request.request_id, request.replica, _first_line(error),
-            )  # fmt: skip
-            self.requests.on_call_failed(request)
 
     # Replicas
 
     def _on_replicas(self, replicas: Sequence[Any]) -> None:
-        """Ray's router has another set of replicas."""
+        """Join and leave replicas: Ray's router has another set of them."""
         running = {one.replica_id.unique_id: one.replica_metadata for one in replicas}
         for replica, metadata in running.items():
             if replica not in self._members and metadata:
-                self._join(_Member(replica, ReplicaInfo(**metadata)))
+                self._join(_Member(replica, ReplicaAddress(**metadata)))
         for one in tuple(self._members.values()):
             if one.id not in running and one.is_running:
                 one.is_running = False
@@ -265,13 +235,14 @@ class ReplicaPool:
 
     def _join(self, member: _Member) -> None:
         self._members[member.id] = member
-        if member.info.version != __version__:
+        if member.address.version != __version__:
             problem = (
-                f"replica {member.id} on node {member.info.node} runs Holdfast {member.info.version}, this frontend "
-                f"{__version__}; it gets no requests. Install the same version on every node"
+                f"replica {member.id} on node {member.address.node} runs Holdfast {member.address.version}, this "
+                f"frontend {__version__}; it gets no requests. Install the same version on every node"
             )
             _log.error("%s", problem)
-            if not self._was_ready and all(one.info.version != __version__ for one in self._members.values()):
+            known = {one.address.version for one in self._members.values()}
+            if not self._was_ready and __version__ not in known:
                 self._fail(ConfigError(problem))
             return
         member.task = asyncio.create_task(self._keep_connected(member))
@@ -290,81 +261,71 @@ class ReplicaPool:
         self._update()
 
     async def _connect(self, member: _Member) -> bool:
-        """One connection from start to end. Returns whether the replica was ready."""
-        member.requests = ReplicaRequests(self.requests)
-        link = ReplicaLink(member.id, member.info, self._callbacks, member.requests)
-        member.requests.link = link
+        """Hold one connection from start to end. Returns whether the replica was ready."""
+        port = ReplicaPort(
+            member.id, member.address, self._callbacks, self.requests, self._call, self._update
+        )
         try:
-            await link.connect(self._number, self._token)
+            await port.connect(self._number, self._token)
         except (OSError, TimeoutError):
             return False
-        member.link = link
-        await link.settled.wait()
-        if link.closed.is_set():
+        member.port = port
+        try:
+            self._on_open(member, port, await port.wait_for_fingerprint())
+        except EngineStopped:
             return False
-        await link.wait_for_fingerprint()
-        self._on_open(member, link)
-        await link.closed.wait()
-        self._on_closed(member, link)
+        await port.closed.wait()
+        self._on_closed(member, port)
         return True
 
-    def _on_open(self, member: _Member, link: ReplicaLink) -> None:
-        assert link.fingerprint is not None
-        _log.info(
-            "replica %s on node %s is ready, fingerprint %s",
-            member.id,
-            member.info.node,
-            link.fingerprint.digest,
-        )
-        self._update()
-        if not self._has_fingerprint(link):
+    def _on_open(self, member: _Member, port: ReplicaPort, fingerprint: m.FingerprintReady) -> None:
+        node = member.address.node
+        _log.info("replica %s on node %s is ready, fingerprint %s", member.id, node, fingerprint.digest)
+        if not self._has_fingerprint(port):
             _log.warning(
                 "replica %s has the fingerprint %s, the application %s: it serves ordinary requests only",
-                member.id, link.fingerprint.digest, self._wanted_fingerprint,
+                member.id, fingerprint.digest, self._wanted_fingerprint,
             )  # fmt: skip
-        elif self._fingerprint is not None and link.fingerprint.llguidance != self._fingerprint.llguidance:
+        elif self._fingerprint is not None and fingerprint.llguidance != self._fingerprint.llguidance:
             _log.warning(
                 "replica %s has llguidance %s, the application %s: it serves no deterministic structured requests",
-                member.id, link.fingerprint.llguidance, self._fingerprint.llguidance,
+                member.id, fingerprint.llguidance, self._fingerprint.llguidance,
             )  # fmt: skip
         if self._is_tracing:
-            link.set_tracing(True)
+            port.set_tracing(True)
         if not self._was_ready:
             self._was_ready = True
-            self._callbacks.on_ready(link)
+            self._callbacks.on_ready()
 
-    def _on_closed(self, member: _Member, link: ReplicaLink) -> None:
+    def _on_closed(self, member: _Member, port: ReplicaPort) -> None:
         if self._stopped.is_set():
             return
-        if not link.is_stopping:  # Ray may have noticed first that it died
-            how = (
-                "lost its connection"
-                if link.died is None
-                else f"lost its engine process, which {link.died.how}"
-            )
+        if not port.is_stopping:  # Ray may have noticed first that it died
+            died = port.died
+            how = "lost its connection" if died is None else f"lost its engine process, which {died.how}"
             _log.error("replica %s %s", member.id, how)
             self.num_restarts += 1
-            if not self._open:
+            if not self._ports:
                 self.restart = Restart(f"of replica {member.id} died", time.monotonic())
             self._callbacks.on_death(how, self.requests.num_live)
         self._update()
 
     def _update(self) -> None:
-        """Tell the requests which replicas take them."""
+        """Tell the requests which replicas take them, and what all can do together."""
         self._choose_fingerprint()
-        replicas = {one.id: one.requests for one in self._open if one.requests is not None}
-        if replicas:
+        ports = self._ports
+        if ports:
             self.restart = None
-        all_ready = [one.link.ready for one in replicas.values() if one.link.ready is not None]
-        self.requests.set_replicas(replicas, self._fingerprint, self._sum(all_ready))
+        self.requests.set_ports(ports, self._fingerprint, self._sum(ports))
         self._callbacks.on_replicas()
 
-    def _sum(self, all_ready: list[m.Ready]) -> m.Ready | None:
-        """What all replicas can do together."""
+    def _sum(self, ports: Sequence[ReplicaPort]) -> m.Ready | None:
+        all_ready = [port.ready for port in ports if port.ready is not None]
         if not all_ready:
             return None
-        first = self.link.ready
-        assert first is not None
+        first = next(
+            (port.ready for port in ports if port.ready and self._has_fingerprint(port)), all_ready[0]
+        )
         refusal = first.refusal
         if self._fingerprint is None:
             refusal = f"no replica has the application's fingerprint {self._configured}"
@@ -382,36 +343,28 @@ class ReplicaPool:
     def _wanted_fingerprint(self) -> str | None:
         return self._configured or (None if self._fingerprint is None else self._fingerprint.digest)
 
-    def _has_fingerprint(self, link: ReplicaLink) -> bool:
-        return link.fingerprint is not None and link.fingerprint.digest == self._wanted_fingerprint
+    def _has_fingerprint(self, port: ReplicaPort) -> bool:
+        return port.fingerprint is not None and port.fingerprint.digest == self._wanted_fingerprint
 
     def _choose_fingerprint(self) -> None:
-        """The application's fingerprint is that of its first replica. It changes when the deployment does:
+        """Take the fingerprint of the application's first replica. It changes when the deployment does:
         Ray runs no replica of the old configuration any more, and one of the new is ready."""
-        links = [one.link for one in self._open if one.link is not None]
+        ports = self._ports
         if self._configured is not None:
-            links = [one for one in links if self._has_fingerprint(one)]
-        running = {one.info.config for one in self._members.values() if one.is_running}
-        if not links or (self._fingerprint is not None and (self._configured or self._generation in running)):
+            ports = [one for one in ports if self._has_fingerprint(one)]
+        running = {one.address.config for one in self._members.values() if one.is_running}
+        if not ports or (self._fingerprint is not None and (self._configured or self._generation in running)):
             return
-        before, self._fingerprint = self._fingerprint, links[0].fingerprint
-        self._generation = links[0].info.config
+        before, self._fingerprint = self._fingerprint, ports[0].fingerprint
+        self._generation = ports[0].address.config
         if before is not None and self._fingerprint is not None and before.digest != self._fingerprint.digest:
             _log.warning("the application's fingerprint is %s now", self._fingerprint.digest)
 
     def _drain(self) -> None:
         """Move the requests of replicas that Ray removes, where another replica may go on with them."""
         for one in self._members.values():
-            if one.is_running or one.requests is None:
-                continue
-            for stream in tuple(one.requests.streams.values()):
-                if self.requests.candidates(stream):
-                    self.requests.move(stream)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"
+            if not one.is_running and one.port is not None:
+                self.requests.drain(one.port)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -78,7 +78,7 @@ class _TokenizerWrapper:
 
 
 def open_trie(texts: Sequence[bytes], eos_ids: Sequence[int]) -> "LLTokenizer":
-    """The vocabulary as llguidance's token trie."""
+    """Return the vocabulary as llguidance's token trie."""
     from llguidance import LLTokenizer
 
     wrapper: Any = _TokenizerWrapper(texts, eos_ids)
@@ -86,7 +86,7 @@ def open_trie(texts: Sequence[bytes], eos_ids: Sequence[int]) -> "LLTokenizer":
 
 
 def open_matcher(trie: "LLTokenizer", grammar: str, *, is_lark: bool = False) -> "LLMatcher":
-    """A compiled grammar before its first token; `is_error()` if it cannot be compiled."""
+    """Return a compiled grammar before its first token. `is_error()` is true if it cannot be compiled."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = PARSER_LIMITS | (LARK_LIMITS if is_lark else {})
@@ -94,13 +94,13 @@ def open_matcher(trie: "LLTokenizer", grammar: str, *, is_lark: bool = False) ->
 
 
 def is_of_lexer(error: str) -> bool:
-    """Whether the lexer, which all matchers of a grammar share, may have failed because of earlier
+    """Return whether the lexer, which all matchers of a grammar share, may have failed because of earlier
     tokens. A full lexer fails in several ways, the parser's limits only in these two."""
     return "Current row has" not in error and "Too many items" not in error
 
 
 def explain(error: str) -> str:
-    """llguidance's message as one line, without its dumps of state."""
+    """Write llguidance's message as one line, without its dumps of state."""
     message = error.partition("\n<")[0]
     for line in message.splitlines():
         if line.startswith("error: "):  # the regex library's message, after a drawing of the position
@@ -145,7 +145,7 @@ def _names_tokens(grammar: str) -> bool:
 
 
 def _follow(matcher: "LLMatcher", walk: int, eos_ids: Sequence[int]) -> str | None:
-    """One walk: along the lowest token ids, the highest, or at random. Returns what went wrong."""
+    """Walk once: along the lowest token ids, the highest, or at random. Return what went wrong."""
     eos_bits = sum(1 << id_ for id_ in eos_ids)
     rng = random.Random(walk)
     for step in range(_WALK_LEN):
@@ -178,13 +178,13 @@ _running: list[int] = []  # the fork that tries a grammar now
 
 
 def _end_fork(*_: object) -> None:
-    """SIGUSR1: nobody waits for the answer any more. The fork is not reaped yet, so the id is its."""
+    """Kill the fork on SIGUSR1: nobody waits for its answer. It is not reaped yet, so the id is its."""
     for child in _running:
         os.kill(child, signal.SIGKILL)
 
 
 def _try_in_fork(trie: "LLTokenizer", request: dict[str, Any]) -> dict[str, Any]:
-    """The answer of a fork that tried the grammar, or why the fork died."""
+    """Return the answer of a fork that tried the grammar, or why the fork died."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -206,7 +206,7 @@ def _try_in_fork(trie: "LLTokenizer", request: dict[str, Any]) -> dict[str, Any]
 
 
 def _try(trie: "LLTokenizer", request: dict[str, Any], writing: int) -> None:
-    """In the fork: try the grammar within its limits, write the answer, and exit."""
+    """Try the grammar within its limits, write the answer, and exit. Called in the fork."""
     answers: list[dict[str, Any]] = []
 
     def work() -> None:

@@ -83,7 +83,7 @@ class WorkerSupervisor:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes that run now."""
+        """Return the ids of the processes that run now."""
         return tuple(pid for one in self._workers if (pid := one.process.pid) is not None)
 
     def warm(self) -> None:
@@ -99,7 +99,7 @@ class WorkerSupervisor:
         max_bytes: int = MAX_FRAME_BYTES,
         token: CancelToken | None = None,
     ) -> dict[str, Any]:
-        """A worker's answer. Waits for an idle one; `seconds` are those of the answer alone. Raises
+        """Return a worker's answer. Wait for an idle one; `seconds` are those of the answer alone. Raises
         `WorkerLost`, `SetupRefused`, or, if no process can be started, `OSError` or `ImportError`.
         If the token is cancelled, raises `Cancelled`."""
         token = token or CancelToken()
@@ -116,7 +116,7 @@ class WorkerSupervisor:
     def _one_idle(
         self, token: CancelToken | None = None, among: Sequence["_Worker"] | None = None
     ) -> Iterator["_Worker"]:
-        """A worker for one use, one that was started if there is a choice."""
+        """Yield a worker for one use, one that was started if there is a choice."""
         token = token or CancelToken()
         with token.on_cancel(self._wake), self._changed:
             while not (idle := [one for one in self._idle if among is None or one in among]):
@@ -210,7 +210,7 @@ class _Process:
         return None if self._popen is None else self._popen.pid
 
     def is_running(self) -> bool:
-        """False in a fork of the process that started it: two processes cannot share one socket."""
+        """Return whether it runs. False in a fork of the process that started it: they cannot share a socket."""
         return self._owner_pid == os.getpid() and self._popen is not None and self._popen.poll() is None
 
     def start(self, paths: Sequence[str]) -> None:
@@ -276,7 +276,7 @@ def _lower_priority(pid: int) -> None:
 
 
 def _package_root(name: str) -> str:
-    """The folder to import a package from."""
+    """Return the folder to import a package from."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"{name} is not installed")

@@ -98,7 +98,7 @@ def _refuse_random(*_: Any, **__: Any) -> None:
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """A template ready to render, in jinja2's sandbox."""
+    """Return a template ready to render, in jinja2's sandbox."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -112,7 +112,7 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def render(template: jinja2.Template, request: dict[str, Any]) -> str:
-    """One rendering. Raises at `max_chars`."""
+    """Return one rendering. Raise at `max_chars`."""
     date = datetime.fromisoformat(request["date"])
     variables = {"strftime_now": lambda layout: date.strftime(layout), **request["variables"]}
     chunks: list[str] = []
@@ -126,7 +126,7 @@ def render(template: jinja2.Template, request: dict[str, Any]) -> str:
 
 
 def explain(error: BaseException, request: dict[str, Any]) -> str:
-    """The error as one line."""
+    """Return the error as one line."""
     if isinstance(error, OutputTooLongError):
         return f"it wrote more than {request['max_chars']} characters"
     if isinstance(error, MemoryError):
@@ -147,7 +147,7 @@ _rendering: list[bool] = []  # not empty while a template is rendered
 
 
 def _interrupt(*_: object) -> None:
-    """SIGUSR1: end the rendering under way; its answer is an error."""
+    """End the rendering under way on SIGUSR1. Its answer is an error."""
     if _rendering:
         _rendering.clear()
         raise _Interrupted

@@ -73,7 +73,7 @@ def _cpu_limit(message: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _receive() -> dict[str, Any]:
-    """The next message. Ends this process with its input."""
+    """Return the next message. End this process at the end of its input."""
     header = sys.stdin.buffer.read(4)
     payload = sys.stdin.buffer.read(int.from_bytes(header, "little"))
     if len(header) < 4:

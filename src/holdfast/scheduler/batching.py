@@ -12,9 +12,7 @@ from collections.abc import Collection, Iterable
 
 from holdfast.core.step_plan import Pass, PassKind, Span
 from holdfast.kv_cache.page_pool import PagePool
-from holdfast.scheduler.fair_share import TokenShares, num_decode_tokens
 from holdfast.scheduler.ngram_proposer import is_worth_waiting, num_worthwhile, token_share
-from holdfast.scheduler.phase import Phase
 from holdfast.scheduler.policy import (
     DRAFT_HIT_RATE,
     PendingWindow,
@@ -27,7 +25,8 @@ from holdfast.scheduler.policy import (
     round_up,
 )
 from holdfast.scheduler.request_queue import RequestQueue
-from holdfast.scheduler.request_state import RequestState
+from holdfast.scheduler.request_state import Phase, RequestState
+from holdfast.scheduler.share_policy import Quotas
 from holdfast.scheduler.spans import (
     candidate_span,
     canonical_span,
@@ -40,8 +39,7 @@ from holdfast.scheduler.spot_checks import SpotChecker
 
 
 class Batcher:
-    """Plans the passes of one step. Drafts candidates, opens windows and preempts requests as it
-    goes."""
+    """Plan the passes of one step. Draft candidates, open windows and preempt requests on the way."""
 
     def __init__(
         self,
@@ -62,7 +60,7 @@ class Batcher:
         self._step = step
         self._in_flight = in_flight
         self._optimistic = optimistic
-        self._shares = TokenShares({}, config.max_pass_tokens, config.reference_tokens, is_padded=False)
+        self._quotas = Quotas(config.max_pass_tokens)
         self._certified = config.commits_at_once
         self._has_one_pass = self._certified or config.determinism == "off"
         # The largest canonical pass without a certificate: whole reference passes.
@@ -72,7 +70,7 @@ class Batcher:
 
     @property
     def must_wait(self) -> bool:
-        """If any request needs a result that is still in flight, the whole step waits."""
+        """Whether a request needs a result that is still in flight. Then the whole step waits."""
         if self._has_one_pass:
             return False
         return any(
@@ -81,17 +79,17 @@ class Batcher:
         )
 
     def _is_assumed_accepted(self, state: RequestState) -> bool:
-        """Whether tokens are planned after the request's window in flight as if it were accepted.
+        """Return whether tokens are planned after the request's window in flight as if it were accepted.
 
-        Not if its candidates are known: they are drafted, or would be drafted next. Not if
-        candidates are in flight alone, which have no logprobs: their window is not planned yet.
+        They are not if the candidates are known: they are drafted, or would be drafted next. They are
+        not if candidates without logprobs are in flight: their window is not planned yet.
         """
         if not self._optimistic or state.in_flight.spans[-1].logprobs is None:
             return False
         return not state.tokens.num_candidates and not self._drafts_windows(state)
 
     def passes(self) -> list[Pass]:
-        """The passes in the order they run. Some may be empty."""
+        """Return the passes in the order they run. Some may be empty."""
         if self._in_flight and self.must_wait:
             return []  # because of a request that was just admitted
         if self._has_one_pass:
@@ -144,7 +142,7 @@ class Batcher:
         return one
 
     def _prefill_budget(self, prefilling: list[RequestState], num_decode: int, budget: int) -> int:
-        """The prefill tokens of a pass, at most: fewer than there are if that saves padding."""
+        """Return how many prefill tokens the pass may have: fewer than there are if that saves padding."""
         num_prefill = min(budget, sum(state.prefill_len + 1 - state.next_start for state in prefilling))
         return num_prefill - prefill_to_defer(num_decode, num_prefill, self._config.certified_sizes)
 
@@ -185,8 +183,7 @@ class Batcher:
     def _canonical_spans(
         self, decoding: list[RequestState], prefilling: list[RequestState]
     ) -> dict[int, Span]:
-        """Windows and prefill of deterministic requests. Further windows take the place of
-        padding."""
+        """Plan windows and prefill of deterministic requests. Further windows take the place of padding."""
         reference, budget = self._config.reference_tokens, self._max_canonical_tokens
         pending = [
             PendingWindow(
@@ -210,8 +207,8 @@ class Batcher:
     # A burst: verify with async scheduling
 
     def _burst(self) -> list[Pass]:
-        """Fast passes, each sampling from the tokens of the one before, then the windows: the host
-        waits once for all."""
+        """Plan fast passes, each sampling from the tokens of the one before, and then the windows. The
+        host waits once for all of them."""
         decoding, prefilling = self._split(self._max_canonical_tokens)
         ordinary = [state for state in decoding if not state.deterministic]
         proposing = [state for state in decoding if state.deterministic]
@@ -236,8 +233,8 @@ class Batcher:
     def _num_fast_tokens(
         self, proposing: list[RequestState], ordinary: list[RequestState], num_prefill: int
     ) -> dict[int, int]:
-        """The number of fast tokens of each request in the burst: at most one if prefill waits, or
-        if pages are short."""
+        """Return the number of fast tokens of each request in the burst. It is at most one if prefill
+        waits or pages are short."""
         reference = self._config.reference_tokens
         budget = self._max_canonical_tokens - (reference if num_prefill else 0)
         limit = choose_burst(len(proposing), reference, num_prefill)
@@ -259,8 +256,8 @@ class Batcher:
     def _burst_pass(
         self, number: int, decoding: list[RequestState], counts: dict[int, int], prompts: list[RequestState]
     ) -> Pass:
-        """The number-th fast pass of a burst: a token of each request that has one left, and chunks
-        of ordinary prompts."""
+        """Plan fast pass `number` of a burst: a token of each request that has one left, and chunks of
+        ordinary prompts."""
         spans: list[Span] = []
         for state in decoding:
             if counts[state.request_id] <= number:
@@ -277,7 +274,7 @@ class Batcher:
         budget = self._config.max_pass_tokens - sum(span.num_tokens for span in spans)
         for state in prompts:
             is_blocked = bool(state.in_flight.spans) and state.is_blocked
-            most = min(budget, self._shares.num_left(state.request.tenant, state.prompt_cost))
+            most = min(budget, self._quotas.left(state.tenant, state.prompt_cost))
             if most < 1 or not self._queue.is_running(state) or is_blocked:
                 continue
             if state.is_prefilling or state.expected_len <= state.page_table.capacity:
@@ -286,13 +283,13 @@ class Batcher:
                 else:
                     span = next_token_span(state, state.logprobs)
                 state.in_flight.add(span)
-                self._shares.take(state.request.tenant, span.num_tokens, state.prompt_cost)
+                self._quotas.take(state.tenant, span.num_tokens, state.prompt_cost)
                 spans.append(span)
                 budget -= span.num_tokens
         return _fast_pass(tuple(spans))
 
     def _canonical_pass(self, windows: list[tuple[RequestState, int]], chunks: list[RequestState]) -> Pass:
-        """The windows that end a burst, as (request, start), and chunks of deterministic
+        """Plan the windows that end a burst, given as (request, start), and chunks of deterministic
         prompts."""
         planned: dict[int, Span] = {}
         for state, start in windows:
@@ -306,46 +303,23 @@ class Batcher:
     # Shared by all
 
     def _split(self, budget: int) -> tuple[list[RequestState], list[RequestState]]:
-        """The requests that decode in this step, and those that prefill. If several tenants have
-        any, each gets its share of the step's tokens; those of its requests that decoded longest ago
-        go first."""
+        """Return the requests that decode in this step, and those that prefill. If several tenants have
+        any, each gets its share of `budget` tokens."""
         decoding, prefilling = self._queue.split()
-        if not self._queue.is_shared:
-            return decoding, prefilling
-        demands: dict[str, int] = {}
-        for state in decoding:
-            tenant = state.request.tenant
-            cost = state.sampled_cost * (1 + state.tokens.num_candidates)
-            demands[tenant] = demands.get(tenant, 0) + cost
-        has_prefill = {state.request.tenant for state in prefilling}
-        for state in prefilling:
-            tenant = state.request.tenant
-            cost = state.prompt_cost * max(1, state.prefill_len - state.next_start)
-            demands[tenant] = demands.get(tenant, 0) + cost
-        self._shares = shares = TokenShares(
-            demands, budget, self._config.reference_tokens, is_padded=not self._has_one_pass
-        )
-        if not shares.is_shared:
-            return decoding, prefilling
-        room = {
-            tenant: num_decode_tokens(shares.left(tenant), has_prefill=tenant in has_prefill)
-            for tenant in demands
-        }
-        chosen: set[int] = set()
-        started: set[str] = set()
-        for state in sorted(decoding, key=lambda state: (state.last_planned, state.request_id)):
-            tenant, cost = state.request.tenant, state.sampled_cost * (1 + state.tokens.num_candidates)
-            if cost <= room[tenant] or tenant not in started:  # at least one
-                chosen.add(state.request_id)
-                started.add(tenant)
-                state.last_planned = self._step
-                room[tenant] -= cost
-                shares.take(tenant, cost)
-        return [state for state in decoding if state.request_id in chosen], prefilling
+        if self._queue.shares.is_shared:
+            self._quotas = Quotas.of(
+                decoding,
+                prefilling,
+                budget,
+                self._config.reference_tokens,
+                is_padded=not self._has_one_pass,
+            )
+            decoding = self._quotas.choose(decoding, prefilling, self._step)
+        return decoding, prefilling
 
     def _has_room(self, state: RequestState, length: int, planned: Collection[int]) -> bool:
-        """Give positions 0 .. length - 1 a slot. A request that is not planned may be preempted for
-        it."""
+        """Return whether positions 0 .. length - 1 have slots. A request that is not planned may be
+        preempted for them."""
         return length <= state.page_table.capacity or self._queue.make_room(
             state, length, planned, self._step, in_flight=self._in_flight
         )
@@ -361,16 +335,16 @@ class Batcher:
         return Pass(PassKind.CANONICAL, together, round_up(num_tokens, self._config.reference_tokens))
 
     def _add_prefill(self, prefilling: Iterable[RequestState], planned: dict[int, Span], budget: int) -> int:
-        """Plan chunks of prompts, oldest first; they got their pages at admission. Returns the
-        number of tokens."""
+        """Plan chunks of prompts, oldest first. They got their pages at admission. Return the number of
+        tokens."""
         used = 0
         for state in prefilling:
             if used >= budget:
                 break
-            most = min(budget - used, self._shares.num_left(state.request.tenant, state.prompt_cost))
+            most = min(budget - used, self._quotas.left(state.tenant, state.prompt_cost))
             if most > 0 and self._queue.is_running(state):
                 span = planned[state.request_id] = next_span(state, most)
-                self._shares.take(state.request.tenant, span.num_tokens, state.prompt_cost)
+                self._quotas.take(state.tenant, span.num_tokens, state.prompt_cost)
                 used += span.num_tokens
         return used
 
@@ -384,11 +358,11 @@ class Batcher:
     def _draft(
         self, decoding: list[RequestState], prefilling: list[RequestState], budget: int
     ) -> list[RequestState]:
-        """Draft candidates from the requests' own text, where they are worth their time and pages
-        are not short.
+        """Draft candidates from the requests' own text if they are worth their time and pages are not
+        short.
 
-        Returns the requests of this plan. A request with a token in flight that had better draft is
-        left out once.
+        Return the requests of this plan. One with a token in flight is left out once if waiting for a
+        draft commits more.
         """
         if self._config.speculation == "off" or self._pool.num_available <= len(self._queue.running):
             return decoding
@@ -401,21 +375,21 @@ class Batcher:
             proposer = state.proposer
             if proposer is None or proposer.hit_rate <= share or state.tokens.num_candidates:
                 continue
-            left = self._shares.num_left(state.request.tenant, state.sampled_cost)
+            left = self._quotas.left(state.tenant, state.sampled_cost)
             max_candidates = min(num_spare, left, num_worthwhile(proposer.hit_rate, num_tokens))
             if state.in_flight.spans:
                 if proposer.has_match and is_worth_waiting(proposer.hit_rate, max_candidates):
                     left_out.add(state.request_id)
             elif max_candidates > 0 and self._pool.num_available > len(self._queue.running):
                 state.propose(max_candidates)
-                self._shares.take(state.request.tenant, state.tokens.num_candidates, state.sampled_cost)
+                self._quotas.take(state.tenant, state.tokens.num_candidates, state.sampled_cost)
                 num_spare -= state.tokens.num_candidates
                 num_tokens += state.tokens.num_candidates
         return [state for state in decoding if state.request_id not in left_out] if left_out else decoding
 
     def _draft_unconfirmed(self, decoding: list[RequestState], budget: int) -> list[RequestState]:
-        """Draft tokens that another engine sent, as many as fit the pass. Returns the requests of
-        this plan: one with a token in flight drafts in the next."""
+        """Draft tokens that another engine sent, as many as fit the pass. Return the requests of this
+        plan: one with a token in flight drafts in the next."""
         confirming = self._queue.confirming
         if not confirming:
             return decoding
@@ -425,24 +399,24 @@ class Batcher:
             if not state.is_confirming:
                 confirming.discard(state.request_id)
                 continue
-            left = self._shares.num_left(state.request.tenant, state.sampled_cost)
+            left = self._quotas.left(state.tenant, state.sampled_cost)
             max_candidates = min(num_spare, left, self._pool.num_available * self._pool.page_size)
             if state.in_flight.spans:
                 left_out.add(state.request_id)
             elif max_candidates > 0 and not state.tokens.num_candidates:
                 state.propose(max_candidates)
-                self._shares.take(state.request.tenant, state.tokens.num_candidates, state.sampled_cost)
+                self._quotas.take(state.tenant, state.tokens.num_candidates, state.sampled_cost)
                 num_spare -= state.tokens.num_candidates
         return [state for state in decoding if state.request_id not in left_out]
 
     def _draft_windows(self, decoding: list[RequestState]) -> None:
-        """Draft whole windows: tokens to be confirmed, or n-grams that are right nearly always."""
+        """Draft whole windows: tokens to be confirmed, or n-grams that are nearly always right."""
         for state in decoding:
-            left = min(state.max_window, self._shares.num_left(state.request.tenant, state.sampled_cost))
+            left = min(state.max_window, self._quotas.left(state.tenant, state.sampled_cost))
             is_free = not state.in_flight.spans and not state.tokens.num_candidates
             if left > 0 and is_free and self._drafts_windows(state):
                 state.propose(left)
-                self._shares.take(state.request.tenant, state.tokens.num_candidates, state.sampled_cost)
+                self._quotas.take(state.tenant, state.tokens.num_candidates, state.sampled_cost)
 
     def _drafts_windows(self, state: RequestState) -> bool:
         if state.is_confirming:
@@ -451,11 +425,12 @@ class Batcher:
 
 
 def choose_windows(proposing: Iterable[RequestState], max_count: int, budget: int) -> dict[int, int]:
-    """The number of fast tokens, up to max_count, that each window of a burst gets in addition to
-    known candidates.
+    """Return the number of fast tokens that each window of a burst gets in addition to its known
+    candidates: at most `max_count`.
 
-    The request that was verified longest ago goes first. Requests whose windows do not fit are left
-    for the next step. A request with a grammar gets none: the host must know a token before the next.
+    The request that was verified longest ago goes first. A request whose window does not fit `budget` is
+    left for the next step. A request with a grammar gets no fast token: the host must know a token
+    before the next.
     """
     counts: dict[int, int] = {}
     for state in sorted(proposing, key=lambda state: (state.last_verified, state.request_id)):
@@ -473,5 +448,5 @@ def _fast_pass(spans: tuple[Span, ...]) -> Pass:
 
 
 def _burst_stop(state: RequestState, num_fast: int) -> int:
-    """Positions a request needs for num_fast fast tokens, and for the window over them."""
+    """Return the positions that a request needs for `num_fast` fast tokens and for the window over them."""
     return state.expected_len + num_fast - (0 if state.deterministic else 1)

@@ -20,15 +20,15 @@ _GRAM_MASK = (1 << NGRAM * _TOKEN_BITS) - 1
 
 
 def token_share(num_tokens: int) -> float:
-    """The time of one more token in a pass of num_tokens, as a share of the pass."""
+    """Return the time of one more token in a pass of `num_tokens`, as a share of the pass."""
     return TOKEN_COST * num_tokens / (1 + TOKEN_COST * (num_tokens - 1))
 
 
 def num_worthwhile(hit_rate: float, num_tokens: int) -> int:
-    """How many candidates are worth their time in a pass that has num_tokens without them.
+    """Return how many candidates are worth their time in a pass that has `num_tokens` without them.
 
-    The k-th is accepted with probability hit_rate^k. It is worth its time if that is more than its
-    share of the pass, which is small in a small pass and nearly 1 in a large one.
+    The k-th is accepted with probability hit_rate^k. It is worth its time if that is more than its share
+    of the pass, which is small in a small pass and nearly 1 in a large one.
     """
     share = token_share(num_tokens)
     if hit_rate <= share:
@@ -37,8 +37,8 @@ def num_worthwhile(hit_rate: float, num_tokens: int) -> int:
 
 
 def is_worth_waiting(hit_rate: float, num_candidates: int) -> bool:
-    """Whether a pass with so many candidates should commit more than the two tokens of two passes
-    without them.
+    """Return whether a pass with `num_candidates` should commit more than the two tokens of two passes
+    without candidates.
 
     A proposal needs known tokens, so a request with a token in flight skips one pass before it can
     propose.
@@ -89,7 +89,7 @@ class NgramProposer:
             self._match = match + 1  # continue in the run that is being repeated
 
     def propose(self, max_candidates: int) -> tuple[int, ...]:
-        """The tokens predicted to come next, at most so many."""
+        """Return the tokens that are predicted to come next, at most `max_candidates`."""
         self._read()
         if self._match is None or max_candidates < 1:
             return ()

@@ -67,7 +67,7 @@ class SchedulerConfig:
 
     @property
     def longest_window(self) -> int:
-        """Candidates of a verification window: with the committed token they fit a reference pass."""
+        """Most candidates of a verification window: with the committed token they fit a reference pass."""
         fitting = self.reference_tokens - 1
         return fitting if self.max_window is None else min(self.max_window, fitting)
 
@@ -86,8 +86,8 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class PendingWindow:
-    """A deterministic request with candidates: the tokens of its window, and whether it should be
-    verified now."""
+    """A deterministic request with candidates. num_tokens: of its window. is_due: it should be verified
+    now."""
 
     request_id: int
     num_tokens: int
@@ -96,13 +96,13 @@ class PendingWindow:
 
 
 def choose_burst(num_windows: int, reference_tokens: int, num_prefill: int = 0) -> int:
-    """The candidates of each of num_windows windows, in a canonical pass that computes num_prefill
-    tokens of prompts as well: so many that the windows fill a reference pass, or none if that
-    commits more tokens in the same time.
+    """Return how many candidates each window gets before the next canonical pass, which also computes
+    `num_prefill` tokens of prompts. If more tokens are committed in the same time without candidates,
+    return 0.
 
-    The time of a pass of n tokens is about that of reference_tokens + n. Without candidates a
-    canonical pass decodes one token of every request: the requests fill a reference pass alone, or a
-    long prompt hides what they cost.
+    The time of a pass of n tokens is about that of reference_tokens + n. Without candidates a canonical
+    pass decodes one token of every request. That is faster if the requests fill a reference pass alone,
+    or if a long prompt hides what they cost.
     """
     if not num_windows:
         return 1
@@ -121,36 +121,36 @@ def choose_burst(num_windows: int, reference_tokens: int, num_prefill: int = 0) 
 
 
 def adapt_window(window_cap: int, max_window: int, *, num_accepted: int, num_rejected: int) -> int:
-    """Candidates of the next window: twice as many if all were accepted, otherwise about as many as
-    were accepted."""
+    """Return the number of candidates of the next window: twice as many if all were accepted, otherwise
+    about as many as were accepted."""
     if num_rejected:
         return max(1, num_accepted)
     return min(max_window, max(window_cap, 2 * num_accepted))
 
 
 def update_acceptance_rate(rate: float, *, accepted: bool) -> float:
-    """The running share of windows that were accepted as a whole, after one more verdict."""
+    """Return the running share of windows that were accepted as a whole, after one more verdict."""
     return rate + (accepted - rate) / _RATE_WINDOWS
 
 
 def assume_accepted(acceptance_rate: float, num_passes: int) -> bool:
-    """Whether the next burst is planned before the verdict on a burst of num_passes passes is
+    """Return whether the next burst is planned before the verdict on a burst of `num_passes` passes is
     read."""
     return acceptance_rate >= MIN_ACCEPTANCE_RATE and num_passes <= MAX_OPTIMISTIC_BURST
 
 
 def certified_size(num_tokens: int, sizes: Sequence[int]) -> int | None:
-    """The smallest certified size of at least num_tokens; sizes are ascending."""
+    """Return the smallest certified size of at least `num_tokens`, or None. sizes: ascending."""
     at = bisect_left(sizes, num_tokens)
     return sizes[at] if at < len(sizes) else None
 
 
 def prefill_to_defer(num_decode: int, num_prefill: int, sizes: Sequence[int]) -> int:
-    """Prefill tokens that had better wait for the next pass, because this one is then padded less.
+    """Return how many prefill tokens wait for the next pass, because this one is then padded less.
 
-    The next pass decodes the same requests and takes the deferred tokens along, padded itself. The
-    last prompt gets its first token one pass later, so this is done only for many tokens, and only
-    while many requests decode: they share the gain.
+    The next pass decodes the same requests and takes the deferred tokens along, padded itself. The last
+    prompt gets its first token one pass later. So this is done only for many tokens, and only while many
+    requests decode: they share the gain.
     """
     size = certified_size(num_decode + num_prefill, sizes)
     at = bisect_left(sizes, num_decode + num_prefill)
@@ -169,12 +169,11 @@ def round_up(num_tokens: int, multiple: int) -> int:
 
 
 def choose_due(pending: Sequence[PendingWindow], reference_tokens: int, budget: int) -> list[PendingWindow]:
-    """The windows of the next canonical pass: those that are due, and if all together fill
-    reference passes, as many as fill them.
+    """Return the windows of the next canonical pass: those that are due. If all together fill reference
+    passes, return as many as fill them.
 
-    Short windows are the cheapest: a window of n candidates commits n + 1 tokens for n fast ones.
-    The request that was verified longest ago goes first, so that every window gets its turn when
-    not all fit.
+    Short windows are the cheapest: a window of n candidates commits n + 1 tokens for n fast ones. The
+    request that was verified longest ago goes first, so that every window gets its turn if not all fit.
     """
     ordered = sorted(
         pending,
@@ -191,7 +190,7 @@ def choose_due(pending: Sequence[PendingWindow], reference_tokens: int, budget: 
 def fill_spare(
     pending: Sequence[PendingWindow], chosen: Sequence[PendingWindow], num_spare: int
 ) -> list[PendingWindow]:
-    """Further windows in place of padding, the longest first."""
+    """Return further windows in place of `num_spare` tokens of padding, the longest first."""
     chosen_ids = {window.request_id for window in chosen}
     rest = [window for window in pending if window.request_id not in chosen_ids]
     return _fill(sorted(rest, key=lambda window: (-window.num_tokens, window.request_id)), num_spare)
@@ -207,16 +206,17 @@ def _fill(ordered: Sequence[PendingWindow], budget: int) -> list[PendingWindow]:
 
 
 def may_admit(num_needed: int, num_available: int, num_running: int) -> bool:
-    """Whether a request's pages are available, and one more for each running request, which will
+    """Return whether a request's pages are available, and one more for each running request: it will
     need one soon."""
     return num_needed + num_running <= num_available
 
 
 def is_sooner_shared(num_shared: int, num_forgone: int, cost: int) -> bool:
-    """Whether a request waits until another one has computed num_shared tokens that both need.
-    num_forgone: what requests that did not wait compute again of the other one's tokens.
+    """Return whether a request waits until another one has computed the `num_shared` tokens that both
+    need.
 
-    The time of a pass of n tokens is about that of reference_tokens + n. All that wait for the other one
-    lose a pass together, which costs as much as `cost` tokens. So no more than these are computed again.
+    num_forgone: of these tokens, what requests that did not wait compute again. cost: of waiting, in
+    tokens. The time of a pass of n tokens is about that of reference_tokens + n, and all that wait for
+    the other one lose a pass together. So no more tokens than that are computed again.
     """
     return num_forgone + num_shared >= cost

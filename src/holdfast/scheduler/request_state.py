@@ -19,31 +19,140 @@ computed_len to committed_len - 1, free the pages after that.
 These lengths cover results that are read. Spans whose results are not read yet are in `in_flight`.
 """
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import replace
+from enum import Enum
 from functools import cached_property
 
 from holdfast.core.extension import RequestExtension
-from holdfast.core.pooling import HiddenStates
+from holdfast.core.pooling import HiddenStates, Pooling
 from holdfast.core.request import AnswerText, Prepared, branch_seed
 from holdfast.core.results import Determinism, Stats
 from holdfast.core.sent_answer import SentChoice
-from holdfast.core.step_plan import Sampled, Sampling
+from holdfast.core.shares import prompt_cost, sampled_cost
+from holdfast.core.step_plan import Sampled, Sampling, Span
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
 from holdfast.errors import AnswerFailed, GuaranteeLost, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
-from holdfast.scheduler.fair_share import prompt_cost, sampled_cost
-from holdfast.scheduler.in_flight import InFlightSpans
 from holdfast.scheduler.ngram_proposer import NgramProposer
-from holdfast.scheduler.phase import LIVE, TRANSITIONS, Phase
 from holdfast.scheduler.policy import adapt_window
-from holdfast.scheduler.pooled_prompt import PooledPrompt
 from holdfast.scheduler.sent_tokens import SentTokens
 from holdfast.scheduler.token_log import TokenLog
 from holdfast.scheduler.verification import SpanOutcome
 
 FIRST_WINDOW = 1  # candidates in a request's first window, so that its client gets a token soon
+
+
+class Phase(Enum):
+    """The phases of a request.
+
+    QUEUED -> PREFILL -> DECODE <-> VERIFY -> FINISHED        from any live phase: ABORTED, FAILED
+      ^_________|__________|__________|   preemption
+    """
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    VERIFY = "verify"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+_ENDS = frozenset({Phase.ABORTED, Phase.FAILED})
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.QUEUED: frozenset({Phase.PREFILL}) | _ENDS,
+    Phase.PREFILL: frozenset({Phase.DECODE, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
+    Phase.DECODE: frozenset({Phase.VERIFY, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
+    Phase.VERIFY: frozenset({Phase.DECODE, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
+    Phase.FINISHED: frozenset(),
+    Phase.ABORTED: frozenset(),
+    Phase.FAILED: frozenset(),
+}
+
+LIVE = frozenset(phase for phase, targets in TRANSITIONS.items() if targets)
+
+
+class InFlightSpans:
+    """The spans of one request that are planned and whose results are not read yet, oldest first.
+
+        position    ... canonical_len / computed_len ......... spans[-1].stop
+        KV          read                    | in flight       | next span starts here
+
+    With async scheduling the next plan is made before the results of the last one are read. A result is
+    used only if it belongs to the oldest span. A request that ends, restarts or is rolled back clears the
+    list, and the results of those spans are discarded.
+    """
+
+    __slots__ = ("num_new_tokens", "spans")
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        # Tokens that the spans will add to the request: one for each span that samples. The other
+        # tokens of a window replace its candidates, which are counted already.
+        self.num_new_tokens = 0
+
+    def add(self, span: Span) -> None:
+        self.spans.append(span)
+        if span.sample_from < len(span.token_ids):
+            self.num_new_tokens += 1
+
+    def pop(self, span: Span) -> bool:
+        """Remove the span if it is the oldest. Return False if its result must be discarded."""
+        spans = self.spans
+        if not spans or spans[0] is not span:
+            return False
+        del spans[0]
+        if span.sample_from < len(span.token_ids):
+            self.num_new_tokens -= 1
+        return True
+
+    def clear(self) -> None:
+        self.spans.clear()
+        self.num_new_tokens = 0
+
+
+class PooledPrompt:
+    """The running sum of the hidden states of a request that asks for an embedding.
+
+        position    0 ......... first ........... pooled_len ........... prompt_len
+        state       not needed  | in the sum      | still needed         |
+
+    A state is added once. A position that is computed again after a preemption is not added again, and
+    positions from pooled_len on never come from the prefix cache. A restart begins a new sum. `embedding`
+    is set once the whole prompt is pooled.
+    """
+
+    def __init__(self, pooling: Pooling, prompt_len: int) -> None:
+        self._pooling = pooling
+        self._prompt_len = prompt_len
+        self._first = pooling.first_position(prompt_len)
+        self.restart()
+
+    def restart(self) -> None:
+        self.pooled_len = self._first
+        self.embedding: bytes | None = None
+        self._total: array[float] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.pooled_len == self._prompt_len
+
+    def num_pooled(self, start: int, stop: int, in_flight: Iterable[Span]) -> int:
+        """Return how many of the last tokens of positions start .. stop - 1 are still to be pooled."""
+        pooled_len = self.pooled_len + sum(span.num_pooled for span in in_flight)
+        return max(0, stop - max(start, pooled_len))
+
+    def add(self, states: HiddenStates, num_states: int) -> None:
+        """Add the states of the next positions."""
+        self._total = states.add_to(self._total, num_states)
+        self.pooled_len += num_states
+        if self.is_complete:
+            self.embedding = states.finish(self._total, self._prompt_len - self._first, self._pooling)
 
 
 class RequestState:
@@ -65,6 +174,7 @@ class RequestState:
         params = request.params
         self.request = request
         self.request_id = request.request_id + index
+        self.tenant = request.tenant
         self.deterministic = request.deterministic
         self.max_tokens = params.max_tokens
         # No answer: the client asks only for the prompt's logprobs or its embedding.
@@ -79,7 +189,7 @@ class RequestState:
             pool.page_size,
             request.cache_salt,
             canonical_only=request.deterministic,
-            tenant=request.tenant,
+            tenant=self.tenant,
             number=self.request_id,
         )
         self.awaited: PrefixMatch | None = None  # while it waits for pages that another one computes
@@ -131,8 +241,8 @@ class RequestState:
             self._restore(request.sent[index])
 
     def _restore(self, sent: SentChoice) -> None:
-        """Continue an answer of another engine. What a deterministic request was sent must be
-        confirmed; an ordinary one goes on after it."""
+        """Continue an answer of another engine. What a deterministic request was sent must be confirmed.
+        An ordinary one goes on after it."""
         if self.extension is not None:
             self.extension.restore(sent)
         if self.deterministic:
@@ -147,12 +257,12 @@ class RequestState:
 
     @cached_property
     def sampled_cost(self) -> int:
-        """The tokens that one of its sampled tokens counts as in its tenant's share."""
+        """What one of its sampled tokens counts as in its tenant's share."""
         return sampled_cost(self.request.params)
 
     @cached_property
     def prompt_cost(self) -> int:
-        """The same of one of its prompt's tokens."""
+        """What one of its prompt's tokens counts as."""
         is_scored = self.score_from is not None
         num_logprobs = self.request.params.prompt_logprobs or 0 if is_scored else None
         return prompt_cost(num_logprobs=num_logprobs, is_pooled=self.pooled is not None)
@@ -173,8 +283,8 @@ class RequestState:
 
     @property
     def prefill_len(self) -> int:
-        """Positions that need KV before a token can be sampled; if the prompt is only scored or
-        pooled, before the request is done."""
+        """Positions that need KV before a token can be sampled. If the prompt is only scored or pooled:
+        before the request is done."""
         if self.pooled is not None:
             return self.tokens.prompt_len
         return max(1, self.tokens.prompt_len - 1) if self.only_scored else self.tokens.committed_len - 1
@@ -185,7 +295,7 @@ class RequestState:
 
     @property
     def expected_len(self) -> int:
-        """Tokens once everything in flight is read, if the answer does not end before."""
+        """The number of tokens once everything in flight is read, if the answer does not end before."""
         return self.tokens.total_len + self.in_flight.num_new_tokens
 
     @property
@@ -196,12 +306,12 @@ class RequestState:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens the answer may still have after those in flight."""
+        """How many tokens the answer may still have after those in flight."""
         return self.max_tokens - self.tokens.num_output - self.in_flight.num_new_tokens
 
     @property
     def cacheable_len(self) -> int:
-        """Positions that may come from the prefix cache: not those whose logits or hidden states are
+        """Positions that may come from the prefix cache: no position whose logits or hidden state is
         still needed."""
         length = self.tokens.committed_len - 1
         if self.pooled is not None:
@@ -214,28 +324,29 @@ class RequestState:
 
     @property
     def is_prefilling(self) -> bool:
-        """Its next token is one of its prompt, or one that is recomputed."""
+        """Whether the next token is known already: one of the prompt or, after a preemption, one that is
+        computed again."""
         return self.phase is Phase.PREFILL and not self.in_flight.num_new_tokens
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Whether its spans need the ids of the tokens before the sampled ones: for a grammar, or
-        for penalties and bad words where the device does not read them beside the KV."""
+        """Whether its spans need the ids of the tokens before the sampled ones: for a grammar; for
+        penalties and bad words if the device does not read the ids beside the KV."""
         return self.is_synchronous or (self.request_index < 0 and self.sampling.needs_history)
 
     @property
     def is_unverified(self) -> bool:
-        """Candidates of a deterministic request are in flight, or a window. Canonical spans always
-        have logprobs."""
+        """Whether candidates of a deterministic request are in flight, or a window. Canonical spans
+        always have logprobs."""
         last = self.in_flight.spans[-1]
         return self.deterministic and (last.num_sampled > 1 or last.logprobs is None)
 
     @property
     def is_blocked(self) -> bool:
-        """Nothing can be planned after what is in flight: it is a window over known candidates,
-        the answer's end, or a token that the grammar must see first.
+        """Whether nothing can be planned after what is in flight: a window over known candidates, the
+        answer's end, or a token that the grammar must see first.
 
-        A window over candidates that are in flight themselves is no reason: `Batcher.must_wait`
+        A window over candidates that are in flight themselves does not block: `Batcher.must_wait`
         decides there.
         """
         tokens, in_flight = self.tokens, self.in_flight
@@ -250,7 +361,7 @@ class RequestState:
 
     @property
     def is_window_due(self) -> bool:
-        """The candidates should be verified now: there are enough, or the last one may end the
+        """Whether the candidates should be verified now: there are enough, or the last one may end the
         answer."""
         tokens = self.tokens
         if tokens.num_candidates == 0:
@@ -261,7 +372,7 @@ class RequestState:
 
     @property
     def is_confirming(self) -> bool:
-        """Tokens that were sent to the client are being verified again."""
+        """Whether tokens that were sent to the client are being verified again."""
         return self.sent.has_unconfirmed(self.tokens.num_output)
 
     @property
@@ -272,8 +383,8 @@ class RequestState:
         return "certified" if self.certified_only else "verified"
 
     def propose(self, max_candidates: int) -> None:
-        """Draft candidates without a pass: tokens that were sent and must be confirmed, or else
-        repeated n-grams."""
+        """Draft candidates without a pass: tokens that were sent and must be confirmed; if there are
+        none, repeated n-grams."""
         tokens, params = self.tokens, self.request.params
         assert tokens.num_candidates == 0
         max_candidates = min(max_candidates, params.max_tokens - tokens.num_output - 1)
@@ -337,8 +448,8 @@ class RequestState:
         return new_tokens, () if self.extension is None else self._commit_extra(self.extension)
 
     def _commit(self, outcome: SpanOutcome, committed: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
-        """Replace the candidates by the committed tokens, up to a stop string. Returns those not
-        sent before."""
+        """Replace the candidates by the committed tokens, up to a stop string. Return those not sent
+        before."""
         tokens, stats, verdict = self.tokens, self.stats, outcome.verdict
         if verdict is not None:
             tokens.drop_candidates()
@@ -416,7 +527,7 @@ class RequestState:
     def finish_reason_after(
         self, token_id: int, num_output: int, *, text_stopped: bool
     ) -> FinishReason | None:
-        """Why the answer ends with this token, its num_output-th, or None."""
+        """Return why the answer ends with this token, its num_output-th, or None."""
         return finish_reason(token_id, num_output, text_stopped, self.request.params, self._eos_ids)
 
     def _fail(self, failure: AnswerFailed) -> None:
@@ -530,14 +641,14 @@ class RequestState:
         self.has_draft = False
 
     def give_up_pages(self) -> None:
-        """Free the pages for good; pinned ones when the last pin is removed."""
+        """Free the pages for good. Pinned ones are freed when the last pin is removed."""
         self.in_flight.clear()
         self.page_table.give_up()
         self.prefix_cursor.reset()
 
     def distrust_pages(self) -> None:
-        """An ordinary request continues with its pages and what is in flight, but shares no page
-        from now on."""
+        """Share no page from now on. An ordinary request goes on with its pages and with what is in
+        flight."""
         self.canonical_len = 0
         self.prefix_cursor.close()
 
@@ -566,7 +677,7 @@ class RequestState:
         )
 
     def final_stats(self) -> Stats:
-        """The counts of an answer that ended. Tokens that were sent and not confirmed again are
+        """Return the counts of an answer that ended. Tokens that were sent and not confirmed again are
         canonical tokens, too."""
         stats = replace(self.stats)
         if self.deterministic:

@@ -57,19 +57,22 @@ from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache
 from holdfast.scheduler.batching import Batcher
-from holdfast.scheduler.phase import LIVE, Phase
 from holdfast.scheduler.policy import SchedulerConfig, assume_accepted, update_acceptance_rate
 from holdfast.scheduler.request_queue import PlanInFlight, RequestQueue
-from holdfast.scheduler.request_state import RequestState
+from holdfast.scheduler.request_state import LIVE, Phase, RequestState
 from holdfast.scheduler.spot_checks import PendingCheck, SpotChecker
 from holdfast.scheduler.verification import SpanOutcome, verify
 
 
 @dataclass(slots=True)
 class InFlightPlan:
-    """A plan whose results are not read yet, and what is released when they are: its checks, and
-    the page tables (pinned) and request indices of requests that ended, restarted or were rolled
-    back meanwhile."""
+    """A plan whose results are not read yet, and what is released when they are.
+
+    checks        its spot checks
+    to_release    page tables (pinned) and request indices of requests that ended, restarted or were rolled
+                  back meanwhile
+    is_stale      it was made before the certificate was revoked
+    """
 
     plan: StepPlan
     checks: list[PendingCheck]
@@ -160,8 +163,7 @@ class Scheduler:
         return [] if running is None else [self._end(running, Phase.ABORTED, "abort")]
 
     def fail(self, plan: StepPlan, message: str) -> list[Event]:
-        """A pass of this plan raised: every request in flight ends with an error, the others go
-        on."""
+        """End every request in flight with an error: a pass of this plan raised. The others go on."""
         assert any(flight.plan is plan for flight in self._in_flight), "this plan is not in flight"
         checked = {check.state.request_id for flight in self._in_flight for check in flight.checks}
         failed = [
@@ -178,13 +180,13 @@ class Scheduler:
     # The certificate
 
     def adopt(self, certified_sizes: tuple[int, ...]) -> None:
-        """From the next plan on, passes of these sizes are canonical. Candidates that wait for
-        their verdict are verified by such a pass."""
+        """Take passes of these sizes as canonical, from the next plan on. Such a pass verifies the
+        candidates that wait for their verdict."""
         assert not self._in_flight, "the plans made before must be read first"
         self.config = replace(self.config, certified_sizes=certified_sizes)
 
     def refuse_deterministic(self, message: str) -> list[Event]:
-        """The reference contradicts itself: every deterministic request ends with an error."""
+        """End every deterministic request with an error: the reference contradicts itself."""
         assert not self._in_flight, "the plans made before must be read first"
         self.config = replace(self.config, certified_sizes=())
         self.prefix_cache.clear()
@@ -201,8 +203,9 @@ class Scheduler:
         return events
 
     def lend_pages(self, num_wanted: int) -> tuple[int, ...]:
-        """Up to so many pages, for checks between plans; none if half of those that no request can
-        need are too few. The borrower writes to them."""
+        """Lend up to `num_wanted` pages to a check that runs between plans and writes to them. At most
+        half of the pages that no request can need are lent. Return () if that is less than `num_wanted`
+        and less than a quarter of the pool."""
         assert not self._lent_pages, "pages are lent once at a time"
         num_spare = (self.pool.num_available - self._num_pages_needed) // 2
         if num_spare < min(num_wanted, max(1, self.pool.num_pages // 4)):
@@ -212,7 +215,7 @@ class Scheduler:
         return tuple(self._lent_pages)
 
     def take_back_pages(self) -> None:
-        """The borrower is done."""
+        """End the loan."""
         while self._lent_pages:
             self.pool.drop(self._lent_pages.pop())
 
@@ -231,8 +234,8 @@ class Scheduler:
     # Plan
 
     def plan(self) -> StepPlan:
-        """The passes of the next step. Empty if there is nothing to do, or if a result must be read
-        first."""
+        """Return the passes of the next step. The plan is empty if there is nothing to do, or if a
+        result must be read first."""
         in_flight = bool(self._in_flight)
         assert len(self._in_flight) <= self.config.async_scheduling, "the last plan was not read"
         batcher = Batcher(
@@ -336,9 +339,9 @@ class Scheduler:
             self._update_phase(state, outcome, events)
 
     def _update_acceptance_rate(self, state: RequestState, outcome: SpanOutcome) -> None:
-        """After the verdict on candidates that were in flight together with their window. If it
-        rolls back, spans that were planned on it are discarded; their pages stay until the passes
-        in flight are over."""
+        """Count the verdict on candidates that were in flight together with their window. After a
+        rollback the spans that were planned on it are discarded. Their pages stay until the passes in
+        flight are over."""
         self._acceptance_rate = update_acceptance_rate(
             self._acceptance_rate, accepted=not outcome.is_rollback
         )
@@ -363,8 +366,8 @@ class Scheduler:
             state.move(Phase.DECODE)
 
     def _revoke(self) -> None:
-        """The certificate is wrong: forget all cached pages, verify from now on, restart every
-        deterministic request."""
+        """Do without the certificate, which is wrong: forget all cached pages, verify from now on,
+        restart every deterministic request."""
         self.config = replace(self.config, certified_sizes=())
         self.prefix_cache.clear()
         self._spot_checker.forget_due()
@@ -400,7 +403,8 @@ class Scheduler:
         return RequestEnded(state.request_id, reason, state.determinism, state.final_stats(), error, code)
 
     def _stop_running(self, state: RequestState) -> None:
-        """Its request index and its pages stay reserved until no plan in flight uses them."""
+        """Take the request from those that run. Its request index and its pages stay reserved until no
+        plan in flight uses them."""
         request_index = self._queue.remove(state)
         if self._in_flight and (state.in_flight.spans or state.page_table.is_pinned):
             state.page_table.pin()

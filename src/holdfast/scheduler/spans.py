@@ -10,8 +10,8 @@ _UNKNOWN_TOKENS = (UNKNOWN_TOKEN,)
 
 
 def next_token_span(state: RequestState, logprobs: int | None) -> Span:
-    """One sampled token after everything known or in flight, for a request whose tokens the host
-    need not know."""
+    """Return a span that samples one token after everything known or in flight. For a request whose
+    tokens the host need not know."""
     in_flight = state.in_flight.spans
     if in_flight:
         start, token_ids = in_flight[-1].stop, _UNKNOWN_TOKENS
@@ -23,15 +23,16 @@ def next_token_span(state: RequestState, logprobs: int | None) -> Span:
 
 
 def candidate_span(state: RequestState) -> Span:
-    """One fast token of a deterministic request after everything known: it proposes the next
-    candidate."""
+    """Return a span with one fast token of a deterministic request, after everything known. It proposes
+    the next candidate."""
     if not state.needs_known_tokens:
         return next_token_span(state, None)
     return _span(state, state.computed_len, state.tokens.total_len, None)
 
 
 def canonical_span(state: RequestState, max_tokens: int) -> Span:
-    """Tokens from canonical_len on: prefill, recomputation and windows are the same thing.
+    """Return up to `max_tokens` tokens from canonical_len on: prefill, recomputation and windows are the
+    same thing.
 
     Every canonical token gets its logprob, because the receipt holds its bits.
     """
@@ -41,19 +42,20 @@ def canonical_span(state: RequestState, max_tokens: int) -> Span:
 
 
 def ordinary_span(state: RequestState, max_tokens: int) -> Span:
-    """Tokens from computed_len on, candidates included."""
+    """Return up to `max_tokens` tokens from computed_len on, candidates included."""
     in_flight = state.in_flight.spans
     start = in_flight[-1].stop if in_flight else state.computed_len
     return _span(state, start, start + max_tokens, state.logprobs)
 
 
 def next_span(state: RequestState, max_tokens: int) -> Span:
-    """The next tokens that the request's answer depends on."""
+    """Return the next tokens that the request's answer depends on."""
     return canonical_span(state, max_tokens) if state.deterministic else ordinary_span(state, max_tokens)
 
 
 def window_span(state: RequestState, start: int) -> Span:
-    """From the last committed token, at start, to the last candidate, known or in flight."""
+    """Return the tokens from the last committed one, at `start`, to the last candidate, known or in
+    flight."""
     return _span(state, start, state.expected_len, state.canonical_logprobs)
 
 
@@ -66,8 +68,13 @@ def check_span(
     scratch_pages: tuple[int, ...],
     num_sampled: int,
 ) -> Span:
-    """Tokens that were computed before, again, with KV in scratch pages in place of the last ones
-    of the table."""
+    """Return tokens that were computed before, to be computed again.
+
+    page_table       of the first computation
+    start, stop      positions of the tokens
+    scratch_pages    where their KV is written, in place of the last pages of the table
+    num_sampled      the last tokens, whose logits are compared
+    """
     num_pages = page_table.pages_for(stop)
     token_ids = state.tokens.ids(start, stop)
     return Span(
@@ -150,8 +157,8 @@ def _new_span(
 
 
 def _scored_ids(state: RequestState, stop: int) -> tuple[int, ...]:
-    """The prompt's tokens up to position stop whose logprobs the client asks for and that are not
-    in flight yet."""
+    """Return the tokens of the prompt up to position `stop` whose logprobs the client asks for and that
+    are not in flight yet."""
     if state.score_from is None:
         return ()
     scored_len = state.scored_len + sum(len(span.scored_ids) for span in state.in_flight.spans)

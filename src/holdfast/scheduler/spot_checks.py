@@ -37,7 +37,7 @@ class CheckWindow:
 
 @dataclass(slots=True)
 class PendingCheck:
-    """A window to be checked. Until it is, its pages are pinned."""
+    """A window to be checked. Its pages are pinned until it is."""
 
     state: RequestState
     page_table: PageTable
@@ -67,8 +67,8 @@ class SpotChecker:
         return tuple(self._due)
 
     def mark(self, spans: Sequence[Span], deterministic_ids: frozenset[int]) -> tuple[Span, ...]:
-        """The spans of a certified pass, with checksums where a window is open. Opens windows as
-        the budget allows."""
+        """Return the spans of a certified pass, with checksums if a window is open. Open windows as the
+        budget allows."""
         if self._rate <= 0:
             return tuple(spans)
         deterministic = [span for span in spans if span.request_id in deterministic_ids]
@@ -91,7 +91,7 @@ class SpotChecker:
         return self._budget >= self._reference_tokens or self._rate >= 1
 
     def _stays_small(self, span: Span) -> bool:
-        """Whether a window opened on the span can never fill a reference pass. Other requests go
+        """Return whether a window opened on the span can never fill a reference pass. Other requests go
         first."""
         max_len = span.sampling.prompt_len + span.sampling.params.max_tokens
         return max_len - span.start < self._reference_tokens
@@ -113,8 +113,8 @@ class SpotChecker:
                 window.checksums[position] = sample.logits_checksum
 
     def advance(self, state: RequestState, *, ended: bool = False) -> None:
-        """The request has more canonical KV: its window is due if it is full, or if the request
-        ended."""
+        """Note that the request has more canonical KV. Its window is due if it is full, or if the
+        request ended."""
         window = self._open.get(state.request_id)
         if window is None:
             return
@@ -136,7 +136,7 @@ class SpotChecker:
             self._budget -= self._reference_tokens
 
     def plan_checks(self, num_running: int) -> tuple[list[Pass], list[PendingCheck]]:
-        """A pass for each window that is due, and these checks. Where pages are short, checks are
+        """Return a pass for each window that is due, and these checks. If pages are short, a check is
         given up; others follow."""
         due, self._due = self._due, []
         passes, planned = [], []
@@ -174,7 +174,7 @@ class SpotChecker:
         )
 
     def forget(self, state: RequestState) -> None:
-        """The request loses its pages, or ends."""
+        """Close the window of a request that loses its pages, or ends."""
         window = self._open.pop(state.request_id, None)
         self._budget += window.cost if window is not None else 0
 
@@ -184,7 +184,7 @@ class SpotChecker:
         self.close(due)
 
     def close(self, checks: Sequence[PendingCheck]) -> None:
-        """Free what these checks hold. They are done, or given up."""
+        """Free what these checks hold: they are done, or given up."""
         for check in checks:
             for page in check.scratch_pages:
                 self._pool.drop(page)

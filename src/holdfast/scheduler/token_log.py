@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class TokenLog:
-    """Positions count from the first prompt token."""
+    """The tokens by position, counted from the first prompt token."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self._ids = list(prompt_ids)
@@ -37,7 +37,7 @@ class TokenLog:
         return self._ids[-1]
 
     def ids(self, start: int, stop: int) -> tuple[int, ...]:
-        """The tokens at positions start .. stop - 1, candidates included."""
+        """Return the tokens at positions start .. stop - 1, candidates included."""
         return tuple(self._ids[start:stop])
 
     def propose(self, token_id: int) -> None:
@@ -51,7 +51,7 @@ class TokenLog:
         self.committed_len += 1
 
     def drop_candidates(self) -> int:
-        """Returns how many there were."""
+        """Drop the candidates. Return how many there were."""
         num_dropped = self.num_candidates
         if num_dropped:
             del self._ids[self.committed_len :]
@@ -59,7 +59,7 @@ class TokenLog:
         return num_dropped
 
     def drop_output(self) -> None:
-        """Back to the prompt."""
+        """Go back to the prompt."""
         assert self.num_candidates == 0
         del self._ids[self.prompt_len :]
         self.committed_len = self.prompt_len

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On the candidates of a window: the first num_accepted are accepted, the other num_rejected
-    are rejected."""
+    """On the candidates of a window: the first `num_accepted` are accepted, the other `num_rejected` are
+    rejected."""
 
     num_accepted: int
     num_rejected: int
@@ -55,7 +55,7 @@ def judge(candidates: Sequence[int], canonical: Sequence[int]) -> Verdict:
 
 @dataclass(init=False)
 class SpanOutcome:
-    """What one span means for its request. `verify` fills it in; after that nothing changes it.
+    """What one span means for its request. `verify` fills it in. After that nothing changes it.
 
     The defaults are class attributes, so that the outcome of a decode token costs little to make.
     """
@@ -102,8 +102,7 @@ def verify(
     extra: object = None,
     states: HiddenStates | None = None,
 ) -> SpanOutcome:
-    """The outcome of the request's oldest span in flight. A pure function: it changes neither the
-    state nor its parts."""
+    """Return the outcome of the request's oldest span in flight. Change neither the state nor its parts."""
     outcome = SpanOutcome(span, is_canonical, is_certified)
     if state.extension is not None:
         outcome.extra = extra

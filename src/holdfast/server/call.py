@@ -3,7 +3,7 @@
     async with frontend.call(...) as call:   admits the request, or refuses it
         await call.submit(...)               once for each prompt
         await call.accepted()
-        async for index, delta in call.deltas(): ...
+        async for batch in call.batches(): for index, delta in batch: ...
         call.results                         one for each prompt
 
 Leaving the context frees everything, however it is left: with an answer, an error, or because the
@@ -12,8 +12,7 @@ client disconnected.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -22,9 +21,9 @@ from holdfast.core.request import RequestDefaults
 from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, weakest
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent_answer import SentChoice
-from holdfast.errors import EngineStopped, GuaranteeLost, HoldfastError
-from holdfast.server.errors import ApiError, answer_error, to_api_error
-from holdfast.server.ipc.request_table import RequestTable
+from holdfast.errors import EngineStopped, GuaranteeLost, PassFailed, make_error
+from holdfast.server.errors import ApiError
+from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.request_metrics import RequestMetrics
@@ -81,7 +80,6 @@ class Call:
         self._deadline = self._loop.call_later(timeout, self._expire, timeout)
         self._timer: asyncio.TimerHandle | None = None  # ends a wait
         self._wait_until = 0.0
-        self.before_wait: Callable[[], Awaitable[None]] = _do_nothing
 
     async def run(self, work: Work[T], *, size: int) -> T:
         """Do work in the client's turn. size: of its input, in bytes."""
@@ -131,9 +129,7 @@ class Call:
         self._num_choices = params.n
         self._is_continued = bool(sent)
         self._trace_span(params if completion_ids is None and pooling is None else None)
-        with _as_api_error():
-            stream = self._requests.submit(self._updated, request)
-        self.streams.append(stream)
+        self.streams.append(self._requests.submit(self._updated, request))
         self._meter.add_prompt(request.prompt_len, params.n, request.params.max_tokens)
 
     async def fingerprint(self) -> str:
@@ -144,8 +140,7 @@ class Call:
         known = {None if one.fingerprint is None else one.fingerprint.digest for one in self.streams}
         if len(known) == 1 and (digest := known.pop()) is not None:
             return digest
-        with _as_api_error():
-            return (await self._requests.wait_for_fingerprint()).digest
+        return (await self._requests.wait_for_fingerprint()).digest
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -192,21 +187,19 @@ class Call:
             await self._wait(_QUIET_SECONDS)
         self._raise_errors()
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta | None]]:
-        """(index of the prompt, delta) as they arrive; (0, None) after 15 seconds without one, and when
-        the engine process is restarted.
+    async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """All deltas that are there, each with the index of its prompt, then those that come next. One batch
+        is one write to the client: a write costs as much as the rest of an event.
 
-        Ends with the last result.
+        An empty batch comes after 15 seconds without a delta, and when the engine process is restarted.
+        The last batch comes before the last result.
         """
         last = time.monotonic()
         was_paused = False
         while True:
-            for index, stream in enumerate(self.streams):
-                while stream.deltas:
-                    delta = stream.deltas.popleft()
-                    self._count(stream, delta)
-                    last = time.monotonic()
-                    yield index, delta
+            if batch := [*self._take_deltas()]:
+                last = time.monotonic()
+                yield batch
             self._raise_errors()
             if all(stream.result is not None for stream in self.streams):
                 return
@@ -215,7 +208,14 @@ class Call:
             quiet = _PAUSED_SECONDS if was_paused else _QUIET_SECONDS
             if (was_paused and begins) or time.monotonic() - last >= quiet - _TIMER_SLACK:
                 last = time.monotonic()
-                yield 0, None
+                yield []
+
+    def _take_deltas(self) -> Iterator[tuple[int, Delta]]:
+        for index, stream in enumerate(self.streams):
+            while stream.deltas:
+                delta = stream.deltas.popleft()
+                self._count(stream, delta)
+                yield index, delta
 
     @property
     def results(self) -> list[Result]:
@@ -275,19 +275,18 @@ class Call:
 
     def _raise_errors(self) -> None:
         for stream in self.streams:
-            if isinstance(stream.error, HoldfastError):
-                raise to_api_error(stream.error)
             if stream.error is not None:
                 raise stream.error
             if stream.result is not None and stream.result.error is not None:
-                if self._is_continued and stream.result.error_code == GuaranteeLost.code:
-                    raise _contradiction()
-                raise answer_error(stream.result.error_code, stream.result.error)
+                code = stream.result.error_code or PassFailed.code
+                raise (
+                    _contradiction()
+                    if self._is_continued and code == GuaranteeLost.code
+                    else make_error(code, stream.result.error)
+                )
 
     async def _wait(self, seconds: float) -> None:
         """Wait until a stream is updated, but not longer."""
-        if not self._updated.is_set():
-            await self.before_wait()
         self._wait_until = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > self._wait_until:
             self._set_timer(seconds)
@@ -337,10 +336,6 @@ class Call:
             self._metrics.tokens(stream.request_id + delta.index, len(delta.token_ids))
 
 
-async def _do_nothing() -> None:
-    pass
-
-
 def _contradiction() -> ApiError:
     return ApiError(
         409,
@@ -348,12 +343,3 @@ def _contradiction() -> ApiError:
         "nothing was generated. POST /v1/replay shows where a receipt differs",
         code=GuaranteeLost.code,
     )
-
-
-@contextmanager
-def _as_api_error() -> Iterator[None]:
-    """Turn an error of the engine into what a client is sent."""
-    try:
-        yield
-    except HoldfastError as error:
-        raise to_api_error(error) from None

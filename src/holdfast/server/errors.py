@@ -122,9 +122,7 @@ def errors_in_words(words: ErrorWords) -> Iterator[None]:
     """Errors from inside have the field names of another API."""
     try:
         yield
-    except ApiError as error:
-        raise error.in_words(words) from None
-    except RequestError as error:
+    except (ApiError, RequestError) as error:
         raise to_api_error(error).in_words(words) from None
 
 
@@ -158,30 +156,20 @@ def to_api_error(error: BaseException) -> ApiError:
         return ApiError(
             503, "the engine stopped; send the request again", code=error.code, headers={"Retry-After": "5"}
         )
-    if isinstance(error, AnswerFailed):
-        return answer_error(error.code, str(error))
-    return internal_error()
-
-
-def answer_error(code: str | None, message: str) -> ApiError:
-    """What a client is sent for an accepted request that ended in an error, by the code of the
-    error.
-
-    The message of a failed pass is for the log only. What the request itself caused is for the
-    client.
-    """
-    if code == GuaranteeLost.code:
-        return ApiError(
-            500,
+    if isinstance(error, GuaranteeLost):
+        message = (
             "the determinism guarantee was lost: tokens that were already sent differ from the verified ones; "
-            "send the request again",
-            code=code,
+            "send the request again"
         )
-    if code in (EngineCrashed.code, NotFinite.code):
-        return ApiError(500, message, code=code)
-    if code == NoTokenAllowed.code:
-        return ApiError(400, message, code=code)
-    return ApiError(500, "the completion could not be computed; see the server's log", code=PassFailed.code)
+        return ApiError(500, message, code=error.code)
+    if isinstance(error, EngineCrashed | NotFinite):
+        return ApiError(500, str(error), code=error.code)
+    if isinstance(error, NoTokenAllowed):  # what the request itself caused
+        return ApiError(400, str(error), code=error.code)
+    if isinstance(error, AnswerFailed):  # the message is for the log only
+        message = "the completion could not be computed; see the server's log"
+        return ApiError(500, message, code=PassFailed.code)
+    return internal_error()
 
 
 def internal_error() -> ApiError:

@@ -17,8 +17,7 @@ from msgspec import Meta
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
-from holdfast.structured.check import require_llguidance
-from holdfast.structured.spec import write_grammar
+from holdfast.structured.spec import require_llguidance, write_grammar
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

@@ -1,4 +1,4 @@
-"""Closes the objects of a JSON schema: an object that lists its properties gets no others.
+"""Close the objects of a JSON schema: an object that lists its properties gets no others.
 
 JSON Schema leaves objects open, so an answer could add properties up to max_tokens. OpenAI's strict
 schemas, xgrammar and llama.cpp close them, and clients expect it. `additionalProperties: false` is
@@ -48,7 +48,7 @@ def close_objects(schema: Any) -> Any:
 
 
 class _Closer:
-    """Finds which schemas stand alone for a value and which are combined with others."""
+    """Find which schemas stand alone for a value and which are combined with others."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root

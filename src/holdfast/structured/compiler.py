@@ -1,4 +1,4 @@
-"""Compiles a structured output into the grammar of one answer.
+"""Compile a structured output into the grammar of one answer.
 
 llguidance is imported with the first structured output: everything else runs without it. A grammar
 is tried in a worker process (`grammar_sandbox`), then compiled here, and cached for later requests.
@@ -16,9 +16,8 @@ from holdfast.errors import InvalidRequest
 from holdfast.sandbox.grammar_sandbox import GrammarLimits, GrammarSandbox
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
 from holdfast.structured.behaviour import grammar_library
-from holdfast.structured.check import require_llguidance
 from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
-from holdfast.structured.spec import KIND_NAMES, write_grammar
+from holdfast.structured.spec import KIND_NAMES, require_llguidance, write_grammar
 from holdfast.structured.vocabulary import Vocabulary, read_vocabulary
 from holdfast.text.tokenizer import Tokenizer
 
@@ -32,7 +31,7 @@ _MAX_CACHED_BYTES = 512 << 20
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model, from any thread. `vocab_size` is its number of logits."""
+    """Compile grammars for one model, from any thread. `vocab_size` is its number of logits."""
 
     def __init__(
         self,

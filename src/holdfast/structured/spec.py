@@ -15,11 +15,13 @@ grammar.
 import json
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from holdfast.core.sampling_params import is_unicode
 from holdfast.core.structured_output import JSON_RULES, StructuredOutput, StructuredOutputKind
 from holdfast.errors import InvalidRequest
+from holdfast.sandbox.grammar_sandbox import GrammarSandbox
 from holdfast.structured.closing import close_objects
 
 KIND_NAMES: dict[StructuredOutputKind, str] = {
@@ -35,6 +37,8 @@ _WHITE_SPACE = {1: r"[ ]{1,2}|\n[ \t]{0,32}", 2: "[ ]"}  # by json_rules
 # one.
 _OPTIONS = {"name": "options", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: "x"'}
 _SLASH = re.compile(r"\\.|/", re.DOTALL)
+_BYTES = [bytes([byte]) for byte in range(256)]
+_EOS_ID = len(_BYTES)
 
 
 def write_grammar(structured: StructuredOutput) -> str:
@@ -83,3 +87,29 @@ def regex_in_lark(regex: str) -> str:
         raise InvalidRequest("the regular expression ends in a lone backslash")
     escaped = _SLASH.sub(lambda match: r"\/" if match[0] == "/" else match[0], regex)
     return f"/{escaped}/"
+
+
+def require_llguidance() -> None:
+    """Raise `InvalidRequest` if llguidance is not installed."""
+    if find_spec("llguidance") is None:
+        raise InvalidRequest(
+            "structured output needs llguidance, which is not installed; "
+            "install it with: pip install 'holdfast[structured]'"
+        )
+
+
+def check_grammar(structured: StructuredOutput) -> None:
+    """Raise `InvalidRequest` if no model could follow this.
+
+    The grammar is compiled for a vocabulary of the 256 bytes, in the process that tries grammars. What
+    depends on a model's own vocabulary is found by `compiler`, later.
+    """
+    grammar = write_grammar(structured)
+    require_llguidance()
+    sandbox = GrammarSandbox([*_BYTES, b""], [_EOS_ID])
+    try:
+        trial = sandbox.try_grammar(grammar, is_lark=structured.kind == "lark", follow=False)
+    finally:
+        sandbox.close()
+    if trial.fault is not None:
+        raise InvalidRequest(f"the {KIND_NAMES[structured.kind]} cannot be used: {trial.fault}")

@@ -1,4 +1,4 @@
-"""Finds out what in a rendered conversation is content, so that special tokens in it stay text.
+"""Find out what in a rendered conversation is content, so that special tokens in it stay text.
 
 A chat template writes special tokens around contents, and a client may type the same strings in a
 content, a role, a name, a tool's description or an argument. Both look alike in the rendered text.
@@ -109,7 +109,7 @@ class _Finder:
 
 
 class _Masker:
-    """Replaces the characters of special tokens in contents by private-use characters."""
+    """Replace the characters of special tokens in contents by private-use characters."""
 
     def __init__(self, special: SpecialTokens, mask: Mapping[str, str]) -> None:
         self._special = special
@@ -138,7 +138,7 @@ class _Masker:
 
 
 class _Marker:
-    """Puts a mark after a special token in a content, or before the one that ends the content."""
+    """Put a mark after a special token in a content, or before the one that ends the content."""
 
     def __init__(self, special: SpecialTokens, after: str, before: str) -> None:
         self._special = special

@@ -1,4 +1,4 @@
-"""Checks and normalises the messages of a chat before a template reads them.
+"""Check and normalise the messages of a chat before a template reads them.
 
 The result is plain JSON: a list of objects with a `role` and a `content` that is one string (or
 None in a message with tool calls). Text parts are joined with a line break. Tool arguments in JSON

@@ -33,7 +33,7 @@ _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "strftim
 
 
 class ChatTemplate:
-    """Renders messages. A model may have a second template for requests with tools."""
+    """Render messages. A model may have a second template for requests with tools."""
 
     def __init__(
         self,

@@ -102,7 +102,7 @@ class _ByteReader:
 
 
 class _WindowReader:
-    """Decodes a window of the last tokens twice, without and with the held-back ones.
+    """Decode a window of the last tokens twice, without and with the held-back ones.
 
     settled   tokens of the text returned last (or the prompt's last token): they decide how the
               next text begins

@@ -1,4 +1,4 @@
-"""Reads the tokenizer of a model folder.
+"""Read the tokenizer of a model folder.
 
 Its files, of which only the first is required:
 

@@ -72,7 +72,7 @@ def _open(path: Path, metadata: Mapping[str, object] | None) -> "Tokenizer":
 
 
 class Tokenizer:
-    """Encodes and decodes. Immutable."""
+    """Encode and decode. Immutable."""
 
     def __init__(self, data: TokenizerData) -> None:
         self._data = data

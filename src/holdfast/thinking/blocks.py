@@ -89,7 +89,7 @@ class ThoughtBlocks:
         return states
 
     def first_token(self, hidden: Tensor, *, canonical: bool) -> Tensor:
-        """The first token of each of n thoughts, int64 [n]; hidden [n, c, hidden]."""
+        """Return the first token of each of n thoughts, int64 [n]. hidden: [n, c, hidden]."""
         n, c, width = hidden.shape
         self._write_kv(self._t, hidden.view(n * c, width), self._uniform_batch(n, 0, c), canonical)
         return self.next_token(self._start.repeat(n), 0, canonical=canonical)
@@ -97,9 +97,10 @@ class ThoughtBlocks:
     def next_token(
         self, token_ids: Tensor, count: int, *, canonical: bool, which: Sequence[int] | None = None
     ) -> Tensor:
-        """The next token of n thoughts whose `count`-th tokens are token_ids [n]; the 0th is the start token.
+        """Return the next token of n thoughts whose `count`-th tokens are `token_ids` [n]. The 0th is
+        the start token.
 
-        `which` are the chunks they belong to, if not the first n.
+        which: the chunks they belong to, if not the first n.
         """
         n, start = len(token_ids), self.config.chunk + count
         if which is None:
@@ -124,8 +125,8 @@ class ThoughtBlocks:
         return [tuple(thought) for thought in thoughts]
 
     def _greedy(self, normed: Tensor, canonical: bool) -> Tensor:
-        """The greedy token of each normed hidden state [n, hidden]; 0 if there is none. Numbers that are
-        not finite reach the logits of the answer, which then ends with an error."""
+        """Return the greedy token of each normed hidden state [n, hidden]; 0 if there is none. Numbers
+        that are not finite reach the logits of the answer, which then ends with an error."""
         ids, _ = self._decoder.backend.sample_greedy(self._decoder.logits(normed, canonical=canonical))
         return ids.clamp_(min=0)
 
@@ -156,14 +157,15 @@ class ThoughtBlocks:
         return x
 
     def _uniform_batch(self, n: int, start: int, length: int) -> ForwardBatch:
-        """`length` tokens of each of the first n chunks' sequences, from position `start`; cached."""
+        """Return `length` tokens of each of the first n chunks' sequences, from position `start`. It is
+        cached."""
         key = (n, start, length)
         if key not in self._uniform:
             self._uniform[key] = self._batch(np.arange(n), np.full(n, start), np.full(n, length))
         return self._uniform[key]
 
     def _batch(self, which: Ints, starts: Ints, lengths: Ints) -> ForwardBatch:
-        """lengths[i] tokens of the sequence of chunk which[i], from position starts[i]."""
+        """Return `lengths[i]` tokens of the sequence of chunk `which[i]`, from position `starts[i]`."""
         backend = self._decoder.backend
         size, device = backend.page_size, backend.device
         bounds = np.concatenate(([0], np.cumsum(lengths)))
@@ -184,7 +186,7 @@ class ThoughtBlocks:
         )
 
     def _tiles(self, bounds: Ints) -> NDArray[np.int32] | None:
-        """Short attention tiles, for backends that use them (see `ForwardBatch`)."""
+        """Return short attention tiles, for backends that use them (see `ForwardBatch`)."""
         config = self._decoder.config
         tokens = self._decoder.backend.tile_tokens(1, config.num_heads // config.num_kv_heads)
         if not tokens:

@@ -67,7 +67,8 @@ class ThinkingConfig:
         return 3 if self.reset_ids else 2 if self.carry else 1
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of thinking.json but its format. Fingerprints of models of an older format stay as they were."""
+        """Return the keys of thinking.json but its format. Fingerprints of models of an older format
+        stay as they were."""
         keys = _keys(self.format)
         return {key: value for key, value in asdict(self).items() if key in keys}
 
@@ -91,7 +92,8 @@ def is_thinking(folder: Path) -> bool:
 
 
 def thinking_folder(model: str | None, checkpoint: Checkpoint) -> Path | None:
-    """The folder that may hold T and C: that of an adapter, or of the model itself. None for a file."""
+    """Return the folder that may hold T and C: that of an adapter, or of the model itself. Return None
+    for a file."""
     adapter = adapter_folder(model)
     if adapter is not None:
         require_base(adapter, checkpoint)
@@ -100,7 +102,8 @@ def thinking_folder(model: str | None, checkpoint: Checkpoint) -> Path | None:
 
 
 def read_thinking(folder: Path, decoder: DecoderConfig) -> ThinkingConfig | None:
-    """The folder's thinking configuration, checked against its decoder's; None for a plain model."""
+    """Read the folder's thinking configuration and check it against its decoder's. Return None for a
+    plain model."""
     if not is_thinking(folder):
         if folder.joinpath(WEIGHTS_FILE).is_file():
             raise BadWeights(
@@ -142,7 +145,7 @@ def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
 
 
 def _keys(number: int) -> list[str]:
-    """Those of a format."""
+    """Return the keys of a format."""
     return [key for since, keys in _KEYS.items() if since <= number for key in keys]
 
 
@@ -167,7 +170,7 @@ def write_thinking(folder: Path, config: ThinkingConfig) -> None:
 
 
 def thinking_tensors(config: ThinkingConfig, decoder: DecoderConfig) -> dict[str, Shape]:
-    """Name and shape of every tensor in thinking.safetensors."""
+    """Return name and shape of every tensor in thinking.safetensors."""
     layer = {
         name.removeprefix(_FIRST_LAYER): shape
         for name, shape in expected_tensors(decoder).items()

@@ -36,7 +36,7 @@ class ThoughtGraphs:
                         self._graphs[size, count, canonical] = recorder.record(work)
 
     def think(self, slots: Tensor, *, canonical: bool) -> list[ThoughtIds]:
-        """The thoughts after n chunks, slots int64 [n, c]."""
+        """Return the thoughts after n chunks. slots: int64 [n, c]."""
         return [
             thought for some in torch.split(slots, _SIZES[-1]) for thought in self._think(some, canonical)
         ]

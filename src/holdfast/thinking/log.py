@@ -86,7 +86,8 @@ class ThoughtLogs:
     max_guesses: int = MAX_GUESSES
 
     def __call__(self, request: Request) -> "ThoughtLog":
-        """A request with think=False has chunks, but none is thought about."""
+        """Make the thought log of a request. A request with think=False has chunks, but none is thought
+        about."""
         read_len = request.prompt_len if request.read_len is None else request.read_len
         rule = ThinkRule.of(request.params, read_len, while_answering=self.while_answering)
         resets = find_resets(request.prompt_ids[:read_len], self.reset_ids)

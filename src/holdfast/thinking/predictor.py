@@ -16,8 +16,8 @@ from holdfast.core.results import ThoughtIds
 
 
 class ThoughtPredictor:
-    """For the chunks of one request. "Previous" is the last non-trivial thought before a chunk, or
-    ()."""
+    """Predicts for the chunks of one request. "Previous" is the last non-trivial thought before a chunk,
+    or ()."""
 
     def __init__(self) -> None:
         # chunk: {previous: thought}, the latest last
@@ -33,8 +33,8 @@ class ThoughtPredictor:
         guesses: Sequence[ThoughtIds],
         thoughts: Sequence[ThoughtIds],
     ) -> None:
-        """A pass computed these thoughts after chunks first_chunk, first_chunk + 1, ..., given the
-        guesses after each."""
+        """Learn what a pass computed after chunks first_chunk, first_chunk + 1, ... guesses: what it
+        assumed after each."""
         for number, thought in enumerate(thoughts):
             self._learn(first_chunk + number, previous, thought)
             if number < len(guesses):
@@ -49,9 +49,12 @@ class ThoughtPredictor:
         seen[previous] = thought
 
     def predict(self, chunk: int, previous: ThoughtIds) -> ThoughtIds | None:
-        """What the chunk thought after the same previous thought; or what another chunk did that
-        agreed with it otherwise; or the trivial thought, if the chunk never thought anything else.
-        None: no prediction."""
+        """Return what is predicted, or None. The first of these that is known:
+
+        what the chunk thought after the same previous thought
+        what another chunk did that agreed with it otherwise
+        the trivial thought, if the chunk never thought anything else
+        """
         seen = self._seen.get(chunk, {})
         if previous in seen:
             return seen[previous]
@@ -62,5 +65,5 @@ class ThoughtPredictor:
         return None if any(seen.values()) or not seen else ()
 
     def forget(self, chunk: int) -> None:
-        """The chunk's thought is committed and needs no prediction."""
+        """Forget a chunk: its thought is committed and needs no prediction."""
         self._seen.pop(chunk, None)

@@ -162,7 +162,7 @@ class ThoughtRunner:
         return rule.forced_on(chunk.number) if rule.thinks(chunk.number, self._config.chunk) else ()
 
     def _finished_chunks(self, pass_: Pass) -> list[_Chunk]:
-        """The chunks that end in the pass, of spans with thinking."""
+        """Return the chunks that end in the pass, of spans with thinking."""
         c, size = self._config.chunk, self._page_size
 
         def first_slot(span: Span, chunk: int) -> int:
@@ -191,9 +191,9 @@ class ThoughtRunner:
     def _carry_states(
         self, chunks: Sequence[_Chunk], thoughts: Sequence[ThoughtIds]
     ) -> tuple[list[_Chunk], list[ThoughtIds]]:
-        """For chunks in the order of their spans: the last thought that is not trivial replaces each
-        trivial one. Where none of these chunks has one, the entries before the first are copied. A reset
-        ends both."""
+        """Carry states through chunks in the order of their spans: the last thought that is not trivial
+        replaces each trivial one. If none of these chunks has one, the entries before the first are
+        copied. A reset ends both."""
         kept: list[tuple[_Chunk, ThoughtIds]] = []
         copied: list[tuple[int, int]] = []  # slots: from, to
         held: ThoughtIds = ()
@@ -217,12 +217,12 @@ class ThoughtRunner:
         return [chunk for chunk, _ in kept], [thought for _, thought in kept]
 
     def _chunk_slots(self, chunks: Sequence[_Chunk]) -> Tensor:
-        """int64 [n, c]."""
+        """Return the slots of the chunks, int64 [n, c]."""
         first = np.array([chunk.first_slot for chunk in chunks], np.int64)
         return send_array(first[:, None] + np.arange(self._config.chunk), self.residuals.device)
 
     def _find_state_slots(self, pass_: Pass, batch: InputBatch) -> Ints:
-        """The slot whose state each token adds, -1 for none: int64 [padded tokens]."""
+        """Return the slot whose state each token adds, -1 for none: int64 [padded tokens]."""
         lengths = np.diff(batch.span_starts)
         span_of = np.repeat(np.arange(len(lengths)), lengths)
         positions = batch.positions - self._config.chunk  # of the states
@@ -297,7 +297,7 @@ def slot_bytes(hidden_size: int, dtype: torch.dtype) -> int:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU they take no memory until they are written."""
+    """Return zeros. On a CPU they take no memory until they are written."""
     if device.type == "cpu":
         return untouched_zeros(shape, dtype)
     return torch.zeros(shape, dtype=dtype, device=device)

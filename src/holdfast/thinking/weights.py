@@ -15,7 +15,7 @@ from holdfast.thinking.config import WEIGHTS_FILE, ThinkingConfig, thinking_tens
 
 
 def read_thinking_weights(folder: Path, config: ThinkingConfig, decoder: DecoderConfig) -> dict[str, Tensor]:
-    """The tensors of T and C, as stored, on the CPU."""
+    """Read the tensors of T and C, as stored, onto the CPU."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -48,7 +48,8 @@ class ThinkingTensors:
 def thinking_parts(
     folder: Path, config: ThinkingConfig, decoder: DecoderConfig
 ) -> dict[str, int | bool | str]:
-    """The fingerprint's parts for thinking: the configuration and a digest of T's and C's tensors."""
+    """Return the fingerprint's parts for thinking: the configuration and a digest of T's and C's
+    tensors."""
     digest = hashlib.sha256()
     for name, tensor in sorted(read_thinking_weights(folder, config, decoder).items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())

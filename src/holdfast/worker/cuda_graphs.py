@@ -1,5 +1,5 @@
 """Passes as CUDA graphs: the decoder from token ids to the last norm, captured once for each batch
-size. Large ones end before the last layer (`last_layer.py`).
+size. Large ones end before the last layer (`head.py`).
 
 A graph reads everything that changes between passes from one buffer with a fixed address, and
 writes to two others:
@@ -9,7 +9,7 @@ writes to two others:
     residual   [max tokens, hidden]   only if the graph ends before the last layer
 
 All graphs share the buffers and the memory pool: passes run one after the other on one stream. The
-head and the sampler are not captured here (`head_graphs.py`). During capture the buffer describes
+head and the sampler are not captured here (`head.py`). During capture the buffer describes
 an empty pass: no slot is written, no tile attends.
 
 This module decides which pass takes which graph; only `CudaRecorder` calls CUDA.
@@ -89,8 +89,8 @@ class _KernelNode(ctypes.Structure):
 
 
 def kernels_of_graph(graph: int) -> set[str]:
-    """The names of the kernels in a captured graph, asked of the driver: torch's profiler would take
-    seconds. Empty if the driver is too old to tell."""
+    """Return the names of the kernels in a captured graph, as the driver knows them: torch's profiler
+    would take seconds. Return none if the driver is too old to tell."""
     driver = ctypes.CDLL("libcuda.so.1")
     handle, count = ctypes.c_void_p(graph), ctypes.c_size_t()
     driver.cuGraphGetNodes(handle, None, ctypes.byref(count))
@@ -213,7 +213,7 @@ class CudaGraphs:
         return True
 
     def list_kernels(self) -> set[str]:
-        """The kernels of a pass that decodes and of one with a chunk of a prompt."""
+        """Return the kernels of a pass that decodes and of one with a chunk of a prompt."""
         sizes = [size for size in self._sizes[False] if size in _LISTED_SIZES]
         if self._recorder is None:
             return set()
@@ -224,8 +224,8 @@ class CudaGraphs:
     def size_for(
         self, batch: InputBatch, num_tokens_padded: int, *, canonical: bool, exact: bool
     ) -> int | None:
-        """The size of the graph that a pass takes; None: it takes none. exact: more padding is
-        not allowed."""
+        """Return the size of the graph that a pass takes, or None if it takes none. exact: more padding
+        is not allowed."""
         for size in self._sizes[canonical]:
             if size == num_tokens_padded or (size > num_tokens_padded and not exact):
                 return size if self._fits(batch, size) and self._has_graph(size, canonical) else None
@@ -250,7 +250,7 @@ class CudaGraphs:
         return self._output
 
     def residual(self, size: int) -> Tensor:
-        """The residual stream, after the replay of a graph that ends early."""
+        """Return the residual stream, after the replay of a graph that ends early."""
         return self._residual[:size]
 
     def _fits(self, batch: InputBatch, size: int) -> bool:
@@ -263,9 +263,8 @@ class CudaGraphs:
         )
 
     def _num_tiles(self, size: int) -> tuple[int, int]:
-        """How many short and tall tiles a graph has. Small graphs have no tall tiles, which cost
-        one launch per layer. Large ones have them for long prompts, and some more for partial
-        tiles."""
+        """Return how many short and tall tiles a graph has. Small graphs have no tall tiles, which cost
+        one launch per layer. Large ones have them for long prompts, and some more for partial tiles."""
         if size <= MAX_SHORT_TILE_TOKENS:
             return size, 0
         return MAX_SHORT_TILE_TOKENS, size // self._tall_tile_tokens + _PARTIAL_TILES
@@ -286,7 +285,7 @@ class CudaGraphs:
         return _Graph(batch, recorder.record(work))
 
     def _prepare(self, size: int, *, canonical: bool) -> tuple[ForwardBatch, Work]:
-        """An empty pass in the buffer, and the work that computes it."""
+        """Write an empty pass into the buffer. Return it, and the work that computes it."""
         batch = self._forward_batch(size)
         for tensor, value in ((self._buffer, 0), (batch.slots, -1)):
             tensor.fill_(value)
@@ -307,8 +306,7 @@ class CudaGraphs:
         return batch, forward_body if self._ends_early(size) else forward
 
     def _forward_batch(self, size: int) -> ForwardBatch:
-        """Views of the buffer, with the longest page table that fits. Graphs read no span
-        starts."""
+        """Return views of the buffer, with the longest page table that fits. Graphs read no span starts."""
         before = Layout(size, *self._num_tiles(size), (1, 0), ())
         entries = 2 * (len(self._buffer) - before.num_words) // 4 * 4  # so that what follows is aligned
         layout = Layout(size, *self._num_tiles(size), (1, entries), ())
@@ -317,8 +315,8 @@ class CudaGraphs:
 
 @contextmanager
 def gc_paused(*, collects: bool = True) -> Iterator[None]:
-    """No garbage collection during a capture: it would free device memory in the middle of it.
-    collects: collect garbage before."""
+    """Collect no garbage during a capture: that would free device memory in the middle of it. collects:
+    collect garbage before."""
     if collects:
         gc.collect()
     with paused_collection():

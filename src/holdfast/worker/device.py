@@ -20,9 +20,9 @@ _CUBLAS = re.compile(r"libcublasLt\.so")
 
 
 def choose_device(wanted: str, kernels: str = "auto") -> torch.device:
-    """The torch device for the settings `device` and `kernels`.
+    """Return the torch device for the settings `device` and `kernels`.
 
-    With "auto" a GPU if torch sees one and triton is installed, unless CPU kernels are asked for.
+    "auto" is a GPU if torch sees one and triton is installed, unless CPU kernels are asked for.
     """
     if wanted == "cpu" or (wanted == "auto" and kernels in ("c", "torch")):
         return torch.device("cpu")
@@ -49,7 +49,8 @@ def choose_device(wanted: str, kernels: str = "auto") -> torch.device:
 
 
 def _why_unsupported(device: torch.device) -> str | None:
-    """Triton compiles for capability 8.0 (Ampere) and newer; bf16 needs it, too."""
+    """Return why the kernels do not run on this GPU, or None. Triton compiles for capability 8.0
+    (Ampere) and newer; bf16 needs it, too."""
     major, minor = torch.cuda.get_device_capability(device)
     if torch.version.hip is not None or (major, minor) >= _MIN_CAPABILITY:
         return None
@@ -66,12 +67,12 @@ def _current_gpu() -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """The name that the system gives the device."""
+    """Return the name that the system gives the device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def cpu_name() -> str:
-    """The name that the system gives the processor."""
+    """Return the name that the system gives the processor."""
     names: list[str] = []
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -83,10 +84,10 @@ def cpu_name() -> str:
 
 
 def device_parts(device: torch.device) -> dict[str, str | int | None]:
-    """The properties of the device that decide bits.
+    """Return the properties of the device that decide bits.
 
-    Of a GPU: kind, name, capability, number of multiprocessors (the library splits work by it),
-    CUDA and cuBLAS versions; not the driver. Of a CPU: kind, name, instruction set.
+    Of a GPU: kind, name, capability, number of multiprocessors (the library splits work by it), CUDA and
+    cuBLAS versions; not the driver. Of a CPU: kind, name, instruction set.
     """
     if device.type != "cuda":
         instructions = hashlib.sha256(cpu_flags().encode()).hexdigest()
@@ -104,7 +105,7 @@ def device_parts(device: torch.device) -> dict[str, str | int | None]:
 
 @cache
 def cublas_version() -> str | None:
-    """The version that the loaded cuBLAS reports; else the CUDA version of torch."""
+    """Return the version that the loaded cuBLAS reports; if it does not, the CUDA version of torch."""
     try:
         mapped = {
             line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line
@@ -120,7 +121,7 @@ def cublas_version() -> str | None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Free bytes of a GPU, after torch has released its unused cache."""
+    """Return the free bytes of a GPU, after torch has released its unused cache."""
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return int(free)

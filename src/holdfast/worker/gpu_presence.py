@@ -34,8 +34,8 @@ def require_gpu(device: str, kernels: str) -> None:
 
 
 def compute_capability(device: str, kernels: str) -> tuple[int, int] | None:
-    """Of the NVIDIA GPU that the settings `device` and `kernels` mean, asked of the driver. None: they
-    mean a CPU, or it cannot be told."""
+    """Return the compute capability of the NVIDIA GPU that the settings `device` and `kernels` mean, as
+    the driver says. Return None if they mean a CPU, or if it cannot be told."""
     name, _, number = device.partition(":")
     is_wanted = name in ("auto", "cuda") and kernels in ("auto", "triton") and find_spec("triton") is not None
     if not is_wanted or _ROCM.exists() or _why_no_gpu() is not None:
@@ -52,7 +52,7 @@ def compute_capability(device: str, kernels: str) -> tuple[int, int] | None:
 
 
 def open_context(device: str) -> None:
-    """Open the context of this GPU, which torch then finds open. It takes a part of a second."""
+    """Open the context of this GPU, so that torch finds it open. It takes a part of a second."""
     handle, context = ctypes.c_int(), ctypes.c_void_p()
     driver = ctypes.CDLL(_DRIVER)
     driver.cuDeviceGet(ctypes.byref(handle), int(device.partition(":")[2] or 0))
@@ -70,7 +70,7 @@ def _why_no_gpu() -> str | None:
 
 
 def _torch_is_cpu_only() -> bool:
-    """What torch's version file says; the package is found, not imported."""
+    """Return what torch's version file says. The package is found, not imported."""
     spec = find_spec("torch")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         try:

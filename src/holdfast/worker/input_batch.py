@@ -20,21 +20,22 @@ from torch import Tensor
 
 from holdfast.core.step_plan import SAMPLED_RING_SIZE, UNKNOWN_TOKEN, Pass, Span
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.worker.page_table_cache import PageTableCache
 from holdfast.worker.transfer import aligned, send, staging_buffer
 
 Ints = NDArray[np.int64]
 
+_MAX_ROWS = 2048  # of cached page tables
 _SPAN_NUMBERS = attrgetter("start", "sample_from", "request_index", "num_pooled")
 
 
 @dataclass(frozen=True)
 class InputBatch:
-    """The tokens of a pass on the host, in span order, without padding.
+    """The tokens of a pass on the host, in span order, without padding. The last five arrays index
+    tokens:
 
-    The last five arrays index tokens: logits_indices those whose last hidden states are needed, first
-    for scored tokens, then for pooled, then for sampled ones; ring_read_* those whose id is in the ring of sampled
-    tokens (`SampledRing`); ring_write_* the sampled ones whose id goes into the ring.
+    logits_indices   tokens whose last hidden states are needed: scored tokens, then pooled, then sampled ones
+    ring_read_*      tokens whose id is in the ring of sampled tokens (`SampledRing`)
+    ring_write_*     sampled tokens whose id goes into the ring
     """
 
     token_ids: Ints  # [tokens]
@@ -120,7 +121,7 @@ class Layout:
         return self.indices_start + sum(self.index_lengths)
 
     def int32_words(self, words: Any) -> Any:
-        """The words of a tensor or an array that hold int32."""
+        """Return the words of a tensor or an array that hold int32."""
         return words[3 * self.stride : self.indices_start]
 
     def forward_batch(self, words: Tensor) -> ForwardBatch:
@@ -142,14 +143,62 @@ class Layout:
         return DeviceBatch(forward, *torch.split(indices, list(self.index_lengths)))
 
 
+class PageTableCache:
+    """Page tables as rows of one matrix, with zeros after the last page. Most requests have the same pages
+    as a pass ago.
+
+    A row is found by the identity of the tuple of pages. Comparing or hashing a long tuple would take as
+    long as reading it.
+    """
+
+    def __init__(self) -> None:
+        self._row_of: dict[int, int] = {}  # by id of the tuple
+        self._tuples: list[tuple[int, ...]] = []  # by row; alive, so that no id is reused
+        self._matrix = np.zeros((64, 16), np.int32)
+
+    def table(self, pages: Sequence[tuple[int, ...]]) -> NDArray[np.int32]:
+        """Return int32 [len(pages), longest of them], a copy."""
+        width = max(map(len, pages))
+        if len(self._tuples) + len(pages) > _MAX_ROWS:
+            self._row_of, self._tuples = {}, []
+        self._grow(len(self._tuples) + len(pages), width)
+        known = self._row_of.get
+        rows = [known(id(each), -1) for each in pages]
+        if -1 in rows:
+            rows = [self._add(each) if row < 0 else row for row, each in zip(rows, pages, strict=True)]
+        if len(rows) == 1:
+            return self._matrix[rows[0] : rows[0] + 1, :width].copy()
+        return self._matrix[rows, :width]
+
+    def _add(self, pages: tuple[int, ...]) -> int:
+        row = self._row_of.setdefault(id(pages), len(self._tuples))
+        if row == len(self._tuples):  # else the tuple is in this table twice
+            self._tuples.append(pages)
+        self._matrix[row, : len(pages)] = pages
+        self._matrix[row, len(pages) :] = 0
+        return row
+
+    def _grow(self, num_rows: int, width: int) -> None:
+        """Make room for `num_rows` rows of `width` pages."""
+        rows, columns = self._matrix.shape
+        if num_rows > rows or width > columns:
+            larger = np.zeros((_padded_size(rows, num_rows), _padded_size(columns, width)), np.int32)
+            larger[:rows, :columns] = self._matrix
+            self._matrix = larger
+
+
+def _padded_size(size: int, needed: int) -> int:
+    return size if needed <= size else 1 << (needed - 1).bit_length()
+
+
 def make_input_batch(
     pass_: Pass,
     page_size: int,
     tile_tokens: Callable[[int], int] = lambda span_len: 0,
     page_tables: PageTableCache | None = None,
 ) -> InputBatch:
-    """tile_tokens: how many tokens an attention tile of a span of this length holds; 0: the
-    backend uses no tiles."""
+    """Make the tensors of a pass. tile_tokens: how many tokens an attention tile of a span of this
+    length holds; 0: the backend uses no tiles."""
     spans = pass_.spans
     if not tile_tokens(1) and all(map(_is_plain_token, spans)):
         return _decode_batch(spans, page_size, page_tables or PageTableCache())
@@ -199,7 +248,7 @@ def make_input_batch(
 
 
 def _is_plain_token(span: Span) -> bool:
-    """Whether it is one token to sample from, which no ring holds."""
+    """Return whether the span is one token to sample from, which no ring holds."""
     return (
         len(span.token_ids) == 1
         and span.sample_from == 0
@@ -210,7 +259,7 @@ def _is_plain_token(span: Span) -> bool:
 
 
 def _decode_batch(spans: Sequence[Span], page_size: int, page_tables: PageTableCache) -> InputBatch:
-    """Plain tokens without tiles: most passes on a CPU."""
+    """Make the batch of plain tokens without tiles: most passes on a CPU."""
     count, empty = len(spans), np.empty(0, np.int64)
     ids = [span.token_ids[0] for span in spans]
     assert UNKNOWN_TOKEN not in ids, "an unknown token needs a request index"
@@ -260,7 +309,8 @@ class _SpanIndex:
 
 
 def layout_of(batch: InputBatch, num_tokens: int, num_tiles: tuple[int, int] | None = None) -> Layout:
-    """The batch padded to so many tokens and, for a CUDA graph, to so many short and tall tiles."""
+    """Return the layout of the batch padded to `num_tokens` and, for a CUDA graph, to `num_tiles` short
+    and tall tiles."""
     short, tall = num_tiles or (batch.num_short_tiles, len(batch.tiles) - batch.num_short_tiles)
     num_spans, width = batch.page_table.shape
     return Layout(num_tokens, short, tall, (num_spans, width), tuple(map(len, _index_arrays(batch))))
@@ -284,7 +334,8 @@ def fill_buffer(words: Ints, batch: InputBatch, layout: Layout) -> None:
 
 
 def send_batch(batch: InputBatch, num_tokens: int, device: torch.device) -> DeviceBatch:
-    """The batch padded to so many tokens; on a GPU in device memory of its own, on a CPU the batch's."""
+    """Pad the batch to `num_tokens` and send it: on a GPU into device memory of its own; on a CPU it
+    shares the batch's memory."""
     if device.type == "cpu":
         return _host_batch(batch, num_tokens)
     layout = layout_of(batch, num_tokens)
@@ -318,8 +369,8 @@ def _pad(array: Ints, length: int, padding: int) -> Ints:
 def _tiles(
     index: _SpanIndex, tile_tokens: Callable[[int], int], num_pages: int
 ) -> tuple[NDArray[np.int32], int]:
-    """Every span cut into attention tiles, int32 [tiles, 3], those of short spans first; and how
-    many are short."""
+    """Cut every span into attention tiles. Return them, int32 [tiles, 3], those of short spans first,
+    and how many are short."""
     short, lengths = tile_tokens(1), index.lengths
     if not short:
         return np.empty((0, 3), np.int32), 0
@@ -345,14 +396,15 @@ def _tiles(
 
 
 def _before(stops: Ints, index: _SpanIndex, counts: Ints) -> Ints:
-    """The last so many tokens of each span before its sampled ones, which begin at stops."""
+    """Return the indices of the `counts[i]` tokens of span i that end just before `stops[i]`, its first
+    sampled token."""
     assert (counts <= stops).all(), "a scored or pooled token must be one of its own span"
     offsets = index.offsets
     return np.flatnonzero((offsets >= index.per_token(stops - counts)) & (offsets < index.per_token(stops)))
 
 
 def _index_arrays(batch: InputBatch) -> tuple[Ints, ...]:
-    """In the order of `DeviceBatch`."""
+    """Return the index arrays in the order of `DeviceBatch`."""
     return (
         batch.logits_indices,
         batch.ring_read_indices,

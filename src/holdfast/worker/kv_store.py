@@ -29,10 +29,8 @@ def num_pages_in(
 
 
 class KVStore:
-    """Keys and values of all layers, in the backend's layout. Slots are zero until written.
-
-    all_layers holds the pages of layer 0, then those of layer 1, and so on; layers are views of it.
-    """
+    """Keys and values of all layers, in the backend's layout. Slots are zero until written. `all_layers`
+    holds the pages of layer 0, then those of layer 1, and so on; `layers` are views of it."""
 
     def __init__(self, num_pages: int, config: DecoderConfig, backend: Backend) -> None:
         heads, dim = config.num_kv_heads, config.head_dim

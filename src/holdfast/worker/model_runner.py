@@ -30,15 +30,12 @@ from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.settings_guard import SettingsGuard, without_modes
 from holdfast.worker.cuda_graphs import CudaGraphs, CudaRecorder, Progress
 from holdfast.worker.extension import PassExtension
-from holdfast.worker.head_graphs import HeadGraphs, HeadTokens
-from holdfast.worker.input_batch import DeviceBatch, InputBatch, make_input_batch, send_batch
+from holdfast.worker.head import HeadGraphs, HeadTokens, LastLayer
+from holdfast.worker.input_batch import DeviceBatch, InputBatch, PageTableCache, make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
-from holdfast.worker.last_layer import LastLayer
+from holdfast.worker.logits import Masks, batch_slices, gather_logprobs, max_logits_tokens
 from holdfast.worker.logits_processors.device_history import DeviceTokens
 from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
-from holdfast.worker.logits_slices import Masks, batch_slices, max_logits_tokens
-from holdfast.worker.logprobs import gather_logprobs
-from holdfast.worker.page_table_cache import PageTableCache
 from holdfast.worker.pooling import PooledStates, pool
 from holdfast.worker.sampler import SampledTokens, sample
 from holdfast.worker.spot_check import SpotCheck
@@ -54,8 +51,8 @@ _runners: "WeakSet[ModelRunner]" = WeakSet()
 
 @atexit.register
 def _release_all() -> None:
-    """Nothing runs on the device and no graph is left while the interpreter and CUDA are torn down. What
-    steps an engine in a thread ended before: it registered its own end later."""
+    """Wait for all devices and drop all graphs, so that nothing runs while the interpreter and CUDA are
+    torn down. Threads that step an engine have ended before: their end was registered later."""
     for runner in tuple(_runners):
         runner.release()
 
@@ -148,7 +145,7 @@ class ModelRunner:
             return self._graphs.capture_next() or self._head_graphs.capture_next()
 
     def list_kernels(self) -> tuple[str, ...]:
-        """The names of the GPU kernels of passes. They must have run once."""
+        """Return the names of the GPU kernels of passes. They must have run once."""
         with self._settings(), torch.inference_mode(), self._stream.entered():
             return tuple(sorted(self._graphs.list_kernels() | self._head_graphs.list_kernels()))
 
@@ -203,9 +200,8 @@ class ModelRunner:
         )
 
     def _prefers_short_tiles(self, pass_: Pass) -> bool:
-        """Whether short tiles in a CUDA graph cost less than tall ones without a graph. Every
-        short tile reads all positions before it. Spot checks are rare and always take short
-        tiles."""
+        """Return whether short tiles in a CUDA graph cost less than tall ones without a graph. Every
+        short tile reads all positions before it. Spot checks are rare and always take short tiles."""
         tile_tokens = self._decoder.backend.tile_tokens(1, self._group) or 1
         num_reads = sum(
             -(-span.num_tokens // tile_tokens) * span.stop for span in pass_.spans if span.num_tokens > 1
@@ -219,7 +215,7 @@ class ModelRunner:
         return check.compare(self._decoder, hidden, copies)
 
     def _forward(self, pass_: Pass, batch: InputBatch) -> tuple[DeviceBatch, Tensor, int | None]:
-        """Run the pass up to the head: the batch, the hidden states of the tokens that need
+        """Run the pass up to the head. Return the batch, the hidden states of the tokens that need
         logits, and the size of the CUDA graph if one computed all layers."""
         # A certified pass runs in fast form: its batch size is certified to give the canonical bits.
         exact = pass_.kind is not PassKind.FAST
@@ -303,7 +299,7 @@ class ModelRunner:
         return read
 
     def _write_ring(self, found: Sequence[SampledTokens | HeadTokens], sent: DeviceBatch) -> None:
-        """For passes that are enqueued before the host knows these tokens."""
+        """Write sampled tokens to the ring, for passes that are enqueued before the host knows them."""
         if not sent.ring_write_indices.shape[0]:
             return
         token_ids = found[0].token_ids
@@ -316,7 +312,7 @@ class ModelRunner:
     def _score(
         self, hidden: Tensor, spans: Sequence[Span], canonical: bool, copies: HostCopies
     ) -> Callable[[], Scores]:
-        """The logprobs of each span's scored tokens."""
+        """Compute the logprobs of each span's scored tokens."""
         tokens = [token_id for span in spans for token_id in span.scored_ids]
         counts = [span.sampling.params.prompt_logprobs or 0 for span in spans for _ in span.scored_ids]
         chosen = send_array(np.array(tokens, np.int64), self._device)
@@ -355,9 +351,9 @@ class SampledRing:
             self._table = larger
 
     def read(self, token_ids: Tensor, indices: Tensor, slots: Tensor) -> None:
-        """token_ids[indices] = ring[slots], all int64: token_ids [tokens], the others [n]."""
+        """Set token_ids[indices] = ring[slots], all int64: token_ids [tokens], the others [n]."""
         token_ids.index_copy_(0, indices, self._table.view(-1).index_select(0, slots))
 
     def write(self, slots: Tensor, token_ids: Tensor) -> None:
-        """ring[slots] = token_ids, int64 [n] both; no slot occurs twice."""
+        """Set ring[slots] = token_ids, int64 [n] both. No slot occurs twice."""
         self._table.view(-1).index_copy_(0, slots, token_ids)

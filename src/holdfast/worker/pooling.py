@@ -47,8 +47,8 @@ class PooledStates:
 
 
 def pool(hidden: Tensor, spans: Sequence[Span], copies: HostCopies) -> Callable[[], tuple[PooledStates, ...]]:
-    """The hidden states of each span's pooled tokens, [tokens, hidden] of all spans. Returns a function
-    that reads them."""
+    """Send the hidden states of each span's pooled tokens, [tokens, hidden] of all spans. Return a
+    function that reads them."""
     host = copies.add(hidden)
 
     def read() -> tuple[PooledStates, ...]:
@@ -60,7 +60,7 @@ def pool(hidden: Tensor, spans: Sequence[Span], copies: HostCopies) -> Callable[
 
 
 def _normalized(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Divided by its norm. A zero vector stays as it is."""
+    """Divide by the norm. A zero vector stays as it is."""
     wide = vector.astype(np.float64)
     norm = math.sqrt(math.fsum((wide * wide).tolist()))
     return vector if norm == 0 else (wide / norm).astype(np.float32)

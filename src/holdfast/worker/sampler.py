@@ -17,10 +17,9 @@ from torch import Tensor
 from holdfast.core.step_plan import NO_TOKEN, Sampled
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
+from holdfast.worker.logits import LogitsSlice, Logprobs, gather_logprobs
 from holdfast.worker.logits_processors.device_history import DeviceTokens
 from holdfast.worker.logits_processors.pipeline import apply_logits_processors, has_logits_processors
-from holdfast.worker.logits_slices import LogitsSlice
-from holdfast.worker.logprobs import Logprobs, gather_logprobs
 from holdfast.worker.spot_check import logits_checksums
 from holdfast.worker.transfer import HostCopies, aligned, send, send_array, staging_buffer
 
@@ -102,7 +101,7 @@ def sample(
 def _sample_greedy(
     backend: Backend, logits: Tensor, reports: _Reports, copies: HostCopies
 ) -> tuple[Tensor, Logprobs | None]:
-    """The argmax of the raw logits; the kernel gives its logprob too."""
+    """Take the argmax of the raw logits. The kernel gives its logprob too."""
     token_ids, values = backend.sample_greedy(logits)
     if not reports.with_logprobs:
         return token_ids, None
@@ -133,14 +132,14 @@ def _reports_of(slices: Sequence[LogitsSlice]) -> _Reports:
 
 
 def _rows(tensor: Tensor, rows: list[int], *, copy: bool = False) -> Tensor:
-    """Some rows. If these are all rows: the tensor itself, unless a copy is needed."""
+    """Return some rows. If these are all rows, return the tensor itself, unless a copy is needed."""
     if len(rows) == tensor.shape[0]:
         return tensor.clone() if copy else tensor
     return tensor.index_select(0, send_array(np.array(rows, np.int64), tensor.device))
 
 
 def send_settings(slices: Sequence[LogitsSlice], device: torch.device) -> SamplingBatch:
-    """The settings of every token of the slices, in one copy."""
+    """Send the settings of every token of the slices, in one copy."""
     num_tokens = sum(one.num_tokens for one in slices)
     host = staging_buffer(settings_words(num_tokens), device)
     fill_settings(host.numpy(), slices, num_tokens)
@@ -148,12 +147,12 @@ def send_settings(slices: Sequence[LogitsSlice], device: torch.device) -> Sampli
 
 
 def settings_words(size: int) -> int:
-    """The length of the buffer of `fill_settings`."""
+    """Return the length of the buffer of `fill_settings`."""
     return 4 * aligned(size, 4)
 
 
 def fill_settings(words: NDArray[np.int64], slices: Sequence[LogitsSlice], size: int) -> None:
-    """The settings of every token, for `size` rows. Rows beyond the tokens are greedy.
+    """Write the settings of every token, for `size` rows. Rows beyond the tokens are greedy.
 
     int64 | seeds | positions |    float32 | temperature | top_p | min_p | top_k as int32 |
     """
@@ -181,7 +180,7 @@ def fill_settings(words: NDArray[np.int64], slices: Sequence[LogitsSlice], size:
 
 
 def read_settings(words: Tensor, size: int) -> SamplingBatch:
-    """Views of a buffer that `fill_settings` has filled, on the device."""
+    """Return views of a buffer that `fill_settings` has filled, on the device."""
     stride = aligned(size, 4)
     seeds, positions = words[: 2 * stride].view(2, stride)[:, :size]
     narrow = words[2 * stride :].view(torch.float32).view(4, stride)
@@ -190,5 +189,5 @@ def read_settings(words: Tensor, size: int) -> SamplingBatch:
 
 
 def _as_int64(seed: int) -> int:
-    """The bit pattern of a uint64 as an int64."""
+    """Return the bit pattern of a uint64 as an int64."""
     return seed - 2 * _SIGN if seed >= _SIGN else seed

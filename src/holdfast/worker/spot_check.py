@@ -18,7 +18,7 @@ from holdfast.models.decoder import Decoder
 from holdfast.numerics.bits import bits_of
 from holdfast.worker.extension import PassExtension
 from holdfast.worker.kv_store import KVStore
-from holdfast.worker.logits_slices import max_logits_tokens
+from holdfast.worker.logits import max_logits_tokens
 from holdfast.worker.transfer import HostCopies, send_array
 
 
@@ -60,8 +60,8 @@ class SpotCheck:
         values[self._scratch, :, self._offsets] ^= 1
 
     def compare(self, decoder: Decoder, hidden: Tensor, copies: HostCopies) -> Callable[[], str | None]:
-        """Called after the pass; hidden are the hidden states of its sampled tokens. Returns a
-        function that reads where the bits differ first, or None."""
+        """Compare after the pass. hidden: the hidden states of its sampled tokens. Return a function
+        that reads where the bits differ first, or None."""
         span = self._span
         extra = None if self._extra is None else self._extra.compare(copies)
         differs = copies.add(self._differences())  # bool [2, layers, tokens]
@@ -95,12 +95,12 @@ class SpotCheck:
 
 
 def logits_checksums(logits: Tensor) -> Tensor:
-    """One number for each row of the logits, contiguous fp32 [n, vocab]: int64 [n].
+    """Return one number for each row of the logits, contiguous fp32 [n, vocab]: int64 [n].
 
-    It is the same in any order of summation, and another one if any single bit differs. Each bit
-    pattern is multiplied by an odd number of its column, modulo 2^32; pairs of products are summed
-    modulo 2^64. An odd factor loses no bit, and different factors keep small differences of
-    opposite sign from cancelling.
+    It is the same in any order of summation, and another one if any single bit differs. Each bit pattern
+    is multiplied by an odd number of its column, modulo 2^32; pairs of products are summed modulo 2^64.
+    An odd factor loses no bit, and different factors keep small differences of opposite sign from
+    cancelling.
     """
     products = logits.view(torch.int32) * _factors(logits.shape[1], logits.device)  # [n, vocab]
     if products.shape[1] % 2:
@@ -110,7 +110,7 @@ def logits_checksums(logits: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _factors(count: int, device: torch.device) -> Tensor:
-    """Pseudo-random odd int32 numbers, [count]."""
+    """Return pseudo-random odd int32 numbers, [count]."""
     places = torch.arange(1, count + 1, dtype=torch.int64)
     mixed = (places * 0x9E3779B1) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 15)) * 0x85EBCA6B) & 0xFFFFFFFF

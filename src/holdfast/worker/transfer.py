@@ -17,7 +17,8 @@ _ALIGNMENT = 16  # bytes
 
 
 def aligned(count: int, size: int) -> int:
-    """`count` numbers of `size` bytes, rounded up so that what follows in a buffer is aligned.
+    """Round `count` numbers of `size` bytes up, so that what follows in a buffer is aligned. Return the
+    number.
 
     Triton compiles a kernel again for an unaligned pointer, which would delay a request.
     """
@@ -25,17 +26,17 @@ def aligned(count: int, size: int) -> int:
 
 
 def staging_buffer(num_words: int, device: torch.device) -> Tensor:
-    """Host memory to fill and send, int64 [num_words]; pinned for CUDA."""
+    """Return host memory to fill and send, int64 [num_words]; pinned for CUDA."""
     return torch.empty(num_words, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
 def send(host: Tensor, device: torch.device) -> Tensor:
-    """A staging buffer on the device; on CPU the same memory."""
+    """Return a staging buffer on the device; on a CPU the same memory."""
     return host.to(device, non_blocking=True)
 
 
 def send_array(array: NDArray[Any], device: torch.device) -> Tensor:
-    """A contiguous array on the device; on CPU the array's own memory."""
+    """Return a contiguous array on the device; on a CPU the array's own memory."""
     host = torch.from_numpy(array)
     return send(host.pin_memory(), device) if device.type == "cuda" else host
 
@@ -64,14 +65,14 @@ class HostCopies:
         self._done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def add(self, tensor: Tensor) -> Tensor:
-        """A host tensor that holds the values once `wait` has returned."""
+        """Return a host tensor that holds the values once `wait` has returned."""
         if self._done is None:
             return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
 
     def finish(self) -> None:
-        """No copies are added after this. Called on the stream that computed the tensors."""
+        """Add no more copies. Called on the stream that computed the tensors."""
         if self._done is not None:
             self._done.record()
 

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError
 from holdfast_thinking.data.names import require_tasks
 
 if TYPE_CHECKING:
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.llm import LLM
 
 evaluate = App(help="Evaluate trained models.", no_args_is_help=True)
 _ENGINE = replace(o.ENGINE, prefix_cache=False)

@@ -143,7 +143,7 @@ def _named_task(text: str) -> tuple[str, int]:
 
 def _write_general(settings: TrainingSettings, path: Path, device: str) -> None:
     """Write the backbone's own answers, with which an adapter learns where to think nothing."""
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.llm import LLM
     from holdfast_thinking.data.samples import sample_prompts, write_samples
 
     assert settings.backbone is not None

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast_thinking.data.source import draw_prompts
 from holdfast_thinking.data.words import read_words

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.llm import LLM
+from holdfast.engine.llm.llm import LLM
 from holdfast.errors import EngineStopped
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.locate import locate

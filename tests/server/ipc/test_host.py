@@ -16,9 +16,9 @@ from holdfast.core.cancel_token import CancelToken
 from holdfast.core.request import Prepared, Request
 from holdfast.core.results import Delta, Result
 from holdfast.core.sampling_params import SamplingParams, StructuredOutput, score_params
-from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import build
 from holdfast.errors import ConfigError
 from holdfast.server.ipc import host_main
 from holdfast.server.ipc import messages as m

@@ -1,18 +1,15 @@
-"""Messages on a byte stream: split anywhere, truncated, invalid."""
+"""Messages arrive as they were sent, or are refused. Frames are tested in core/test_framing.py."""
 
 import asyncio
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.framing import ConnectionLost, FrameTooLong
+from holdfast.core.framing import ConnectionLost, pack_frame
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
@@ -48,30 +45,9 @@ MESSAGES: list[m.ToEngine] = [
 ]
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield ours, theirs
-
-
-def read_all(data: bytes) -> list[m.ToEngine]:
-    """What the engine's side reads from a stream that ends after the data."""
-    ours, theirs = socket.socketpair()
-    decoder, read = m.decoder_to_engine(), []
-    with ours, theirs:
-        writing = threading.Thread(target=lambda: (theirs.sendall(data), theirs.shutdown(socket.SHUT_WR)))
-        writing.start()
-        with suppress(ConnectionLost):
-            while True:
-                read.append(decoder.read(ours))
-        writing.join()
-    return read
-
-
-async def read_all_async(parts: list[bytes]) -> list[m.ToEngine]:
-    """The same with asyncio, as the frontend reads."""
-    reader, decoder, read = asyncio.StreamReader(), m.decoder_to_engine(), []
+async def read_all(decoder: m.MessageDecoder[Any], *parts: bytes) -> list[Any]:
+    """What is read from a stream of these parts."""
+    reader, read = asyncio.StreamReader(), []
     for part in parts:
         reader.feed_data(part)
     reader.feed_eof()
@@ -82,60 +58,25 @@ async def read_all_async(parts: list[bytes]) -> list[m.ToEngine]:
         return read
 
 
-def test_messages_round_trip() -> None:
-    assert read_all(m.encode(MESSAGES)) == MESSAGES
-
-
 @given(st.lists(st.integers(0, 200), max_size=8))
-def test_stream_may_be_split_anywhere(cuts: list[int]) -> None:
+def test_messages_round_trip_wherever_the_stream_is_split(cuts: list[int]) -> None:
     data = m.encode(MESSAGES)
     at = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
     parts = [data[start:end] for start, end in pairwise(at)]
-    assert asyncio.run(read_all_async(parts)) == MESSAGES
-
-
-def test_large_message_round_trips() -> None:
-    large = m.Submit(Request(1, tuple(range(200_000)), SamplingParams(), 0))
-    assert read_all(m.encode([large])) == [large]
-
-
-@pytest.mark.parametrize("length", [1, 3, 4, 7])
-def test_truncated_message_is_a_lost_connection(length: int) -> None:
-    assert read_all(m.encode(MESSAGES[:1])[:length]) == []
-    assert asyncio.run(read_all_async([m.encode(MESSAGES[:1])[:length]])) == []
-
-
-def test_excessive_length_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
-    """It does not wait for four gigabytes."""
-    ours, theirs = pair
-    theirs.sendall(b"\xff\xff\xff\xff")
-    with pytest.raises(FrameTooLong):
-        m.decoder_to_engine().read(ours)
+    assert asyncio.run(read_all(m.decoder_to_engine(), *parts)) == MESSAGES
 
 
 @pytest.mark.parametrize(
     "content", [b"\xc1", b"", b"\x90", b"\x91\xa4Nope", b"\x92\xa5Abort\xa1x", b"\x81\xa1a\x01", b"\x05" * 9]
 )
-def test_invalid_message_is_an_error(pair: tuple[socket.socket, socket.socket], content: bytes) -> None:
-    ours, theirs = pair
-    theirs.sendall(len(content).to_bytes(4, "little") + content)
+def test_invalid_message_is_an_error(content: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        m.decoder_to_engine().read(ours)
+        asyncio.run(read_all(m.decoder_to_engine(), pack_frame(content)))
 
 
-def test_closed_socket_is_a_lost_connection() -> None:
-    ours, theirs = socket.socketpair()
-    theirs.close()
-    ours.close()
-    with pytest.raises(ConnectionLost):
-        m.decoder_to_engine().read(ours)
-
-
-def test_step_output_arrives_unchanged(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = pair
+def test_step_output_arrives_unchanged() -> None:
     thoughts = (Thought(0, 3, "", ()), Thought(1, 7, "tails", (9, 8)))
     delta = Delta("a", (5,), (TokenLogprob(5, -0.5, ((7, -1.0),)),), 1, "stop", thoughts)
     result = Result((), (), 3, "none", Stats(windows=2), {"format": "x"}, "failed", (None,), "pass_failed")
     sent = m.StepOutput((m.Started(1, 0.5),), (RequestOutput(1, delta, result), RequestOutput(2, Delta())))
-    theirs.sendall(m.encode([sent]))
-    assert m.decoder_from_engine().read(ours) == sent
+    assert asyncio.run(read_all(m.decoder_from_engine(), m.encode([sent]))) == [sent]

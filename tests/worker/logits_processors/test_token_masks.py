@@ -9,7 +9,7 @@ from transformers import NoBadWordsLogitsProcessor
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.worker.logits_processors.pipeline import apply_logits_processors
-from holdfast.worker.logits_processors.token_lists import _cache
+from holdfast.worker.logits_processors.token_masks import _lists
 from worker.sampler_spans import VOCAB, mask, slices_of, span
 
 GREEDY = SamplingParams(temperature=0)
@@ -67,13 +67,13 @@ def test_bad_token_ids_alone(logits: Tensor) -> None:
 
 
 def test_token_lists_are_cached_for_the_life_of_the_params(logits: Tensor) -> None:
-    before = len(_cache)
+    before = len(_lists)
     params = SamplingParams(temperature=0, allowed_token_ids=[1, 2])
     for _ in range(3):
         apply_logits_processors(logits, slices_of(span(TOKENS, 4, params)))
-    assert len(_cache) == before + 1
+    assert len(_lists) == before + 1
     del params
-    assert len(_cache) == before
+    assert len(_lists) == before
 
 
 def test_token_lists_of_two_requests_are_separate(logits: Tensor) -> None:

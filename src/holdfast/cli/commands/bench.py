@@ -5,7 +5,7 @@ Each command calls a module of `holdfast.bench`.
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.bench.determinism import CellResult
-    from holdfast.bench.serve import ServeLoad, ServeRun
+    from holdfast.bench.serve import ServeRun
 
 _MEASURED = replace(o.ENGINE, certification="startup", max_num_seqs=32)
 _COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
@@ -122,47 +122,33 @@ def speed(
     _print_table("tok/s|" + "|".join(found[base]), rows)
 
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """The server and the load. A group of options (`groups`)."""
-
-    url: Annotated[
-        str | None,
-        typer.Option(help="A running server; by default one is started with MODEL.", show_default=False),
-    ] = None
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY", show_default=False),
-    ] = None
-    timeout: Annotated[float, typer.Option(help="Seconds without a byte before an error.", min=0.001)] = 600.0
-    clients: Annotated[
-        int, typer.Option(help="Each sends its next request when the last is answered.", min=1)
-    ] = 8
-    seconds: Annotated[float, typer.Option(help="Begin no request after this time.", min=0.001)] = 30.0
-    prompt_words: Annotated[int, typer.Option(help="Words of a prompt, on average.", min=2)] = 64
-    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer, on average.", min=2)] = 64
-    deterministic: Annotated[int, typer.Option(help="Clients whose requests are deterministic.", min=0)] = 2
-    prompts: Annotated[
-        int, typer.Option(help="Prompts they share; all answers to one must be the same. 0: none.", min=0)
-    ] = 4
-    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0
-
-    def load(self) -> "ServeLoad":
-        from holdfast.bench.serve import ServeLoad
-
-        return ServeLoad(**{one.name: getattr(self, one.name) for one in fields(ServeLoad)})
-
-
-_SERVE = ServeOptions()
-
-
 @bench.command()
 @grouped(without=("chat_template", "receipt_key"))
 def serve(
     context: typer.Context,
     model: o.ModelArgument = None,
-    server: ServeOptions = _SERVE,
-    *,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A running server; by default one is started with MODEL.", show_default=False),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY", show_default=False),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds without a byte before an error.", min=0.001)
+    ] = 600.0,
+    clients: Annotated[
+        int, typer.Option(help="Each sends its next request when the last is answered.", min=1)
+    ] = 8,
+    seconds: Annotated[float, typer.Option(help="Begin no request after this time.", min=0.001)] = 30.0,
+    prompt_words: Annotated[int, typer.Option(help="Words of a prompt, on average.", min=2)] = 64,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer, on average.", min=2)] = 64,
+    deterministic: Annotated[int, typer.Option(help="Clients whose requests are deterministic.", min=0)] = 2,
+    prompts: Annotated[
+        int, typer.Option(help="Prompts they share; all answers to one must be the same. 0: none.", min=0)
+    ] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
     """Put a load on a server: latencies, tok/s, and whether deterministic answers are the same.
@@ -170,18 +156,19 @@ def serve(
     Exits with 1 if a request fails or a deterministic prompt has two answers.
     """
     engine = replace(engine, model=model)
-    if server.url is None:
+    if url is None:
         o.open_model(engine)
     elif given := given_options(context, parameter_names(EngineConfig)):
         raise ConfigError(f"{', '.join(given)} cannot be combined with --url: the server has its own")
-    from holdfast.bench.serve import connect, run_load
+    from holdfast.bench.serve import ServeLoad, connect, run_load
 
-    key = server.api_key.split(",")[0] if server.api_key else None
+    key = api_key.split(",")[0] if api_key else None
+    load = ServeLoad(clients, seconds, prompt_words, output_tokens, deterministic, prompts, seed)
 
     async def measure() -> "ServeRun":
-        async with connect(server.url, serve_arguments(engine), key, server.timeout) as client:
-            note(f"{server.clients} clients, {server.seconds:g} s")
-            return await run_load(client, server.load())
+        async with connect(url, serve_arguments(engine), key, timeout) as client:
+            note(f"{clients} clients, {seconds:g} s")
+            return await run_load(client, load)
 
     raise typer.Exit(0 if _show_load(asyncio.run(measure())) else 1)
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from holdfast.certification.certificate import Certificate, OperationCheck
     from holdfast.certification.gemm.recipes import GemmRecipe
 
-_TRIES = 3  # for --fresh: another process may store its certificate in between
-
 
 @grouped(
     without=(
@@ -58,7 +56,7 @@ def certify(
     if json_output:
         typer.echo(json.dumps(certificate.as_dict()))
     else:
-        from holdfast.engine.builder import gemm_recipes
+        from holdfast.engine.start.builder import gemm_recipes
 
         _show(certificate, is_new)
         _show_recipes(gemm_recipes(config))
@@ -73,9 +71,7 @@ def _obtain(config: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
 
     bars = StageBars()
     certificate = o.open_llm(config, bars, opened).engine.certificate
-    for _ in range(_TRIES if fresh else 0):
-        if certificate is None or "Certifying" in bars.stages:
-            break
+    if fresh and certificate is not None and "Certifying" not in bars.stages:
         delete_certificate(certificate.key)
         gc.collect()  # a GPU holds only one engine
         certificate = o.open_llm(config, bars).engine.certificate
@@ -86,7 +82,7 @@ def _obtain(config: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
 
 def _show_shapes(config: EngineConfig, fresh: bool, json_output: bool) -> None:
     o.open_model(config)
-    from holdfast.engine.builder import gemm_recipes
+    from holdfast.engine.start.builder import gemm_recipes
 
     with StageBars() as bars:
         recipes = gemm_recipes(config, bars, anew=fresh)

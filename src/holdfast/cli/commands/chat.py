@@ -11,7 +11,7 @@ from holdfast.cli.answer_writer import has_thoughts
 from holdfast.cli.console import note, show_error
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import given_options, grouped, parameter_names
-from holdfast.cli.options.sampling import SamplingOptions
+from holdfast.cli.options.request import SamplingOptions
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, RequestError, ServerError
 
@@ -94,11 +94,10 @@ def chat(
     o.show_hint(config.model)
     llm = o.open_llm(config, opened=opened)
     from holdfast.cli.conversation import LocalConversation
-    from holdfast.engine.async_engine import AsyncEngine
 
     if thoughts:
         has_thoughts(llm, params)  # a note if not
-    with AsyncEngine(llm.engine) as running:
+    with llm.run_freely() as running:
         _converse(LocalConversation(llm, running, params, system, with_thoughts=thoughts is not False))
 
 

@@ -20,19 +20,11 @@ from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.version import __version__
 
-_PACKAGES = (
-    "torch",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "jinja2",
-    "msgspec",
-    "typer",
-    "rich",
-    "huggingface-hub",
-    "httpx",
-    "cryptography",
-)
+_NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "msgspec", "typer", "rich")
+_OPTIONAL = {  # how to install each, if not as a part of the whole
+    **dict.fromkeys(("huggingface-hub", "httpx", "cryptography"), ""),
+    "llguidance": "pip install 'holdfast[structured]', for structured output",
+}
 _MARKS = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]missing[/]", "plain": ""}
 
 
@@ -121,18 +113,10 @@ def _package(name: str) -> Callable[[], Diagnostic]:
         try:
             return Diagnostic(name, metadata.version(name), "good")
         except metadata.PackageNotFoundError:
-            needed = name not in ("huggingface-hub", "httpx", "cryptography")
-            return Diagnostic(name, "not installed", "bad" if needed else "note")
+            how = f"; install it with: {_OPTIONAL[name]}" if _OPTIONAL.get(name) else ""
+            return Diagnostic(name, f"not installed{how}", "note" if name in _OPTIONAL else "bad")
 
     return check
-
-
-def _structured() -> Diagnostic:
-    try:
-        return Diagnostic("structured output", f"llguidance {metadata.version('llguidance')}", "good")
-    except metadata.PackageNotFoundError:
-        how = "pip install 'holdfast[structured]'"
-        return Diagnostic("structured output", f"llguidance is not installed; install it with: {how}", "note")
 
 
 def _device() -> Diagnostic:
@@ -263,8 +247,7 @@ def _fingerprint(model: str) -> Diagnostic:
 _CHECKS: tuple[tuple[str, Callable[[], Diagnostic]], ...] = (
     ("python", _python),
     ("holdfast", _holdfast),
-    *((name, _package(name)) for name in _PACKAGES),
-    ("structured output", _structured),
+    *((name, _package(name)) for name in (*_NEEDED, *_OPTIONAL)),
     ("device", _device),
     ("gpu", _gpu),
     ("threads", _threads),

@@ -13,8 +13,7 @@ from holdfast.cli.help_format import HelpCommand
 from holdfast.cli.inputs import read_prompts
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.options.sampling import SamplingOptions
-from holdfast.cli.options.structured import StructuredOptions
+from holdfast.cli.options.request import SamplingOptions, StructuredOptions
 from holdfast.cli.results import (
     as_json,
     drop_prompt,
@@ -31,9 +30,9 @@ from holdfast.errors import InvalidRequest
 if TYPE_CHECKING:
     from holdfast.core.results import Delta
     from holdfast.core.sampling_params import SamplingParams
-    from holdfast.engine.async_engine import RequestHandle
-    from holdfast.engine.llm import LLM
-    from holdfast.engine.preflight import OpenedModel
+    from holdfast.engine.llm.engine_thread import RequestHandle
+    from holdfast.engine.llm.llm import LLM
+    from holdfast.engine.start.preflight import OpenedModel
     from holdfast.text.tokenizer import Tokenizer
 
 _STATS = {"--stats=full": "--stats-full", "--stats=line": "--stats"}
@@ -42,7 +41,7 @@ _STRUCTURED = StructuredOptions()
 
 
 class GenerateCommand(HelpCommand):
-    """Reads --stats=full. An option with an optional value would take the prompt after it as value."""
+    """Read --stats=full. An option with an optional value would take the prompt after it as value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -162,7 +161,7 @@ def _check(
     The length of a prompt is known here only if no chat template is applied to it.
     """
     if params.structured is not None:
-        from holdfast.structured.check import check_grammar
+        from holdfast.structured.spec import check_grammar
 
         check_grammar(params.structured)
     opened = o.open_model(config)
@@ -180,18 +179,17 @@ def _answer(
     llm: "LLM", prompts: list[str], params: "SamplingParams", chat: bool | None, output: "Output"
 ) -> list[Result]:
     """Submit all prompts, then show the answers in prompt order; the current one is streamed."""
-    from holdfast.engine.async_engine import AsyncEngine
-
-    through_template = llm.engine.tokenizer.chat_template is not None if chat is None else chat
+    tokenizer = llm.engine.tokenizer
+    through_template = tokenizer.chat_template is not None if chat is None else chat
     tokens: list[str | list[int]] = [
         llm.chat_tokens([{"role": "user", "content": prompt}]) if through_template else prompt
         for prompt in prompts
     ]
-    with AsyncEngine(llm.engine) as engine:
+    with llm.run_freely() as engine:
         handles = [engine.submit(one, params) for one in tokens]
         try:
             return [
-                output.show(number, handle, params.n, llm.engine.tokenizer, prompt)
+                output.show(number, handle, params.n, tokenizer, prompt)
                 for number, (handle, prompt) in enumerate(zip(handles, tokens, strict=True), 1)
             ]
         except KeyboardInterrupt:
@@ -200,7 +198,7 @@ def _answer(
 
 @dataclass(frozen=True)
 class Output:
-    """Writes answers to stdout: as text, with headings if there are several, or as JSON lines."""
+    """Write answers to stdout: as text, with headings if there are several, or as JSON lines."""
 
     num_prompts: int
     as_json: bool

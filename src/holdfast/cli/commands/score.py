@@ -16,7 +16,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.errors import InvalidRequest, PromptTooLong
 
 if TYPE_CHECKING:
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.llm import LLM
 
 
 @grouped(without=("receipt_key",))

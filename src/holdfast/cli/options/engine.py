@@ -12,8 +12,8 @@ from holdfast.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from holdfast.cli.console import StageBars
-    from holdfast.engine.llm import LLM
-    from holdfast.engine.preflight import OpenedModel
+    from holdfast.engine.llm.llm import LLM
+    from holdfast.engine.start.preflight import OpenedModel
 
 MODEL_HELP = "Folder, .gguf file, Hugging Face id or built-in name. Default: the default model."
 
@@ -25,7 +25,7 @@ ENGINE = EngineConfig()
 
 def open_model(config: EngineConfig) -> "OpenedModel":
     """Check the settings and the model's files, without torch."""
-    from holdfast.engine import preflight
+    from holdfast.engine.start import preflight
 
     return preflight.open_model(config)
 
@@ -46,7 +46,7 @@ def open_llm(
     opened = opened or open_model(config)
     from holdfast.cli.console import StageBars
     from holdfast.core.garbage_collection import paused_collection
-    from holdfast.engine.llm import LLM
+    from holdfast.engine.llm.llm import LLM
 
     with paused_collection(), bars or StageBars() as progress:
         llm = LLM.from_config(config, progress, opened)

@@ -3,9 +3,8 @@
     @grouped(without=("max_num_seqs",))
     def chat(model: ModelArgument = None, engine: EngineConfig = ENGINE) -> None: ...
 
-A field is an option if it is declared with `holdfast.core.options.option` (settings of the engine
-and the server), or if its type is `Annotated[..., typer.Option(...)]` (groups that only the command
-line has). The default is the value in the instance the command starts from.
+A field is an option if it is declared with `holdfast.core.options.option`. The default is the value in
+the instance the command starts from.
 """
 
 import inspect
@@ -15,7 +14,7 @@ from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -87,27 +86,18 @@ class _Group:
         self, start: Any, without: Collection[str], only: Collection[str] | None, server: bool
     ) -> None:
         self._start = start
-        self._settings: list[OptionField] = []
-        self._plain: list[str] = []
-        self.parameters: list[inspect.Parameter] = []
-
-        def wanted(name: str) -> bool:
-            return name not in without and (only is None or name in only)
-
-        for one in option_fields(type(start)):
-            if wanted(one.field_name) and (server or not one.option.server_only):
-                self._settings.append(one)
-                self.parameters.append(setting_parameter(one, getattr(start, one.field_name)))
-        for name, hint in get_type_hints(type(start), include_extras=True).items():
-            if get_origin(hint) is Annotated and wanted(name):
-                self._plain.append(name)
-                self.parameters.append(_parameter(name, hint, getattr(start, name)))
+        self._fields = [
+            one
+            for one in option_fields(type(start))
+            if one.field_name not in without
+            and (only is None or one.field_name in only)
+            and (server or not one.option.server_only)
+        ]
+        self.parameters = [setting_parameter(one, getattr(start, one.field_name)) for one in self._fields]
 
     def gather(self, given: dict[str, Any], context: typer.Context) -> Any:
         """Return the dataclass with the values of its options, which are taken out of given."""
-        values = {name: given.pop(name) for name in self._plain}
-        for one in self._settings:
-            values[one.field_name] = _value(one, given.pop(one.name), context)
+        values = {one.field_name: _value(one, given.pop(one.name), context) for one in self._fields}
         return replace(self._start, **values)
 
 
@@ -121,9 +111,23 @@ def setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
     if one.choices:  # not as metavar: in 80 columns it would leave no room for the text
         described = f"{' | '.join(one.choices)}. {described}"
     shown = typer.Option(
-        help=described, rich_help_panel=option.panel, metavar=metavar, show_default=default is not None
+        *_names(one),
+        help=described,
+        rich_help_panel=option.panel,
+        metavar=metavar,
+        show_default=default is not None and not option.only_on,
     )
     return _parameter(one.name, Annotated[hint, shown], default)
+
+
+def _names(one: OptionField) -> tuple[str, ...]:
+    """Return the option's names, or none if typer finds them itself."""
+    if not one.option.short and not one.option.only_on:
+        return ()
+    name = f"--{one.name.replace('_', '-')}"
+    if one.type in (bool, bool | None) and not one.option.only_on:
+        name = f"{name}/--no-{name[2:]}"
+    return (name, one.option.short) if one.option.short else (name,)
 
 
 def _typer_type(one: OptionField) -> Any:

@@ -13,9 +13,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.results import Delta, Result, Thought
+from holdfast.core.results import Delta, Result
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.errors import HoldfastError
+from holdfast.server.api.model_fields import ModelFields, check_fields
 from holdfast.server.api.response_fields import (
     StreamUsage,
     TextLogprobs,
@@ -35,9 +35,8 @@ from holdfast.server.api.sampling import (
 from holdfast.server.api.schema.objects import Completion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest
-from holdfast.server.api.thoughts import ThoughtStream, all_thoughts, require_thinking_model
 from holdfast.server.call import Call
-from holdfast.server.errors import ApiError, to_api_error
+from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
@@ -61,10 +60,7 @@ def completion_routes(frontend: Frontend) -> APIRouter:
         _refuse_unsupported(body)
         use_request_id(request, body.request_id)
         prompts = prompt_list(body.prompt, frontend.config.max_prompts, "prompt")
-        try:
-            params = await frontend.prepare(request, lambda token: _params(body, frontend))
-        except HoldfastError as error:
-            raise to_api_error(error) from None
+        params = await frontend.prepare(request, lambda token: _params(body, frontend))
         async with AsyncExitStack() as stack:
             call = await stack.enter_async_context(
                 frontend.call(
@@ -90,9 +86,7 @@ async def send_completion(
     if response.body.stream:
         response.fingerprint = await run_until_disconnect(request, response.call.fingerprint())
         send_timeout = response.frontend.config.send_timeout
-        return EventStreamResponse(
-            _stream(response), resources.pop_all(), source=response.call, send_timeout=send_timeout
-        )
+        return EventStreamResponse(_stream(response), resources.pop_all(), send_timeout=send_timeout)
     return JSONResponse(await run_until_disconnect(request, _collect(response)))
 
 
@@ -103,26 +97,23 @@ async def _submit(
     body: CompletionRequest,
     params: SamplingParams,
 ) -> None:
-    require_thinking_model(call, body)
+    check_fields(call, body)
     add_special_tokens = body.add_special_tokens is not False
     room = max_prompt_len(frontend) - params.max_tokens
-    try:
-        for prompt in prompts:
-            given = prompt
-            if isinstance(given, str):
-                whole = body.truncate_prompt_tokens is not None
-                given = await call.encode(given, add_special_tokens=add_special_tokens, whole=whole)
-            ids = truncate_prompt(body, given, room)
-            frontend.prompts.require_room(len(ids))
-            await call.submit(
-                ids,
-                params,
-                echo_text=prompt if isinstance(prompt, str) and len(ids) == len(given) else None,
-                want_receipt=bool(body.return_receipt),
-                cache_salt=body.cache_salt,
-            )
-    except HoldfastError as error:
-        raise to_api_error(error) from None
+    for prompt in prompts:
+        given = prompt
+        if isinstance(given, str):
+            whole = body.truncate_prompt_tokens is not None
+            given = await call.encode(given, add_special_tokens=add_special_tokens, whole=whole)
+        ids = truncate_prompt(body, given, room)
+        frontend.prompts.require_room(len(ids))
+        await call.submit(
+            ids,
+            params,
+            echo_text=prompt if isinstance(prompt, str) and len(ids) == len(given) else None,
+            want_receipt=bool(body.return_receipt),
+            cache_salt=body.cache_salt,
+        )
     await call.accepted()
 
 
@@ -134,7 +125,6 @@ class _Choice:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
-    thoughts: list[Thought] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     matched_stop: str | int | None = None
@@ -188,64 +178,66 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
     started: set[int] = set()
     reasons: dict[int, str] = {}
     last: dict[str, Any] = {}
-    thoughts = ThoughtStream()
-    async for at, delta in call.deltas():
-        if delta is None:
-            yield KEEP_ALIVE
-            continue
-        if delta.finish_reason == "error":
-            continue  # sent as an error event when the result arrives
-        index = response.index(at, delta)
-        thoughts.add(index, delta.thoughts)
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": delta.text,
-            "logprobs": None,
-            "finish_reason": delta.finish_reason,
-        }
-        if delta.logprobs:
-            writer = writers.get(index) or writers.setdefault(index, response.logprobs_writer(at))
-            choice["logprobs"] = writer.write(delta.logprobs)
-        if delta.token_ids:
-            last_ids[index] = delta.token_ids
-        if body.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-            if index not in started:
-                choice["prompt_token_ids"] = call.prompts[at]
-            started.add(index)
-        if delta.finish_reason is not None:
-            reasons[index] = delta.finish_reason
-            choice["stop_reason"] = delta.stop_reason
-            choice["matched_stop"] = matched_stop(delta, last_ids.get(index, ()))
-        if len(reasons) == len(call.streams) * response.params.n:
-            # Sent with the `holdfast` object, when all results are known.
-            last = {**head, "choices": [choice]}
-            continue
-        chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **thoughts.pop_object()}
-        yield sse_event(chunk)
+    model_fields = ModelFields(call)
+    async for batch in call.batches():
+        events = [] if batch else [KEEP_ALIVE]
+        for at, delta in batch:
+            if delta.finish_reason == "error":
+                continue  # sent as an error event when the result arrives
+            index = response.index(at, delta)
+            model_fields.add(delta, index)
+            choice: dict[str, Any] = {
+                "index": index,
+                "text": delta.text,
+                "logprobs": None,
+                "finish_reason": delta.finish_reason,
+            }
+            if delta.logprobs:
+                writer = writers.get(index) or writers.setdefault(index, response.logprobs_writer(at))
+                choice["logprobs"] = writer.write(delta.logprobs)
+            if delta.token_ids:
+                last_ids[index] = delta.token_ids
+            if body.return_token_ids:
+                choice["token_ids"] = delta.token_ids
+                if index not in started:
+                    choice["prompt_token_ids"] = call.prompts[at]
+                started.add(index)
+            if delta.finish_reason is not None:
+                reasons[index] = delta.finish_reason
+                choice["stop_reason"] = delta.stop_reason
+                choice["matched_stop"] = matched_stop(delta, last_ids.get(index, ()))
+            if len(reasons) == len(call.streams) * response.params.n:
+                # Sent with the `holdfast` object, when all results are known.
+                last = {**head, "choices": [choice]}
+                continue
+            chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **model_fields.of_chunk()}
+            events.append(sse_event(chunk))
+        if events:
+            yield b"".join(events)
     call.finished([reasons[index] for index in sorted(reasons)])
-    details = {"holdfast": {**holdfast_object(call), **thoughts.pop()}}
+    details = {"holdfast": {**holdfast_object(call), **model_fields.rest()}}
     if chunk_usage.is_wanted:
-        yield sse_event({**last, **chunk_usage.of_chunk()})
-        yield sse_event({**head, "choices": [], "usage": usage(call), **details})
+        end = sse_event({**last, **chunk_usage.of_chunk()})
+        end += sse_event({**head, "choices": [], "usage": usage(call), **details})
     else:
-        yield sse_event({**last, **details})
-    yield DONE
+        end = sse_event({**last, **details})
+    yield end + DONE
 
 
 async def _collect(response: CompletionResponse) -> dict[str, Any]:
     """The whole response, without streaming."""
     call, params, body = response.call, response.params, response.body
+    model_fields = ModelFields(call)
     choices = [
         _Choice(response.logprobs_writer(index // params.n)) for index in range(len(call.streams) * params.n)
     ]
-    async for at, delta in call.deltas():
-        if delta is not None:
+    async for batch in call.batches():
+        for at, delta in batch:
             choice = choices[response.index(at, delta)]
             choice.text.append(delta.text)
             choice.token_ids.extend(delta.token_ids)
             choice.logprobs.extend(delta.logprobs or ())
-            choice.thoughts.extend(delta.thoughts)
+            model_fields.add(delta, response.index(at, delta))
             if delta.finish_reason is not None:
                 choice.finish_reason = delta.finish_reason
                 choice.stop_reason = delta.stop_reason
@@ -259,7 +251,7 @@ async def _collect(response: CompletionResponse) -> dict[str, Any]:
     if body.return_token_ids:
         for index, one in enumerate(entries):
             one["prompt_token_ids"] = call.prompts[index // params.n]
-    details = {**holdfast_object(call), **all_thoughts(call, (choice.thoughts for choice in choices))}
+    details = {**holdfast_object(call), **model_fields.all()}
     return {**response.head(), "choices": entries, "usage": usage(call), "holdfast": details}
 
 

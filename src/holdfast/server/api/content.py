@@ -10,14 +10,14 @@ text block.
     ReasoningDelta, ContentDelta, ToolCallDelta ...  ->  Opened, Grown ..., Closed, Opened, ...
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.core.results import Delta
 from holdfast.core.step_plan import TokenLogprob
-from holdfast.server.api.chat_response import ChatChoice, ChatResponse
+from holdfast.server.api.chat_response import ChatChoice
 from holdfast.server.api.schema.requests import ChatMessage
-from holdfast.server.api.thoughts import ThoughtStream
 from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolCallDelta
 
 
@@ -119,6 +119,15 @@ class ContentBlocks:
                 events.append(self._grow(delta.arguments))
         return events
 
+    def add_delta(self, choice: ChatChoice, delta: Delta) -> list[BlockEvent]:
+        """The events of a delta of the engine. One that ends with an error has none: the result raises it."""
+        if delta.finish_reason == "error":
+            return []
+        events = self.add(*choice.add(delta))
+        if delta.finish_reason is not None:
+            events += self.finish(is_truncated=choice.finish_reason == "length")
+        return events
+
     def finish(self, *, is_truncated: bool) -> list[BlockEvent]:
         """The events at the end of the choice."""
         events: list[BlockEvent] = [] if self.blocks else self._open(TextBlock(0))
@@ -157,29 +166,6 @@ def whole_blocks(choice: ChatChoice) -> list[Block]:
         blocks.add(*step)
     blocks.finish(is_truncated=choice.finish_reason == "length")
     return blocks.blocks
-
-
-async def stream_blocks(response: ChatResponse, thoughts: ThoughtStream) -> AsyncIterator[BlockEvent | None]:
-    """The events of a response with one choice; None after 15 seconds without one.
-
-    Thoughts are added to `thoughts` before the events of the text they led to.
-    """
-    (choice,) = response.choices
-    blocks = ContentBlocks()
-    async for _, delta in response.call.deltas():
-        if delta is None:
-            yield None
-            continue
-        if delta.finish_reason == "error":
-            continue  # raised when the result arrives
-        thoughts.add(0, delta.thoughts)
-        step = choice.add(delta)
-        for event in blocks.add(*step):
-            yield event
-        if delta.finish_reason is not None:
-            for event in blocks.finish(is_truncated=choice.finish_reason == "length"):
-                yield event
-    response.finished()
 
 
 @dataclass

@@ -14,7 +14,6 @@ from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent_answer import SentChoice
 from holdfast.engine.continuation import continued_params, sent_answer
-from holdfast.errors import HoldfastError
 from holdfast.receipts.receipt import Receipt
 from holdfast.server.api.completions import CompletionResponse, send_completion
 from holdfast.server.api.replay import find_differences, read_receipt, require_limits
@@ -22,7 +21,7 @@ from holdfast.server.api.schema.objects import Completion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest, ContinueRequest
 from holdfast.server.call import Call
-from holdfast.server.errors import ApiError, to_api_error
+from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.middleware.request_log import use_request_id
@@ -41,15 +40,12 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
         body = await frontend.read_body(request, ContinueRequest)
         frontend.require_model(body.model)
         use_request_id(request, body.request_id)
-        try:
-            receipt, _, prompt_ids = await read_receipt(request, frontend, body)
-            params = continued_params(receipt, body.max_tokens)
-            frontend.prompts.require_room(len(prompt_ids) + params.max_tokens)
-            sent = await frontend.prepare(
-                request, lambda token: _sent_answer(frontend, receipt, prompt_ids, params)
-            )
-        except HoldfastError as error:
-            raise to_api_error(error) from None
+        receipt, _, prompt_ids = await read_receipt(request, frontend, body)
+        params = continued_params(receipt, body.max_tokens)
+        frontend.prompts.require_room(len(prompt_ids) + params.max_tokens)
+        sent = await frontend.prepare(
+            request, lambda token: _sent_answer(frontend, receipt, prompt_ids, params)
+        )
         require_limits(receipt, frontend.config)
         completion = _completion_request(body, prompt_ids, params)
         if not body.force:

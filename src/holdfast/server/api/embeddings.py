@@ -12,15 +12,13 @@ from starlette.responses import Response
 from holdfast.core.embeddings import unpack_embedding
 from holdfast.core.pooling import Pooling, truncate_ids
 from holdfast.core.sampling_params import score_params
-from holdfast.errors import HoldfastError
+from holdfast.server.api.model_fields import check_fields, read_fields
 from holdfast.server.api.response_fields import usage
 from holdfast.server.api.sampling import max_prompt_len, prompt_list
 from holdfast.server.api.schema.objects import EmbeddingResponse
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import EmbeddingRequest
-from holdfast.server.api.thoughts import forced_thoughts, require_thinking_model
 from holdfast.server.call import Call
-from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
@@ -63,29 +61,22 @@ def embedding_routes(frontend: Frontend) -> APIRouter:
 
 async def _run(frontend: Frontend, call: Call, inputs: list[str | list[int]], body: EmbeddingRequest) -> None:
     """Submit every input and wait for all results."""
-    require_thinking_model(call, body)
+    check_fields(call, body)
     add_special_tokens = body.add_special_tokens is not False
-    try:
-        params = score_params(
-            deterministic=body.deterministic,
-            think=body.think is not False,
-            forced_thoughts=forced_thoughts(body.forced_thoughts or {}),
+    params = score_params(deterministic=body.deterministic, **read_fields(body))
+    pooling = Pooling(body.pooling or "last", body.normalize is not False, body.dimensions)
+    whole = body.truncate_prompt_tokens is not None
+    for one in inputs:
+        ids = (
+            await call.encode(one, add_special_tokens=add_special_tokens, whole=whole)
+            if isinstance(one, str)
+            else one
         )
-        pooling = Pooling(body.pooling or "last", body.normalize is not False, body.dimensions)
-        whole = body.truncate_prompt_tokens is not None
-        for one in inputs:
-            ids = (
-                await call.encode(one, add_special_tokens=add_special_tokens, whole=whole)
-                if isinstance(one, str)
-                else one
-            )
-            ids = list(truncate_ids(ids, body.truncate_prompt_tokens, max_prompt_len(frontend)))
-            frontend.prompts.require_room(len(ids))
-            await call.submit(ids, params, pooling=pooling, cache_salt=body.cache_salt)
-    except HoldfastError as error:
-        raise to_api_error(error) from None
+        ids = list(truncate_ids(ids, body.truncate_prompt_tokens, max_prompt_len(frontend)))
+        frontend.prompts.require_room(len(ids))
+        await call.submit(ids, params, pooling=pooling, cache_salt=body.cache_salt)
     await call.accepted()
-    async for _ in call.deltas():
+    async for _ in call.batches():
         pass
 
 

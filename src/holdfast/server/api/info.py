@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from holdfast.errors import EngineStopped
+from holdfast.errors import EngineStopped, NotReady
 from holdfast.receipts.signing import PublicKey
 from holdfast.server.api.schema.objects import (
     CertificateResponse,
@@ -23,7 +23,7 @@ from holdfast.server.api.schema.openapi import GET_ERRORS, NEEDS_NO_KEY, respons
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
-from holdfast.server.ipc.engines import ReplicaStatus
+from holdfast.server.ipc.engines import ReplicaStatus, not_ready
 from holdfast.version import __version__
 
 _STATUS_SECONDS = 2.0
@@ -77,18 +77,19 @@ def info_routes(frontend: Frontend) -> APIRouter:
     @router.get("/v1/certificate", responses=responses(CertificateResponse, (*GET_ERRORS, 503)))
     async def certificate() -> Response:
         """The engine's certificate on this machine, and its fingerprint."""
-        link = frontend.engines.link
-        assert link.ready is not None
+        if not frontend.engines.is_ready:
+            raise not_ready(frontend.engines.retry_after)
+        ready = frontend.engines.ready
         named = await frontend.fingerprint()
         return JSONResponse(
             {
                 "object": "holdfast.certificate",
-                "determinism": link.ready.determinism,
-                "refusal": link.ready.refusal,
+                "determinism": ready.determinism,
+                "refusal": ready.refusal,
                 "fingerprint": {"digest": named.digest, "parts": named.parts},
                 "state": _certificate_state(frontend),
-                "certificate": link.ready.certificate if link.revocation is None else None,
-                "revocation": link.revocation,
+                "certificate": ready.certificate,
+                "revocation": ready.revocation,
             }
         )
 
@@ -115,7 +116,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
         try:
             async with asyncio.timeout(_STATUS_SECONDS):
                 await frontend.engines.refresh_status()  # the listener updates the metrics
-        except (ApiError, EngineStopped, TimeoutError):
+        except (NotReady, EngineStopped, TimeoutError):
             pass  # report the last known values
         text, media_type = frontend.render_metrics(request)
         return Response(text, media_type=media_type)
@@ -152,12 +153,12 @@ def _replica(one: ReplicaStatus) -> dict[str, Any]:
 
 
 def _certificate_state(frontend: Frontend) -> dict[str, Any]:
-    state = frontend.engines.link.certificate_state
+    state = frontend.engines.ready.certificate_state
     return {"state": state.name, "checks_done": state.num_checks_done, "checks": state.num_checks}
 
 
 def _model(frontend: Frontend, name: str) -> dict[str, Any]:
-    ready = frontend.engines.link.ready if frontend.engines.is_ready else None
+    ready = frontend.engines.ready if frontend.engines.is_ready else None
     return {
         "id": name,
         "object": "model",

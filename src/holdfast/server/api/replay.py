@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from holdfast.core.results import Choice, Delta, Result
 from holdfast.engine.replay import ReplayResult, compare_result, replay_params, require_prompt, split_score
-from holdfast.errors import HoldfastError
 from holdfast.receipts.check import ReceiptCheck, check_signature
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.reader import parse_receipt
@@ -23,7 +22,7 @@ from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, respo
 from holdfast.server.api.schema.requests import ReceiptFields, ReplayRequest
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
-from holdfast.server.errors import ApiError, to_api_error
+from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
@@ -40,10 +39,7 @@ def replay_routes(frontend: Frontend) -> APIRouter:
     async def replay(request: Request) -> Response:
         """Replay a receipt. If the fingerprints differ, the request is run only with `force`."""
         body = await frontend.read_body(request, ReplayRequest)
-        try:
-            receipt, checked, prompt_ids = await read_receipt(request, frontend, body)
-        except HoldfastError as error:
-            raise to_api_error(error) from None
+        receipt, checked, prompt_ids = await read_receipt(request, frontend, body)
         require_limits(receipt, frontend.config)
         differences = await find_differences(frontend, receipt)
         response = _not_compared(receipt, checked, differences)
@@ -52,18 +48,12 @@ def replay_routes(frontend: Frontend) -> APIRouter:
         async with frontend.call(
             request, "replay", deterministic=receipt.params.deterministic, num_choices=receipt.params.n
         ) as call:
-            try:
-                params = replay_params(receipt, len(prompt_ids), max_prompt_len(frontend))
-            except HoldfastError as error:
-                raise to_api_error(error) from None
+            params = replay_params(receipt, len(prompt_ids), max_prompt_len(frontend))
             prompt_ids, completion_ids = split_score(receipt, prompt_ids)
             await call.submit(prompt_ids, params, completion_ids=completion_ids, want_receipt=True)
             result = await run_until_disconnect(request, _run(call, params.n))
             call.finished([choice.finish_reason for choice in result.choices])
-            try:
-                comparison = compare_result(receipt, result, frontend.prompts.token_text)
-            except HoldfastError as error:
-                raise to_api_error(error) from None
+            comparison = compare_result(receipt, result, frontend.prompts.token_text)
             return JSONResponse({**response, **_compared(comparison), "usage": usage(call)})
 
     return router
@@ -82,10 +72,7 @@ async def read_receipt(
 async def find_differences(frontend: Frontend, receipt: Receipt) -> list[str]:
     """What decides the receipt's bits and is another here. A grammar library is tried in a thread."""
     here = Fingerprint((await frontend.fingerprint()).parts)
-    try:
-        return await asyncio.to_thread(receipt.differences, here)
-    except HoldfastError as error:  # structured output without the library
-        raise to_api_error(error) from None
+    return await asyncio.to_thread(receipt.differences, here)
 
 
 def require_limits(receipt: Receipt, config: ServerConfig) -> None:
@@ -121,8 +108,8 @@ async def _run(call: Call, num_choices: int) -> Result:
     """The new result, with its choices merged from their deltas."""
     await call.accepted()
     deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
-    async for _, delta in call.deltas():
-        if delta is not None:
+    async for batch in call.batches():
+        for _, delta in batch:
             deltas[delta.index].append(delta)
     choices = tuple(_choice(one) for one in deltas)
     return replace(call.results[0], prompt_token_ids=tuple(call.prompts[0]), choices=choices)

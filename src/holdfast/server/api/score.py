@@ -5,14 +5,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.sampling_params import score_params
-from holdfast.errors import HoldfastError
+from holdfast.server.api.model_fields import check_fields, read_fields
 from holdfast.server.api.response_fields import finite, holdfast_object, usage
 from holdfast.server.api.schema.objects import ScoreResponse
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ScoreRequest
-from holdfast.server.api.thoughts import forced_thoughts, require_thinking_model
 from holdfast.server.call import Call
-from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
@@ -53,28 +51,21 @@ def score_routes(frontend: Frontend) -> APIRouter:
 
 
 async def _run(frontend: Frontend, call: Call, body: ScoreRequest, deterministic: bool) -> list[int]:
-    require_thinking_model(call, body)
-    try:
-        prompt_ids, completion_ids = body.prompt, body.completion
-        if isinstance(prompt_ids, str):
-            prompt_ids = await call.encode(prompt_ids)
-        if isinstance(completion_ids, str):
-            completion_ids = await call.encode(completion_ids, add_special_tokens=False)
-        frontend.prompts.require_room(len(prompt_ids) + len(completion_ids))
-        params = score_params(
-            deterministic=deterministic,
-            think=body.think is not False,
-            forced_thoughts=forced_thoughts(body.forced_thoughts or {}),
-        )
-        await call.submit(
-            prompt_ids,
-            params,
-            completion_ids=completion_ids,
-            want_receipt=bool(body.return_receipt),
-        )
-    except HoldfastError as error:
-        raise to_api_error(error) from None
+    check_fields(call, body)
+    prompt_ids, completion_ids = body.prompt, body.completion
+    if isinstance(prompt_ids, str):
+        prompt_ids = await call.encode(prompt_ids)
+    if isinstance(completion_ids, str):
+        completion_ids = await call.encode(completion_ids, add_special_tokens=False)
+    frontend.prompts.require_room(len(prompt_ids) + len(completion_ids))
+    params = score_params(deterministic=deterministic, **read_fields(body))
+    await call.submit(
+        prompt_ids,
+        params,
+        completion_ids=completion_ids,
+        want_receipt=bool(body.return_receipt),
+    )
     await call.accepted()
-    async for _ in call.deltas():
+    async for _ in call.batches():
         pass
     return completion_ids

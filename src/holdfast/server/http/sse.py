@@ -5,9 +5,9 @@ JSON is encoded by msgspec: several times as fast as the standard library, and i
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -25,7 +25,6 @@ _LINE_ENDS = re.compile(b"\xc2\x85|\xe2\x80[\xa8\xa9]")  # U+0085, U+2028, U+202
 
 _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _BODY_SEND = "body_send"
-_MAX_EVENTS_IN_WRITE = 64  # a client that does not read must not make events for nothing
 _LAST_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
@@ -71,18 +70,12 @@ def end_with_error(error: ApiError) -> tuple[bytes, ...]:
 EndStream = Callable[[ApiError], Sequence[bytes]]
 
 
-class EventSource(Protocol):
-    """What events are made of: a `Call`."""
-
-    before_wait: Callable[[], Awaitable[None]]  # called before it waits for more
-
-
 class EventStreamResponse(Response):
     """Sends events, closes `resources`, however the stream ends, and then ends the response.
 
-    end_stream makes the events that end a stream with an error. With a source, events that are made
-    without waiting are written together: a write costs as much as the rest of an event. Otherwise each is
-    written at once. A client that lets one write wait for `send_timeout` seconds counts as disconnected.
+    Each item of `events` is one write, of one event or several. end_stream makes the events that end a
+    stream with an error. A client that lets one write wait for `send_timeout` seconds counts as
+    disconnected.
 
     Starlette's `StreamingResponse` cannot do two things this does. It stops as soon as the client
     disconnects, not at the next event. It reports an error after the first event as an event,
@@ -96,7 +89,6 @@ class EventStreamResponse(Response):
         events: AsyncIterator[bytes],
         resources: AsyncExitStack,
         end_stream: EndStream = end_with_error,
-        source: EventSource | None = None,
         *,
         send_timeout: float,
     ) -> None:
@@ -104,7 +96,6 @@ class EventStreamResponse(Response):
         del self.headers["content-length"]
         self._events = _end_with_errors(events, end_stream)
         self._resources = resources
-        self._source = source
         self._send_timeout = send_timeout
         self._writing_since: float | None = None  # while a write waits for the client
         self._watch: asyncio.TimerHandle | None = None
@@ -125,31 +116,14 @@ class EventStreamResponse(Response):
     async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         send = _body_send(scope, send)
-        made: list[bytes] = []  # and not sent yet
         time = asyncio.get_running_loop().time
-
-        async def flush() -> None:
-            if made:
-                body = made[0] if len(made) == 1 else b"".join(made)
-                made.clear()
-                self._writing_since = time()
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                self._writing_since = None
-
-        if self._source is not None:
-            self._source.before_wait = flush
         try:
             async with asyncio.timeout(None) as limit:
                 self._watch_writes(limit)
-                try:
-                    async for event in self._events:
-                        made.append(event)
-                        if self._source is None or len(made) == _MAX_EVENTS_IN_WRITE:
-                            await flush()
-                except Exception:  # the last events said so
-                    await flush()
-                    raise
-                await flush()
+                async for body in self._events:
+                    self._writing_since = time()
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    self._writing_since = None
         except TimeoutError:
             if limit.expired():
                 raise ClientDisconnect from None
@@ -175,6 +149,5 @@ async def _end_with_errors(events: AsyncIterator[bytes], end_stream: EndStream) 
         async for event in events:
             yield event
     except Exception as error:
-        for event in end_stream(to_api_error(error)):
-            yield event
+        yield b"".join(end_stream(to_api_error(error)))
         raise

@@ -1,6 +1,6 @@
 """What the frontend needs of its engine, wherever that runs.
 
-Supervisor                  one engine process on this machine (`supervisor`)
+EngineProcess               one engine process on this machine (`engine_process`)
 holdfast.ray.ReplicaPool    replicas on a Ray cluster
 """
 
@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from holdfast.server.errors import ApiError
-from holdfast.server.ipc.engine_connection import EngineConnection
+from holdfast.errors import NotReady
 from holdfast.server.ipc.messages import Ready
-from holdfast.server.ipc.request_table import RequestTable
+from holdfast.server.ipc.requests import RequestTable
 
 
 @dataclass(frozen=True)
@@ -42,48 +41,44 @@ class ReplicaStatus:
 
 
 class Engines(Protocol):
-    """One engine, or several that answer as one."""
+    """One engine, or several that answer as one.
 
-    num_restarts: int  # engine processes or replicas that were lost
+    num_restarts: engine processes or replicas that were lost. restart: the one in progress, while no
+    engine is ready. replicas: those of a pool. ready: what the engines said when they were ready, or what
+    changed since; of several, their sum; raises `NotReady` if requests can neither be computed
+    nor wait. is_stuck: no engine has finished a step for far too long. retry_after: the estimated seconds
+    until an engine is ready.
+    """
 
-    @property
-    def restart(self) -> Restart | None:
-        """The restart in progress, while no engine is ready."""
+    num_restarts: int
 
     @property
     def requests(self) -> RequestTable: ...
 
     @property
-    def link(self) -> EngineConnection:
-        """The connection to a ready engine; raises an `ApiError` of 503 while there is none. Of several,
-        one that answers deterministic requests."""
+    def restart(self) -> Restart | None: ...
 
     @property
-    def ready(self) -> Ready:
-        """What the engine said when it was ready; of several, their sum. Raises an `ApiError` of 503 if
-        requests can neither be computed nor wait."""
+    def replicas(self) -> Sequence[ReplicaStatus]: ...
+
+    @property
+    def ready(self) -> Ready: ...
 
     @property
     def is_ready(self) -> bool: ...
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether no engine has finished a step for far too long."""
+    def is_stuck(self) -> bool: ...
 
     @property
-    def retry_after(self) -> int:
-        """Estimated seconds until an engine is ready."""
-
-    @property
-    def replicas(self) -> Sequence[ReplicaStatus]:
-        """The replicas of a pool; empty for one engine process."""
+    def retry_after(self) -> int: ...
 
     def set_tracing(self, on: bool) -> None:
         """Have steps traced, also by engines that are ready later."""
 
     async def refresh_status(self) -> None:
-        """Request every engine's numbers; the callback gets them. Raises `EngineStopped` or an
-        `ApiError` if there is none."""
+        """Request every engine's numbers; the callback gets them. Raises `EngineStopped` or
+        `NotReady` if there is none."""
 
     async def run(self) -> None:
         """Run until stopped. Raises `ConfigError` or `EngineStopped` if no engine can be had."""
@@ -92,14 +87,9 @@ class Engines(Protocol):
         """End what this server started. Running requests are dropped."""
 
     def kill(self) -> None:
-        """As `stop`, without waiting for anything."""
+        """Do as `stop`, without waiting for anything."""
 
 
-def not_ready(retry_after: int) -> ApiError:
-    """No engine is ready."""
-    return ApiError(
-        503,
-        "the engine is not ready yet; ask again",
-        code="engine_not_ready",
-        headers={"Retry-After": str(retry_after)},
-    )
+def not_ready(retry_after: int) -> NotReady:
+    """Return the error for requests while no engine is ready."""
+    return NotReady("the engine is not ready yet; ask again", retry_after=retry_after)

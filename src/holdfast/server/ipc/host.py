@@ -21,7 +21,7 @@ from holdfast.core.cancel_token import Cancelled, CancelToken
 from holdfast.core.request import Prepared, Request
 from holdfast.core.results import RequestOutput
 from holdfast.engine.engine import Engine
-from holdfast.engine.engine_thread import EngineThread
+from holdfast.engine.loop import EngineLoop
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import HoldfastError
 from holdfast.server.ipc import messages as m
@@ -54,7 +54,7 @@ class EngineHost:
         self, engine: Engine, send: Callable[[m.FromEngine], None], record: PassRecord | None = None
     ) -> None:
         """record is memory that the frontend can read if this process dies."""
-        self.loop = EngineThread(engine, self._deliver)
+        self.loop = EngineLoop(engine, self._deliver)
         self._engine = engine
         self._send = send
         self._submissions: dict[int, _Submission] = {}  # by request id; all threads
@@ -64,7 +64,6 @@ class EngineHost:
         )
         self._arrived: dict[int, float] = {}  # when, of those in the engine's queue
         self._step_ended = 0.0  # the last step, so the next one began then
-        self._revocation_sent = False
         self._certificate_state = engine.certificate_state  # as the frontend knows it
         self._record = record
         self._pass_began: float | None = None
@@ -152,7 +151,7 @@ class EngineHost:
     # In the engine's thread
 
     def _was_aborted(self, submission: _Submission) -> bool:
-        """Whether the request was aborted. If not, an abort that is read from now on finds it in the engine."""
+        """Return whether the request was aborted. If not, a later abort finds it in the engine."""
         with self._lock:
             if not submission.is_aborted:
                 del self._submissions[submission.request.request_id]
@@ -191,11 +190,10 @@ class EngineHost:
         if self._engine.tracer is not None:
             for trace in self._engine.tracer.take():
                 self._send(m.StepTraced(trace))
-        if self._certificate_state.name == "certifying":
+        if self._certificate_state.name == "certifying" or (
+            self._engine.revocation is not None and self._certificate_state.name != "revoked"
+        ):
             self._send_certificate_state()
-        if self._engine.revocation is not None and not self._revocation_sent:
-            self._revocation_sent = True
-            self._send(m.Revoked(self._engine.revocation))
         self._step_ended = time.monotonic()
         if self._pass_began is not None:
             self._note_step(self._step_ended - self._pass_began)
@@ -213,16 +211,16 @@ class EngineHost:
             self._record.write_longest_step(seconds)
 
     def _send_certificate_state(self) -> None:
-        """Of a certificate that is made while the engine serves, if it changed."""
+        """Tell where the certificate stands, if that has changed."""
         engine = self._engine
         state = engine.certificate_state
         if state != self._certificate_state:
             self._certificate_state = state
             certificate = None if engine.certificate is None else engine.certificate.as_dict()
-            self._send(m.CertificateChanged(state, engine.limits.refusal, certificate))
+            self._send(m.CertificateChanged(state, engine.limits.refusal, certificate, engine.revocation))
 
     def _note_started(self) -> tuple[m.Started, ...]:
-        """The requests that left the queue in this step.
+        """Return the requests that left the queue in this step.
 
         One that arrived during the step did not wait.
         """
@@ -234,7 +232,7 @@ class EngineHost:
         )
 
     def _finish(self, output: RequestOutput) -> RequestOutput:
-        """A request's last output. The frontend has the prompt and the choices already."""
+        """Return a request's last output without what the frontend has: the prompt and the choices."""
         assert output.result is not None
         self._arrived.pop(output.request_id, None)
         return output._replace(result=replace(output.result, prompt_token_ids=(), choices=()))

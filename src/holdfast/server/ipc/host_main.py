@@ -19,9 +19,9 @@ import threading
 from collections.abc import Callable
 
 from holdfast.core.framing import ConnectionLost
-from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.start.builder import build
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, ModelError
 from holdfast.receipts.engine_fingerprint import library_version
@@ -33,7 +33,7 @@ from holdfast.thinking.log import thought_logs
 
 _log = logging.getLogger("holdfast.engine")
 _FLUSH_SECONDS = 5.0
-# Seconds after which another thread gives the GIL back to the engine's loop, which asks for it after each kernel.
+# Seconds after which another thread gives the GIL back to the engine's loop. That asks for it after each kernel.
 SWITCH_SECONDS = 0.0005
 
 Build = Callable[[EngineConfig, ShowProgress], Engine]
@@ -171,6 +171,7 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
         chunk=0 if thinking is None else thinking.chunk_len,
         while_answering=thinking is None or thinking.while_answering,
         certificate_state=engine.certificate_state,
+        revocation=engine.revocation,
     )
 
 

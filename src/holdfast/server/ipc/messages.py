@@ -2,7 +2,7 @@
 
     to the engine     Start, Submit, Abort, SetTracing, GetStatus, Stop
     from the engine   Progress, Ready, StartupFailed, FingerprintReady,
-                      Accepted, Refused, StepOutput, StatusReport, CertificateChanged, Revoked, StepTraced,
+                      Accepted, Refused, StepOutput, StatusReport, CertificateChanged, StepTraced,
                       EngineDied, ReplicaStopping (a replica's)
 
 The frontend gives each request its id, and the engine uses the same. After `Accepted` the request's
@@ -96,6 +96,7 @@ class Ready(Message, frozen=True):
     chunk: int = 0  # tokens in a chunk a model thinks about; 0: the model does not think
     while_answering: bool = False  # it thinks about its answer, too
     certificate_state: CertificateState = CertificateState("none")
+    revocation: str | None = None  # why the certificate was revoked: deterministic answers are verified
 
 
 class StartupFailed(Message, frozen=True):
@@ -113,7 +114,7 @@ class FingerprintReady(Message, frozen=True):
     llguidance: str | None = None
 
     def deciding(self, *, is_structured: bool) -> str:
-        """What must be equal in an engine that goes on with an answer."""
+        """Return what must be equal in an engine that goes on with an answer."""
         return f"{self.digest}, llguidance {self.llguidance}" if is_structured else self.digest
 
 
@@ -153,17 +154,12 @@ class StatusReport(Message, frozen=True):
 
 
 class CertificateChanged(Message, frozen=True):
-    """The certificate that is made while the engine serves: a part of it is done, or all."""
+    """What changes in `Ready`: a part of the certificate is done, or a spot check found it wrong."""
 
-    state: CertificateState
+    certificate_state: CertificateState
     refusal: str | None
     certificate: dict[str, Any] | None
-
-
-class Revoked(Message, frozen=True):
-    """A spot check found the certificate wrong. Deterministic answers are verified from now on."""
-
-    reason: str
+    revocation: str | None
 
 
 class StepTraced(Message, frozen=True):
@@ -193,7 +189,6 @@ FromEngine = (
     | StepOutput
     | StatusReport
     | CertificateChanged
-    | Revoked
     | StepTraced
     | EngineDied
     | ReplicaStopping
@@ -228,5 +223,5 @@ def decoder_from_engine() -> MessageDecoder[FromEngine]:
 
 
 def encode(messages: Sequence[Any]) -> bytes:
-    """The frames of these messages, one after the other."""
+    """Encode these messages as frames, one after the other."""
     return b"".join([pack_frame(_encoder.encode(message)) for message in messages])

@@ -8,16 +8,17 @@ from dataclasses import replace
 
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, Result
+from holdfast.server.ipc.engine_port import EnginePort
 from holdfast.server.ipc.messages import FingerprintReady
 from holdfast.server.ipc.sent_record import SentRecord
 
 
 class ResponseStream:
-    """One request in the engine process, as the frontend holds it.
+    """One request at an engine, as the frontend holds it.
 
-    `LiveRequests` fills it, a `Call` reads it. It sets the event `updated` whenever something
+    The `RequestTable` fills it, a `Call` reads it. It sets the event `updated` whenever something
     arrives. Cancelling it frees the request's pages within a step; what still arrives for it is
-    dropped. request and record are what another engine process continues it from.
+    dropped. request and record are what another engine continues it from.
     """
 
     def __init__(
@@ -41,13 +42,8 @@ class ResponseStream:
         self.ids = request.ids
         self.fingerprint: FingerprintReady | None = None  # of the engine that began it, once it is known
         self.replicas: list[str] = []  # of a pool, that accepted it, in order
-        # Set by `LiveRequests`, about the current engine process.
-        self.is_submitted = False
-        self.is_accepted = False
-        self.is_suspect = False  # its last engine process died while it ran
-        self.num_lone_deaths = 0  # while it ran alone, without an output of it in between
-        self.num_losses = 0  # of its replica's connection, without an output of it in between
-        self.last_failure: Result | None = None  # its pass raised
+        self.port: EnginePort | None = None  # of the engine that computes it now
+        self.is_accepted = False  # by that engine
         self._request = request
         self._updated = updated
         self._cancel = cancel
@@ -59,7 +55,7 @@ class ResponseStream:
         )
 
     def deciding(self, fingerprint: FingerprintReady) -> str:
-        """What of a fingerprint must be equal in an engine that goes on with the answer."""
+        """Return what of a fingerprint must be equal in an engine that goes on with the answer."""
         return fingerprint.deciding(is_structured=self.is_structured)
 
     @property
@@ -68,7 +64,7 @@ class ResponseStream:
 
     @property
     def request(self) -> Request:
-        """What is sent to an engine process: the request, and what the client has of its answer."""
+        """Return what is sent to an engine: the request, and what the client has of its answer."""
         if self.num_resumes == 0 or not self.was_accepted:
             return self._request
         return replace(self._request, sent=self._record.choices)
@@ -79,7 +75,7 @@ class ResponseStream:
             self._cancel(self)
             self.fail(error)
 
-    # Called by `LiveRequests`
+    # Called by the `RequestTable`
 
     def accept(self) -> None:
         self.is_accepted = self.was_accepted = True
@@ -90,7 +86,7 @@ class ResponseStream:
             self.queue_seconds = queue_seconds
 
     def pause(self) -> None:
-        """The engine process died. Another one continues."""
+        """Note that the engine died. Another one continues."""
         if self.paused_at is None:
             self.paused_at = time.monotonic()
         self._updated.set()

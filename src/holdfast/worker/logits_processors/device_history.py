@@ -14,8 +14,8 @@ from torch import Tensor
 
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Sampling
 from holdfast.numerics.token_history import BadWordBatch, PenaltyBatch, TokenHistory, TokensBefore
-from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
-from holdfast.worker.page_table_cache import PageTableCache
+from holdfast.worker.input_batch import PageTableCache
+from holdfast.worker.logits import LogitsSlice, PlacedSlices
 from holdfast.worker.transfer import aligned, send_array
 
 Ints = NDArray[np.int32]
@@ -30,7 +30,7 @@ class DeviceTokens:
 
 
 def is_on_device(one: LogitsSlice) -> bool:
-    """Whether the slice depends on tokens that its span does not carry."""
+    """Return whether the slice depends on tokens that its span does not carry."""
     span = one.span
     if not span.sampling.needs_history:
         return False
@@ -38,7 +38,7 @@ def is_on_device(one: LogitsSlice) -> bool:
 
 
 def penalise_on_device(logits: Tensor, unread: PlacedSlices, tokens: DeviceTokens) -> None:
-    """As `apply_penalties`, for slices without history."""
+    """Apply penalties as `apply_penalties` does, to slices without history."""
     found = [(at, one) for at, one in unread if one.span.sampling.params.penalises]
     if not found:
         return
@@ -62,7 +62,7 @@ def penalise_on_device(logits: Tensor, unread: PlacedSlices, tokens: DeviceToken
 
 
 def mask_bad_words_on_device(logits: Tensor, unread: PlacedSlices, tokens: DeviceTokens) -> None:
-    """Mask the last tokens of bad words that are complete but for them, for slices without history."""
+    """Mask each token that would complete a bad word, for slices without history."""
     found = [(at, one) for at, one in unread if one.span.sampling.bad_words]
     if not found:
         return
@@ -90,7 +90,7 @@ def mask_bad_words_on_device(logits: Tensor, unread: PlacedSlices, tokens: Devic
 
 
 def _rows_and_ends(found: PlacedSlices) -> Ints:
-    """Of every token its row of the logits, and how many tokens precede it: [2, tokens]."""
+    """Return for every token its row of the logits, and how many tokens precede it: [2, tokens]."""
     lengths = np.array([one.num_tokens for _, one in found])
     firsts = np.array([(at, one.first_position) for at, one in found], np.int32)
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -98,8 +98,8 @@ def _rows_and_ends(found: PlacedSlices) -> Ints:
 
 
 def _words(sampling: Sampling, longest: int) -> tuple[Ints, Ints, Ints]:
-    """A request's bad words without their last tokens, right-aligned [words, longest]; their
-    lengths; the last tokens."""
+    """Return a request's bad words without their last tokens, right-aligned [words, longest]; their
+    lengths; their last tokens."""
     words = sampling.bad_words
     prefixes = np.zeros((len(words), longest), np.int32)
     for at, word in enumerate(words):
@@ -110,7 +110,7 @@ def _words(sampling: Sampling, longest: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _send(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
-    """The arrays on the device, in one copy, each aligned."""
+    """Send the arrays in one copy, each aligned."""
     starts = np.cumsum([0, *(aligned(each.size, 4) for each in arrays)])
     buffer = np.zeros(starts[-1], np.int32)
     for start, each in zip(starts, arrays, strict=False):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 from holdfast.core.step_plan import Span
-from holdfast.worker.logits_slices import Masks
+from holdfast.worker.logits import Masks
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def _is_constrained(span: Span) -> bool:
 
 
 def _masks(span: Span) -> Masks:
-    """One mask for each sampled token. A grammar that fails allows nothing in its own span."""
+    """Return one mask for each sampled token. A grammar that fails allows nothing in its own span."""
     if span.constraint is None or span.num_sampled == 0:
         return ()
     constraint, count = span.constraint, span.num_sampled

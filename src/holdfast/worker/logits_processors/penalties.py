@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.worker.logits import LogitsSlice, PlacedSlices
 from holdfast.worker.logits_processors.device_history import is_on_device
-from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
 from holdfast.worker.transfer import send_array
 
 Ints = NDArray[np.int64]
@@ -54,8 +54,8 @@ def apply_penalties(logits: Tensor, placed: PlacedSlices) -> None:
 
 
 def _occurred(at: int, one: LogitsSlice, vocab_size: int) -> tuple[Ints, Ints, Ints]:
-    """Rows of the logits, token ids that occurred before them, and how often in the answer:
-    three arrays of one length."""
+    """Return rows of the logits, token ids that occurred before them, and how often in the answer: three
+    arrays of one length."""
     span = one.span
     assert len(span.history) == span.start, "a penalty needs all tokens before the span"
     tokens = np.array(span.history + span.token_ids[: one.stop], dtype=np.int64)
@@ -67,11 +67,11 @@ def _occurred(at: int, one: LogitsSlice, vocab_size: int) -> tuple[Ints, Ints, I
 
 
 def _distinct(tokens: Ints, vocab_size: int) -> tuple[Ints, Ints, Ints]:
-    """The distinct ids in order of occurrence, where each occurs first, and which of them each
+    """Return the distinct ids in order of occurrence, where each occurs first, and which of them each
     token is.
 
-    As np.unique, but without sorting and much faster. Of the scratch array only written elements
-    are read.
+    It does what np.unique does, without sorting and much faster. Of the scratch array only written
+    elements are read.
     """
     places = np.arange(len(tokens))
     scratch = np.empty(vocab_size, np.int64)
@@ -84,7 +84,7 @@ def _distinct(tokens: Ints, vocab_size: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _counts(inverse: Ints, num_ids: int, prompt_len: int, ends: Ints) -> Ints:
-    """How often each id occurs in the answer before each sampled token, [tokens, ids]."""
+    """Return how often each id occurs in the answer before each sampled token, [tokens, ids]."""
     counts = np.empty((len(ends), num_ids), np.int64)
     counts[0] = np.bincount(inverse[prompt_len : ends[0]], minlength=num_ids)
     for row in range(1, len(ends)):
@@ -95,5 +95,5 @@ def _counts(inverse: Ints, num_ids: int, prompt_len: int, ends: Ints) -> Ints:
 
 
 def _repeat(values: Sequence[float], lengths: Sequence[int]) -> NDArray[np.float32]:
-    """Each value repeated `lengths` times."""
+    """Repeat each value `lengths` times."""
     return np.repeat(np.array(values, np.float32), lengths)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.worker.logits import LogitsSlice, PlacedSlices
 from holdfast.worker.logits_processors.device_history import (
     DeviceTokens,
     is_on_device,
@@ -17,9 +18,7 @@ from holdfast.worker.logits_processors.device_history import (
     penalise_on_device,
 )
 from holdfast.worker.logits_processors.penalties import apply_penalties
-from holdfast.worker.logits_processors.token_lists import token_lists_of
-from holdfast.worker.logits_processors.token_masks import apply_token_masks
-from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
+from holdfast.worker.logits_processors.token_masks import apply_token_masks, token_lists_of
 from holdfast.worker.transfer import send_array
 
 

@@ -3,6 +3,7 @@
 The logit of a token that is not allowed becomes -inf. The bits of allowed tokens do not change.
 """
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.worker.logits import LogitsSlice, PlacedSlices
 from holdfast.worker.logits_processors.device_history import is_on_device
-from holdfast.worker.logits_processors.token_lists import token_lists_of
-from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
 from holdfast.worker.transfer import send_array
 
 Ints = NDArray[np.int64]
@@ -21,6 +22,70 @@ BadWords = tuple[tuple[int, ...], ...]
 
 _MAX_INDICES = 512  # lists of bad words
 _MAX_SINGLE_IDS = 1024  # of a list of bad ids; a longer one is a limit for the whole row
+
+
+@dataclass(frozen=True)
+class TokenLists:
+    """The token lists of a request as tensors: logit bias, allowed and bad token ids.
+
+    A list can be as long as the vocabulary, too long to convert for every token. So the tensors are made
+    once for each `SamplingParams` object and dropped with it. Ids outside the vocabulary are ignored.
+    """
+
+    bias_ids: NDArray[np.int64]  # [biased], on the host
+    biases: NDArray[np.float32]  # [biased], on the host
+    bad_ids: NDArray[np.int64]  # on the host
+    # An upper limit of each logit: -inf for tokens that are not allowed, inf for all others. fp32 [vocab],
+    # or [0] if all are allowed.
+    limit: Tensor
+    allowed_bits: int  # the allowed tokens as one number, bit i for token i; -1 if all are
+
+
+# By identity: comparing two SamplingParams would read their lists. An id may be reused after its
+# object has died.
+_lists: dict[tuple[int, int, torch.device], tuple[weakref.ref[SamplingParams], TokenLists]] = {}
+
+
+def token_lists_of(params: SamplingParams, vocab_size: int, device: torch.device) -> TokenLists:
+    key = (id(params), vocab_size, device)
+    known = _lists.get(key)
+    if known is not None and known[0]() is params:
+        return known[1]
+    made = _make_lists(params, vocab_size, device)
+    _lists[key] = (weakref.ref(params, lambda _: _lists.pop(key, None)), made)
+    return made
+
+
+def _make_lists(params: SamplingParams, vocab_size: int, device: torch.device) -> TokenLists:
+    biases = [(token_id, bias) for token_id, bias in params.biases if token_id < vocab_size]
+    limit = _limit(params, vocab_size)
+    return TokenLists(
+        bias_ids=np.array([token_id for token_id, _ in biases], np.int64),
+        biases=np.array([bias for _, bias in biases], np.float32),
+        bad_ids=_inside(params.bad_ids, vocab_size).numpy(),
+        limit=send_array(limit.numpy(), device),
+        allowed_bits=_allowed_bits(limit) if len(limit) else -1,
+    )
+
+
+def _allowed_bits(limit: Tensor) -> int:
+    return int.from_bytes(np.packbits((limit > 0).numpy(), bitorder="little").tobytes(), "little")
+
+
+def _limit(params: SamplingParams, vocab_size: int) -> Tensor:
+    if params.allowed_ids is None and not params.bad_ids:
+        return torch.empty(0)
+    limit = torch.full((vocab_size,), torch.inf)
+    if params.allowed_ids is not None:
+        limit.fill_(-torch.inf)
+        limit[_inside(params.allowed_ids, vocab_size)] = torch.inf
+    limit[_inside(params.bad_ids, vocab_size)] = -torch.inf
+    return limit
+
+
+def _inside(token_ids: tuple[int, ...], vocab_size: int) -> Tensor:
+    ids = torch.tensor(token_ids, dtype=torch.int64)
+    return ids[ids < vocab_size]
 
 
 def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> None:
@@ -54,7 +119,7 @@ def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> None:
 
 
 def _has_masks(slice_: LogitsSlice) -> bool:
-    """False for slices with penalties or biases alone."""
+    """Return False for slices with penalties or biases alone."""
     sampling = slice_.span.sampling
     has_lists = sampling.params.allowed_ids is not None or bool(sampling.params.bad_ids)
     return has_lists or bool(slice_.masks or sampling.bad_words or sampling.suppressed_ids)
@@ -79,8 +144,8 @@ def _apply_grammar_bits(logits: Tensor, rows: list[int], bits: bytearray) -> Non
 def _grammar_bits(
     slice_: LogitsSlice, bad_word_ends: list[Ints], vocab_size: int, device: torch.device
 ) -> bytearray:
-    """The masks of the slice that are not None, in whole bytes. A mask is read as one number, bit i
-    for token i."""
+    """Return the masks of the slice that are not None, in whole bytes. A mask is read as one number, bit
+    i for token i."""
     everything = (1 << vocab_size) - 1
     num_bytes = -(-vocab_size // 8)
     has_suppressed = bool(slice_.span.sampling.suppressed_ids) and _is_early(slice_, 0)
@@ -103,12 +168,12 @@ def _grammar_bits(
 
 
 def _suppress_ends(slice_: LogitsSlice, allowed: int, others: int, vocab_size: int) -> int:
-    """The tokens that a grammar allows before min_tokens. others: the tokens that the other
+    """Return the tokens that a grammar allows before min_tokens. others: the tokens that the other
     settings allow.
 
     If only end tokens are left, min_tokens is waived: a longer answer would break the grammar. That
-    holds for the model's own end tokens, which a grammar allows only where the answer is complete.
-    A stop id of the client may also be text of the grammar; ending with it would leave the answer
+    holds for the model's own end tokens, which a grammar allows only where the answer is complete. A
+    stop id of the client may also be text of the grammar; ending with it would leave the answer
     incomplete, so it stays suppressed even if nothing else is allowed.
     """
     sampling = slice_.span.sampling
@@ -121,20 +186,20 @@ def _bits(token_ids: Iterable[int], vocab_size: int) -> int:
 
 
 def _early_ends(slice_: LogitsSlice, index: int) -> list[int]:
-    """The end tokens that are suppressed at this token. With a grammar mask, the mask excludes
-    them already."""
+    """Return the end tokens that are suppressed at this token: none if it has a grammar mask, which
+    excludes them already."""
     has_mask = bool(slice_.masks) and slice_.masks[index] is not None
     return [] if has_mask or not _is_early(slice_, index) else list(slice_.span.sampling.suppressed_ids)
 
 
 def _is_early(slice_: LogitsSlice, index: int) -> bool:
-    """Whether the answer is still shorter than min_tokens."""
+    """Return whether the answer is still shorter than min_tokens."""
     sampling = slice_.span.sampling
     return slice_.first_position + index < sampling.prompt_len + sampling.params.min_tokens
 
 
 def _bad_word_ends(slice_: LogitsSlice) -> list[Ints]:
-    """The ids that would complete a bad word, for each token."""
+    """Return the ids that would complete a bad word, for each token."""
     span, words = slice_.span, slice_.span.sampling.bad_words
     if not words or is_on_device(slice_):
         return [np.empty(0, np.int64)] * slice_.num_tokens
@@ -164,7 +229,7 @@ _indices: dict[int, _BadWordIndex] = {}
 
 
 def _index_of(words: BadWords) -> _BadWordIndex:
-    """The index of a request's bad words. The last ones made are kept: all tokens of a request
+    """Return the index of a request's bad words. The last ones made are kept: all tokens of a request
     share one list."""
     known = _indices.get(id(words))
     if known is None:

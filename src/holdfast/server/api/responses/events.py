@@ -12,21 +12,21 @@ response.completed, or response.incomplete at the token limit, or error and resp
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from holdfast.core.results import Delta
 from holdfast.server.api.chat_response import ChatResponse
 from holdfast.server.api.content import (
     Block,
     BlockEvent,
     CallBlock,
+    ContentBlocks,
     Grown,
     Opened,
     ReasoningBlock,
     TextBlock,
-    stream_blocks,
     whole_blocks,
 )
 from holdfast.server.api.responses.objects import ResponseObject
 from holdfast.server.api.responses.requests import ResponsesRequest
-from holdfast.server.api.thoughts import ThoughtStream
 from holdfast.server.errors import ApiError
 from holdfast.server.http.sse import KEEP_ALIVE, sse_event
 
@@ -37,7 +37,7 @@ class ResponseWriter:
     def __init__(self, response: ChatResponse, body: ResponsesRequest) -> None:
         self._response = response
         self._object = ResponseObject(response, body)
-        self._thoughts = ThoughtStream()
+        self._blocks = ContentBlocks()
         self._num_events = 0
         self._closed: list[Block] = []
 
@@ -46,17 +46,21 @@ class ResponseWriter:
         return self._object.finished(whole_blocks(choice))
 
     async def stream(self) -> AsyncIterator[bytes]:
-        yield self._event("response.created", response=self._object.in_progress())
-        yield self._event("response.in_progress", response=self._object.in_progress())
-        async for event in stream_blocks(self._response, self._thoughts):
-            if event is None:
-                yield KEEP_ALIVE
-                continue
-            for written in self._write(event):
-                yield written
+        created = self._event("response.created", response=self._object.in_progress())
+        yield created + self._event("response.in_progress", response=self._object.in_progress())
+        async for batch in self._response.call.batches():
+            written = [one for _, delta in batch for one in self._write_events(delta)]
+            if written or not batch:
+                yield b"".join(written) or KEEP_ALIVE
+        self._response.finished()
         finished = self._object.finished(self._closed)
-        self._thoughts.pop()  # the object has all of them
+        self._response.model_fields.rest()  # the object has all of them
         yield self._event(f"response.{finished['status']}", response=finished)
+
+    def _write_events(self, delta: Delta) -> Iterator[bytes]:
+        self._response.model_fields.add(delta)  # before the text that they led to
+        for event in self._blocks.add_delta(self._response.choices[0], delta):
+            yield from self._write(event)
 
     def end_stream(self, error: ApiError) -> Sequence[bytes]:
         said = self._event("error", code=error.code, message=error.message, param=error.param)
@@ -64,9 +68,14 @@ class ResponseWriter:
         return said, failed
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        """An event. Thoughts that were not sent yet are in its `holdfast` object."""
+        """An event. Its `holdfast` object has the model's fields that were not sent yet."""
         number, self._num_events = self._num_events, self._num_events + 1
-        content = {"type": kind, "sequence_number": number, **fields, **self._thoughts.pop_object()}
+        content = {
+            "type": kind,
+            "sequence_number": number,
+            **fields,
+            **self._response.model_fields.of_chunk(),
+        }
         return sse_event(content, kind)
 
     def _write(self, event: BlockEvent) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.server.api.chat_prompt import ChatPrompts
+from holdfast.server.api.chat_plan import render_chat
 from holdfast.server.api.chat_response import serve_chat
 from holdfast.server.api.responses.events import ResponseWriter
 from holdfast.server.api.responses.objects import InputTokens, ResponsesResponse
@@ -26,7 +26,6 @@ _STORED = {
 
 def responses_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["completions"])
-    prompts = ChatPrompts(frontend.prompts)
 
     @router.post(
         "/v1/responses",
@@ -40,9 +39,7 @@ def responses_routes(frontend: Frontend) -> APIRouter:
         frontend.require_model(body.model)
         chat = await frontend.prepare(request, lambda token: to_chat(body))
         with errors_in_words(ERROR_WORDS):
-            return await serve_chat(
-                request, frontend, prompts, chat, lambda response: ResponseWriter(response, body)
-            )
+            return await serve_chat(request, frontend, chat, lambda response: ResponseWriter(response, body))
 
     @router.post(
         "/v1/responses/input_tokens",
@@ -55,8 +52,10 @@ def responses_routes(frontend: Frontend) -> APIRouter:
         frontend.require_model(body.model)
         chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
-            prompt = await frontend.run(request, lambda token: prompts.plan(chat, token, whole=True))
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+            ids, _ = await frontend.run(
+                request, lambda token: render_chat(frontend.prompts, chat, token, whole=True)
+            )
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     async def refuse_stored(id: str) -> Response:
         if id == "input_tokens":

@@ -1,0 +1,141 @@
+"""The options of a request, in two groups: sampling, and structured output.
+
+`SamplingParams` and `StructuredOutput` check the values. None means the default of `SamplingParams`.
+
+A schema or a grammar may be in a file. Which of the two a value is depends on the value alone,
+never on the files that exist: a JSON schema begins with a brace, and a grammar contains a colon.
+"""
+# ruff: noqa: RUF009  (option() makes a dataclass field)
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from holdfast.core.options import option
+from holdfast.core.sampling_params import SamplingParams, show
+from holdfast.core.structured_output import MAX_GRAMMAR_CHARS, StructuredOutput
+from holdfast.errors import InvalidRequest
+
+_sampling = partial(option, panel="Sampling")
+_report = partial(option, panel="Report")
+_structured = partial(option, panel="Structured output (one of)")
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """A group of options (`groups`)."""
+
+    max_tokens: int = _sampling(128, "Maximum number of tokens of the answer.", short="-n")
+    min_tokens: int = _sampling(0, "Minimum number of tokens of the answer.")
+    temperature: float = _sampling(0.7, "Sampling temperature; 0 is greedy.", short="-t")
+    top_k: int = _sampling(0, "Sample from the k most likely tokens; 0 is off.")
+    top_p: float = _sampling(
+        1.0, "Nucleus sampling: keep the smallest set of tokens with this total probability."
+    )
+    min_p: float = _sampling(0.0, "Drop tokens that are less likely than this times the most likely one.")
+    seed: int | None = _sampling(
+        None,
+        "Seed of the sampling noise.",
+        unset="0 with --deterministic, else a random one, which is reported",
+    )
+    n: int = _sampling(1, "Number of answers to each prompt; the first is the same as with --n 1.")
+    deterministic: bool | None = _sampling(
+        None, "Give the same tokens and logprob bits every time, whatever else runs.", short="-d"
+    )
+    stop: list[str] | None = _sampling(None, "Stop at this text; may be repeated.", metavar="TEXT")
+    stop_token_ids: list[int] | None = _sampling(
+        None, "Stop at this token; may be repeated.", name="stop_token_id", metavar="ID"
+    )
+    ignore_eos: bool = _sampling(False, "Keep generating after the end-of-text token.", only_on=True)
+    repetition_penalty: float = _sampling(
+        1.0, "Above 1: tokens of the prompt and of the answer so far become less likely."
+    )
+    frequency_penalty: float = _sampling(
+        0.0, "From -2 to 2: subtracted from a token's logit for each time it is in the answer."
+    )
+    presence_penalty: float = _sampling(
+        0.0, "From -2 to 2: subtracted once from the logit of a token that is in the answer."
+    )
+    logit_bias: list[str] | None = _sampling(
+        None, "Add VALUE, from -100 to 100, to this token's logit; may be repeated.", metavar="ID=VALUE"
+    )
+    allowed_token_ids: list[int] | None = _sampling(
+        None,
+        "Sample only from the tokens given with this option; may be repeated.",
+        name="allowed_token_id",
+        metavar="ID",
+    )
+    bad_token_ids: list[int] | None = _sampling(
+        None, "Never sample this token; may be repeated.", name="bad_token_id", metavar="ID"
+    )
+    bad_words: list[str] | None = _sampling(
+        None, "Never generate this text; may be repeated.", name="bad_word", metavar="TEXT"
+    )
+    skip_special_tokens: bool = _sampling(True, "Leave special tokens out of the answer's text, or not.")
+    include_stop_str_in_output: bool = _sampling(
+        False, "Keep the text or token that stopped the answer.", only_on=True
+    )
+    think: bool = _sampling(True, "Let a thinking model think, or not.")
+    logprobs: int | None = _report(
+        None, "Report the logprob of each token of the answer, and this many of the most likely ones."
+    )
+    prompt_logprobs: int | None = _report(None, "The same for the tokens of the prompt.")
+    echo: bool = _report(False, "Repeat the prompt before the answer.", only_on=True)
+
+    def params(self, structured: StructuredOutput | None = None) -> SamplingParams:
+        """Return the settings of a request. Raise `InvalidRequest` for wrong ones."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if self.deterministic:  # the same command gives the same answer
+            given.setdefault("seed", 0)
+        biases = [_parse_bias(text) for text in self.logit_bias or ()]
+        return SamplingParams(**{**given, "logit_bias": biases, "structured": structured})
+
+
+def _parse_bias(text: str) -> tuple[int, float]:
+    token_id, _, value = text.partition("=")
+    try:
+        return int(token_id), float(value)
+    except ValueError:
+        raise InvalidRequest(
+            f"--logit-bias must be a token id and a number, such as 42=-5, not {text[:80]!r}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class StructuredOptions:
+    """A group of options (`groups`)."""
+
+    json_schema: str | None = _structured(
+        None, "JSON of this schema: a file, or the schema itself if it begins with {."
+    )
+    json_object: bool = _structured(False, "Any JSON object.", only_on=True)
+    regex: str | None = _structured(None, "Text that matches this regular expression.")
+    choice: list[str] | None = _structured(
+        None, "One of these texts; repeat the option for each.", metavar="TEXT"
+    )
+    lark: str | None = _structured(
+        None, "Text of this Lark grammar: a file, or the grammar itself if it contains a colon."
+    )
+
+    def structured_output(self) -> StructuredOutput | None:
+        """Return the constraint, or None. Raise `InvalidRequest` for more than one."""
+        schema, lark = self.json_schema, self.lark
+        if schema is not None and not schema.lstrip().startswith("{"):
+            schema = _read(schema, "JSON schema")
+        if lark is not None and ":" not in lark:
+            lark = _read(lark, "Lark grammar")
+        if self == StructuredOptions():
+            return None
+        return StructuredOutput(schema, self.json_object, self.regex, self.choice or None, lark)
+
+
+def _read(path: str, what: str) -> str:
+    """Return the text of a file, at most one character more than is allowed."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            return file.read(MAX_GRAMMAR_CHARS + 1)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the {what} in {show(path)} is no valid UTF-8: {error}") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"the {what} {show(path)} cannot be read: {why}") from error

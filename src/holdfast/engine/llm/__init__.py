@@ -1,0 +1,1 @@
+"""The Python API: `LLM`, `AsyncLLM`, their prompts and streams."""

@@ -1,0 +1,1 @@
+"""What happens before the first request: checks without torch, loading, kernels, memory."""

@@ -1,0 +1,220 @@
+"""A connection to one engine: messages there, outputs and reports back.
+
+The engine is a process on this machine (`engine_process`) or a replica on another (`holdfast.ray`). A port
+belongs to one process, or to one TCP connection, and ends with it: the process that is started next has
+another port. So nothing that still arrives from a dead engine finds a receiver.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from holdfast.core.framing import ConnectionLost
+from holdfast.engine.status import EngineStatus
+from holdfast.engine.tracer import StepTrace
+from holdfast.errors import EngineStopped, HoldfastError, RequestError, make_error
+from holdfast.server.ipc import messages as m
+
+if TYPE_CHECKING:
+    from holdfast.server.ipc.response_stream import ResponseStream
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class EngineCallbacks:
+    """Called with what engines report besides the outputs of requests, and with what happens to requests
+    whose engine died. source is the id of a port."""
+
+    on_progress: Callable[[str, int, int], None] = _ignore  # (stage, done, total), while it starts
+    on_ready: Callable[[], None] = _ignore
+    on_status: Callable[[EngineStatus, str], None] = _ignore  # (status, source)
+    on_trace: Callable[[StepTrace, str], None] = _ignore  # (trace, source)
+    on_death: Callable[[str, int], None] = _ignore  # (how, requests that continue), before it is restarted
+    on_hang: Callable[[], None] = _ignore  # before it is killed
+    on_replicas: Callable[[], None] = _ignore  # a replica of a pool came or left
+    on_resume: Callable[[bool], None] = _ignore  # (deterministic): a request is submitted again
+    on_continue: Callable[[float], None] = _ignore  # (seconds since the death): its next output
+    on_crash: Callable[[], None] = _ignore  # it ends with `EngineCrashed`, or its failed pass
+
+
+NO_CALLBACKS = EngineCallbacks()
+
+
+class OutputReceiver(Protocol):
+    """Gets what a port's engine sends about requests."""
+
+    def accept(self, port: Any, request_id: int, /) -> None: ...
+
+    def refuse(self, port: Any, request_id: int, error: HoldfastError, /) -> None: ...
+
+    def step(self, port: Any, message: m.StepOutput, /) -> None: ...
+
+    def lose(self, port: Any, /) -> None: ...
+
+
+class EnginePort(ABC):
+    """An engine that computes, until the event `closed` is set: then nothing can come from it any more.
+
+    `ready` is set once it accepts requests, `fingerprint` once its weights are hashed; `on_change` is
+    called then. is_only: no other engine can compute its requests; `kill` has it restarted. streams: the
+    requests that it has, kept by the `RequestTable`.
+    """
+
+    is_only = False
+
+    def __init__(
+        self,
+        callbacks: EngineCallbacks,
+        requests: OutputReceiver,
+        on_change: Callable[[], None] = _ignore,
+        *,
+        id: str = "",
+    ) -> None:
+        self.id = id  # of a replica in a pool
+        self.ready: m.Ready | None = None
+        self.startup_error: str | None = None
+        self.fingerprint: m.FingerprintReady | None = None
+        self.closed = asyncio.Event()
+        self.is_killed = False  # by `kill`
+        self.settled = asyncio.Event()  # ready, failed to start, or closed
+        self.streams: dict[int, ResponseStream] = {}
+        self.num_submitted = 0
+        self.requests = requests
+        self._has_fingerprint = asyncio.Event()  # or never will
+        self._callbacks = callbacks
+        self._on_change = on_change
+        self._status_requests: deque[tuple[float, asyncio.Future[EngineStatus]]] = deque()
+
+    _writer: asyncio.StreamWriter
+
+    def submit(self, request_id: int, frame: bytes) -> None:
+        """Send a request, which is encoded. The port must be ready and open."""
+        self.num_submitted += 1
+        if not self._writer.is_closing():
+            self._writer.write(frame)
+
+    def abort(self, request_id: int) -> None:
+        """End a request. What still comes for it is ignored."""
+        self._send(m.Abort(request_id))
+
+    @property
+    @abstractmethod
+    def running_ids(self) -> frozenset[int] | None:
+        """Return the ids of the requests that ran in the last pass; None if that is not known."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the connection at once, and the engine where this side owns it."""
+
+    def set_tracing(self, on: bool) -> None:
+        """Have a trace of every step sent, or not."""
+        self._send(m.SetTracing(on))
+
+    def poll(self) -> None:
+        """Request the engine's numbers for the callback, unless an answer is due already."""
+        if not self._status_requests and not self.closed.is_set():
+            asking = self._request_status()
+            asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def status(self) -> EngineStatus:
+        """Return the engine's numbers after its current step. Raises `EngineStopped` if it ends before."""
+        if self.closed.is_set():
+            raise EngineStopped("the engine stopped")
+        return await self._request_status()
+
+    def _request_status(self) -> "asyncio.Future[EngineStatus]":
+        answer: asyncio.Future[EngineStatus] = asyncio.get_running_loop().create_future()
+        self._status_requests.append((time.monotonic(), answer))
+        self._send(m.GetStatus())
+        return answer
+
+    @property
+    def unanswered_seconds(self) -> float:
+        """Return how long the oldest status request has waited."""
+        return time.monotonic() - self._status_requests[0][0] if self._status_requests else 0.0
+
+    async def wait_for_fingerprint(self) -> m.FingerprintReady:
+        """Return the fingerprint, once the weights are hashed."""
+        await self._has_fingerprint.wait()
+        if self.fingerprint is None:
+            raise EngineStopped("the engine stopped")
+        return self.fingerprint
+
+    def _send(self, message: m.ToEngine) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(m.encode([message]))
+
+    async def _read_messages(self, reader: asyncio.StreamReader) -> None:
+        """Handle what arrives until the stream ends."""
+        decoder = m.decoder_from_engine()
+        try:
+            while True:
+                self._handle(await decoder.read_async(reader))
+        except ConnectionLost:
+            pass
+
+    def _on_closed(self) -> None:
+        """Tell everything that waits: nothing will arrive any more."""
+        self.closed.set()
+        self.settled.set()
+        self._has_fingerprint.set()
+        self.requests.lose(self)
+        for _, answer in self._status_requests:
+            if not answer.done():
+                answer.set_exception(EngineStopped("the engine stopped"))
+
+    def _handle(self, message: m.FromEngine) -> None:
+        if isinstance(message, m.StepOutput):
+            self.requests.step(self, message)
+        elif isinstance(message, m.Accepted):
+            self.requests.accept(self, message.request_id)
+        elif isinstance(message, m.Refused):
+            self.requests.refuse(self, message.request_id, _refusal(message))
+        elif isinstance(message, m.StepTraced):
+            self._callbacks.on_trace(message.trace, self.id)
+        elif isinstance(message, m.StatusReport):
+            self._answer_status(message.status)
+        elif isinstance(message, m.Progress):
+            self._callbacks.on_progress(message.stage, message.done, message.total)
+        elif isinstance(message, m.StartupFailed):
+            self.startup_error = message.reason
+            self.settled.set()
+        else:
+            self._change(message)
+
+    def _change(self, message: m.FromEngine) -> None:
+        """Keep what the engine says of itself."""
+        if isinstance(message, m.Ready):
+            self.ready = message
+            self.settled.set()
+        elif isinstance(message, m.FingerprintReady):
+            self.fingerprint = message
+            self._has_fingerprint.set()
+        elif isinstance(message, m.CertificateChanged):
+            assert self.ready is not None
+            self.ready = msgspec.structs.replace(self.ready, **msgspec.structs.asdict(message))
+        self._on_change()
+
+    def _answer_status(self, status: EngineStatus) -> None:
+        self._callbacks.on_status(status, self.id)
+        _, answer = self._status_requests.popleft()
+        if not answer.done():
+            answer.set_result(status)
+
+
+def _refusal(message: m.Refused) -> HoldfastError:
+    """Return the error that the engine raised.
+
+    One that is not the request's own fault becomes an internal error.
+    """
+    error = make_error(message.code, message.message)
+    return error if isinstance(error, RequestError) else HoldfastError(message.message)

@@ -1,0 +1,166 @@
+"""A replica's side of a request: its `Submit` over the connection, and Ray's call beside it."""
+
+import asyncio
+import pickle
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from holdfast.core.request import Request
+from holdfast.core.results import Delta, RequestOutput, Result
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.config import EngineConfig
+from holdfast.ray.messages import FRONTEND_SHIFT, Hello, NotHere, RoutedRequest
+from holdfast.ray.replica_host import ReplicaHost, _FrontendConnection
+from holdfast.server.ipc import messages as m
+
+FRONTEND = 7
+ID = (FRONTEND << FRONTEND_SHIFT) + 1
+MOMENT = 0.02
+
+
+class Engine:
+    """The port of an engine process."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+        self.forwarded: list[bytes] = []
+        self.aborted: list[int] = []
+        self.running_ids: frozenset[int] = frozenset()
+        self.is_killed = False
+
+    def submit(self, request_id: int, frame: bytes) -> None:
+        self.forwarded.append(frame)
+
+    def abort(self, request_id: int) -> None:
+        self.aborted.append(request_id)
+
+
+class Replica:
+    """A replica with one connected frontend."""
+
+    def __init__(self) -> None:
+        self.host = ReplicaHost(EngineConfig("none"))
+        self.engine = Engine()
+        self.frontend = self.connect("first")
+
+    def connect(self, connection: str) -> _FrontendConnection:
+        hello = Hello(self.host.secret, FRONTEND, "token", connection)
+        frontend = _FrontendConnection(hello, cast(Any, Sink()), cast(Any, self.engine))
+        self.host._frontends[FRONTEND] = frontend
+        return frontend
+
+    def submit(self, request_id: int = ID) -> bytes:
+        frame = m.encode([m.Submit(Request(request_id, (1, 2), SamplingParams(), 0))])
+        self.host._handle(self.frontend, frame[4:])
+        return frame
+
+    def finish(self, request_id: int = ID) -> None:
+        output = RequestOutput(request_id, Delta(), cast(Result, Ended()))
+        self.host.step(cast(Any, self.engine), m.StepOutput((), (output,)))
+
+    async def call(self, connection: str = "first", submission: int = 1) -> "asyncio.Task[None]":
+        sent = pickle.loads(pickle.dumps(RoutedRequest(ID, connection, submission, "replica", True)))
+        task = asyncio.ensure_future(self.host.wait_for_end(sent))
+        await asyncio.sleep(0)
+        return task
+
+
+class Sink:
+    """A connection whose other side reads everything."""
+
+    def __init__(self) -> None:
+        self.transport = self
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return True
+
+
+class Ended:
+    error_code = None
+
+
+def with_replica(check: Callable[[Replica], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await check(Replica())
+
+    asyncio.run(run())
+
+
+def test_request_is_forwarded_as_it_came_and_its_call_ends_with_it() -> None:
+    async def check(replica: Replica) -> None:
+        frame = replica.submit()
+        assert replica.engine.forwarded == [frame]
+        call = await replica.call()
+        assert not call.done()
+        replica.finish()
+        await asyncio.wait_for(call, 1)
+        assert replica.host.num_live == 0
+
+    with_replica(check)
+
+
+def test_call_may_come_before_its_request_or_after_its_end() -> None:
+    async def check(replica: Replica) -> None:
+        early = await replica.call()
+        assert not early.done()
+        replica.submit()
+        replica.finish()
+        await asyncio.wait_for(early, 1)
+        await asyncio.wait_for(await replica.call(), 1)
+        assert replica.host.num_live == 0 and len(replica.engine.forwarded) == 1
+
+    with_replica(check)
+
+
+def test_call_of_an_earlier_connection_ends_at_once() -> None:
+    async def check(replica: Replica) -> None:
+        replica.frontend = replica.connect("second")
+        await asyncio.wait_for(await replica.call("first", submission=5), 1)
+        del replica.host._frontends[FRONTEND]
+        with pytest.raises(NotHere, match="not connected"):
+            await (await replica.call())
+
+    with_replica(check)
+
+
+def test_lost_frontend_ends_its_requests_unless_it_has_connected_again() -> None:
+    async def check(replica: Replica) -> None:
+        before = replica.frontend
+        replica.frontend = replica.connect("second")
+        replica.submit()
+        replica.host._on_frontend_lost(before)
+        assert replica.host.num_live == 1 and not replica.engine.aborted
+        call = await replica.call("second")
+        replica.host._on_frontend_lost(replica.frontend)
+        await asyncio.wait_for(call, 1)
+        assert replica.host.num_live == 0 and replica.engine.aborted == [ID]
+
+    with_replica(check)
+
+
+def test_request_of_another_frontend_or_for_a_dead_engine_is_not_forwarded() -> None:
+    async def check(replica: Replica) -> None:
+        with pytest.raises(NotHere, match="another one"):
+            replica.submit((FRONTEND + 1 << FRONTEND_SHIFT) + 1)
+        replica.engine.closed.set()
+        replica.submit()
+        assert not replica.engine.forwarded and replica.host.num_live == 0
+
+    with_replica(check)
+
+
+def test_drain_waits_for_requests_that_ray_has_not_heard_of() -> None:
+    async def check(replica: Replica) -> None:
+        replica.submit()
+        drain = asyncio.ensure_future(replica.host.drain())
+        await asyncio.sleep(MOMENT)
+        assert not drain.done()
+        replica.finish()
+        await asyncio.wait_for(drain, 1)
+
+    with_replica(check)
