@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.grammar import Grammar
-from holdfast.core.structured_output import StructuredOutput
+from holdfast.core.structured_output import Grammar, StructuredOutput
 from holdfast.models.locate import locate
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
 from holdfast.structured.compiler import GrammarCompiler

@@ -12,6 +12,7 @@ not fit its type is a bug.
 """
 
 import socket
+from array import array
 from asyncio import StreamReader
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -194,7 +195,22 @@ FromEngine = (
     | ReplicaStopping
 )
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _enc_hook(value: Any) -> Any:
+    """An array as bytes: its type code and its data."""
+    if isinstance(value, array):
+        return value.typecode.encode() + value.tobytes()
+    raise NotImplementedError(f"{type(value).__name__} is no part of a message")
+
+
+def dec_hook(kind: type, value: Any) -> Any:
+    """The inverse of `_enc_hook`."""
+    if kind is array and isinstance(value, bytes) and value[:1] in (b"i", b"f"):
+        return array(chr(value[0]), value[1:])
+    raise ValueError(f"this is no {kind.__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 
 T = TypeVar("T")
 
@@ -215,7 +231,7 @@ class MessageDecoder(Generic[T]):
 
 
 def decoder_to_engine() -> MessageDecoder[ToEngine]:
-    return MessageDecoder(msgspec.msgpack.Decoder(ToEngine))
+    return MessageDecoder(msgspec.msgpack.Decoder(ToEngine, dec_hook=dec_hook))
 
 
 def decoder_from_engine() -> MessageDecoder[FromEngine]:
