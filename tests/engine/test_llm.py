@@ -15,6 +15,7 @@ from holdfast.engine.llm.llm import LLM
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused
 from support.deferred_engine import Deferred, deferred_engine
+from support.stepping import finish
 from support.tiny import EOS, IM_START, tiny_model
 
 PROMPTS = ["the quick brown fox", "a", "the dog sleeps over the lazy fox, and then the quick dog jumps " * 3]
@@ -212,13 +213,7 @@ def test_failed_pass_ends_its_requests_and_no_others(
     doomed = engine.prepare(PROMPTS[1], settings())
     monkeypatch.setattr(engine, "runner", Faulty(engine.runner, doomed.request_id, after))
     engine.submit(doomed)
-    results = {}
-    while engine.has_work:
-        for update in engine.step():
-            if update.result is not None:
-                results[update.request_id] = update.result
-    engine.check()
-    ended = results[doomed.request_id]
+    ended = finish(engine)[doomed.request_id]
     assert ended.finish_reason == "error"
     assert ended.error == "a pass failed: RuntimeError: a cosmic ray"
     assert ended.stats.candidates == ended.stats.accepted + ended.stats.rolled_back
@@ -232,17 +227,6 @@ def answers(engine: Engine, *prompts: tuple[int, ...], **changes: Any) -> dict[i
     for prompt in prompts:
         engine.submit(engine.prepare(prompt, settings(logprobs=None, **changes)))
     return finish(engine)
-
-
-def finish(engine: Engine) -> dict[int, Result]:
-    results = {}
-    while engine.has_work:
-        for update in engine.step():
-            if update.result is not None:
-                results[update.request_id] = update.result
-    assert not engine.scheduler._in_flight and engine.scheduler.pool.num_held == 0
-    engine.check()
-    return results
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])

@@ -121,7 +121,8 @@ from holdfast.ray.deployment import engine_app
 from holdfast.server.config import ServerConfig
 
 ray.init(address=sys.argv[1], namespace="serve", log_to_driver=False)
-name = next(name for name in serve.status().applications if name.startswith("holdfast"))
+found = serve.status().applications.items()  # that of an earlier test may still be there
+name = next(name for name, one in found if name.startswith("holdfast") and one.status != "DELETING")
 engine = EngineConfig(sys.argv[2], dtype="bfloat16", max_num_seqs=16, num_threads=1)
 app = engine_app(engine, ReplicasConfig(replicas=1, replica_cpus=0.5), ServerConfig(), num_gpus=0, max_num_seqs=16)
 serve.run(app, name=name, route_prefix=None)

@@ -18,7 +18,7 @@ def certified(**changes: object) -> Driver:
 
 @pytest.mark.parametrize("mode", ["auto", "verify", "off"])
 @pytest.mark.parametrize("async_scheduling", [False, True])
-@pytest.mark.parametrize("error_rate", [0.0, 0.4])
+@pytest.mark.parametrize("error_rate", [0.0, 0.4, 1.0])
 def test_async_scheduling_gives_the_same_answer(mode: str, async_scheduling: bool, error_rate: float) -> None:
     driver = Driver(
         mode,
@@ -31,6 +31,7 @@ def test_async_scheduling_gives_the_same_answer(mode: str, async_scheduling: boo
     for number in numbers:
         assert driver.answers[number] == truth(PROMPT[: number + 1], 12 + number)
         assert driver.texts[number].seen == driver.answers[number]
+        assert driver.ended[number].reason == "length"
 
 
 def test_next_certified_step_is_planned_before_the_last_is_read() -> None:

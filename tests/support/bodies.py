@@ -5,7 +5,7 @@ text, and a context of 512.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -50,74 +50,35 @@ def raw(
     return Body(name, path, body, status, code, param, message)
 
 
-def completion(
-    name: str,
-    message: str = "",
-    code: str | None = None,
-    param: str | None = None,
-    *,
-    status: int = 400,
-    **fields: Any,
-) -> Body:
-    body = {"prompt": "hi", "max_tokens": 2, **fields}
-    return raw(name, json.dumps(body).encode(), message, code, param, status=status)
-
-
-def chat(
-    name: str,
-    message: str = "",
-    code: str | None = None,
-    param: str | None = None,
-    *,
-    status: int = 400,
-    **fields: Any,
-) -> Body:
-    body = {"messages": [user("hi")], "max_tokens": 2, **fields}
-    return raw(name, json.dumps(body).encode(), message, code, param, status=status, path=CHAT)
-
-
-def embedding(
-    name: str,
-    message: str = "",
-    code: str | None = None,
-    param: str | None = None,
-    *,
-    raw_body: Any = None,
-    **fields: Any,
-) -> Body:
-    body = {"input": "hi", **fields} if raw_body is None else raw_body
-    return raw(name, json.dumps(body).encode(), message, code, param, path=EMBEDDINGS)
-
-
-def response(
-    name: str,
-    message: str = "",
-    code: str | None = None,
-    param: str | None = None,
-    *,
-    status: int = 400,
-    **fields: Any,
-) -> Body:
-    body = {"input": "hi", "max_output_tokens": 2, **fields}
-    return raw(name, json.dumps(body).encode(), message, code, param, status=status, path=RESPONSES)
-
-
-def message(
-    name: str,
-    message: str = "",
-    code: str | None = None,
-    *,
-    status: int = 400,
-    path: str = MESSAGES,
-    **fields: Any,
-) -> Body:
-    """Anthropic's errors have no param."""
-    body = {"messages": [user("hi")], **({"max_tokens": 2} if path == MESSAGES else {}), **fields}
-    return raw(name, json.dumps(body).encode(), message, code, status=status, path=path)
-
-
 def user(content: Any, **fields: Any) -> dict[str, Any]:
     return {"role": "user", "content": content, **fields}
+
+
+def _maker(path: str, **base: Any) -> Callable[..., Body]:
+    """Return a function that makes bodies for a path, with these fields and others."""
+
+    def make(
+        name: str,
+        message: str = "",
+        code: str | None = None,
+        param: str | None = None,
+        *,
+        status: int = 400,
+        **fields: Any,
+    ) -> Body:
+        return raw(
+            name, json.dumps({**base, **fields}).encode(), message, code, param, status=status, path=path
+        )
+
+    return make
+
+
+completion = _maker(COMPLETIONS, prompt="hi", max_tokens=2)
+chat = _maker(CHAT, messages=[user("hi")], max_tokens=2)
+embedding = _maker(EMBEDDINGS, input="hi")
+response = _maker(RESPONSES, input="hi", max_output_tokens=2)
+message = _maker(MESSAGES, messages=[user("hi")], max_tokens=2)  # Anthropic's errors have no param
+counted_message = _maker(f"{MESSAGES}/count_tokens", messages=[user("hi")])
 
 
 def tool(name: str, description: str | None = None, **schema: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, Sampling, Span
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.worker.input_batch import (
+    _MAX_ROWS,
     InputBatch,
     PageTableCache,
     fill_buffer,
@@ -40,43 +41,7 @@ def batch(*spans: Span) -> InputBatch:
     return make_input_batch(Pass(PassKind.FAST, spans, sum(span.num_tokens for span in spans)), 4)
 
 
-def test_tokens_are_in_span_order_followed_by_padding() -> None:
-    rows = forward_batch(Pass(PassKind.CANONICAL, SPANS, 10))
-    assert rows.num_tokens == 10
-    assert rows.token_ids.tolist() == [11, 12, 13, 14, 21, 31, 32, 0, 0, 0]
-    assert rows.positions.tolist() == [8, 9, 10, 11, 37, 3, 4, 0, 0, 0]
-    assert rows.span_starts.tolist() == [0, 4, 5, 7]
-
-
-def test_slot_is_page_and_offset_and_padding_has_none() -> None:
-    rows = forward_batch(Pass(PassKind.FAST, SPANS, 9))
-    page_37, page_3, page_4 = 29, 5, 2
-    expected = [28, 29, 30, 31, page_37 * 4 + 1, page_3 * 4 + 3, page_4 * 4, -1, -1]
-    assert rows.slots.tolist() == expected
-
-
-def test_page_table_is_padded_with_zeros() -> None:
-    table = forward_batch(Pass(PassKind.FAST, SPANS, 7)).page_table
-    assert table.shape == (3, 10)
-    assert table[0].tolist() == [9, 8, 7] + [0] * 7
-    assert table[1].tolist() == list(range(20, 30))
-    assert table[2].tolist() == [5, 2] + [0] * 8
-
-
-def test_logits_indices_are_the_sampled_tokens() -> None:
-    assert batch(*SPANS).logits_indices.tolist() == [3, 4]
-    window = Span(4, 9, (1, 2, 3), (0, 1, 2), 0, SAMPLING)
-    assert batch(*SPANS, window).logits_indices.tolist() == [3, 4, 7, 8, 9]
-    assert batch(*SPANS[2:]).logits_indices.tolist() == []
-
-
-def test_scored_tokens_come_before_sampled_ones_in_logits_indices() -> None:
-    scored = Span(4, 9, (1, 2, 3, 4), (0, 1, 2, 3), 3, SAMPLING, scored_ids=(3, 4))
-    whole = Span(4, 9, (1, 2, 3), (0, 1, 2), 3, SAMPLING, scored_ids=(2, 3, 4))
-    found = batch(*SPANS, scored, SPANS[1], whole)
-    assert found.num_scored == 5
-    assert found.logits_indices.tolist() == [8, 9, 12, 13, 14, 3, 4, 10, 11]
-    assert batch(*SPANS).num_scored == 0
+def test_a_scored_token_is_one_of_its_own_span() -> None:
     with pytest.raises(AssertionError, match="one of its own span"):
         batch(Span(4, 9, (1, 2, 3), (0, 1, 2), 2, SAMPLING, scored_ids=(2, 3, 4)))
 
@@ -218,3 +183,33 @@ def test_reused_buffer_is_overwritten_with_padding() -> None:
 def test_unknown_token_needs_a_request_index() -> None:
     with pytest.raises(AssertionError, match="request index"):
         batch(Span(1, 3, (UNKNOWN_TOKEN,), (0,), 0, SAMPLING))
+
+
+# Page tables
+
+
+def test_tables_are_right_after_any_history() -> None:
+    rng = random.Random(3)
+    cache = PageTableCache()
+    tables = [(1, 2), (1, 2, 3), (7,) * 300, (), (4,)]
+    for step in range(200):
+        asked = [rng.choice(tables) for _ in range(rng.randint(1, 200))]
+        tables.append(tuple(rng.randrange(9) for _ in range(rng.randint(1, 30))))
+        if step % 50 == 0:
+            tables += [(step, number) for number in range(_MAX_ROWS // 3)]
+        width = max(map(len, asked))
+        found = cache.table(asked)
+        assert found.tolist() == [[*pages] + [0] * (width - len(pages)) for pages in asked]
+
+
+def test_table_with_more_rows_than_the_cache() -> None:
+    asked = [(number, number + 1) for number in range(2 * _MAX_ROWS)]
+    cache = PageTableCache()
+    for _ in range(2):
+        assert cache.table(asked).tolist() == [list(pages) for pages in asked]
+
+
+def test_table_is_a_copy() -> None:
+    cache = PageTableCache()
+    cache.table([(1, 2)])[:] = 9
+    assert cache.table([(1, 2)]).tolist() == [[1, 2]]

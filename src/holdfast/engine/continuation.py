@@ -7,14 +7,14 @@ with `GuaranteeLost`.
 """
 
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast.core.results import ThoughtIds
 from holdfast.core.sampling_params import SamplingParams, show
-from holdfast.core.sent_answer import SentChoice
-from holdfast.core.step_plan import TokenLogprob
+from holdfast.core.sent import Sent
 from holdfast.core.stop_rules import FinishReason
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.receipt import Receipt, ReceiptChoice
@@ -50,7 +50,7 @@ def continued_params(receipt: Receipt, max_tokens: int) -> SamplingParams:
     return replace(receipt.params, seed=receipt.seed, max_tokens=max_tokens, echo=False)
 
 
-def sent_answer(
+def sent_of(
     receipt: Receipt,
     prompt_ids: Sequence[int],
     tokenizer: "Tokenizer",
@@ -58,7 +58,7 @@ def sent_answer(
     *,
     chunk_len: int = 0,
     while_answering: bool = False,
-) -> tuple[SentChoice, ...]:
+) -> tuple[Sent, ...]:
     """What the client has: the receipt's tokens, their logprobs, their text and their thoughts.
 
     An answer that has its max_tokens while another of its request has not has ended. chunk_len and
@@ -67,15 +67,15 @@ def sent_answer(
     skip = receipt.params.skip_special_tokens
     rule = ThinkRule.of(receipt.params, len(prompt_ids), while_answering=while_answering)
 
-    def sent_choice(choice: ReceiptChoice) -> SentChoice:
+    def sent_choice(choice: ReceiptChoice) -> Sent:
         known = [id_ for id_ in choice.token_ids if id_ < tokenizer.vocab_size]
         text = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=skip).extend(known)
-        return SentChoice(
-            choice.token_ids,
-            _logprobs(choice),
+        return Sent(
+            array("i", choice.token_ids),
+            array("f", _logprobs(choice)),
             len(text),
-            _thoughts(choice, len(prompt_ids), chunk_len, rule),
-            _finish_reason(choice, max_tokens),
+            list(_thoughts(choice, len(prompt_ids), chunk_len, rule)),
+            finish_reason=_finish_reason(choice, max_tokens),
         )
 
     return tuple(map(sent_choice, receipt.choices))
@@ -87,10 +87,9 @@ def _finish_reason(choice: ReceiptChoice, max_tokens: int) -> FinishReason | Non
     return None if choice.finish_reason == "abort" else choice.finish_reason
 
 
-def _logprobs(choice: ReceiptChoice) -> tuple[TokenLogprob, ...]:
+def _logprobs(choice: ReceiptChoice) -> tuple[float, ...]:
     bits = () if choice.logprobs is None else choice.logprobs.bits
-    values = struct.unpack(f">{len(bits)}f", bytes.fromhex("".join(bits)))
-    return tuple(map(TokenLogprob, choice.token_ids, values))
+    return struct.unpack(f">{len(bits)}f", bytes.fromhex("".join(bits)))
 
 
 def _thoughts(

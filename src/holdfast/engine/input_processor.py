@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypedDict, Unpack
 
 from holdfast.core.cancel_token import CancelToken
-from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import NO_DEFAULTS, Prepared, Request, RequestDefaults
 from holdfast.core.sampling_params import SamplingParams, show
-from holdfast.core.sent_answer import SentChoice
-from holdfast.core.structured_output import StructuredOutput
+from holdfast.core.sent import Sent
+from holdfast.core.structured_output import Grammar, StructuredOutput
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
 from holdfast.text.tokenizer import Tokenizer
 
@@ -32,7 +31,7 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str
     tenant: str
     max_running: int | None
-    sent: tuple[SentChoice, ...]
+    sent: tuple[Sent, ...]
 
 
 class GrammarFactory(Protocol):
@@ -131,7 +130,7 @@ class InputProcessor:
             request = replace(request, request_id=self._take_ids(params.n))
         return Prepared(request, self.limits.eos_ids, self._bad_words.get(params.bad_texts), grammars)
 
-    def _check_sent(self, sent: tuple[SentChoice, ...], params: SamplingParams) -> None:
+    def _check_sent(self, sent: tuple[Sent, ...], params: SamplingParams) -> None:
         """What was sent must be the beginning of an answer to this request."""
         if len(sent) != params.n:
             raise InvalidRequest(f"{len(sent)} answers were sent, but n is {params.n}")
@@ -153,8 +152,7 @@ class InputProcessor:
             ends = {*params.stop_ids, *(() if params.ignore_eos else self.limits.eos_ids)}
             if not choice.has_ended and not ends.isdisjoint(ids):
                 raise InvalidRequest("the answer that was sent holds a token that ends it; nothing follows")
-            logprob_ids = tuple(one.token_id for one in choice.logprobs)
-            if params.deterministic and logprob_ids != ids:
+            if params.deterministic and len(choice.values) != len(ids):
                 raise InvalidRequest(
                     "a deterministic answer that was sent needs the logprob of each of its tokens"
                 )

@@ -36,7 +36,7 @@ def cluster(address: str | None, num_cpus: float | None = None) -> Iterator[None
 
 
 def join(address: str | None, num_cpus: float | None = None) -> None:
-    """As `cluster`, without leaving."""
+    """Do as `cluster`, without leaving."""
     own: dict[str, Any] = {}
     if address is not None and address != "auto":
         _require_listener(address)
@@ -70,7 +70,7 @@ def _require_listener(address: str) -> None:
 
 
 def _explain(address: str | None, error: Exception) -> str:
-    """Why there is no cluster."""
+    """Say why there is no cluster."""
     text = " ".join(str(error).split())
     if "ersion mismatch" in text:
         return (
@@ -91,7 +91,7 @@ def _explain(address: str | None, error: Exception) -> str:
 
 
 def gpus_per_replica(engine: EngineConfig, replicas: ReplicasConfig) -> float:
-    """What Ray reserves for one replica."""
+    """Return what Ray reserves for one replica."""
     if replicas.replica_gpus is not None:
         return replicas.replica_gpus
     if engine.device == "auto":
@@ -100,7 +100,8 @@ def gpus_per_replica(engine: EngineConfig, replicas: ReplicasConfig) -> float:
 
 
 def _num_gpus() -> float:
-    """Of the cluster. Of this machine before it is joined: `serve run` builds an application first."""
+    """Count the GPUs of the cluster, or of this machine before it is joined: `serve run` builds an application
+    first."""
     if ray.is_initialized():
         return float(ray.cluster_resources().get("GPU", 0))
     import torch
@@ -139,12 +140,12 @@ def require_resources(engine: EngineConfig, replicas: ReplicasConfig, num_gpus: 
 
 
 def _num_fitting(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
-    """How many replicas one node can run."""
+    """Return how many replicas one node can run."""
     return min(
         (int(node.get(name, 0) / amount + 1e-9) for name, amount in needed.items() if amount), default=1 << 20
     )
 
 
 def show_resources(resources: Mapping[str, float]) -> str:
-    """CPUs and GPUs in words."""
+    """Say CPUs and GPUs in words."""
     return ", ".join(f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU"))

@@ -86,5 +86,5 @@ class ReplicasConfig:
 
     @property
     def is_pool(self) -> bool:
-        """Whether replicas are asked for."""
+        """Return whether replicas are asked for."""
         return self.replicas is not None or self.max_replicas is not None

@@ -53,7 +53,7 @@ class EngineReplica:
         await self._host.wait_for_end(request)
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """What frontends need to know of this replica. Ray sends it to every router."""
+        """Return what frontends need to know of this replica. Ray sends it to every router."""
         fingerprint = self._host.port.fingerprint
         assert fingerprint is not None and self._host.address is not None
         host, port = self._host.address
@@ -81,7 +81,7 @@ class EngineReplica:
 
 
 def config_digest(config: EngineConfig) -> str:
-    """Replicas of one deployment have the same."""
+    """Digest a configuration. Replicas of one deployment have the same."""
     return hashlib.sha256(msgspec.json.encode(asdict(config), order="deterministic")).hexdigest()[:16]
 
 
@@ -94,7 +94,7 @@ def engine_app(
     max_num_seqs: int,
     command: Sequence[str] | None = None,
 ) -> serve.Application:
-    """The application of engine replicas, without an HTTP server."""
+    """Make the application of engine replicas, without an HTTP server."""
     scaling: dict[str, Any] = {"num_replicas": replicas.replicas or 1}
     if replicas.max_replicas is not None:
         scaling = {
@@ -133,7 +133,7 @@ def engine_app(
 
 
 def numeric_environment(engine: EngineConfig, replicas: ReplicasConfig) -> dict[str, str]:
-    """The numeric settings that Ray would choose itself, set explicitly."""
+    """Return the numeric settings that Ray would choose itself."""
     threads = engine.num_threads or max(1, math.ceil(replicas.replica_cpus))
     environment = dict.fromkeys(_THREADS, str(threads))
     environment["OMP_DYNAMIC"] = environment["MKL_DYNAMIC"] = "FALSE"

@@ -65,7 +65,7 @@ def _check_nodes() -> Iterator[Finding]:
 
 
 def node_versions() -> dict[str, str]:
-    """The versions that decide whether a node's replicas agree with others."""
+    """Return the versions that decide whether a node's replicas agree with others."""
     versions = {"holdfast": __version__, "python": platform.python_version(), "ray": str(ray.__version__)}
     for package in ("torch", "msgspec"):
         try:
@@ -76,7 +76,7 @@ def node_versions() -> dict[str, str]:
 
 
 def _check_applications() -> Iterator[Finding]:
-    """The applications that Ray Serve runs, if it runs."""
+    """Yield what is found of the applications that Ray Serve runs, if it runs."""
     from ray import serve
 
     try:

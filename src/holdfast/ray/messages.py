@@ -70,12 +70,12 @@ class NotHere(HoldfastError):
 
 
 def frontend_of(request_id: int) -> int:
-    """The number of the frontend that sent a request."""
+    """Return the number of the frontend that sent a request."""
     return request_id >> FRONTEND_SHIFT
 
 
 def prefix_hashes(prompt_ids: Sequence[int], scope: str) -> tuple[int, ...]:
-    """Hashes of the first 64, 128, ... tokens within a cache's scope. Equal beginnings have equal hashes."""
+    """Hash the first 64, 128, ... tokens within a cache's scope. Equal beginnings have equal hashes."""
     hashes, last = [], hash(scope)
     for begin in range(0, min(len(prompt_ids) - _BLOCK + 1, _BLOCK * _MAX_BLOCKS), _BLOCK):
         last = hash((last, tuple(prompt_ids[begin : begin + _BLOCK])))

@@ -4,8 +4,8 @@
     await pool.run()                      joins the replicas that Ray knows, until `stop`
     pool.requests.submit(...)             any replica computes it
 
-It stands for its replicas as `EngineProcess` does for one process: `holdfast.server.main.run(..., connect=...)`
-takes what makes it. Every frontend has a pool and a number of its own, and any number of them share the replicas.
+It stands for its replicas as `EngineProcess` does for one process: `server.main.run(..., connect=...)` takes
+what makes it. Every frontend has a pool and a number of its own. Any number of them share the replicas.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class ReplicaPool:
         self._table = RoutingTable(self._on_replicas)
         self.requests = RequestTable(
             resumes=server.resume,
-            callbacks=callbacks.resume,
+            callbacks=callbacks,
             first_id=(number << FRONTEND_SHIFT) + 1,
             choose=self._choose,
         )

@@ -63,7 +63,7 @@ class _FrontendConnection:
 
 
 def _own_part(message: m.StepOutput, number: int) -> m.StepOutput:
-    """What one frontend gets of a step."""
+    """Return what one frontend gets of a step."""
     return m.StepOutput(
         tuple(one for one in message.started if frontend_of(one.request_id) == number),
         tuple(one for one in message.outputs if frontend_of(one.request_id) == number),
@@ -317,7 +317,7 @@ class ReplicaHost:
                 frontend.send(m.StepTraced(trace))
 
     def _on_engine_death(self, how: str, num_requests: int) -> None:
-        """Tell the frontends. They resume their requests elsewhere, and connect again when the engine is back."""
+        """Tell the frontends. They resume their requests elsewhere, and connect when the engine is back."""
         died = m.EngineDied(how, tuple(sorted(self._died_with)))
         for frontend in tuple(self._frontends.values()):
             frontend.send(died)

@@ -94,7 +94,7 @@ class ReplicaPort(EnginePort):
             what = request.request_id, self.id, _last_line(error)
             _log.info("Ray's call of request %d at replica %s failed: %s", *what)
             if request.is_routed and request.request_id in self.streams:
-                self.kill()  # Ray lost the replica that had taken the call: the connection may be open and dead
+                self.kill()  # Ray lost the replica that had taken the call: the connection may be dead
         if self._calls.get(request.request_id) is asyncio.current_task():
             del self._calls[request.request_id]
 

@@ -41,7 +41,7 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray is not checked
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replica that has the request. If Ray runs it no more, any other: there the call ends at once."""
+        """Choose the replica that has the request. If Ray runs it no more, any other: there the call ends at once."""
         request = None if pending_request is None else _routed(pending_request)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True

@@ -24,7 +24,7 @@ def _unknown(replica: str) -> int:
 
 @dataclass
 class RoutingTable:
-    """Which beginnings of prompts the replicas have seen, and how many requests they have.
+    """Keep which beginnings of prompts the replicas have seen, and how many requests they have.
 
     Ray's router sets queue_len: the requests of a replica, of all frontends, as Ray last heard.
     """
@@ -34,7 +34,7 @@ class RoutingTable:
     _seen: "OrderedDict[int, str]" = field(default_factory=OrderedDict)  # prefix -> the last replica
 
     def choose(self, own: Mapping[str, int], prefix: Sequence[int]) -> str:
-        """The replica for a request with these beginnings. own: the candidates, and how many requests of
+        """Choose the replica for a request with these beginnings. own: the candidates, and how many requests of
         this frontend each has."""
         loads = {one: max(number, self.queue_len(one)) for one, number in own.items()}
         chosen = min(loads, key=lambda one: (loads[one], one))

@@ -69,7 +69,7 @@ def _connect(
 
 
 def _free_name() -> str:
-    """The application's name. Several servers can share a cluster."""
+    """Choose the application's name. Several servers can share a cluster."""
     taken: set[str] = set()
     with contextlib.suppress(Exception):
         taken = set(serve.status().applications)
@@ -119,7 +119,7 @@ class DeploymentWatcher(threading.Thread):
 
 
 def explain_failure(message: str) -> str:
-    """The cause in Ray's account of a deployment that failed, which ends in a traceback."""
+    """Find the cause in Ray's account of a deployment that failed, which ends in a traceback."""
     missing = re.search(r"No module named '([\w.]+)'", message)
     if missing is not None:
         return (

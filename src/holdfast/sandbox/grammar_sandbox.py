@@ -61,7 +61,7 @@ class GrammarSandbox:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The worker processes that run."""
+        """Return the ids of the worker processes that run."""
         return self._workers.pids
 
     def warm(self) -> None:

@@ -100,7 +100,7 @@ def is_of_lexer(error: str) -> bool:
 
 
 def explain(error: str) -> str:
-    """llguidance's message as one line, without its dumps of state."""
+    """Write llguidance's message as one line, without its dumps of state."""
     message = error.partition("\n<")[0]
     for line in message.splitlines():
         if line.startswith("error: "):  # the regex library's message, after a drawing of the position
@@ -178,7 +178,7 @@ _running: list[int] = []  # the fork that tries a grammar now
 
 
 def _end_fork(*_: object) -> None:
-    """SIGUSR1: nobody waits for the answer any more. The fork is not reaped yet, so the id is its."""
+    """Kill the fork on SIGUSR1: nobody waits for its answer. It is not reaped yet, so the id is its."""
     for child in _running:
         os.kill(child, signal.SIGKILL)
 
@@ -206,7 +206,7 @@ def _try_in_fork(trie: "LLTokenizer", request: dict[str, Any]) -> dict[str, Any]
 
 
 def _try(trie: "LLTokenizer", request: dict[str, Any], writing: int) -> None:
-    """In the fork: try the grammar within its limits, write the answer, and exit."""
+    """Try the grammar within its limits, write the answer, and exit. Called in the fork."""
     answers: list[dict[str, Any]] = []
 
     def work() -> None:

@@ -83,7 +83,7 @@ class WorkerSupervisor:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes that run now."""
+        """Return the ids of the processes that run now."""
         return tuple(pid for one in self._workers if (pid := one.process.pid) is not None)
 
     def warm(self) -> None:
@@ -210,7 +210,7 @@ class _Process:
         return None if self._popen is None else self._popen.pid
 
     def is_running(self) -> bool:
-        """False in a fork of the process that started it: two processes cannot share one socket."""
+        """Return whether it runs. False in a fork of the process that started it: they cannot share a socket."""
         return self._owner_pid == os.getpid() and self._popen is not None and self._popen.poll() is None
 
     def start(self, paths: Sequence[str]) -> None:

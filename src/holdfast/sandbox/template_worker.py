@@ -147,7 +147,7 @@ _rendering: list[bool] = []  # not empty while a template is rendered
 
 
 def _interrupt(*_: object) -> None:
-    """SIGUSR1: end the rendering under way; its answer is an error."""
+    """End the rendering under way on SIGUSR1. Its answer is an error."""
     if _rendering:
         _rendering.clear()
         raise _Interrupted

@@ -84,7 +84,7 @@ def _patterns(step: Mapping[str, Any]) -> list[str]:
 
 
 def _growth(step: Mapping[str, Any]) -> float:
-    """How many times as long a replacement can make a text."""
+    """Return how many times as long a replacement can make a text."""
     if step["type"] != "Replace" or not isinstance(step.get("content"), str):
         return 1.0
     pattern = step.get("pattern")
@@ -124,7 +124,7 @@ def _try(parts: Mapping[str, Any], patterns: list[str]) -> None:
 
 
 def _texts(patterns: list[str]) -> list[str]:
-    """Texts that provoke backtracking: runs that match far and fail at their end."""
+    """Make texts that provoke backtracking: runs that match far and fail at their end."""
     own = [one for one in dict.fromkeys("".join(patterns)) if one not in r"\()[]{}|?*+^$"]
     characters = dict.fromkeys([*_RUNS, *own[:_MAX_CHARACTERS]])
     texts = [text for one in characters for text in (one * _RUN, one * _RUN + "!\x01", f"{one}x" * 200)]

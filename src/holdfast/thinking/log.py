@@ -23,7 +23,7 @@ from holdfast.core.extension import NewExtension, TokensOf
 from holdfast.core.request import Request
 from holdfast.core.results import ThoughtIds
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentChoice
+from holdfast.core.sent import Sent
 from holdfast.core.step_plan import Span
 from holdfast.thinking.predictor import ThoughtPredictor
 
@@ -142,7 +142,7 @@ class ThoughtLog:
         """Whether thoughts that were sent are not confirmed yet."""
         return self._num_committed < self._num_unconfirmed
 
-    def restore(self, sent: SentChoice) -> None:
+    def restore(self, sent: Sent) -> None:
         """Take the thoughts that another engine sent, after chunks 0, 1, 2, ... They are the best
         guesses."""
         thoughts = sent.thoughts

@@ -14,13 +14,13 @@ import pytest
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineCrashed, EngineStopped, HoldfastError, NotReady, PromptTooLong
 from holdfast.server.ipc import engine_process
-from holdfast.server.ipc.engine_port import EngineCallbacks, ResumeCallbacks
+from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engine_process import MAX_DEATHS, EngineProcess, ProcessPort
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.ipc.suspects import MAX_LONE_DEATHS
 from support.engine_ports import LOG, PATIENCE, ask, command, connected, new_port, request_of, run
-from support.fake_engine import Prompt
+from support.fake_engine import READY, Prompt
 
 SHORT = 0.3  # instead of the seconds an engine may take to exit
 
@@ -162,9 +162,9 @@ class Watched:
             on_ready=lambda: self.ports.put_nowait(self.engine.port),
             on_death=lambda how, num_requests: self._count("num_deaths"),
             on_hang=self._on_hang,
-            resume=ResumeCallbacks(on_crash=lambda: self._count("num_crashed")),
+            on_crash=lambda: self._count("num_crashed"),
         )
-        requests = RequestTable(resumes=settings.pop("resumes", True), callbacks=callbacks.resume)
+        requests = RequestTable(resumes=settings.pop("resumes", True), callbacks=callbacks)
         self.engine = EngineProcess(
             EngineConfig(), callbacks, command=words or command(), requests=requests, **settings
         )
@@ -342,18 +342,11 @@ def test_requests_wait_for_a_restart_but_not_for_the_first_start() -> None:
     run(work)
 
 
-def test_without_resume_requests_fail_with_their_engine() -> None:
-    async def work() -> None:
-        async with supervised(resumes=False) as watched:
-            port = await watched.ports.get()
-            stream = watched.submit(Prompt.STREAM)
-            port.kill()
-            await port.closed.wait()
-            assert isinstance(stream.error, EngineStopped)
-            with pytest.raises(NotReady):
-                _ = watched.engine.ready
-
-    run(work)
+def test_without_resumes_no_request_waits_for_a_restart() -> None:
+    engine = Watched(resumes=False).engine
+    engine.requests.ready = READY
+    with pytest.raises(NotReady):
+        _ = engine.ready
 
 
 def test_stop_during_start_leaves_no_process() -> None:

@@ -109,10 +109,6 @@ def test_compressed_bodies_are_refused(coding: str) -> None:
     )
 
 
-def test_identity_encoding_is_accepted() -> None:
-    assert post(b"{}", content_length="2", content_encoding="identity").status == 200
-
-
 def test_request_without_body_is_accepted() -> None:
     assert post(json=False).body == b"0"
     assert post(json=False, content_length="0", content_type="text/plain").body == b"0"

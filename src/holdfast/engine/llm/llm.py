@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 
-from holdfast.core.embeddings import EmbeddingResult, embedding_result
 from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
 from holdfast.core.request import Prepared
-from holdfast.core.results import Result
+from holdfast.core.results import EmbeddingResult, Result, embedding_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
-from holdfast.engine.continuation import continued_params, sent_answer
+from holdfast.engine.continuation import continued_params, sent_of
 from holdfast.engine.input_processor import Prompt
 from holdfast.engine.llm.engine_thread import EngineThread, RequestHandle
 from holdfast.engine.llm.loaded_model import LoadedModel
@@ -243,7 +242,7 @@ class LLM(LoadedModel):
                 "use an engine with its fingerprint, or force"
             )
         thinking = thought_logs(self._engine.scheduler.config.new_extension)
-        sent = sent_answer(
+        sent = sent_of(
             read,
             prompt,
             self._engine.tokenizer,

@@ -12,24 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.results import Delta
-from holdfast.server.api.chat_prompt import ChatPrompts
 from holdfast.server.api.chat_response import ChatChoice, ChatResponse, serve_chat
 from holdfast.server.api.response_fields import StreamUsage, holdfast_object, prompt_logprobs, usage
 from holdfast.server.api.sampling import refuse_contradictions
 from holdfast.server.api.schema.objects import ChatCompletion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ChatCompletionRequest
-from holdfast.server.api.thoughts import ThoughtStream, all_thoughts
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import DONE, KEEP_ALIVE, end_with_error, sse_event
-from holdfast.server.middleware.request_log import use_request_id
 from holdfast.server.tools.deltas import merge_deltas
 
 
 def chat_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["completions"])
-    prompts = ChatPrompts(frontend.prompts)
 
     @router.post(
         "/v1/chat/completions",
@@ -39,10 +35,8 @@ def chat_routes(frontend: Frontend) -> APIRouter:
     async def chat(request: Request) -> Response:
         """Create a chat completion."""
         body = await frontend.read_body(request, ChatCompletionRequest)
-        frontend.require_model(body.model)
         _refuse_unsupported(body)
-        use_request_id(request, body.request_id)
-        return await serve_chat(request, frontend, prompts, body, ChatCompletionWriter)
+        return await serve_chat(request, frontend, body, ChatCompletionWriter)
 
     return router
 
@@ -80,25 +74,25 @@ async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
     chunk_usage = StreamUsage(call, body.stream_options)
     yield b"".join(_first_chunk(response, index, head, chunk_usage) for index in range(len(response.choices)))
     num_unfinished = len(response.choices)
-    thoughts = ThoughtStream()
+    model_fields = response.model_fields
     last: dict[str, Any] = {}
     async for batch in call.batches():
         events = [] if batch else [KEEP_ALIVE]
         for _, delta in batch:
             if delta.finish_reason == "error":
                 continue  # sent as an error event when the result arrives
-            thoughts.add(delta.index, delta.thoughts)
+            model_fields.add(delta)
             for choice in _chunk_choices(response, delta):
                 num_unfinished -= choice["finish_reason"] is not None
                 if num_unfinished == 0:
                     last = choice
                     break
-                chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **thoughts.pop_object()}
+                chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **model_fields.of_chunk()}
                 events.append(sse_event(chunk))
         if events:
             yield b"".join(events)
     response.finished()
-    details = {"holdfast": {**holdfast_object(call), **thoughts.pop()}}
+    details = {"holdfast": {**holdfast_object(call), **model_fields.rest()}}
     if chunk_usage.is_wanted:
         end = sse_event({**head, "choices": [last], **chunk_usage.of_chunk()})
         counts = usage(call, response.num_reasoning_tokens)
@@ -141,7 +135,11 @@ def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]
     return [
         one
         for one in chunks
-        if one["delta"] or one["finish_reason"] or one["logprobs"] or one.get("token_ids") or delta.thoughts
+        if one["delta"]
+        or one["finish_reason"]
+        or one["logprobs"]
+        or one.get("token_ids")
+        or response.model_fields.has_unsent
     ]
 
 
@@ -163,7 +161,7 @@ def _whole(response: ChatResponse) -> dict[str, Any]:
         "usage": usage(call, response.num_reasoning_tokens),
         "holdfast": {
             **holdfast_object(call),
-            **all_thoughts(call, (one.thoughts for one in response.choices)),
+            **response.model_fields.all(),
         },
     }
     if body.prompt_logprobs is not None:

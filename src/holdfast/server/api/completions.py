@@ -13,8 +13,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.results import Delta, Result, Thought
+from holdfast.core.results import Delta, Result
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.server.api.model_fields import ModelFields, check_fields
 from holdfast.server.api.response_fields import (
     StreamUsage,
     TextLogprobs,
@@ -34,13 +35,11 @@ from holdfast.server.api.sampling import (
 from holdfast.server.api.schema.objects import Completion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest
-from holdfast.server.api.thoughts import ThoughtStream, all_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
-from holdfast.server.middleware.request_log import use_request_id
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -56,9 +55,7 @@ def completion_routes(frontend: Frontend) -> APIRouter:
     async def completions(request: Request) -> Response:
         """Create completions of one or several prompts."""
         body = await frontend.read_body(request, CompletionRequest)
-        frontend.require_model(body.model)
         _refuse_unsupported(body)
-        use_request_id(request, body.request_id)
         prompts = prompt_list(body.prompt, frontend.config.max_prompts, "prompt")
         params = await frontend.prepare(request, lambda token: _params(body, frontend))
         async with AsyncExitStack() as stack:
@@ -97,7 +94,7 @@ async def _submit(
     body: CompletionRequest,
     params: SamplingParams,
 ) -> None:
-    require_thinking_model(call, body)
+    check_fields(call, body)
     add_special_tokens = body.add_special_tokens is not False
     room = max_prompt_len(frontend) - params.max_tokens
     for prompt in prompts:
@@ -125,7 +122,6 @@ class _Choice:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
-    thoughts: list[Thought] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     matched_stop: str | int | None = None
@@ -179,14 +175,14 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
     started: set[int] = set()
     reasons: dict[int, str] = {}
     last: dict[str, Any] = {}
-    thoughts = ThoughtStream()
+    model_fields = ModelFields(call)
     async for batch in call.batches():
         events = [] if batch else [KEEP_ALIVE]
         for at, delta in batch:
             if delta.finish_reason == "error":
                 continue  # sent as an error event when the result arrives
             index = response.index(at, delta)
-            thoughts.add(index, delta.thoughts)
+            model_fields.add(delta, index)
             choice: dict[str, Any] = {
                 "index": index,
                 "text": delta.text,
@@ -211,12 +207,12 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
                 # Sent with the `holdfast` object, when all results are known.
                 last = {**head, "choices": [choice]}
                 continue
-            chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **thoughts.pop_object()}
+            chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **model_fields.of_chunk()}
             events.append(sse_event(chunk))
         if events:
             yield b"".join(events)
     call.finished([reasons[index] for index in sorted(reasons)])
-    details = {"holdfast": {**holdfast_object(call), **thoughts.pop()}}
+    details = {"holdfast": {**holdfast_object(call), **model_fields.rest()}}
     if chunk_usage.is_wanted:
         end = sse_event({**last, **chunk_usage.of_chunk()})
         end += sse_event({**head, "choices": [], "usage": usage(call), **details})
@@ -228,6 +224,7 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
 async def _collect(response: CompletionResponse) -> dict[str, Any]:
     """The whole response, without streaming."""
     call, params, body = response.call, response.params, response.body
+    model_fields = ModelFields(call)
     choices = [
         _Choice(response.logprobs_writer(index // params.n)) for index in range(len(call.streams) * params.n)
     ]
@@ -237,7 +234,7 @@ async def _collect(response: CompletionResponse) -> dict[str, Any]:
             choice.text.append(delta.text)
             choice.token_ids.extend(delta.token_ids)
             choice.logprobs.extend(delta.logprobs or ())
-            choice.thoughts.extend(delta.thoughts)
+            model_fields.add(delta, response.index(at, delta))
             if delta.finish_reason is not None:
                 choice.finish_reason = delta.finish_reason
                 choice.stop_reason = delta.stop_reason
@@ -251,7 +248,7 @@ async def _collect(response: CompletionResponse) -> dict[str, Any]:
     if body.return_token_ids:
         for index, one in enumerate(entries):
             one["prompt_token_ids"] = call.prompts[index // params.n]
-    details = {**holdfast_object(call), **all_thoughts(call, (choice.thoughts for choice in choices))}
+    details = {**holdfast_object(call), **model_fields.all()}
     return {**response.head(), "choices": entries, "usage": usage(call), "holdfast": details}
 
 

@@ -9,20 +9,19 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.embeddings import unpack_embedding
 from holdfast.core.pooling import Pooling, truncate_ids
+from holdfast.core.results import unpack_embedding
 from holdfast.core.sampling_params import score_params
+from holdfast.server.api.model_fields import check_fields, read_fields
 from holdfast.server.api.response_fields import usage
 from holdfast.server.api.sampling import max_prompt_len, prompt_list
 from holdfast.server.api.schema.objects import EmbeddingResponse
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import EmbeddingRequest
-from holdfast.server.api.thoughts import forced_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
-from holdfast.server.middleware.request_log import use_request_id
 
 
 def embedding_routes(frontend: Frontend) -> APIRouter:
@@ -36,8 +35,6 @@ def embedding_routes(frontend: Frontend) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """Create embeddings of one or several inputs."""
         body = await frontend.read_body(request, EmbeddingRequest)
-        frontend.require_model(body.model)
-        use_request_id(request, body.request_id)
         inputs = prompt_list(body.input, frontend.config.max_prompts, "input")
         async with frontend.call(
             request, "embeddings", deterministic=body.deterministic, num_choices=len(inputs)
@@ -61,13 +58,9 @@ def embedding_routes(frontend: Frontend) -> APIRouter:
 
 async def _run(frontend: Frontend, call: Call, inputs: list[str | list[int]], body: EmbeddingRequest) -> None:
     """Submit every input and wait for all results."""
-    require_thinking_model(call, body)
+    check_fields(call, body)
     add_special_tokens = body.add_special_tokens is not False
-    params = score_params(
-        deterministic=body.deterministic,
-        think=body.think is not False,
-        forced_thoughts=forced_thoughts(body.forced_thoughts or {}),
-    )
+    params = score_params(deterministic=body.deterministic, **read_fields(body))
     pooling = Pooling(body.pooling or "last", body.normalize is not False, body.dimensions)
     whole = body.truncate_prompt_tokens is not None
     for one in inputs:

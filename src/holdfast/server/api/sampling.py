@@ -8,8 +8,8 @@ from typing import Any
 
 from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.structured_output import StructuredOutput
+from holdfast.server.api.model_fields import read_fields
 from holdfast.server.api.schema.requests import GenerationRequest
-from holdfast.server.api.thoughts import forced_thoughts
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
@@ -17,7 +17,7 @@ from holdfast.server.frontend import Frontend
 _SAME_NAMES = (
     *("min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop_token_ids", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
-    *("think", "skip_special_tokens", "include_stop_str_in_output"),
+    *("skip_special_tokens", "include_stop_str_in_output"),
 )
 _MAX_NAMED = 8  # keys in an error message
 
@@ -40,8 +40,7 @@ def sampling_params(
         given["stop"] = _stops(body.stop, config.max_stops)
     if body.logit_bias is not None:
         given["logit_bias"] = _biases(body.logit_bias)
-    if body.forced_thoughts is not None:
-        given["forced_thoughts"] = forced_thoughts(body.forced_thoughts)
+    given |= read_fields(body)
     if given.get("n", 1) > config.max_choices:
         raise ApiError(
             400, f"n must be at most {config.max_choices}, not {given['n']}", param="n", code="invalid_value"

@@ -5,11 +5,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.sampling_params import score_params
+from holdfast.server.api.model_fields import check_fields, read_fields
 from holdfast.server.api.response_fields import finite, holdfast_object, usage
 from holdfast.server.api.schema.objects import ScoreResponse
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ScoreRequest
-from holdfast.server.api.thoughts import forced_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
@@ -27,7 +27,6 @@ def score_routes(frontend: Frontend) -> APIRouter:
     async def score(request: Request) -> Response:
         """Score a completion. A text completion is tokenized by itself, without special tokens."""
         body = await frontend.read_body(request, ScoreRequest)
-        frontend.require_model(body.model)
         deterministic = body.deterministic is not False
         async with frontend.call(request, "score", deterministic=deterministic, num_choices=1) as call:
             completion_ids = await run_until_disconnect(request, _run(frontend, call, body, deterministic))
@@ -51,18 +50,14 @@ def score_routes(frontend: Frontend) -> APIRouter:
 
 
 async def _run(frontend: Frontend, call: Call, body: ScoreRequest, deterministic: bool) -> list[int]:
-    require_thinking_model(call, body)
+    check_fields(call, body)
     prompt_ids, completion_ids = body.prompt, body.completion
     if isinstance(prompt_ids, str):
         prompt_ids = await call.encode(prompt_ids)
     if isinstance(completion_ids, str):
         completion_ids = await call.encode(completion_ids, add_special_tokens=False)
     frontend.prompts.require_room(len(prompt_ids) + len(completion_ids))
-    params = score_params(
-        deterministic=deterministic,
-        think=body.think is not False,
-        forced_thoughts=forced_thoughts(body.forced_thoughts or {}),
-    )
+    params = score_params(deterministic=deterministic, **read_fields(body))
     await call.submit(
         prompt_ids,
         params,

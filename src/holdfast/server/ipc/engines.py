@@ -87,7 +87,7 @@ class Engines(Protocol):
         """End what this server started. Running requests are dropped."""
 
     def kill(self) -> None:
-        """As `stop`, without waiting for anything."""
+        """Do as `stop`, without waiting for anything."""
 
 
 def not_ready(retry_after: int) -> NotReady:

@@ -151,7 +151,7 @@ class EngineHost:
     # In the engine's thread
 
     def _was_aborted(self, submission: _Submission) -> bool:
-        """Return whether the request was aborted. If not, an abort that is read from now on finds it in the engine."""
+        """Return whether the request was aborted. If not, a later abort finds it in the engine."""
         with self._lock:
             if not submission.is_aborted:
                 del self._submissions[submission.request.request_id]

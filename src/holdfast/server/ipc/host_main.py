@@ -33,7 +33,7 @@ from holdfast.thinking.log import thought_logs
 
 _log = logging.getLogger("holdfast.engine")
 _FLUSH_SECONDS = 5.0
-# Seconds after which another thread gives the GIL back to the engine's loop, which asks for it after each kernel.
+# Seconds after which another thread gives the GIL back to the engine's loop. That asks for it after each kernel.
 SWITCH_SECONDS = 0.0005
 
 Build = Callable[[EngineConfig, ShowProgress], Engine]

@@ -12,6 +12,7 @@ not fit its type is a bug.
 """
 
 import socket
+from array import array
 from asyncio import StreamReader
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -114,7 +115,7 @@ class FingerprintReady(Message, frozen=True):
     llguidance: str | None = None
 
     def deciding(self, *, is_structured: bool) -> str:
-        """What must be equal in an engine that goes on with an answer."""
+        """Return what must be equal in an engine that goes on with an answer."""
         return f"{self.digest}, llguidance {self.llguidance}" if is_structured else self.digest
 
 
@@ -194,7 +195,22 @@ FromEngine = (
     | ReplicaStopping
 )
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _enc_hook(value: Any) -> Any:
+    """An array as bytes: its type code and its data."""
+    if isinstance(value, array):
+        return value.typecode.encode() + value.tobytes()
+    raise NotImplementedError(f"{type(value).__name__} is no part of a message")
+
+
+def dec_hook(kind: type, value: Any) -> Any:
+    """The inverse of `_enc_hook`."""
+    if kind is array and isinstance(value, bytes) and value[:1] in (b"i", b"f"):
+        return array(chr(value[0]), value[1:])
+    raise ValueError(f"this is no {kind.__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 
 T = TypeVar("T")
 
@@ -215,7 +231,7 @@ class MessageDecoder(Generic[T]):
 
 
 def decoder_to_engine() -> MessageDecoder[ToEngine]:
-    return MessageDecoder(msgspec.msgpack.Decoder(ToEngine))
+    return MessageDecoder(msgspec.msgpack.Decoder(ToEngine, dec_hook=dec_hook))
 
 
 def decoder_from_engine() -> MessageDecoder[FromEngine]:
@@ -223,5 +239,5 @@ def decoder_from_engine() -> MessageDecoder[FromEngine]:
 
 
 def encode(messages: Sequence[Any]) -> bytes:
-    """The frames of these messages, one after the other."""
+    """Encode these messages as frames, one after the other."""
     return b"".join([pack_frame(_encoder.encode(message)) for message in messages])

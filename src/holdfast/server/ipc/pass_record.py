@@ -24,7 +24,7 @@ _SIZE = _HEAD + 8 * _MAX_IDS
 
 
 def create_pass_record() -> int:
-    """A file descriptor of such memory, empty."""
+    """Make such memory, empty. Returns its file descriptor."""
     if sys.platform == "linux":
         # Not a file: a write to a page that a full disk has no room for would kill the process.
         descriptor = os.memfd_create("holdfast-pass-record")
@@ -42,7 +42,7 @@ class PassRecord:
         self._memory = mmap.mmap(descriptor, _SIZE)
 
     def write_running(self, request_ids: Iterable[int]) -> None:
-        """These requests run from now on. A process that dies in here leaves none."""
+        """Note that these requests run from now on. A process that dies in here leaves none."""
         ids = array("q", request_ids)[:_MAX_IDS]
         memory = self._memory
         _COUNT.pack_into(memory, _LONGEST.size, 0)
@@ -54,7 +54,7 @@ class PassRecord:
 
     @property
     def running_ids(self) -> frozenset[int]:
-        """The requests that ran in the last pass, if the process died or hangs in it."""
+        """Return the requests that ran in the last pass, if the process died or hangs in it."""
         (count,) = _COUNT.unpack_from(self._memory, _LONGEST.size)
         ids = array("q")
         ids.frombytes(self._memory[_HEAD : _HEAD + 8 * min(count, _MAX_IDS)])
@@ -62,7 +62,7 @@ class PassRecord:
 
     @property
     def longest_step(self) -> float:
-        """Seconds of the longest step so far."""
+        """Return the seconds of the longest step so far."""
         return float(_LONGEST.unpack_from(self._memory, 0)[0])
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from holdfast.errors import (
     PassFailed,
 )
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_port import NO_CALLBACKS, EnginePort, ResumeCallbacks
+from holdfast.server.ipc.engine_port import NO_CALLBACKS, EngineCallbacks, EnginePort
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.ipc.suspects import Suspects, Verdict
 
@@ -52,7 +52,7 @@ class RequestTable:
         self,
         *,
         resumes: bool = True,
-        callbacks: ResumeCallbacks = NO_CALLBACKS,
+        callbacks: EngineCallbacks = NO_CALLBACKS,
         first_id: int = 1,
         choose: Choose = _first,
     ) -> None:
@@ -113,7 +113,7 @@ class RequestTable:
             raise EngineStopped("the engine is not running")
 
     def _require_determinism(self) -> None:
-        """Raise `DeterminismRefused` if every engine's fingerprint is known, and none is the application's."""
+        """Raise `DeterminismRefused` if all fingerprints are known, and none is the application's."""
         is_known = all(port.fingerprint is not None for port in self._ports.values())
         if self._ports and is_known and self.fingerprint is None:
             assert self.ready is not None
@@ -220,8 +220,8 @@ class RequestTable:
         )  # it says whether they can be continued
 
     def _may_run(self, stream: ResponseStream, port: EnginePort) -> bool:
-        """Return whether the port's engine gives the request's bits. While it hashes its weights, a request may begin
-        there."""
+        """Return whether the port's engine gives the request's bits. A request may begin while it hashes its
+        weights."""
         if not stream.deterministic:
             return True
         needed = stream.fingerprint or self.fingerprint

@@ -88,7 +88,7 @@ class Suspects:
         return was_on_trial
 
     def on_death(self, port: EnginePort) -> ResponseStream | None:
-        """Find the suspects among the requests of a port that is lost. Returns the one that is to be given up."""
+        """Find the suspects of a port that is lost. Returns the request that is to be given up."""
         running = port.running_ids
         suspects = [one for one in port.streams.values() if self._is_suspected(one, running)]
         for stream in suspects:

@@ -30,7 +30,6 @@ from holdfast.server.api.content import (
     TextBlock,
     whole_blocks,
 )
-from holdfast.server.api.thoughts import ThoughtStream, all_thoughts
 from holdfast.server.errors import ApiError
 from holdfast.server.http.sse import sse_event
 
@@ -42,14 +41,13 @@ class MessageWriter:
 
     def __init__(self, response: ChatResponse) -> None:
         self._response = response
-        self._thoughts = ThoughtStream()
         self._blocks = ContentBlocks()
 
     def whole(self) -> dict[str, Any]:
         response, (choice,) = self._response, self._response.choices
         content = [content_block(block) for block in whole_blocks(choice)]
         message = message_object(response, content=content, **stop_fields(choice), **end_fields(response))
-        message["holdfast"] |= all_thoughts(response.call, (choice.thoughts,))
+        message["holdfast"] |= response.model_fields.all()
         return message
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -62,12 +60,12 @@ class MessageWriter:
         response.finished()
         (choice,) = response.choices
         fields = end_fields(response)
-        fields["holdfast"] |= self._thoughts.pop()
+        fields["holdfast"] |= response.model_fields.rest()
         delta = self._event("message_delta", delta=stop_fields(choice), **fields)
         yield delta + self._event("message_stop")
 
     def _write_events(self, delta: Delta) -> Iterator[bytes]:
-        self._thoughts.add(0, delta.thoughts)  # before the text that they led to
+        self._response.model_fields.add(delta)  # before the text that they led to
         for event in self._blocks.add_delta(self._response.choices[0], delta):
             yield from self._write(event)
 
@@ -75,8 +73,8 @@ class MessageWriter:
         return (sse_event(error.anthropic_body(self._response.call.request_id), "error"),)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        """An event. Thoughts that were not sent yet are in its `holdfast` object."""
-        return sse_event({"type": kind, **fields, **self._thoughts.pop_object()}, kind)
+        """An event. Its `holdfast` object has the model's fields that were not sent yet."""
+        return sse_event({"type": kind, **fields, **self._response.model_fields.of_chunk()}, kind)
 
     def _write(self, event: BlockEvent) -> Iterator[bytes]:
         block = event.block

@@ -27,7 +27,6 @@ from holdfast.server.api.content import (
 )
 from holdfast.server.api.responses.objects import ResponseObject
 from holdfast.server.api.responses.requests import ResponsesRequest
-from holdfast.server.api.thoughts import ThoughtStream
 from holdfast.server.errors import ApiError
 from holdfast.server.http.sse import KEEP_ALIVE, sse_event
 
@@ -38,7 +37,6 @@ class ResponseWriter:
     def __init__(self, response: ChatResponse, body: ResponsesRequest) -> None:
         self._response = response
         self._object = ResponseObject(response, body)
-        self._thoughts = ThoughtStream()
         self._blocks = ContentBlocks()
         self._num_events = 0
         self._closed: list[Block] = []
@@ -56,11 +54,11 @@ class ResponseWriter:
                 yield b"".join(written) or KEEP_ALIVE
         self._response.finished()
         finished = self._object.finished(self._closed)
-        self._thoughts.pop()  # the object has all of them
+        self._response.model_fields.rest()  # the object has all of them
         yield self._event(f"response.{finished['status']}", response=finished)
 
     def _write_events(self, delta: Delta) -> Iterator[bytes]:
-        self._thoughts.add(0, delta.thoughts)  # before the text that they led to
+        self._response.model_fields.add(delta)  # before the text that they led to
         for event in self._blocks.add_delta(self._response.choices[0], delta):
             yield from self._write(event)
 
@@ -70,9 +68,14 @@ class ResponseWriter:
         return said, failed
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        """An event. Thoughts that were not sent yet are in its `holdfast` object."""
+        """An event. Its `holdfast` object has the model's fields that were not sent yet."""
         number, self._num_events = self._num_events, self._num_events + 1
-        content = {"type": kind, "sequence_number": number, **fields, **self._thoughts.pop_object()}
+        content = {
+            "type": kind,
+            "sequence_number": number,
+            **fields,
+            **self._response.model_fields.of_chunk(),
+        }
         return sse_event(content, kind)
 
     def _write(self, event: BlockEvent) -> Iterator[bytes]:

@@ -16,9 +16,8 @@ from holdfast.server.api.content import Block, ReasoningBlock, TextBlock
 from holdfast.server.api.response_fields import chat_logprobs, holdfast_object, usage
 from holdfast.server.api.responses.requests import ResponsesRequest
 from holdfast.server.api.schema.objects import ChatCompletionTokenLogprob, HoldfastDetails, ResponseModel
-from holdfast.server.api.thoughts import all_thoughts
 from holdfast.server.errors import ApiError
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import PromptReader
 
 
 class OutputTextPart(ResponseModel):
@@ -147,7 +146,7 @@ class ResponseObject:
         self.request_id = response.call.request_id
 
     @property
-    def _prompts(self) -> Prompts:
+    def _prompts(self) -> PromptReader:
         return self._response.frontend.prompts
 
     def in_progress(self) -> dict[str, Any]:
@@ -169,7 +168,7 @@ class ResponseObject:
             incomplete_details={"reason": "max_output_tokens"} if is_truncated else None,
             completed_at=None if is_truncated else int(time.time()),
             usage=_usage(usage(call), self._response.num_reasoning_tokens or 0),
-            holdfast={**holdfast_object(call), **all_thoughts(call, (choice.thoughts,))},
+            holdfast={**holdfast_object(call), **self._response.model_fields.all()},
         )
         if self._body.return_token_ids:
             written |= {"prompt_token_ids": call.prompts[0], "token_ids": choice.token_ids}
