@@ -7,9 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from holdfast.certification.certificate import run_check
-from holdfast.certification.gemm.multiply import Multiply, library_multiply
-from holdfast.certification.gemm.recipes import GemmRecipe, GemmShape, load_recipes, save_recipes
-from holdfast.certification.gemm.split_k import search_split_k
+from holdfast.certification.gemm.recipes import (
+    GemmRecipe,
+    GemmShape,
+    Multiply,
+    library_multiply,
+    load_recipes,
+    save_recipes,
+)
+from holdfast.certification.gemm.split import search_split_k
 from holdfast.models.config import DecoderConfig
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, padded_batch_sizes
