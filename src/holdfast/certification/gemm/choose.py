@@ -43,7 +43,7 @@ def choose_recipes(
     *,
     anew: bool = False,
 ) -> tuple[GemmRecipe, ...]:
-    """The recipes of all GEMMs of a model of this shape. anew: search even if they are on disk, time
+    """Return the recipes of all GEMMs of a model of this shape. anew: search even if they are on disk, time
     them and count the results of the plain call, which decides nothing."""
     found = search_recipes(
         model_gemm_shapes(model),
@@ -68,7 +68,7 @@ def choose_recipes(
 
 
 def model_gemm_shapes(model: DecoderConfig) -> list[GemmShape]:
-    """The GEMMs that the library computes: those of experts and with one output have kernels of their
+    """Return the GEMMs that the library computes: those of experts and with one output have kernels of their
     own."""
     return [
         GemmShape(name, outputs, inputs, has_bias or name in ("head", "router"), is_head=name == "head")
@@ -90,8 +90,8 @@ def search_recipes(
     anew: bool = False,
     counts_plain: bool = True,
 ) -> tuple[GemmRecipe, ...]:
-    """A recipe for every shape, from disk or found now. `subject` is all else the result depends
-    on: device, libraries, settings. counts_plain: also count the results of the plain call."""
+    """Return a recipe for every shape, from disk or found now. `subject` is all else the result depends on:
+    device, libraries, settings. counts_plain: also count the results of the plain call."""
     merged = _merge(shapes)
     subject = {
         "format": _FORMAT,
@@ -128,7 +128,7 @@ def search_recipes(
 
 
 def _merge(shapes: Sequence[GemmShape]) -> list[GemmShape]:
-    """One entry for each (N, K): GEMMs of one shape share the recipe."""
+    """Return one entry for each (N, K): GEMMs of one shape share the recipe."""
     found: dict[tuple[int, int], GemmShape] = {}
     for one in shapes:
         before = found.get(one.key)

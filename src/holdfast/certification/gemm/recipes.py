@@ -102,7 +102,7 @@ def split_n_by_shape(recipes: Sequence[GemmRecipe]) -> dict[tuple[int, int], dic
 
 
 def load_recipes(key: str) -> tuple[GemmRecipe, ...] | None:
-    """The recipes kept under this key, if they can be read."""
+    """Return the recipes kept under this key, if they can be read."""
     try:
         content = json.loads(_path(key).read_text())
         if content["key"] != key:

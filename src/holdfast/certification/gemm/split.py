@@ -134,8 +134,8 @@ class _SplitKBench:
     def compare(
         self, split_k: int, sizes: Sequence[int], split_n: Mapping[int, int] | None = None
     ) -> tuple[list[int], int]:
-        """Those of the sizes that give the reference bits, and how many different results there are. The
-        reference is never split along N."""
+        """Return those of the sizes that give the reference bits, and how many different results there are.
+        The reference is never split along N."""
         device = self.weight.device
         calls = [(number, *seating) for number, size in enumerate(sizes) for seating in _seatings(size)]
         seats = torch.tensor([_pad(one) for _, one, _ in calls], device=device)  # [calls, probes]
@@ -156,13 +156,13 @@ class _SplitKBench:
         return matching, len({tuple(digest) for digest in digests.tolist()})
 
     def _product(self, size: int, at: Tensor, which: Tensor, split_k: int, split_n: int = 0) -> Tensor:
-        """The probes' rows of a product with M = size, as integers."""
+        """Return the probes' rows of a product with M = size, as integers."""
         x = self._neighbours[:size].clone()
         x.index_copy_(0, at, self._probes.index_select(0, which))
         return bits_of(self._multiply(x, self.weight, split_k, split_n).index_select(-2, at))
 
     def _digest(self, bits: Tensor) -> Tensor:
-        """One number for each probe: [.., probes, N] -> [probes]."""
+        """Return one number for each probe: [.., probes, N] -> [probes]."""
         mixed = (bits.to(torch.int64) * self._mix).sum(-1)
         return mixed if mixed.dim() == 1 else mixed.sum(0)
 
@@ -210,7 +210,7 @@ def _warm_up(form: TimedGemm) -> None:
 
 
 def _fastest(forms: dict[int, TimedGemm]) -> int:
-    """The fastest split-N, measured in turns; 0, one call, unless a split is fast enough."""
+    """Return the fastest split-N, measured in turns; 0, one call, unless a split is fast enough."""
     times: dict[int, list[float]] = {split_n: [] for split_n in forms}
     replays = max(1, round(1e6 * _ROUND_SECONDS / forms[0].microseconds() / forms[0].num_gemms))
     for _ in range(_ROUNDS):
