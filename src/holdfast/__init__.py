@@ -13,9 +13,17 @@ tests, do not import torch. Errors are in `holdfast.errors`.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.embeddings import EmbeddingOutput, EmbeddingResult
 from holdfast.core.logprobs import Logprob
-from holdfast.core.results import Choice, CompletionOutput, Delta, Result, Stats, Thought
+from holdfast.core.results import (
+    Choice,
+    CompletionOutput,
+    Delta,
+    EmbeddingOutput,
+    EmbeddingResult,
+    Result,
+    Stats,
+    Thought,
+)
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.structured_output import StructuredOutput

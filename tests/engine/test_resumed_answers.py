@@ -1,6 +1,7 @@
 """An answer that one engine began and another one continues: no token is repeated, missing or changed."""
 
 import random
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,10 @@ from holdfast import LLM
 from holdfast.bench.faults import FaultyProposer
 from holdfast.core.results import Delta, Result
 from holdfast.core.sampling_params import SamplingParams, StructuredOutput
-from holdfast.core.sent_answer import SentChoice
-from holdfast.core.step_plan import TokenLogprob
+from holdfast.core.sent import Sent
 from holdfast.engine.engine import Engine
 from holdfast.engine.input_processor import Prompt
 from holdfast.errors import GuaranteeLost, InvalidRequest
-from holdfast.server.ipc.sent_record import SentRecord
 from support.deferred_engine import deferred_engine
 from support.thinking_engines import draw_prompt, open_thinker
 from support.thinking_models import thinker_folder
@@ -56,7 +55,7 @@ def params_of(kind: str, deterministic: bool) -> SamplingParams:
 def run(
     engine: Engine,
     params: SamplingParams,
-    sent: tuple[SentChoice, ...] = (),
+    sent: tuple[Sent, ...] = (),
     stop_after: int | None = None,
     *,
     prompt: Prompt = PROMPT,
@@ -112,11 +111,11 @@ def merged(deltas: list[Delta], num_choices: int) -> list[tuple[Any, ...]]:
     return choices
 
 
-def record_of(deltas: list[Delta], params: SamplingParams) -> tuple[SentChoice, ...]:
-    record = SentRecord(params.n, keeps_logprobs=not params.deterministic)
+def record_of(deltas: list[Delta], params: SamplingParams) -> tuple[Sent, ...]:
+    sent = tuple(Sent() for _ in range(params.n))
     for delta in deltas:
-        record.add(delta)
-    return record.choices
+        sent[delta.index].add(delta, keeps_logprobs=not params.deterministic)
+    return sent
 
 
 def check_resumes(
@@ -276,11 +275,11 @@ def test_contradiction_ends_with_guarantee_lost(llm: LLM, change: str) -> None:
     begun, _ = run(restarted(llm), params, stop_after=4)
     sent = record_of(begun, params)
     choice = sent[0]
-    ids, logprobs = list(choice.token_ids), list(choice.logprobs)
+    ids, values = choice.token_ids[:], choice.values[:]
     if change == "token":
         ids[1] = (ids[1] + 1) % 300
-    logprobs[1] = TokenLogprob(ids[1], logprobs[1].logprob - (1e-3 if change == "logprob" else 0.0))
-    forged = replace(choice, token_ids=tuple(ids), logprobs=tuple(logprobs))
+    values[1] -= 1e-3 if change == "logprob" else 0.0
+    forged = replace(choice, token_ids=ids, values=values)
     engine = restarted(llm)
     sizes = engine.scheduler.config.certified_sizes
     rest, result = run(engine, params, (forged,))
@@ -296,8 +295,8 @@ def test_invalid_record_is_refused(llm: LLM) -> None:
     choice = sent[0]
     bad = [
         ((choice, choice), "n is 1"),
-        ((replace(choice, logprobs=()),), "the logprob of each"),
-        ((replace(choice, token_ids=(1 << 20,)),), "not in the vocabulary"),
+        ((replace(choice, values=array("f")),), "the logprob of each"),
+        ((replace(choice, token_ids=array("i", [1 << 20])),), "not in the vocabulary"),
         ((replace(choice, finish_reason="stop"),), "has ended"),
         ((replace(choice, token_ids=choice.token_ids * 20),), "ask for more tokens"),
     ]

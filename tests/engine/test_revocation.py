@@ -20,6 +20,7 @@ from holdfast.kv_cache.prefix_cache import PrefixCursor
 from holdfast.numerics.layer import run_layers
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.receipts.receipt import ReceiptFactory
+from support import stepping
 from support.tiny import tiny_engine
 
 PROMPT = tuple(range(20, 60))
@@ -94,19 +95,7 @@ MOSTLY_C = pytest.mark.parametrize(
 
 
 def answer(engine: Engine, *prompts: tuple[int, ...], params: SamplingParams = PARAMS) -> list[Result]:
-    ids = []
-    for prompt in prompts:
-        request = engine.prepare(prompt, params)
-        engine.submit(request)
-        ids.append(request.request_id)
-    results: dict[int, Result] = {}
-    while engine.has_work:
-        for update in engine.step():
-            if update.result is not None:
-                results[update.request_id] = update.result
-    engine.check()
-    assert engine.scheduler.pool.num_held == 0
-    return [results[one] for one in ids]
+    return stepping.answer(engine, [engine.prepare(prompt, params) for prompt in prompts])
 
 
 def bits_of(result: Result) -> tuple[Any, ...]:
@@ -150,11 +139,7 @@ def test_embedding_restarts_after_a_revocation(engine: Engine) -> None:
     prompt, params = tuple(range(300)), score_params(deterministic=True)
 
     def embed(engine: Engine) -> Result:
-        engine.submit(engine.prepare(prompt, params, pooling=Pooling("mean")))
-        results = []
-        while engine.has_work:
-            results += [update.result for update in engine.step() if update.result is not None]
-        return results[0]
+        return stepping.answer(engine, [engine.prepare(prompt, params, pooling=Pooling("mean"))])[0]
 
     truth = embed(engine)
     corrupted = corrupt(engine, 0)
@@ -178,9 +163,7 @@ def test_revocation_discards_all_pages(engine: Engine) -> None:
     while engine.revocation is None:
         engine.step()
     assert engine.scheduler.prefix_cache.num_pages == 0
-    while engine.has_work:
-        engine.step()
-    engine.check()
+    stepping.finish(engine)
     ids = tuple(range(100, 180))
     pages = PrefixCursor(engine.scheduler.prefix_cache, engine.scheduler.pool.page_size).match(ids).pages
     assert (

@@ -2,7 +2,6 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -110,6 +109,23 @@ def test_traced_tokens_are_the_committed_ones(mode: str) -> None:
     wanted = ORDINARY if mode == "off" else DETERMINISTIC
     results = run(engine, (PROMPT, wanted), (PROMPT[:9], ORDINARY), follower=follower)
     check_traces(follower, results)
+    check_passes(follower, engine)
+    for trace in follower.traces:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(trace), type=StepTrace) == trace
+
+
+def check_passes(follower: TraceFollower, engine: Engine) -> None:
+    """Passes are traced as they were planned."""
+    passes = [one for trace in follower.traces for one in trace.passes]
+    kinds, counters = [one.kind for one in passes], engine.counters
+    assert kinds.count("fast") == counters.num_fast_passes
+    assert kinds.count("canonical") == counters.num_canonical_passes
+    assert sum(one.certified for one in passes) == counters.num_certified_passes
+    assert sum(one.num_tokens_padded for one in passes) == counters.num_padded_tokens > 0
+    assert all(one.num_tokens == sum(rows for _, _, rows in one.spans) for one in passes)
+    steps = [trace for trace in follower.traces if trace.passes]
+    assert [trace.step for trace in steps] == list(range(1, counters.num_steps + 1))
+    assert all(trace.milliseconds > 0 for trace in steps)
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify", "off"])
@@ -170,29 +186,6 @@ def test_each_choice_has_its_own_trace() -> None:
     (first,) = results
     groups = {one.request_id: one.first_id for trace in follower.traces for one in trace.requests}
     assert groups == {first: first, first + 1: first, first + 2: first}
-
-
-def test_passes_are_traced_as_planned() -> None:
-    engine, follower = engine_in("verify"), TraceFollower()
-    run(engine, (PROMPT, DETERMINISTIC), (PROMPT[1:], ORDINARY), follower=follower)
-    passes = [one for trace in follower.traces for one in trace.passes]
-    kinds = [one.kind for one in passes]
-    assert kinds.count("fast") == engine.counters.num_fast_passes > 0
-    assert kinds.count("canonical") == engine.counters.num_canonical_passes > 0
-    assert sum(one.num_tokens_padded for one in passes) == engine.counters.num_padded_tokens
-    assert all(one.num_tokens == sum(rows for _, _, rows in one.spans) for one in passes)
-    steps = [trace for trace in follower.traces if trace.passes]
-    assert [trace.step for trace in steps] == list(range(1, engine.counters.num_steps + 1))
-    assert all(trace.milliseconds > 0 for trace in steps)
-
-
-def test_certified_passes_are_marked() -> None:
-    engine, follower = engine_in("auto"), TraceFollower()
-    if not engine.scheduler.config.one_pass_suffices:
-        pytest.skip("nothing is certified on this machine")
-    run(engine, (PROMPT, DETERMINISTIC), follower=follower)
-    certified = sum(one.certified for trace in follower.traces for one in trace.passes)
-    assert certified == engine.counters.num_certified_passes > 0
 
 
 def test_traced_pages_and_lengths_are_the_engine_s() -> None:
@@ -320,14 +313,6 @@ def test_long_request_is_traced_by_its_last_tokens(monkeypatch: pytest.MonkeyPat
     engine.tracer = Tracer(engine)
     (traced,) = engine.tracer.take()[0].requests
     assert (traced.committed_start, traced.committed_ids) == (len(PROMPT) - 8, PROMPT[-8:])
-
-
-def test_traces_can_be_encoded() -> None:
-    engine, follower = with_wrong_candidates(engine_in("verify")), TraceFollower()
-    run(engine, (PROMPT, DETERMINISTIC), follower=follower)
-    encode: Callable[[Any], bytes] = msgspec.msgpack.encode
-    for trace in follower.traces:
-        assert msgspec.msgpack.decode(encode(trace), type=StepTrace) == trace
 
 
 @pytest.mark.parametrize(

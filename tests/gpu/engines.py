@@ -16,6 +16,7 @@ from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.shapes import published_config
 from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
+from support.stepping import answer
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -75,17 +76,7 @@ def answers(
     engine: Engine, requests: Sequence[tuple[Sequence[int], SamplingParams]], *, may_fail: bool = False
 ) -> list[Result]:
     """Run all requests together to the end. No page is held after that."""
-    prepared = [engine.prepare(tokens, params) for tokens, params in requests]
-    for request in prepared:
-        engine.submit(request)
-    results: dict[int, Result] = {}
-    while engine.has_work:
-        for update in engine.step():
-            if update.result is not None:
-                results[update.request_id] = update.result
-    engine.check()
-    assert engine.scheduler.pool.num_held == 0
-    found = [results[request.request_id] for request in prepared]
+    found = answer(engine, [engine.prepare(tokens, params) for tokens, params in requests])
     assert may_fail or not [result.error for result in found if result.error is not None]
     return found
 

@@ -15,9 +15,9 @@ import torch
 from gpu_numbers import HAS_GPU, same_bits
 from torch import Tensor
 
-from holdfast.core.grammar import Constraint
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, PassResult, Sampling, Span, StepPlan
+from holdfast.core.structured_output import Constraint
 from holdfast.models.config import parse_config
 from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint

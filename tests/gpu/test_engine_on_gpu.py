@@ -18,6 +18,7 @@ from holdfast.receipts.reader import parse_receipt
 from holdfast.worker.device import device_name
 from holdfast.worker.model_runner import ModelRunner
 from support.faulty_backend import FaultyBackend
+from support.stepping import answer
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, logprobs=2, deterministic=True)
 SAMPLED = SamplingParams(
@@ -133,12 +134,8 @@ def test_prompt_logprobs_have_the_bits_of_reported_logprobs(tiny: Engine) -> Non
     assert result.logprobs is not None
     engine = scheduled(tiny)
     request = engine.prepare(asked, score_params(deterministic=True), completion=result.token_ids)
-    engine.submit(request)
-    scored = None
-    while engine.has_work:
-        for update in engine.step():
-            scored = update.result or scored
-    assert scored is not None and scored.prompt_logprobs is not None
+    (scored,) = answer(engine, [request])
+    assert scored.prompt_logprobs is not None
     found = [one.logprob for one in scored.prompt_logprobs if one is not None]
     assert found == [one.logprob for one in result.logprobs]
 

@@ -8,10 +8,10 @@ from typing import Any
 from scripted import EOS, ScriptedRunner, chain, context_of, next_token
 
 from holdfast.core.events import Event, RequestEnded, TokensCommitted
-from holdfast.core.grammar import Grammar
 from holdfast.core.request import Prepared, Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import PassKind, PassResult, Span, StepPlan
+from holdfast.core.structured_output import Grammar
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.scheduler.policy import DeterminismMode, SchedulerConfig, Speculation
 from holdfast.scheduler.request_state import RequestState

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.events import PromptScored
+from holdfast.core.sent import Sent
 from holdfast.core.step_plan import PassKind
 from holdfast.kv_cache.prefix_cache import PrefixCursor
 from holdfast.scheduler.policy import DeterminismMode
@@ -153,6 +155,17 @@ def test_answers_to_one_prompt_share_it() -> None:
         driver.submit(LONG[:41], 3)
     driver.finish()
     assert [driver.ended[number].stats.cached_tokens for number in range(4)] == [0, 40, 40, 40]
+
+
+def test_resumed_request_that_is_aborted_while_it_waits_is_forgotten() -> None:
+    driver = Driver(seqs=1)
+    driver.submit(PREFIX, 20)
+    sent = Sent(array("i", (7,)), array("f", (-1.0,)))
+    waiting = driver.submit(PREFIX, 20, scope={"sent": (sent,)})
+    driver.step()
+    assert driver.scheduler._queue.confirming == {waiting}
+    assert driver.scheduler.abort(waiting) and not driver.scheduler._queue.confirming
+    driver.finish()
 
 
 def test_scored_prompts_share_what_comes_before_the_scores() -> None:

@@ -1,19 +1,16 @@
 """/v1/messages with Anthropic's client: whole, streamed, tools, structured output, counted tokens, errors; sync
 and async."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
-import httpx
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from support.serving import Server
-from support.tiny import EOS
 
 EXTRA = {"deterministic": True, "seed": 3}
 CITY = {"type": "string", "enum": ["Paris", "Rome", "Oslo"]}
@@ -76,11 +73,6 @@ def test_messages_and_events_have_the_types_of_the_sdk(
     assert len([adapter.validate_json(one) for one in data]) > 5
 
 
-def test_message_that_ends_has_an_empty_text(client: anthropic.Anthropic) -> None:
-    message = ask(client, extra_body={"logit_bias": {str(EOS): 100}})
-    assert message.stop_reason == "end_turn" and [block.text for block in message.content] == [""]
-
-
 def test_stop_sequence_is_named(client: anthropic.Anthropic) -> None:
     text = ask(client).content[0].text
     stop = text[3:5]
@@ -120,14 +112,6 @@ def test_stream_equals_the_whole_message(client: anthropic.Anthropic) -> None:
         assert "".join(stream.text_stream) == whole.content[0].text
     final = streamed(client)
     assert final.content[0].text == whole.content[0].text and final.usage.output_tokens == 8
-
-
-def test_stream_begins_with_a_ping(client: anthropic.Anthropic, tools_server: Server) -> None:
-    body = {"messages": QUESTION, "max_tokens": 2, "stream": True}
-    answer = httpx.post(f"{tools_server.url}/v1/messages", json=body, timeout=60)
-    names = [line.removeprefix("event: ") for line in answer.text.split("\n") if line.startswith("event: ")]
-    assert names[:2] == ["message_start", "ping"] and names[-1] == "message_stop"
-    assert "[DONE]" not in answer.text and answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
 def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
@@ -202,16 +186,6 @@ def test_structured_output(client: anthropic.Anthropic, is_streamed: bool) -> No
     assert message.stop_reason == "end_turn" and json.loads(message.content[0].text)["city"] in CITY["enum"]
 
 
-def test_parsed_message_follows_the_model(client: anthropic.Anthropic) -> None:
-    message = client.messages.parse(**settings_of(max_tokens=100, output_format=Answer))
-    assert isinstance(message.parsed_output, Answer)
-
-
-def test_beta_client(client: anthropic.Anthropic) -> None:
-    message = client.beta.messages.create(**settings_of(betas=["files-api-2025-04-14"]))
-    assert message.content[0].type == "text" and message.content[0].text == ask(client).content[0].text
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "expected"),
     [
@@ -238,26 +212,3 @@ def test_errors_map_to_the_clients_exceptions(
             ask(client, stream=stream, **settings)
         assert caught.value.type in ("invalid_request_error", "not_found_error") and caught.value.error_code
         assert caught.value.request_id
-
-
-def test_other_routes_are_not_found(client: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.NotFoundError, match="batches are not supported"):
-        client.messages.batches.list()
-    with pytest.raises(anthropic.NotFoundError, match="Unknown request URL"):
-        client.post("/v1/messages/nothing", cast_to=object)
-
-
-def test_async_client(client: anthropic.Anthropic) -> None:
-    async def work() -> tuple[Any, Any, int]:
-        async with anthropic.AsyncAnthropic(
-            base_url=str(client.base_url), api_key="unused", max_retries=0
-        ) as one:
-            whole = await one.messages.create(**settings_of())
-            async with one.messages.stream(**settings_of()) as stream:
-                final = await stream.get_final_message()
-            counted = await one.messages.count_tokens(model="tiny", messages=QUESTION)
-            return whole, final, counted.input_tokens
-
-    whole, final, counted = asyncio.run(work())
-    assert whole.content[0].text == final.content[0].text == ask(client).content[0].text
-    assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens

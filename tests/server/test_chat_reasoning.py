@@ -106,16 +106,6 @@ def test_thinking_is_separated(client: openai.OpenAI, family: str) -> None:
     assert 0 < counts.completion_tokens_details.reasoning_tokens < counts.completion_tokens
 
 
-def test_thinking_can_be_left_out(client: openai.OpenAI, family: str) -> None:
-    message = whole(client, ANSWERS[family], include_reasoning=False).choices[0].message
-    assert (
-        message.content == "Hello é"
-        and not hasattr(message, "reasoning_content")
-        and not hasattr(message, "reasoning")
-    )
-    assert streamed(client, ANSWERS[family], include_reasoning=False)[:2] == ("", "Hello é")
-
-
 @pytest.mark.parametrize("choice", ["auto", "none"])
 def test_call_after_thinking(client: openai.OpenAI, family: str, choice: Any) -> None:
     fields = {"tools": [TOOL], "tool_choice": choice}
@@ -129,13 +119,6 @@ def test_call_after_thinking(client: openai.OpenAI, family: str, choice: Any) ->
         assert ARGUMENTS in answer.message.content and answer.finish_reason == "stop"
     found = ("Hm.", answer.message.content or "", calls, answer.finish_reason)
     assert streamed(client, CALLS[family], **fields) == found
-
-
-def test_truncated_thinking_stays_thinking(client: openai.OpenAI, family: str) -> None:
-    (choice,) = whole(client, ANSWERS[family], max_tokens=16).choices
-    assert choice.finish_reason == "length" and choice.message.content == ""
-    assert "Hm. It is\nclear.".startswith(choice.message.reasoning_content)
-    assert streamed(client, ANSWERS[family], max_tokens=16)[0] == choice.message.reasoning_content
 
 
 def test_responses_have_reasoning_items(client: openai.OpenAI, family: str) -> None:
@@ -163,16 +146,6 @@ def test_responses_have_reasoning_items(client: openai.OpenAI, family: str) -> N
     assert again.output_text == "Yes"
 
 
-def test_logprobs_of_responses_are_those_of_the_text(client: openai.OpenAI, family: str) -> None:
-    response = client.responses.create(
-        model="tiny", input=say(ANSWERS[family]), include=["message.output_text.logprobs"]
-    )
-    part = response.output[1].content[0]
-    tokens = [one for one in part.logprobs if one.token.strip() and "<|" not in one.token]
-    written = b"".join(bytes(one.bytes) for one in tokens).decode()
-    assert written.removesuffix("<|im_end|>").replace(" ", "") == part.text.replace(" ", "")
-
-
 def test_messages_have_thinking_blocks(claude: anthropic.Anthropic, family: str) -> None:
     tool = {"name": "weather", "input_schema": TOOL["function"]["parameters"]}  # type: ignore[index]
     fields: dict[str, Any] = {
@@ -180,6 +153,7 @@ def test_messages_have_thinking_blocks(claude: anthropic.Anthropic, family: str)
         "max_tokens": 500,
         "tools": [tool],
         "messages": say(CALLS[family]),
+        "extra_body": {"seed": 1},  # the ids of calls depend on it
     }
     message = claude.messages.create(**fields, thinking={"type": "enabled", "budget_tokens": 1024})
     thought, call = message.content

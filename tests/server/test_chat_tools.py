@@ -124,34 +124,3 @@ def test_calls_with_response_format(client: openai.OpenAI) -> None:
         assert reason == ("tool_calls" if calls else "stop")
         assert (content == "") if calls else (set(json.loads(content)) == {"answer"})
     assert reasons
-
-
-def test_tool_choice_none_hides_tools(client: openai.OpenAI) -> None:
-    without_tools = ask(client, tool_choice="none", max_tokens=8)
-    plain = ask(client, tools=openai.NOT_GIVEN, max_tokens=8)
-    assert without_tools.usage.prompt_tokens == plain.usage.prompt_tokens
-    assert without_tools.choices[0].message == plain.choices[0].message
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected_message"),
-    [
-        ({"tools": [function("a b")]}, "function.name must be"),
-        ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "not one of the tools"),
-        ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "tool_choice requires tools"),
-        (
-            {"tool_choice": "required", "extra_body": {"guided_regex": "a"}},
-            "cannot be combined with structured output of kind 'regex'",
-        ),
-        (
-            {"tools": [*TOOLS, function("odd", x={"not": {}})], "tool_choice": "required"},
-            "parameters of tool 'odd' cannot be compiled to a grammar: Unimplemented keys",
-        ),
-    ],
-    ids=["name", "choice", "no tools", "two forms", "schema"],
-)
-def test_invalid_tool_settings_are_refused(
-    client: openai.OpenAI, settings: Any, expected_message: str
-) -> None:
-    with pytest.raises(openai.BadRequestError, match=expected_message):
-        ask(client, **settings)

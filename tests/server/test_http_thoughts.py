@@ -62,14 +62,6 @@ def test_thoughts_equal_those_of_the_engine(thinking_server: Server, thinking_mo
     assert kinds == {True, False}, "the model has no thoughts to tell, or no trivial ones"
 
 
-def test_every_complete_chunk_has_a_thought(thinking_server: Server) -> None:
-    answer = complete(thinking_server)
-    thoughts = answer["holdfast"]["thoughts"]
-    last = answer["usage"]["total_tokens"] - 1  # the last token is not an input of the model
-    assert [one["chunk"] for one in thoughts] == list(range(last // CHUNK))
-    assert all(one["position"] == (one["chunk"] + 1) * CHUNK - 1 for one in thoughts)
-
-
 def test_stream_sends_each_thought_once(thinking_server: Server) -> None:
     whole = complete(thinking_server, n=2)
     chunks = stream(thinking_server, "/v1/completions", {"prompt": PROMPT, "n": 2})
@@ -82,20 +74,6 @@ def test_stream_sends_each_thought_once(thinking_server: Server) -> None:
             assert one["position"] + 1 >= prompt_len + num_tokens or num_tokens == 0
             assert one["position"] < prompt_len + num_tokens  # sent before the tokens that follow it
         num_tokens += len(chunk["choices"][0]["token_ids"])
-
-
-def test_thoughts_of_several_prompts_have_choice_indices(thinking_server: Server) -> None:
-    prompts = [PROMPT, "the coin is heads", PROMPT]
-    batch = complete(thinking_server, prompt=prompts)
-    by_choice = [
-        [{**one, "index": 0} for one in batch["holdfast"]["thoughts"] if one["index"] == number]
-        for number in range(3)
-    ]
-    assert by_choice == [complete(thinking_server, prompt=one)["holdfast"]["thoughts"] for one in prompts]
-    assert (
-        stream_thoughts(stream(thinking_server, "/v1/completions", {"prompt": prompts}))
-        == batch["holdfast"]["thoughts"]
-    )
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
@@ -116,43 +94,6 @@ def test_other_chat_apis_have_the_same_thoughts(thinking_server: Server, path: s
         assert events[-1]["response"]["holdfast"]["thoughts"] == thoughts
     declined = thinking_server.post(path, {**body, "think": False}).json()
     assert declined["holdfast"]["thoughts"] == []
-
-
-@pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}], ids=["plain", "usage"])
-def test_openai_client_reads_thoughts(
-    thinking_server: Server, client: openai.OpenAI, usage: dict[str, Any]
-) -> None:
-    settings: Any = {
-        "model": "thinker",
-        "messages": QUESTION,
-        "max_tokens": 14,
-        "seed": 5,
-        "extra_body": {"deterministic": True, "ignore_eos": True},
-    }
-    whole = client.chat.completions.create(**settings)
-    assert whole.model_extra is not None
-    thoughts = whole.model_extra["holdfast"]["thoughts"]
-    assert any(one["token_ids"] for one in thoughts)
-    text, streamed = "", []
-    for chunk in client.chat.completions.create(**settings, stream=True, **usage):
-        assert chunk.model_extra is not None
-        streamed += chunk.model_extra.get("holdfast", {}).get("thoughts", [])
-        if chunk.choices:
-            text += chunk.choices[0].delta.content or ""
-    assert text == whole.choices[0].message.content
-    assert streamed == thoughts
-    with client.chat.completions.stream(**settings) as events:  # the helper that accumulates chunks
-        for _ in events:
-            pass
-        assert events.current_completion_snapshot.choices[0].message.content == text
-
-
-def test_thinking_can_be_disabled(thinking_server: Server) -> None:
-    without = complete(thinking_server, think=False)
-    assert without["holdfast"]["thoughts"] == []
-    assert without["choices"] != complete(thinking_server)["choices"]
-    assert complete(thinking_server, think=True)["choices"] == complete(thinking_server)["choices"]
-    assert not stream_thoughts(stream(thinking_server, "/v1/completions", {"prompt": PROMPT, "think": False}))
 
 
 def test_forced_thought_replaces_the_models_own(thinking_server: Server) -> None:

@@ -43,9 +43,3 @@ def test_limit_stays_if_it_cannot_be_raised(monkeypatch: pytest.MonkeyPatch) -> 
     limits = Limits(1024, 65536, is_fixed=True)
     limits.put(monkeypatch)
     assert raise_descriptor_limit(5000) == 1024
-
-
-def test_raising_the_limit_is_idempotent() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert raise_descriptor_limit(5000) == raise_descriptor_limit(5000)
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)

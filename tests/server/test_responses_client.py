@@ -1,6 +1,5 @@
 """/v1/responses with OpenAI's client: whole, streamed, parsed, tools, logprobs, errors; sync and async."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -11,7 +10,6 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from support.serving import Server
-from support.tiny import EOS
 
 EXTRA = {"deterministic": True, "seed": 3}
 CITY = {"type": "string", "enum": ["Paris", "Rome", "Oslo"]}
@@ -85,12 +83,6 @@ def test_responses_and_events_have_the_types_of_the_sdk(
     assert [event.type for event in events] == names and len(events) > 8
 
 
-def test_response_that_ends_is_completed(client: openai.OpenAI) -> None:
-    response = ask(client, extra_body={"logit_bias": {str(EOS): 100}})
-    assert (response.status, response.incomplete_details, response.output_text) == ("completed", None, "")
-    assert response.completed_at >= response.created_at and response.output[0].status == "completed"
-
-
 def test_stream_equals_the_whole_response(client: openai.OpenAI) -> None:
     whole = ask(client)
     events = list(ask(client, stream=True))
@@ -108,31 +100,6 @@ def test_stream_equals_the_whole_response(client: openai.OpenAI) -> None:
     assert events[0].response.status == "in_progress" and events[0].response.usage is None
     assert final.usage.output_tokens == 8 and final.model_extra["holdfast"]["seed"] == 3
     assert events[-2].item.model_dump() == final.output[0].model_dump()
-
-
-def test_stream_helper_accumulates_the_response(client: openai.OpenAI) -> None:
-    settings: Any = {"model": "tiny", "input": "hi", "extra_body": {**EXTRA, "logit_bias": {str(EOS): 12}}}
-    with client.responses.stream(**settings) as stream:
-        kinds = {event.type for event in stream}
-        final = stream.get_final_response()
-    assert final.status == "completed" and "response.completed" in kinds
-    assert final.output_text == client.responses.create(**settings).output_text
-
-
-def test_parsed_response_follows_the_model(client: openai.OpenAI) -> None:
-    settings: Any = {"model": "tiny", "input": "A city.", "text_format": Answer, "extra_body": EXTRA}
-    parsed = client.responses.parse(**settings).output_parsed
-    assert isinstance(parsed, Answer)
-    with client.responses.stream(**settings) as stream:
-        assert stream.get_final_response().output_parsed == parsed
-
-
-def test_json_object_format(client: openai.OpenAI) -> None:
-    bias = {str(EOS): 100}  # ends the answer where the grammar allows it
-    extra = {**EXTRA, "logit_bias": bias}
-    response = ask(client, text={"format": {"type": "json_object"}}, extra_body=extra, max_output_tokens=500)
-    assert response.status == "completed" and response.text.format.type == "json_object"
-    assert isinstance(json.loads(response.output_text), dict)
 
 
 def test_logprobs_are_those_of_chat(client: openai.OpenAI) -> None:
@@ -178,12 +145,6 @@ def test_tool_call_round_trip(client: openai.OpenAI, choice: Any) -> None:
     assert len(answers) == 1 and answers != {""}
 
 
-def test_hidden_tools_are_not_in_the_prompt(client: openai.OpenAI) -> None:
-    plain = ask(client)
-    hidden = ask(client, tools=[TOOL], tool_choice="none")
-    assert hidden.usage.input_tokens == plain.usage.input_tokens and hidden.output_text == plain.output_text
-
-
 def test_input_tokens_are_counted(client: openai.OpenAI) -> None:
     counted = client.responses.input_tokens.count(
         model="tiny", input="hi", instructions="be kind", tools=[TOOL]
@@ -221,21 +182,3 @@ def test_stored_responses_are_not_found(client: openai.OpenAI) -> None:
             call("resp_1")
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         ask(client, model="gpt-5")
-
-
-def test_async_client(client: openai.OpenAI) -> None:
-    async def work() -> tuple[str, str]:
-        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="unused", max_retries=0) as one:
-            whole = await one.responses.create(
-                model="tiny", input="hi", max_output_tokens=8, extra_body=EXTRA
-            )
-            text = ""
-            stream = await one.responses.create(
-                model="tiny", input="hi", max_output_tokens=8, extra_body=EXTRA, stream=True
-            )
-            async for event in stream:
-                text += event.delta if event.type == "response.output_text.delta" else ""
-            return whole.output_text, text
-
-    whole, streamed = asyncio.run(work())
-    assert whole == streamed == ask(client).output_text

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.grammar import Grammar
-from holdfast.core.structured_output import StructuredOutput
+from holdfast.core.structured_output import Grammar, StructuredOutput
 from holdfast.sandbox import grammar_worker
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
 from holdfast.structured import matcher as grammar_matcher

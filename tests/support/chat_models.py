@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
-from support.tiny import tiny_model
+from support.tiny import tiny_model, train_tokenizer
 
 QWEN3 = """
 {%- if tools %}<|im_start|>system
@@ -101,23 +101,10 @@ def write_chat_tokenizer(folder: Path, name: str) -> None:
 
 @cache
 def _tokenizer_json(name: str) -> str:
-    from tokenizers import AddedToken, decoders, pre_tokenizers, trainers
-    from tokenizers import Tokenizer as Backend
-    from tokenizers.models import BPE
+    from tokenizers import AddedToken
 
     _, special, markup, _ = _MODELS[name]
-    backend = Backend(BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=list(special),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(
-        ["thinking about the answer, <think", "name arguments functions"] * 4, trainer
-    )
+    backend = train_tokenizer(special, ("thinking about the answer, <think", "name arguments functions"))
     backend.add_tokens([AddedToken(one, special=False, normalized=False) for one in markup])
     return backend.to_str()
 

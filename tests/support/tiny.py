@@ -7,16 +7,20 @@ BPE whose vocabulary fits the model's.
 """
 
 import json
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
 from holdfast.models.dummy import TINY_EOS, DummyCheckpoint, tiny_config
 from holdfast.text.tokenizer import byte_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 EOS, IM_START, IM_END = 0, 1, 2
 SPECIAL_TOKENS = ("<|end|>", "<|im_start|>", "<|im_end|>")
@@ -207,6 +211,11 @@ def write_tokenizer(folder: Path) -> None:
 
 @cache
 def _tokenizer_json() -> str:
+    return train_tokenizer(SPECIAL_TOKENS, _CORPUS).to_str()
+
+
+def train_tokenizer(special: Sequence[str], corpus: Sequence[str]) -> "Tokenizer":
+    """Train a byte-level BPE of at most 300 tokens. The special ones are the first."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
     from tokenizers.models import BPE
 
@@ -215,12 +224,12 @@ def _tokenizer_json() -> str:
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=300,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(list(_CORPUS) * 4, trainer)
-    return backend.to_str()
+    backend.train_from_iterator(list(corpus) * 4, trainer)
+    return backend
 
 
 def _gguf_tokenizer() -> dict[str, Any]:

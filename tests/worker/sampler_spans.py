@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from holdfast.core.grammar import Constraint
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampling, Span
+from holdfast.core.structured_output import Constraint
 from holdfast.worker.logits import LogitsSlice, Masks, batch_slices
 
 VOCAB = 200

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.core.grammar import Constraint
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import NO_TOKEN, Pass, PassKind, Sampled, Sampling, Span
+from holdfast.core.structured_output import Constraint
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.worker.head import HeadGraphs

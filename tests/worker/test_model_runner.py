@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.core.grammar import Constraint
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import (
     NO_TOKEN,
@@ -22,6 +21,7 @@ from holdfast.core.step_plan import (
     StepPlan,
     TokenLogprob,
 )
+from holdfast.core.structured_output import Constraint
 from holdfast.models.decoder import Decoder
 from holdfast.worker.model_runner import ModelRunner
 from worker.sampler_spans import FixedGrammar, mask

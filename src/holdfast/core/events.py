@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from holdfast.core.fast_dataclass import fast_dataclass
 from holdfast.core.results import Determinism, Stats
-from holdfast.core.step_plan import Sampled, TokenLogprob
+from holdfast.core.step_plan import Sampled, TokenLogprob, fast_dataclass
 from holdfast.core.stop_rules import FinishReason
 
 

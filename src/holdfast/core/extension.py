@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from holdfast.core.request import Request
-from holdfast.core.sent_answer import SentChoice
+from holdfast.core.sent import Sent
 from holdfast.core.step_plan import Span
 
 TokensOf = Callable[[int, int], Sequence[int]]  # the tokens at positions start .. stop - 1
@@ -63,7 +63,7 @@ class RequestExtension(Protocol):
         """Start, or restart, after cached pages with these results of `of_pages`."""
         ...
 
-    def restore(self, sent: SentChoice) -> None:
+    def restore(self, sent: Sent) -> None:
         """Continue what another engine sent."""
         ...
 

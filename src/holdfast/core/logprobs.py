@@ -4,8 +4,7 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Va
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.fast_dataclass import fast_dataclass
-from holdfast.core.step_plan import TokenLogprob
+from holdfast.core.step_plan import TokenLogprob, fast_dataclass
 
 
 @dataclass(frozen=True, slots=True)

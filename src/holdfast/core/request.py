@@ -11,10 +11,10 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
 from holdfast.core.sampling_params import RestOfContext, SamplingParams
-from holdfast.core.sent_answer import SentChoice
+from holdfast.core.sent import Sent
+from holdfast.core.structured_output import Grammar
 
 SEED_BITS = 53  # of a random seed: every JSON parser reads such an integer exactly
 _MASK = (1 << 64) - 1
@@ -59,7 +59,7 @@ class Request:
     cache_salt: str = ""
     tenant: str = ""
     max_running: int | None = None
-    sent: tuple[SentChoice, ...] = ()
+    sent: tuple[Sent, ...] = ()
 
     @property
     def deterministic(self) -> bool:
@@ -129,7 +129,7 @@ class RequestDefaults:
         cache_salt: str = "",
         tenant: str = "",
         max_running: int | None = None,
-        sent: tuple[SentChoice, ...] = (),
+        sent: tuple[Sent, ...] = (),
     ) -> Request:
         """Make a request: decide `deterministic`, the seed and max_tokens. It has no id and is not
         checked yet.

@@ -1,14 +1,16 @@
 """What a client gets: deltas while its request runs, and its result."""
 
+import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, overload
 
 from holdfast.core.logprobs import NO_TEXTS, Logprob, TokenTexts, with_texts
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.stop_rules import FinishReason
+from holdfast.errors import make_error
 
 T = TypeVar("T")
 
@@ -323,3 +325,61 @@ def decode_delta(delta: Delta, texts: TokenTexts) -> Delta:
     if not delta.logprobs:
         return delta
     return delta._replace(logprobs=tuple([with_texts(one, texts) for one in delta.logprobs]))
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """An embedding, its fp32 values as Python floats. Between processes they are bytes, in
+    little-endian order."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class EmbeddingResult(Sequence[float]):
+    """One prompt's embedding: `outputs.embedding`, as in vLLM, or the result itself as a sequence."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    outputs: EmbeddingOutput
+    determinism: Determinism
+    stats: Stats
+
+    @property
+    def embedding(self) -> list[float]:
+        return self.outputs.embedding
+
+    @property
+    def finished(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(self.outputs.embedding)
+
+    @overload
+    def __getitem__(self, at: int) -> float: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[float]: ...
+
+    def __getitem__(self, at: int | slice) -> float | list[float]:
+        return self.outputs.embedding[at]
+
+
+def embedding_result(request_id: int, result: Result) -> EmbeddingResult:
+    """Return the embedding in a request's result. Raise the error it ended with, if any."""
+    if result.error is not None:
+        raise make_error(result.error_code or "", result.error)
+    assert result.embedding is not None
+    output = EmbeddingOutput(unpack_embedding(result.embedding))
+    ids = result.prompt_token_ids
+    return EmbeddingResult(str(request_id), ids, output, result.determinism, result.stats)
+
+
+def unpack_embedding(embedding: bytes) -> list[float]:
+    """Return the values of an embedding."""
+    return list(struct.unpack(f"<{len(embedding) // 4}f", embedding))

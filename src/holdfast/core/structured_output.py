@@ -1,14 +1,17 @@
 """Structured output: what an answer must match. A JSON schema, any JSON object, a regular
 expression, one of several texts, or a Lark grammar.
 
-Only what needs no tokenizer is checked here. Compiling finds the rest (`structured.compiler`).
+Only what needs no tokenizer is checked here. Compiling finds the rest (`structured.compiler`). It makes
+a `Grammar`, which the scheduler and the worker ask which tokens may come next. A grammar's state follows
+the committed tokens of one answer and changes only when a token is committed. Candidates are tried within
+one call and leave no state, so a rollback of candidates costs nothing.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from holdfast.errors import InvalidRequest
 
@@ -121,3 +124,42 @@ def _choices(value: object) -> tuple[str, ...]:
         if not isinstance(one, str) or not one:
             raise InvalidRequest(f"every choice must be a non-empty string, not {one!r:.80}")
     return choices
+
+
+class Grammar(Protocol):
+    """One answer's grammar."""
+
+    def commit(self, token_id: int) -> None:
+        """Append one committed token."""
+        ...
+
+    def restart(self) -> None:
+        """Back to the first token of the answer."""
+        ...
+
+    def count_valid(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens are valid, one after another, after the committed tokens."""
+        ...
+
+    def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
+        """Return which tokens may come at the last `num_masks` of len(candidates) + 1 positions: after the
+        committed tokens, after the first candidate, and so on.
+
+        A mask is little-endian bits, bit i for token i. All zeros: no token is legal, and `problem`
+        says why. None: a candidate before this position is invalid, so whatever is sampled here
+        will be dropped with it.
+        """
+        ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why no token may follow the committed ones, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The grammar of a span and the candidates up to the span's last token."""
+
+    grammar: Grammar
+    candidates: tuple[int, ...]

@@ -22,8 +22,8 @@ from holdfast.core.request import Prepared, Request
 from holdfast.core.results import Delta, RequestOutput, with_changes
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan
+from holdfast.engine.answer_output import RequestAnswers
 from holdfast.engine.background_work import BackgroundWork, Certifier
-from holdfast.engine.choices import ChoiceSubmitter
 from holdfast.engine.input_processor import (
     GrammarFactory,
     InputProcessor,
@@ -31,7 +31,6 @@ from holdfast.engine.input_processor import (
     RequestLimits,
     RequestOptions,
 )
-from holdfast.engine.result_collector import ResultCollector
 from holdfast.engine.status import CertificateState, EngineCounters, EngineStatus
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused, EngineStopped
@@ -97,12 +96,11 @@ class Engine:
         self.tracer: Tracer | None = None  # set while an inspector page is open
         self.before_pass: Callable[[], None] | None = None  # called when a plan is made, before it runs
         self._process_id = os.getpid()
-        self._collectors: dict[int, ResultCollector] = {}  # by the request ids of all their branches
+        self._answers: dict[int, RequestAnswers] = {}  # by the ids of all their answers
         self._in_flight: deque[tuple[StepPlan, Callable[[], Sequence[PassResult]]]] = deque()  # oldest first
         self._input_processor = InputProcessor(
             tokenizer, limits, grammars, lambda max_len: self.scheduler.require_room(max_len)
         )
-        self._choices = ChoiceSubmitter(scheduler, tokenizer)
         self.background.attach(scheduler)
 
     @property
@@ -191,15 +189,15 @@ class Engine:
         self.scheduler.require_room(request.max_len)
         if request.deterministic and self.limits.refusal is not None:
             raise DeterminismRefused(self.limits.refusal)  # found out since it was prepared
-        collector = self._choices.collector(prepared, wants_deltas=wants_deltas)
-        self._collectors.update(dict.fromkeys(collector.outputs, collector))
-        self._choices.submit(collector)
+        answers = RequestAnswers(prepared, self.scheduler, self.tokenizer, wants_deltas=wants_deltas)
+        self._answers.update(dict.fromkeys(request.ids, answers))
+        answers.submit()
 
     def abort(self, request_id: int) -> list[RequestOutput]:
         """End a request with all its choices."""
-        collector = self._collectors.get(request_id)
-        open_ids = collector.open_ids if collector is not None else ()
-        outputs = [output for branch in open_ids for output in self._publish(self.scheduler.abort(branch))]
+        answers = self._answers.get(request_id)
+        open_ids = answers.open_ids if answers is not None else ()
+        outputs = [output for id_ in open_ids for output in self._publish(self.scheduler.abort(id_))]
         if self.tracer is not None and outputs:
             self._trace(self.tracer.on_abort)
         return outputs
@@ -362,29 +360,27 @@ class Engine:
             if isinstance(event, CertificateChecked):
                 self._on_certificate_checked(event)
                 continue
-            collector = self._collectors[event.request_id]
-            delta = collector.process(event, self._choices.decode_thought)
-            if collector.result is not None:
-                self._finish(collector)
-            if delta is not None or collector.result is not None:
+            answers = self._answers[event.request_id]
+            delta = answers.process(event)
+            if answers.result is not None:
+                self._finish(answers)
+            if delta is not None or answers.result is not None:
                 if delta is not None and _ends_tokens(last_event, event):
                     delta = outputs.pop().delta.ended_by(delta)
-                output = (collector.request.request_id, delta or Delta(), collector.result)
+                output = (answers.request.request_id, delta or Delta(), answers.result)
                 outputs.append(tuple.__new__(RequestOutput, output))
             last_event = event
         return outputs
 
-    def _finish(self, collector: ResultCollector) -> None:
+    def _finish(self, answers: RequestAnswers) -> None:
         """All choices of a request have ended: its result can make its receipt."""
-        assert collector.result is not None
-        if collector.request.want_receipt:
+        assert answers.result is not None
+        if answers.request.want_receipt:
             certificate = self.certificate.digest if self.certificate is not None else None
-            receipt = self.receipts.later(
-                collector.request, collector.result, collector.logprobs, certificate
-            )
-            collector.result = with_changes(collector.result, receipt=receipt)
-        for branch in collector.outputs:
-            del self._collectors[branch]
+            receipt = self.receipts.later(answers.request, answers.result, answers.logprobs, certificate)
+            answers.result = with_changes(answers.result, receipt=receipt)
+        for id_ in answers.request.ids:
+            del self._answers[id_]
 
     def _on_certificate_checked(self, event: CertificateChecked) -> None:
         self.counters.num_spot_checks += event.num_tokens > 0
@@ -393,9 +389,9 @@ class Engine:
             return
         self.counters.num_revocations += 1
         self.background.revoke(event.mismatch)
-        for collector in {id(one): one for one in self._collectors.values()}.values():
-            if collector.request.params.deterministic:
-                self._choices.recompute_ended(collector)
+        for answers in {id(one): one for one in self._answers.values()}.values():
+            if answers.request.deterministic:
+                answers.recompute_ended()
 
     def _count(self, plan: StepPlan) -> None:
         counters = self.counters

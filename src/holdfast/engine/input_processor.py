@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypedDict, Unpack
 
 from holdfast.core.cancel_token import CancelToken
-from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import NO_DEFAULTS, Prepared, Request, RequestDefaults
 from holdfast.core.sampling_params import SamplingParams, show
-from holdfast.core.sent_answer import SentChoice
-from holdfast.core.structured_output import StructuredOutput
+from holdfast.core.sent import Sent
+from holdfast.core.structured_output import Grammar, StructuredOutput
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
 from holdfast.text.tokenizer import Tokenizer
+from holdfast.thinking.config import ThinkingConfig, check_forced
 
 Prompt = str | Sequence[int]
 _MAX_BAD_WORD_LISTS = 64
@@ -32,7 +32,7 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str
     tenant: str
     max_running: int | None
-    sent: tuple[SentChoice, ...]
+    sent: tuple[Sent, ...]
 
 
 class GrammarFactory(Protocol):
@@ -61,8 +61,7 @@ class RequestLimits:
     max_model_len: int
     eos_ids: frozenset[int]
     refusal: str | None  # why deterministic requests are refused, or None
-    max_thought: int = 0  # tokens of a thought; 0: the model does not think
-    thought_end: int = -1  # the token that ends a thought
+    thinking: ThinkingConfig | None = None  # None: the model does not think
     defaults: RequestDefaults = NO_DEFAULTS
     hidden_size: int = 0  # dimensions of an embedding
 
@@ -131,7 +130,7 @@ class InputProcessor:
             request = replace(request, request_id=self._take_ids(params.n))
         return Prepared(request, self.limits.eos_ids, self._bad_words.get(params.bad_texts), grammars)
 
-    def _check_sent(self, sent: tuple[SentChoice, ...], params: SamplingParams) -> None:
+    def _check_sent(self, sent: tuple[Sent, ...], params: SamplingParams) -> None:
         """What was sent must be the beginning of an answer to this request."""
         if len(sent) != params.n:
             raise InvalidRequest(f"{len(sent)} answers were sent, but n is {params.n}")
@@ -153,8 +152,7 @@ class InputProcessor:
             ends = {*params.stop_ids, *(() if params.ignore_eos else self.limits.eos_ids)}
             if not choice.has_ended and not ends.isdisjoint(ids):
                 raise InvalidRequest("the answer that was sent holds a token that ends it; nothing follows")
-            logprob_ids = tuple(one.token_id for one in choice.logprobs)
-            if params.deterministic and logprob_ids != ids:
+            if params.deterministic and len(choice.values) != len(ids):
                 raise InvalidRequest(
                     "a deterministic answer that was sent needs the logprob of each of its tokens"
                 )
@@ -211,16 +209,7 @@ class InputProcessor:
         self._check_ids(params.allowed_ids or (), "allowed_token_ids: ")
         self._check_ids([id_ for id_, _ in params.biases], "logit_bias: ")
         self._check_ids([id_ for _, thought in params.forced for id_ in thought], "forced_thoughts: ")
-        if params.forced and not limits.max_thought:
-            raise InvalidRequest("forced_thoughts are for models that think; this one does not")
-        for _, thought in params.forced:
-            if len(thought) > limits.max_thought:
-                raise InvalidRequest(f"a thought of this model has at most {limits.max_thought} tokens")
-            if limits.thought_end in thought:
-                raise InvalidRequest(
-                    f"forced_thoughts holds {limits.thought_end}, which ends a thought and is not part of one; "
-                    "[] is the empty thought"
-                )
+        check_forced(limits.thinking, params)
         if len(prompt_ids) + params.max_tokens > limits.max_model_len:
             raise PromptTooLong(
                 f"the prompt has {len(prompt_ids)} tokens and max_tokens is {params.max_tokens}, together more than "

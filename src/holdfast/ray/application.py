@@ -22,9 +22,9 @@ from holdfast.ray.cluster import gpus_per_replica
 from holdfast.ray.config import ReplicasConfig
 from holdfast.ray.deployment import engine_app
 from holdfast.ray.pool import ReplicaPool
+from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
-from holdfast.server.errors import ApiError
-from holdfast.server.service import Service
+from holdfast.server.frontend import Frontend
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.tenants.directory import TenantDirectory
 
@@ -55,23 +55,23 @@ class FrontendReplica:
         configure_logging(server.log_format, server.log_level, secrets=tenants.keys)
         application = serve.get_replica_context().app_name
         fingerprint = replicas.application_fingerprint
-        self._service = Service(
+        self._frontend = Frontend(
             server,
             engine,
             tenants,
             lambda *given: ReplicaPool(application, *given, fingerprint=fingerprint, handle=handle),
         )
-        self._running = asyncio.create_task(self._service.engines.run())
+        self._running = asyncio.create_task(self._frontend.engines.run())
         self._background = [
             asyncio.create_task(work)
-            for work in (self._service.prompts.warm_up(), self._service.trim_memory())
+            for work in (self._frontend.prompts.warm_up(), self._frontend.trim_memory())
         ]
-        while not self._service.engines.is_ready:
+        while not self._frontend.engines.is_ready:
             await asyncio.wait((self._running,), timeout=_START_SECONDS)
             self.check_health()
 
     def __serve_build_asgi_app__(self) -> Any:
-        return self._service.app
+        return make_app(self._frontend)
 
     def check_health(self) -> None:
         """Raises if the pool has ended."""
@@ -80,17 +80,17 @@ class FrontendReplica:
             raise EngineStopped(f"the frontend has no engines any more{f': {error}' if error else ''}")
 
     async def __del__(self) -> None:
-        service = getattr(self, "_service", None)
-        if service is None:
+        frontend = getattr(self, "_frontend", None)
+        if frontend is None:
             return
-        service.admission.is_open = False
-        service.hub.close()
-        service.frontend.cancel_calls(ApiError(503, "the server is going down", code="shutting_down"))
-        await service.engines.stop()
+        frontend.admission.is_open = False
+        frontend.hub.close()
+        frontend.cut_off()
+        await frontend.engines.stop()
         await asyncio.wait((self._running,))
         for task in self._background:
             task.cancel()
-        service.close()
+        frontend.close()
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:

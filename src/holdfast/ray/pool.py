@@ -81,7 +81,7 @@ class ReplicaPool:
         self._table = RoutingTable(self._on_replicas)
         self.requests = RequestTable(
             resumes=server.resume,
-            callbacks=callbacks.resume,
+            callbacks=callbacks,
             first_id=(number << FRONTEND_SHIFT) + 1,
             choose=self._choose,
         )

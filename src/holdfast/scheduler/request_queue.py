@@ -40,7 +40,7 @@ class RequestQueue:
         self._spot_checker = spot_checker
         self.waiting = WaitingRequests()
         self.running: dict[int, RequestState] = {}
-        self.confirming: set[int] = set()  # requests with tokens of another engine to confirm
+        self.confirming: set[int] = set()  # live requests with tokens of another engine to confirm
         self._by_arrival: list[RequestState] | None = []
         # Indices of requests that ended stay taken until no plan in flight uses them.
         self._num_request_indices = config.max_num_seqs * (2 if config.async_scheduling else 1)
@@ -173,7 +173,6 @@ class RequestQueue:
         """Take a request from those that run. Return its request index, which the caller frees, or -1."""
         if self.running.pop(state.request_id, None) is None:
             return -1
-        self.confirming.discard(state.request_id)
         self._by_arrival = None
         self.shares.stopped(state)
         request_index, state.request_index = state.request_index, -1

@@ -29,7 +29,7 @@ from holdfast.core.extension import RequestExtension
 from holdfast.core.pooling import HiddenStates, Pooling
 from holdfast.core.request import AnswerText, Prepared, branch_seed
 from holdfast.core.results import Determinism, Stats
-from holdfast.core.sent_answer import SentChoice
+from holdfast.core.sent import Sent
 from holdfast.core.shares import prompt_cost, sampled_cost
 from holdfast.core.step_plan import Sampled, Sampling, Span
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
@@ -240,7 +240,7 @@ class RequestState:
         if request.sent:
             self._restore(request.sent[index])
 
-    def _restore(self, sent: SentChoice) -> None:
+    def _restore(self, sent: Sent) -> None:
         """Continue an answer of another engine. What a deterministic request was sent must be confirmed.
         An ordinary one goes on after it."""
         if self.extension is not None:

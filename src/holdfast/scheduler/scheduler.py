@@ -396,6 +396,7 @@ class Scheduler:
         self, state: RequestState, reason: FinishReason, failure: AnswerFailed | None = None
     ) -> RequestEnded:
         self._stop_running(state)
+        self._queue.confirming.discard(state.request_id)
         state.drop_candidates()
         self._spot_checker.forget(state)
         state.give_up_pages()

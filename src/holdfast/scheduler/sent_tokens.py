@@ -5,7 +5,7 @@ engine sent before this one continued the answer.
 
 from collections.abc import Sequence
 
-from holdfast.core.sent_answer import SentChoice
+from holdfast.core.sent import Sent
 from holdfast.core.step_plan import Sampled, TokenLogprob
 
 
@@ -29,12 +29,9 @@ class SentTokens:
         if self._keeps:
             self._samples.append(sample)
 
-    def restore(self, sent: SentChoice) -> None:
+    def restore(self, sent: Sent) -> None:
         """Another engine sent this. Of its logprobs only those of the tokens themselves are known."""
-        self._samples = [
-            Sampled(token_id, logprob)
-            for token_id, logprob in zip(sent.token_ids, sent.logprobs, strict=True)
-        ]
+        self._samples = [Sampled(one.token_id, one) for one in sent.own_logprobs]
         self._num_restored = len(self._samples)
 
     def recompute(self, number: int, sample: Sampled) -> bool:

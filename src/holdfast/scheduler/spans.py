@@ -1,8 +1,8 @@
 """The next tokens of a request, as spans of a pass. What is in flight counts as computed; its
 tokens are UNKNOWN_TOKEN."""
 
-from holdfast.core.grammar import Constraint
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Span
+from holdfast.core.structured_output import Constraint
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.scheduler.request_state import RequestState
 

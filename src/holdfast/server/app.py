@@ -35,7 +35,6 @@ from holdfast.server.api.tokenize import token_routes
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
-from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import inspector_router
 from holdfast.server.middleware.body_limits import BodyLimitMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware, add_exception_handlers
@@ -46,7 +45,7 @@ from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.server.tenants.tenant import Tenant
 
 
-def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
+def make_app(frontend: Frontend) -> FastAPI:
     """Everything a client can reach over HTTP."""
     app = make_documented_app(with_keys=frontend.config.has_keys)
     for routes in (
@@ -65,7 +64,7 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
     for path, why in ROUTES.items():
         _refuse(app, path, why)
     if frontend.config.has_inspector:
-        app.include_router(inspector_router(hub, frontend.config.send_timeout))
+        app.include_router(inspector_router(frontend.hub, frontend.config.send_timeout))
     add_middleware(app, frontend.config, frontend.tenants, frontend.metrics.refused, frontend.count_request)
     return app
 

@@ -20,12 +20,12 @@ from holdfast.core.pooling import Pooling
 from holdfast.core.request import RequestDefaults
 from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, weakest
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentChoice
+from holdfast.core.sent import Sent
 from holdfast.errors import EngineStopped, GuaranteeLost, PassFailed, make_error
 from holdfast.server.errors import ApiError
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import PromptReader
 from holdfast.server.telemetry.request_metrics import RequestMetrics
 from holdfast.server.telemetry.traces import TraceSpan
 from holdfast.server.tenants.rate_limits import TokenMeter
@@ -51,7 +51,7 @@ class Call:
         *,
         tenant: Tenant,
         meter: TokenMeter,
-        prompts: Prompts,
+        prompts: PromptReader,
         metrics: RequestMetrics,
         begin_span: Callable[[SamplingParams | None], TraceSpan],
         timeout: float,
@@ -86,7 +86,7 @@ class Call:
         return await self._prompts.run(self.tenant.id, work, size=size)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True, whole: bool = False) -> list[int]:
-        """Tokenise a text in the client's turn; see `Prompts.encode`."""
+        """Tokenise a text in the client's turn; see `PromptReader.encode`."""
         return await self._prompts.encode(
             text, client=self.tenant.id, add_special_tokens=add_special_tokens, whole=whole
         )
@@ -101,7 +101,7 @@ class Call:
         want_receipt: bool = False,
         cache_salt: str | None = None,
         pooling: Pooling | None = None,
-        sent: tuple[SentChoice, ...] = (),
+        sent: tuple[Sent, ...] = (),
     ) -> None:
         """Send the engine one prompt; with completion_ids, to score this completion; with pooling,
         to embed it; with sent, to continue answers that the client has so far.
@@ -159,10 +159,10 @@ class Call:
         return num_started * self._num_choices, (len(open_streams) - num_started) * self._num_choices
 
     @property
-    def thinks(self) -> bool:
-        """Whether the model is one that thinks."""
+    def has_model_fields(self) -> bool:
+        """Whether the model adds fields to bodies and responses (`api/model_fields.py`)."""
         ready = self._requests.ready
-        return ready is not None and ready.chunk > 0
+        return ready is not None and ready.thinking is not None
 
     async def accepted(self) -> None:
         """Wait until the engine accepted every prompt. Raises if it refused one."""
@@ -325,15 +325,13 @@ class Call:
             self._start_counted = True
             self._metrics.started(stream.queue_seconds)
             self._trace_span().started(stream.queue_seconds)
-        if delta.thoughts:
-            self._metrics.thoughts(delta.thoughts)
+        self._metrics.received(stream.request_id + delta.index, delta)
         if delta.token_ids:
             if self.first_token is None:
                 self.first_token = time.monotonic()
                 self._trace_span().first_token()
             self.num_completion_tokens += len(delta.token_ids)
             self._meter.add_generated(len(delta.token_ids))
-            self._metrics.tokens(stream.request_id + delta.index, len(delta.token_ids))
 
 
 def _contradiction() -> ApiError:

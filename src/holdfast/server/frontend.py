@@ -1,8 +1,15 @@
-"""What all routes share: engines, tokenizer, admission, metrics, and the running calls."""
+"""What all routes share: engines, tokenizer, admission, metrics, and the running calls.
 
+`main.HttpServer` serves it over HTTP, `holdfast.ray` behind Ray's proxy.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import gc
 import time
 from asyncio import CancelledError
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -11,60 +18,99 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from holdfast.core.cancel_token import CancelToken
-from holdfast.core.request import NO_DEFAULTS, RequestDefaults
-from holdfast.engine.status import StartUpStage
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.status import ShowProgress, StartUpStage
+from holdfast.errors import EngineStopped, NotReady
+from holdfast.models.locate import locate
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.http.body import is_small, parse_body
 from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.inspector.hub import Hub
+from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.messages import FingerprintReady
-from holdfast.server.middleware.request_log import AccessLogEntry
-from holdfast.server.prompts import Prompts
+from holdfast.server.middleware.request_log import AccessLogEntry, use_request_id
+from holdfast.server.prompts import PromptReader
+from holdfast.server.reasoning.chat_format import choose_chat_format
 from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces
+from holdfast.server.telemetry.traces import Operation, TracedRequest, open_traces
 from holdfast.server.tenants.admission import Admission
 from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.server.tenants.tenant import Tenant, tenant_of
 from holdfast.server.tenants.work_queue import Work
+from holdfast.text.tokenizer import open_tokenizer
+from holdfast.version import __version__
 
 _INLINE_BYTES = 4096
+_TRIM_SECONDS = 5.0
+
+Connect = Callable[[ServerConfig, EngineConfig, EngineCallbacks], Engines]
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 
 class Frontend:
-    """One server, as its routes see it. names are the model's names; responses use the first."""
+    """One server without its HTTP server. Made in any thread, run in one event loop.
+
+    names are the model's names; responses use the first. connect finds the engine or engines.
+    """
 
     def __init__(
         self,
         config: ServerConfig,
-        *,
-        names: tuple[str, ...],
-        prompts: Prompts,
-        engines: Engines,
-        metrics: Metrics,
-        traces: Traces,
-        admission: Admission,
+        engine: EngineConfig,
         tenants: TenantDirectory,
-        defaults: RequestDefaults = NO_DEFAULTS,
-        about: str | None = None,
+        connect: Connect,
+        progress: ShowProgress = lambda stage, done, total: None,
     ) -> None:
         self.config = config
-        self.names = names
-        self.prompts = prompts
-        self.engines = engines
-        self.metrics = metrics
-        self.traces = traces
-        self.admission = admission
+        self.engine = engine
         self.tenants = tenants
-        self.defaults = defaults
-        self.about = about  # what to expect of a built-in demo model
+        self.defaults = engine.request_defaults
+        self.metrics = Metrics()
+        self.traces = open_traces(config.otlp_endpoint)
+        self.admission = Admission(config.max_waiting)
+        located = locate(engine.model)
+        self.about = located.about  # what to expect of a built-in demo model
+        self.names = config.served_model_names or (located.name,)
+        tokenizer = open_tokenizer(
+            located.path,
+            chat_template=engine.chat_template,
+            controls_in_content=engine.allow_special_tokens_in_content,
+        )
+        self.prompts = PromptReader(
+            tokenizer, choose_chat_format(tokenizer, config.reasoning_parser, config.tool_call_parser)
+        )
+        self.hub = Hub(self.prompts.token_text, lambda on: self.engines.set_tracing(on))
         self.created = int(time.time())
+        self.load_seconds = 0.0  # of the last start
         self.start_up = StartUpStage("")  # of an engine that is not ready yet
         self.num_begun = 0  # calls, since the start
         self._calls: set[Call] = set()
+        self.on_ready: Callable[[], None] = lambda: None
+        self._began = time.monotonic()  # the last start
+        self._progress = progress
+        self._describing: asyncio.Task[None] | None = None
+        callbacks = EngineCallbacks(
+            on_progress=self._on_progress,
+            on_ready=self._on_ready,
+            on_status=self.metrics.update,
+            on_trace=self.hub.publish,
+            on_replicas=self._on_replicas,
+            on_death=self._on_engine_death,
+            on_hang=self.metrics.engine_hung,
+            on_resume=self.metrics.request_resumed,
+            on_continue=self.metrics.pause_ended,
+            on_crash=self.metrics.request_crashed,
+        )
+        self.engines = connect(config, engine, callbacks)
+
+    def close(self) -> None:
+        """Free what needs no event loop."""
+        self.prompts.close()
+        self.traces.close()
 
     @property
     def model(self) -> str:
@@ -84,10 +130,6 @@ class Frontend:
                 param="model",
                 code="model_not_found",
             )
-
-    def note_start_up(self, stage: str, done: int, total: int) -> None:
-        """Keep how far a start is, for `/health`."""
-        self.start_up = self.start_up.next(stage, done, total)
 
     @asynccontextmanager
     async def call(
@@ -139,11 +181,16 @@ class Frontend:
                 call.close()
 
     async def read_body(self, request: Request, model: type[M]) -> M:
-        """The body of a request. A large one is parsed in the client's turn."""
+        """The body of a request, which may name the served model and a request id. A large one is parsed in the
+        client's turn."""
         raw = await request.body()
         if is_small(raw):
-            return parse_body(raw, model)
-        return await self.run(request, lambda token: parse_body(raw, model))
+            body = parse_body(raw, model)
+        else:
+            body = await self.run(request, lambda token: parse_body(raw, model))
+        use_request_id(request, getattr(body, "request_id", None))
+        self.require_model(getattr(body, "model", None))
+        return body
 
     async def prepare(self, request: Request, work: Work[T]) -> T:
         """As `run`, but work of a small body is done at once."""
@@ -177,10 +224,10 @@ class Frontend:
         self.metrics.tenants.set_places((call.tenant, *call.num_answers) for call in self._calls)
         return self.metrics.render(request.headers.get("accept", ""), tenant_of(request))
 
-    def cancel_calls(self, error: Exception) -> None:
-        """End every running call with this error."""
+    def cut_off(self) -> None:
+        """End every running call: the server goes down."""
         for call in tuple(self._calls):
-            call.cancel(error)
+            call.cancel(NotReady("the server is going down", code="shutting_down"))
 
     def _log_call(self, call: Call, access: AccessLogEntry) -> None:
         access.engine_ids = tuple(stream.request_id for stream in call.streams) or None
@@ -194,3 +241,55 @@ class Frontend:
         access.completion_tokens = call.num_completion_tokens
         if call.first_token is not None:
             access.first_token_ms = 1e3 * (call.first_token - call.began)
+
+    async def trim_memory(self) -> None:
+        """Give memory back once no call runs. glibc keeps freed memory for later; elsewhere do nothing."""
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        num_seen = 0
+        while malloc_trim is not None:
+            await asyncio.sleep(_TRIM_SECONDS)
+            if not self.num_calls and self.num_begun > num_seen:
+                num_seen = self.num_begun
+                gc.collect()
+                await asyncio.to_thread(malloc_trim, 0)
+
+    def _set_limits(self) -> None:
+        """The engines that are ready decide how much runs at once."""
+        if self.engines.is_ready:
+            ready = self.engines.ready
+            self.admission.max_running = ready.max_num_seqs
+            self.prompts.max_model_len = ready.max_model_len
+
+    def _on_progress(self, stage: str, done: int, total: int) -> None:
+        self.start_up = self.start_up.next(stage, done, total)
+        self._progress(stage, done, total)
+
+    def _on_ready(self) -> None:
+        self._set_limits()
+        self._describing = asyncio.create_task(self._describe())
+        self.load_seconds = time.monotonic() - self._began
+        self.metrics.engine_loaded(self.load_seconds)
+        self.on_ready()
+
+    def _on_replicas(self) -> None:
+        """A replica of a pool came or left."""
+        self._set_limits()
+        ids = [one.id for one in self.engines.replicas]
+        self.metrics.keep_replicas(ids)
+        self.hub.set_replicas(ids)
+
+    def _on_engine_death(self, reason: str, num_requests: int) -> None:
+        self._began = time.monotonic()
+        self.metrics.engine_restarted()
+        self.hub.engine_restarts(reason, num_requests)
+
+    async def _describe(self) -> None:
+        with contextlib.suppress(EngineStopped):
+            fingerprint = await self.engines.requests.wait_for_fingerprint()
+            self.metrics.describe(
+                version=__version__,
+                model=self.model,
+                fingerprint=fingerprint.digest,
+                dtype=str(fingerprint.parts["dtype"]),
+                determinism=self.engine.determinism,
+            )

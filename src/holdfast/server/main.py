@@ -26,10 +26,13 @@ import uvicorn
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, EngineStopped
+from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
-from holdfast.server.errors import ApiError
-from holdfast.server.ipc.engine_process import COMMAND
-from holdfast.server.service import Connect, Service, supervise
+from holdfast.server.frontend import Connect, Frontend
+from holdfast.server.ipc.engine_port import EngineCallbacks
+from holdfast.server.ipc.engine_process import COMMAND, EngineProcess
+from holdfast.server.ipc.engines import Engines
+from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.tenants.addresses import is_loopback
 from holdfast.server.tenants.directory import TenantDirectory
@@ -65,7 +68,7 @@ def run(
     sys.setswitchinterval(_SWITCH_SECONDS)
     configure_logging(server.log_format, server.log_level, secrets=server.api_keys)
     tenants = TenantDirectory(server)
-    connect = connect or partial(supervise, command=command)
+    connect = connect or partial(_one_process, command=command)
     configure_logging(server.log_format, server.log_level, secrets=tenants.keys)
     with _bind(server.host, server.port) as listening:
         if not is_loopback(listening.getsockname()[0]):
@@ -76,28 +79,35 @@ def run(
                     "no --trusted-proxy is given: slow clients can take all %d connections; see docs/nginx.conf",
                     server.max_connections,
                 )
-        return run_event_loop(Server(server, engine, tenants, listening, progress, connect).run())
+        frontend = Frontend(server, engine, tenants, connect, progress)
+        return run_event_loop(HttpServer(frontend, listening).run_to_end())
 
 
-class Server(Service):
-    """A service and its HTTP server, from start to end."""
+def _one_process(
+    server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks, command: Sequence[str]
+) -> Engines:
+    """One engine process on this machine."""
+    return EngineProcess(
+        engine,
+        callbacks,
+        (server.log_format, server.log_level),
+        command,
+        requests=RequestTable(resumes=server.resume, callbacks=callbacks),
+        hang_timeout=server.hang_timeout,
+    )
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        engine: EngineConfig,
-        tenants: TenantDirectory,
-        listening: socket.socket,
-        progress: ShowProgress,
-        connect: Connect,
-    ) -> None:
-        super().__init__(config, engine, tenants, connect, progress)
+
+class HttpServer(uvicorn.Server):
+    """A frontend behind uvicorn, from start to end."""
+
+    def __init__(self, frontend: Frontend, listening: socket.socket) -> None:
+        self.frontend = frontend
         self.listening = listening
-        self.http = _HttpServer(
+        super().__init__(
             uvicorn.Config(
-                self.app,
+                make_app(frontend),
                 http="httptools",
-                limit_concurrency=config.max_connections,
+                limit_concurrency=frontend.config.max_connections,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -105,31 +115,37 @@ class Server(Service):
                 server_header=False,
                 backlog=_BACKLOG,
                 proxy_headers=False,  # a client could forge the address in the log
-                timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # a float works
+                timeout_keep_alive=frontend.config.keep_alive_timeout,  # type: ignore[arg-type]  # a float works
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
             )
         )
+        frontend.on_ready = self._say_ready
         self._signals = 0
         self._signalled = asyncio.Event()
 
-    async def run(self) -> int:
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: `run_to_end` handles signals."""
+        yield
+
+    async def run_to_end(self) -> int:
         """Run until a signal or an error ends it. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        if self.config.key_file is not None:
+        if self.frontend.config.key_file is not None:
             loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
-        say(f"Listening on {self.url}; loading {self.names[0]} ...")
+        say(f"Listening on {self.url}; loading {self.frontend.model} ...")
         if self.frontend.about is not None:
             say(self.frontend.about)
         tasks = [
             asyncio.create_task(work)
             for work in (
-                self.http.serve(sockets=[self.listening]),
-                self.engines.run(),
-                self.trim_memory(),
+                self.serve(sockets=[self.listening]),
+                self.frontend.engines.run(),
+                self.frontend.trim_memory(),
                 self._signalled.wait(),
-                self.prompts.warm_up(),
+                self.frontend.prompts.warm_up(),
             )
         ]
         serving, supervising, _, signalled, _ = tasks
@@ -155,63 +171,52 @@ class Server(Service):
 
     async def _drain(self) -> None:
         """Refuse new requests and wait for the running ones, up to the drain timeout."""
-        self.admission.is_open = False
+        self.frontend.admission.is_open = False
         self._signalled.clear()
         if self.frontend.num_calls:
             _log.info("draining: %d requests are running", self.frontend.num_calls)
-        until = time.monotonic() + self.config.drain_timeout
+        until = time.monotonic() + self.frontend.config.drain_timeout
         while self.frontend.num_calls and time.monotonic() < until and self._signals < 2:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._signalled.wait(), 0.05)
         if self.frontend.num_calls:
             _log.warning("%d requests are cut off", self.frontend.num_calls)
-            self._cut_off()
+            self.frontend.cut_off()
             until = time.monotonic() + _CUT_OFF_SECONDS
             while self.frontend.num_calls and time.monotonic() < until:
                 await asyncio.sleep(0.02)
 
-    def _cut_off(self) -> None:
-        self.frontend.cancel_calls(ApiError(503, "the server is going down", code="shutting_down"))
-
     async def _shut_down(self, serving: "asyncio.Task[Any]", tasks: "list[asyncio.Task[Any]]") -> None:
-        self.admission.is_open = False
-        self.hub.close()
-        self.http.should_exit = True
-        await self.engines.stop()
+        self.frontend.admission.is_open = False
+        self.frontend.hub.close()
+        self.should_exit = True
+        await self.frontend.engines.stop()
         with contextlib.suppress(Exception):
             await serving
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.close()
+        self.frontend.close()
 
     def _on_signal(self) -> None:
         self._signals += 1
         self._signalled.set()
         if self._signals > 1:  # do not wait for anything any more
-            self._cut_off()
-            self.engines.kill()
-            self.http.force_exit = True
+            self.frontend.cut_off()
+            self.frontend.engines.kill()
+            self.force_exit = True
 
     def _reload_keys(self) -> None:
         """Requests that run keep the limits they were admitted with."""
-        old = self.tenants.keys
-        if self.tenants.reload():
-            secrets = tuple({*old, *self.tenants.keys})
-            configure_logging(self.config.log_format, self.config.log_level, secrets=secrets)
+        old = self.frontend.tenants.keys
+        if self.frontend.tenants.reload():
+            secrets = tuple({*old, *self.frontend.tenants.keys})
+            config = self.frontend.config
+            configure_logging(config.log_format, config.log_level, secrets=secrets)
 
-    def _on_ready(self) -> None:
-        super()._on_ready()
-        page = f"open {self.url} to see it work; " if self.config.has_inspector else ""
-        say(f"Ready after {self.load_seconds:.1f} s: {page}OpenAI clients use {self.url}/v1")
-
-
-class _HttpServer(uvicorn.Server):
-    """Does not handle signals."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    def _say_ready(self) -> None:
+        page = f"open {self.url} to see it work; " if self.frontend.config.has_inspector else ""
+        say(f"Ready after {self.frontend.load_seconds:.1f} s: {page}OpenAI clients use {self.url}/v1")
 
 
 def run_event_loop(main: Coroutine[Any, Any, T]) -> T:

@@ -27,7 +27,7 @@ _BASE_SECONDS = 0.001
 T = TypeVar("T")
 
 
-class Prompts:
+class PromptReader:
     """Renders and tokenises prompts. max_model_len is set once the engine is ready."""
 
     def __init__(self, tokenizer: Tokenizer, chat_format: ChatFormat | None = None) -> None:
@@ -106,32 +106,18 @@ class Prompts:
     def render(
         self,
         conversation: Conversation,
-        *,
-        prepare: Callable[[Conversation], Conversation] = lambda conversation: conversation,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        render: Callable[[Conversation], str],
         token: CancelToken,
+        *,
         whole: bool = False,
     ) -> list[int]:
-        """Render and tokenise a conversation. `prepare` adapts it to the template.
+        """Render and tokenise a conversation. `render` makes one text of it, in the template's words.
 
         Slow: call it in a thread. The template writes its own special tokens; those in the
         conversation stay text (`text.chat_content`).
         """
         parts = [conversation.messages, conversation.tools, conversation.variables]
         self._require_fit(len(json.dumps(parts)) - _MAX_UNWRITTEN)
-
-        def render(conversation: Conversation) -> str:
-            prepared = prepare(conversation)
-            return self.template.render(
-                prepared.messages,
-                tools=prepared.tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                variables=prepared.variables or {},
-                token=token,
-            )
-
         prompt = render_conversation(conversation, render, self.tokenizer)
         return self.tokenize(
             prompt.text, token, add_special_tokens=False, content=prompt.content, whole=whole

@@ -74,7 +74,7 @@ class _Branch:
 
 
 class MatcherGrammar:
-    """A `core.grammar.Grammar`."""
+    """A `core.structured_output.Grammar`."""
 
     def __init__(self, compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:
         self._compiled = compiled
@@ -115,7 +115,7 @@ class MatcherGrammar:
         return self._matcher.validate_tokens(known[:num_tried]) if num_tried else 0
 
     def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
-        """Return the masks of the last `num_masks` positions, as `core.grammar.Grammar` defines."""
+        """Return the masks of the last `num_masks` positions, as `core.structured_output.Grammar` defines."""
         if self._has_ended:
             return [None] * num_masks
         cache = self._cache

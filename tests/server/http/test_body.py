@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from fastapi import APIRouter, FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from starlette.requests import Request
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from holdfast.server.api.schema import requests as schemas
-from holdfast.server.api.schema.openapi import body_schema, document_bodies
 from holdfast.server.errors import ApiError
 from holdfast.server.http.body import (
     MAX_CONTAINERS,
@@ -92,151 +89,85 @@ def test_valid_body_is_parsed() -> None:
     assert body.anything == {"a": [1, None, "\u0000"]}
 
 
+CODES = {
+    "Unknown": "unknown_parameter",
+    "Missing": "missing_required_parameter",
+    "Invalid type": "invalid_type",
+    "Invalid": "invalid_value",
+}
+
+
 @pytest.mark.parametrize(
-    ("fields", "message", "param", "code"),
+    ("fields", "message"),
     [
-        ({"foo": 1}, "Unknown parameter: 'foo'.", "foo", "unknown_parameter"),
-        (
-            {"messages": [{"role": "a", "x": 1}]},
-            "Unknown parameter: 'messages[0].x'.",
-            "messages[0].x",
-            "unknown_parameter",
-        ),
-        (
-            {"messages": [{}]},
-            "Missing required parameter: 'messages[0].role'.",
-            "messages[0].role",
-            "missing_required_parameter",
-        ),
-        (
-            {"options": {}},
-            "Missing required parameter: 'options.usage'.",
-            "options.usage",
-            "missing_required_parameter",
-        ),
+        ({"foo": 1}, "Unknown parameter: 'foo'."),
+        ({"messages": [{"role": "a", "x": 1}]}, "Unknown parameter: 'messages[0].x'."),
+        ({"messages": [{}]}, "Missing required parameter: 'messages[0].role'."),
+        ({"options": {}}, "Missing required parameter: 'options.usage'."),
         (
             {"temperature": "hot"},
             "Invalid type for 'temperature': expected a number, but got a string instead.",
-            "temperature",
-            "invalid_type",
         ),
-        (
-            {"stream": 1},
-            "Invalid type for 'stream': expected a boolean, but got an integer instead.",
-            "stream",
-            "invalid_type",
-        ),
-        (
-            {"seed": "1"},
-            "Invalid type for 'seed': expected an integer, but got a string instead.",
-            "seed",
-            "invalid_type",
-        ),
-        (
-            {"seed": True},
-            "Invalid type for 'seed': expected an integer, but got a boolean instead.",
-            "seed",
-            "invalid_type",
-        ),
-        (
-            {"seed": 1.0},
-            "Invalid type for 'seed': expected an integer, but got a decimal number instead.",
-            "seed",
-            "invalid_type",
-        ),
+        ({"stream": 1}, "Invalid type for 'stream': expected a boolean, but got an integer instead."),
+        ({"seed": "1"}, "Invalid type for 'seed': expected an integer, but got a string instead."),
+        ({"seed": True}, "Invalid type for 'seed': expected an integer, but got a boolean instead."),
+        ({"seed": 1.0}, "Invalid type for 'seed': expected an integer, but got a decimal number instead."),
         (
             {"temperature": False},
             "Invalid type for 'temperature': expected a number, but got a boolean instead.",
-            "temperature",
-            "invalid_type",
         ),
-        (
-            {"options": []},
-            "Invalid type for 'options': expected an object, but got an array instead.",
-            "options",
-            "invalid_type",
-        ),
-        (
-            {"bias": {"7": "x"}},
-            "Invalid type for 'bias.7': expected a number, but got a string instead.",
-            "bias.7",
-            "invalid_type",
-        ),
+        ({"options": []}, "Invalid type for 'options': expected an object, but got an array instead."),
+        ({"bias": {"7": "x"}}, "Invalid type for 'bias.7': expected a number, but got a string instead."),
         (
             {"messages": [{"role": "a", "content": 5}]},
             "Invalid type for 'messages[0].content': expected one of a string or an array, but got an integer instead.",
-            "messages[0].content",
-            "invalid_type",
         ),
         (
             {"messages": [{"role": "a", "content": [{"type": "text", "text": 1}]}]},
             "Invalid type for 'messages[0].content[0].text': expected a string, but got an integer instead.",
-            "messages[0].content[0].text",
-            "invalid_type",
         ),
         (
             {"messages": [{"role": "a", "content": [{"type": "sound"}]}]},
             "Invalid value for 'messages[0].content[0].type': 'sound'. Supported values are: 'text' or 'image'.",
-            "messages[0].content[0].type",
-            "invalid_value",
         ),
         (
             {"temperature": 3},
             "Invalid 'temperature': integer above maximum value. Expected a value <= 2, but got 3 instead.",
-            "temperature",
-            "invalid_value",
         ),
         (
             {"temperature": -0.5},
             "Invalid 'temperature': decimal below minimum value. Expected a value >= 0, but got -0.5 instead.",
-            "temperature",
-            "invalid_value",
         ),
         (
             {"seed": 1 << 64},
             "Invalid 'seed': integer above maximum value. "
             "Expected a value <= 18446744073709551615, but got 18446744073709551616 instead.",
-            "seed",
-            "invalid_value",
         ),
         (
             {"messages": []},
             "Invalid 'messages': array too short. Expected an array with minimum length 1, "
             "but got an array with length 0 instead.",
-            "messages",
-            "invalid_value",
         ),
         (
             {"messages": [{"role": "x" * 9}]},
             "Invalid 'messages[0].role': string too long. Expected a string with maximum length 8, "
             "but got a string with length 9 instead.",
-            "messages[0].role",
-            "invalid_value",
         ),
-        ({"anything": "cat"}, "Invalid 'anything': cats are not allowed", "anything", "invalid_value"),
+        ({"anything": "cat"}, "Invalid 'anything': cats are not allowed"),
         (
             {"prompt": [1, "a"]},
             "Invalid type for 'prompt[1]': expected an integer, but got a string instead.",
-            "prompt[1]",
-            "invalid_type",
         ),
         (
             {"prompt": [[1, None]]},
             "Invalid type for 'prompt[0][1]': expected an integer, but got null instead.",
-            "prompt[0][1]",
-            "invalid_type",
         ),
     ],
 )
-def test_validation_error_uses_openais_words(
-    fields: dict[str, Any], message: str, param: str, code: str
-) -> None:
+def test_validation_error_uses_openais_words(fields: dict[str, Any], message: str) -> None:
     error = refusal(json.dumps({**OK, **fields}).encode())
-    assert (error.message, error.param, error.code) == (message, param, code)
-
-
-def test_missing_top_level_field_is_reported() -> None:
-    assert refusal(b"{}").message == "Missing required parameter: 'messages'."
+    assert (error.message, error.param) == (message, message.split("'")[1])
+    assert error.code == next(code for begin, code in CODES.items() if message.startswith(begin))
 
 
 @pytest.mark.parametrize(
@@ -314,13 +245,6 @@ def test_nesting_depth_limit_is_exact() -> None:
     assert "nested too deeply" in refusal(b"[" * 1_000_000).message
 
 
-@pytest.mark.parametrize(
-    "text", ['"' + "[{" * 1000 + '"', '"\\"' + "[{" * 1000 + '\\\\"', '"\\\\\\"' + "[" * 1000 + '"']
-)
-def test_brackets_in_strings_do_not_count_as_depth(text: str) -> None:
-    assert parse_body(nested(5, text), Chat).anything == [[[[[json.loads(text)]]]]]
-
-
 def test_number_of_containers_values_and_keys_is_limited() -> None:
     assert "arrays and objects" in refusal(nested(1, ",".join(["[]"] * MAX_CONTAINERS))).message
     assert "arrays and objects" in refusal(nested(1, ",".join(["{}"] * MAX_CONTAINERS))).message
@@ -345,14 +269,6 @@ def test_every_array_field_of_the_api_fails_fast(model: type[BaseModel]) -> None
                 yield from arrays(one)
 
     assert all(array.get("fail_fast") for array in arrays(model.__pydantic_core_schema__))
-
-
-def test_only_the_first_invalid_item_is_reported() -> None:
-    raw = nested(0, '1, "prompt": [' + ",".join(["-1.5"] * 500_000) + "]")
-    assert refusal(raw).param == "prompt[0]"
-    with pytest.raises(ValidationError) as caught:
-        Chat.model_validate_json(raw, strict=True)
-    assert caught.value.error_count() < 10
 
 
 @pytest.mark.parametrize(
@@ -408,29 +324,3 @@ def test_large_bodies_are_not_small() -> None:
     assert not is_small(nested(0, '"' + "x" * 300_000 + '"')) and not is_small(
         nested(1, ",".join(["7"] * 3000))
     )
-
-
-def test_openapi_document_contains_request_models() -> None:
-    app = FastAPI()
-    router = APIRouter()
-
-    @router.post("/chat", openapi_extra=body_schema(Chat))
-    async def chat(request: Request) -> dict[str, Any]:
-        return {}
-
-    app.include_router(router)
-    document_bodies(app, [Chat])
-    for _ in range(2):
-        document = app.openapi()
-    schema = document["paths"]["/chat"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert schema == {"$ref": "#/components/schemas/Chat"}
-    schemas = document["components"]["schemas"]
-    assert {"Chat", "Message", "Part", "Options"} <= set(schemas)
-    assert schemas["Chat"]["additionalProperties"] is False
-    assert {"type": "number", "minimum": 0, "maximum": 2} in schemas["Chat"]["properties"]["temperature"][
-        "anyOf"
-    ]
-    written = json.dumps(document)
-    assert "#/$defs" not in written
-    for part in written.split('"$ref": "#/components/schemas/')[1:]:
-        assert part.split('"')[0] in schemas

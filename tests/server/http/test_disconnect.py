@@ -46,17 +46,6 @@ def test_result_is_returned() -> None:
     assert run(scene()) == 14
 
 
-def test_exception_is_raised() -> None:
-    async def work() -> None:
-        raise KeyError("x")
-
-    async def scene() -> None:
-        with pytest.raises(KeyError):
-            await run_until_disconnect(Client().request(), work())
-
-    run(scene())
-
-
 @pytest.mark.parametrize("is_slow_to_end", [False, True])
 def test_disconnect_cancels_work_and_awaits_its_cleanup(is_slow_to_end: bool) -> None:
     async def scene() -> list[str]:
@@ -77,23 +66,6 @@ def test_disconnect_cancels_work_and_awaits_its_cleanup(is_slow_to_end: bool) ->
         return noted
 
     assert run(scene()) == ["cleaned up"]
-
-
-def test_exception_in_cleanup_is_suppressed() -> None:
-    async def scene() -> None:
-        client = Client()
-
-        async def work() -> None:
-            try:
-                client.left.set()
-                await asyncio.get_running_loop().create_future()
-            finally:
-                raise KeyError("in the cleanup")
-
-        with pytest.raises(ClientDisconnect):
-            await run_until_disconnect(client.request(), work())
-
-    run(scene())
 
 
 def test_cancelled_caller_cancels_work() -> None:

@@ -14,7 +14,7 @@ import pytest
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineCrashed, EngineStopped, HoldfastError, NotReady, PromptTooLong
 from holdfast.server.ipc import engine_process
-from holdfast.server.ipc.engine_port import EngineCallbacks, ResumeCallbacks
+from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engine_process import MAX_DEATHS, EngineProcess, ProcessPort
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
@@ -162,9 +162,9 @@ class Watched:
             on_ready=lambda: self.ports.put_nowait(self.engine.port),
             on_death=lambda how, num_requests: self._count("num_deaths"),
             on_hang=self._on_hang,
-            resume=ResumeCallbacks(on_crash=lambda: self._count("num_crashed")),
+            on_crash=lambda: self._count("num_crashed"),
         )
-        requests = RequestTable(resumes=settings.pop("resumes", True), callbacks=callbacks.resume)
+        requests = RequestTable(resumes=settings.pop("resumes", True), callbacks=callbacks)
         self.engine = EngineProcess(
             EngineConfig(), callbacks, command=words or command(), requests=requests, **settings
         )

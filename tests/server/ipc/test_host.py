@@ -227,7 +227,7 @@ def test_process_ends_in_the_middle_of_an_answer(engine: Engine, leave: Callable
     process.receive(m.StepOutput)
     leave(process)
     assert process.end() == 0
-    for number in list(engine._collectors):
+    for number in list(engine._answers):
         engine.abort(number)
 
 

@@ -1,6 +1,7 @@
 """Messages arrive as they were sent, or are refused. Frames are tested in core/test_framing.py."""
 
 import asyncio
+from array import array
 from itertools import pairwise
 from typing import Any
 
@@ -14,12 +15,14 @@ from holdfast.core.pooling import Pooling
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
 from holdfast.core.sampling_params import SamplingParams, score_params
-from holdfast.core.sent_answer import SentChoice
+from holdfast.core.sent import Sent
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.ipc import messages as m
 
-SENT = SentChoice((5, 6), (TokenLogprob(5, -0.5), TokenLogprob(6, -1.5)), 3, ((7, 8), ()), "stop", "x")
+SENT = Sent(
+    array("i", (5, 6)), array("f", (-0.5, 1.5)), 3, [(7, 8), ()], [TokenLogprob(5, -0.5)], "stop", "x"
+)
 EVERY_SETTING = SamplingParams(
     max_tokens=8,
     seed=(1 << 64) - 1,

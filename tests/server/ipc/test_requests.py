@@ -5,6 +5,9 @@
 
 import asyncio
 import random
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,8 +16,7 @@ import pytest
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentChoice
-from holdfast.core.step_plan import TokenLogprob
+from holdfast.core.sent import Sent
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import (
     AnswerFailed,
@@ -28,7 +30,7 @@ from holdfast.errors import (
     PassFailed,
 )
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort, ResumeCallbacks
+from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.ipc.suspects import MAX_LONE_DEATHS
@@ -36,7 +38,7 @@ from support.fake_engine import READY, SEED
 
 FINGERPRINT, OTHER = m.FingerprintReady("abc", {}, "1.0"), m.FingerprintReady("xyz", {}, "1.0")
 OTHER_GRAMMARS = m.FingerprintReady("abc", {}, "2.0")
-decode = msgspec.msgpack.Decoder(m.Submit).decode
+decode = msgspec.msgpack.Decoder(m.Submit, dec_hook=m.dec_hook).decode
 
 
 class Port(EnginePort):
@@ -104,7 +106,9 @@ class Table:
         self.kind = kind
         self.resumed: list[bool] = []
         self.num_continued = self.num_crashed = 0
-        callbacks = ResumeCallbacks(self.resumed.append, self._on_continue, self._on_crash)
+        callbacks = EngineCallbacks(
+            on_resume=self.resumed.append, on_continue=self._on_continue, on_crash=self._on_crash
+        )
         self.requests = RequestTable(callbacks=callbacks, choose=self._choose, **settings)
         self.ports: dict[str, Port] = {}
         self.fingerprint: m.FingerprintReady | None = FINGERPRINT
@@ -163,6 +167,12 @@ def pool() -> Table:
 # One engine after the other
 
 
+def sent_of(
+    ids: Sequence[int], values: Sequence[float], num_chars: int, thoughts: Sequence[tuple[int, ...]] = ()
+) -> Sent:
+    return Sent(array("i", ids), array("f", values), num_chars, list(thoughts))
+
+
 def test_dead_engine_leaves_what_was_sent_to_the_next(table: Table) -> None:
     first = table.start()
     begun, waiting = table.submit(2)
@@ -172,7 +182,7 @@ def test_dead_engine_leaves_what_was_sent_to_the_next(table: Table) -> None:
     first.die(1)
     assert begun.paused_at is not None and table.requests.num_waiting == 2
     second = table.start()
-    sent = SentChoice((7,), (TokenLogprob(7, -0.5),), 1, ((4, 4),))
+    sent = sent_of((7,), (-0.5,), 1, [(4, 4)])
     assert second.submitted[0].sent == (sent,)
     assert second.submitted[0].prompt_ids == (1, 2) and len(second.submitted) == 1, "it is tried alone"
     first.token(1, 99)
@@ -353,21 +363,21 @@ def test_ended_choice_is_sent_as_ended(table: Table) -> None:
     (message, following) = table.start().submitted
     assert following.request_id == 3, "each choice has an id"
     open_one, ended = message.sent
-    assert (open_one.token_ids, open_one.finish_reason) == ((8,), None)
-    assert (ended.token_ids, ended.finish_reason, ended.stop_reason) == ((7,), "stop", "x")
+    assert (list(open_one.token_ids), open_one.finish_reason) == ([8], None)
+    assert (list(ended.token_ids), ended.finish_reason, ended.stop_reason) == ([7], "stop", "x")
 
 
 def test_continuation_whose_engine_dies_keeps_what_the_client_had(table: Table) -> None:
     """Also of a choice that had ended before."""
-    ended = SentChoice((0,), (TokenLogprob(0, -2.0),), 0, (), "stop")
-    had = (SentChoice((9,), (TokenLogprob(9, -1.0),), 4, ((2,),)), ended)
+    ended = replace(sent_of((0,), (-2.0,), 0), finish_reason="stop")
+    had = (sent_of((9,), (-1.0,), 4, [(2,)]), ended)
     first = table.start()
     table.submit(n=2, sent=had)
     table.requests.accept(first, 1)
     first.token(1, 7)
     first.die()
     (message,) = table.start().submitted
-    begun = SentChoice((9, 7), (TokenLogprob(9, -1.0), TokenLogprob(7, -0.5)), 5, ((2,),))
+    begun = sent_of((9, 7), (-1.0, -0.5), 5, [(2,)])
     assert message.sent == (begun, ended)
 
 

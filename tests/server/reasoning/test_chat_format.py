@@ -18,7 +18,7 @@ from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampled
 from holdfast.core.structured_output import StructuredOutput
-from holdfast.engine.output import ChoiceOutput
+from holdfast.engine.answer_output import AnswerOutput
 from holdfast.errors import ConfigError, InvalidRequest
 from holdfast.server.reasoning.chat_format import AnswerStart, ChatFormat, choose_chat_format
 from holdfast.server.reasoning.formats import HARMONY, QWEN3
@@ -135,7 +135,7 @@ def parse(
     params = SamplingParams(max_tokens=1000, skip_special_tokens=skips, **given)
     eos_ids = chat_format.tokenizer.eos_token_ids
     request = Request(0, tuple(prompt_ids), params, seed=0)
-    output = ChoiceOutput(
+    output = AnswerOutput(
         Prepared(request, eos_ids),
         0,
         Detokenizer(chat_format.tokenizer, prompt_ids, skip_special_tokens=skips),

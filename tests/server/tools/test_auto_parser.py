@@ -175,17 +175,6 @@ def test_content_is_emitted_at_once() -> None:
     assert parser.feed("\n") == parser.finish() == []
 
 
-def test_json_content_is_emitted_at_once() -> None:
-    parser = make_parser(LLAMA3)
-    assert parser.feed('{"an') == [ContentDelta('{"an')]
-    assert make_parser(LLAMA3).feed("[1") == [ContentDelta("[1")]
-    assert make_parser(LLAMA3).feed('{"name": "Al') == []
-
-
-def test_call_without_closing_marker_is_emitted_at_once() -> None:
-    assert [type(delta) for delta in make_parser(MISTRAL).feed(f"[TOOL_CALLS][{F}]")] == [ToolCallDelta]
-
-
 @pytest.mark.parametrize("text", [f"<tool_call>{F}</tool_call> <tool_call>{G}</tool_call>", f"[{F},{G}]"])
 def test_only_one_call_without_parallel_tool_calls(text: str) -> None:
     assert content_and_calls(read(text, parallel=False)) == (None, [F_CALL])

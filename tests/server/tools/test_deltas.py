@@ -8,15 +8,12 @@ from holdfast.server.tools.deltas import (
     ChoiceDelta,
     ContentDelta,
     ParsedMessage,
-    PlainTextParser,
     ToolCall,
     ToolCallDelta,
     ToolCallIds,
     finish_reason,
     merge_deltas,
-    merge_texts,
 )
-from support.tool_parsing import parse_text
 
 
 def test_deltas_merge_to_a_message() -> None:
@@ -45,13 +42,6 @@ def test_content_is_null_only_with_calls() -> None:
     assert ParsedMessage("x", (call,)).body()["content"] == "x"
 
 
-def test_delta_bodies() -> None:
-    assert ContentDelta("x").body() == {"content": "x"}
-    assert ToolCallDelta(2, "{}").body() == {"tool_calls": [{"index": 2, "function": {"arguments": "{}"}}]}
-    (first,) = ToolCallDelta(2, "", "id", "f").body()["tool_calls"]
-    assert first == {"index": 2, "id": "id", "type": "function", "function": {"name": "f", "arguments": ""}}
-
-
 def test_openai_types_validate_the_bodies() -> None:
     chat: Any = pytest.importorskip("openai.types.chat")
     reply = ParsedMessage(None, (ToolCall("id", "f", "{}"),))
@@ -60,21 +50,6 @@ def test_openai_types_validate_the_bodies() -> None:
     delta_type = pytest.importorskip("openai.types.chat.chat_completion_chunk").ChoiceDelta
     for delta in (ContentDelta("x"), ToolCallDelta(0, "{", "id", "f"), ToolCallDelta(0, "}")):
         delta_type.model_validate(delta.body(), strict=True)
-
-
-def test_adjacent_content_is_merged() -> None:
-    call = ToolCallDelta(0, "{}", "id", "f")
-    assert merge_texts([ContentDelta("a"), ContentDelta("b"), call, ContentDelta("c")]) == [
-        ContentDelta("ab"),
-        call,
-        ContentDelta("c"),
-    ]
-    assert merge_texts([]) == []
-
-
-def test_plain_text_parser_passes_text_on() -> None:
-    assert parse_text(PlainTextParser(), "<tool_call>{}") == ParsedMessage("<tool_call>{}")
-    assert PlainTextParser().feed("") == []
 
 
 @pytest.mark.parametrize(

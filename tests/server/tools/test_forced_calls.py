@@ -283,17 +283,6 @@ def test_grammar_error_names_the_structured_output() -> None:
 
 
 @needs_llguidance
-def test_maximum_number_of_tools() -> None:
-    sent = [
-        {"type": "function", "function": {"name": f"tool_{one}", "parameters": TREE}} for one in range(128)
-    ]
-    config = parse_tools(sent, "required")
-    for tool_format in (HERMES, MISTRAL):
-        text, _ = walk(byte_harness(), forced_grammar(config, tool_format), 0)
-        assert read(text, tool_format, config).calls
-
-
-@needs_llguidance
 @pytest.mark.parametrize("tool_format", FORMATS)
 @pytest.mark.parametrize(
     "output",
@@ -348,21 +337,3 @@ def test_forced_text_may_be_truncated_anywhere(tool_format: ToolFormat) -> None:
         for call, (name, arguments) in zip(found, written, strict=False):
             assert call.name == name and arguments.startswith(call.arguments)
     assert [(call.name, call.arguments) for call in found] == written
-
-
-def test_deeply_nested_arguments_are_parsed() -> None:
-    config = use_of("weather_2")
-    arguments = '{"below":' * 50_000 + "{}" + "}" * 50_000
-    message = read(f'{{"name": "weather_2", "parameters": {arguments}}}', LLAMA3, config)
-    assert message.calls[0].arguments == arguments
-
-
-def test_text_outside_the_grammar_is_an_assertion_error() -> None:
-    for text in (
-        "Hello",
-        '{"name": "none"',
-        '{"name": "now", "parameters": {} }',
-        '{"name": "now", "parameters": {]',
-    ):
-        with pytest.raises(AssertionError):
-            read(text, LLAMA3, use_of("required"))

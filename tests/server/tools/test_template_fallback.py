@@ -105,12 +105,6 @@ def test_calls_and_results_become_contents() -> None:
     ]
 
 
-def test_input_messages_are_not_modified() -> None:
-    before = json.dumps(CONVERSATION)
-    describe_tools(CONVERSATION, CONFIG.visible, CHATML)
-    assert json.dumps(CONVERSATION) == before
-
-
 def test_tools_are_described_in_the_system_message() -> None:
     (system, question) = describe_tools([QUESTION], CONFIG.visible, CHATML)
     assert (system["role"], question) == ("system", QUESTION)
@@ -121,12 +115,6 @@ def test_tools_are_described_in_the_system_message() -> None:
         [{"role": "system", "content": "Be brief."}, QUESTION], CONFIG.visible, CHATML
     )
     assert extended["content"] == f"Be brief.\n\n{system['content']}"
-
-
-def test_tool_choice_none_describes_no_tools() -> None:
-    assert describe_tools([QUESTION], parse_tools([WEATHER], "none").visible, CHATML) == [QUESTION]
-    named = parse_tools([WEATHER], {"type": "function", "function": {"name": "weather"}})
-    assert "weather" in describe_tools([QUESTION], named.visible, CHATML)[0]["content"]
 
 
 @pytest.mark.parametrize("template", [NO_SYSTEM, TWO_ROLES])
@@ -185,13 +173,6 @@ def test_example_in_the_description_is_not_parsed_as_a_call() -> None:
 def test_malformed_calls_are_refused(calls: Any, expected_message: str) -> None:
     with pytest.raises(InvalidRequest, match=expected_message):
         describe_tools([QUESTION, {"role": "assistant", "content": None, "tool_calls": calls}], CONFIG)
-
-
-def test_arguments_may_be_an_object_or_omitted() -> None:
-    calls = [{"function": {"name": "f", "arguments": {"a": "é"}}}, {"function": {"name": "g"}}]
-    (inlined,) = describe_tools([{"role": "assistant", "tool_calls": calls}], ())
-    assert '{"name": "f", "arguments": {"a": "é"}}' in inlined["content"]
-    assert '{"name": "g", "arguments": {}}' in inlined["content"]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.core.grammar import Constraint
 from holdfast.core.step_plan import Span
+from holdfast.core.structured_output import Constraint
 from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
 from worker.sampler_spans import FixedGrammar, span
 

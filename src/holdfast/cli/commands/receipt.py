@@ -5,6 +5,7 @@ be checked.
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +52,7 @@ def check(
     key = None if public_key is None else PublicKey.read(public_key)
     checked = check_content(_read(source, line), key)
     if json_output:
-        typer.echo(json.dumps(_as_json(checked)))
+        typer.echo(json.dumps({"ok": checked.problem is None, **asdict(checked)}))
     else:
         _show(checked)
     if checked.problem is not None:
@@ -125,14 +126,3 @@ def _show(checked: "ReceiptCheck") -> None:
         typer.echo(f"key id     {checked.key_id}")
     if checked.problem is not None:
         typer.echo(f"Wrong: {checked.problem}.")
-
-
-def _as_json(checked: "ReceiptCheck") -> dict[str, object]:
-    return {
-        "ok": checked.problem is None,
-        "format": checked.format,
-        "seal": checked.seal,
-        "signature": checked.signature,
-        "key_id": checked.key_id,
-        "problem": checked.problem,
-    }

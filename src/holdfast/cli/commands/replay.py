@@ -4,7 +4,7 @@ two receipts without a model.
 Exit codes: 0 the same, 1 different, 2 an error.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,7 +159,7 @@ def _compare(source: str, against: str, line: int | None, public_key: Path | Non
             "fingerprint_differences": fingerprints,
             "request_differences": request,
             "compared": True,
-            "difference": _difference(first),
+            "difference": first and asdict(first),
             "promised": "none" not in (one.mode, other.mode),
             "modes": [one.mode, other.mode],
             "seals": [checked.seal, other_checked.seal],
@@ -249,12 +249,6 @@ def _show_difference(first: "Difference") -> None:
     typer.echo(f"Different: choice {first.choice}{at}: {first.what}.")
 
 
-def _difference(first: "Difference | None") -> dict[str, object] | None:
-    if first is None:
-        return None
-    return {"choice": first.choice, "position": first.position, "what": first.what}
-
-
 def _as_json(
     receipt: "Receipt", differences: list[str], replayed: "ReplayResult | None"
 ) -> dict[str, object]:
@@ -262,7 +256,7 @@ def _as_json(
         "same": replayed is not None and replayed.same,
         "fingerprint_differences": differences,
         "compared": replayed is not None,
-        "difference": None if replayed is None else _difference(replayed.difference),
+        "difference": replayed and replayed.difference and asdict(replayed.difference),
         "promised": receipt.mode != "none",
         "mode": None if replayed is None else replayed.mode,
     }

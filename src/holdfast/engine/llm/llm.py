@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 
-from holdfast.core.embeddings import EmbeddingResult, embedding_result
 from holdfast.core.garbage_collection import frozen_heap
 from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
 from holdfast.core.request import Prepared
-from holdfast.core.results import Result
+from holdfast.core.results import EmbeddingResult, Result, embedding_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
-from holdfast.engine.continuation import continued_params, sent_answer
+from holdfast.engine.continuation import continued_params, sent_of
 from holdfast.engine.input_processor import Prompt
 from holdfast.engine.llm.engine_thread import EngineThread, RequestHandle
 from holdfast.engine.llm.loaded_model import LoadedModel
@@ -243,13 +242,12 @@ class LLM(LoadedModel):
                 "use an engine with its fingerprint, or force"
             )
         thinking = thought_logs(self._engine.scheduler.config.new_extension)
-        sent = sent_answer(
+        sent = sent_of(
             read,
             prompt,
             self._engine.tokenizer,
             params.max_tokens,
-            chunk_len=0 if thinking is None else thinking.chunk_len,
-            while_answering=thinking is not None and thinking.while_answering,
+            thinking=thinking,
         )
         request = self._engine.prepare(prompt, params, sent=sent)
         return self._finish(request, None, self.run_requests([request])[0])

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.results import Delta
-from holdfast.server.api.chat_prompt import ChatPrompts
 from holdfast.server.api.chat_response import ChatChoice, ChatResponse, serve_chat
 from holdfast.server.api.response_fields import StreamUsage, holdfast_object, prompt_logprobs, usage
 from holdfast.server.api.sampling import refuse_contradictions
@@ -22,13 +21,11 @@ from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import DONE, KEEP_ALIVE, end_with_error, sse_event
-from holdfast.server.middleware.request_log import use_request_id
 from holdfast.server.tools.deltas import merge_deltas
 
 
 def chat_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["completions"])
-    prompts = ChatPrompts(frontend.prompts)
 
     @router.post(
         "/v1/chat/completions",
@@ -38,10 +35,8 @@ def chat_routes(frontend: Frontend) -> APIRouter:
     async def chat(request: Request) -> Response:
         """Create a chat completion."""
         body = await frontend.read_body(request, ChatCompletionRequest)
-        frontend.require_model(body.model)
         _refuse_unsupported(body)
-        use_request_id(request, body.request_id)
-        return await serve_chat(request, frontend, prompts, body, ChatCompletionWriter)
+        return await serve_chat(request, frontend, body, ChatCompletionWriter)
 
     return router
 

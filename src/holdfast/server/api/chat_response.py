@@ -8,20 +8,17 @@ They differ in the JSON they write of a `ChatResponse`.
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.results import Delta
-from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.errors import RequestError
-from holdfast.server.api.chat_prompt import ChatPrompt, ChatPrompts
+from holdfast.server.api.chat_plan import ChatPlan, plan_chat
 from holdfast.server.api.model_fields import ModelFields, check_fields
 from holdfast.server.api.response_fields import chat_logprobs, matched_stop
-from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
@@ -35,19 +32,17 @@ from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolCallDe
 class ChatResponse:
     """The state of one response."""
 
-    def __init__(
-        self, frontend: Frontend, call: Call, body: ChatCompletionRequest, prompt: ChatPrompt
-    ) -> None:
+    def __init__(self, frontend: Frontend, call: Call, body: ChatCompletionRequest, plan: ChatPlan) -> None:
         self.frontend = frontend
         self.call = call
         self.body = body
         self.fingerprint = ""
         self.created = int(time.time())
         shows_reasoning = body.include_reasoning is not False
-        parsers = prompt.parsers(call.streams[0].request.seed, body.n or 1)
+        parsers = plan.parsers(call.streams[0].request.seed, body.n or 1)
         self.choices = [ChatChoice(parser, shows_reasoning=shows_reasoning) for parser in parsers]
         self.model_fields = ModelFields(call)
-        self._has_reasoning = prompt.chat_format.has_reasoning
+        self._has_reasoning = plan.chat_format.has_reasoning
 
     def logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
         if not self.body.logprobs:
@@ -141,7 +136,6 @@ class ChatWriter(Protocol):
 async def serve_chat(
     request: Request,
     frontend: Frontend,
-    prompts: ChatPrompts,
     body: ChatCompletionRequest,
     make_writer: Callable[[ChatResponse], ChatWriter],
 ) -> Response:
@@ -157,7 +151,7 @@ async def serve_chat(
                 stream=bool(body.stream),
             )
         )
-        response = await run_until_disconnect(request, _submit(frontend, prompts, call, body, size))
+        response = await run_until_disconnect(request, _submit(frontend, call, body, size))
         if body.stream:
             response.fingerprint = await run_until_disconnect(request, call.fingerprint())
             writer = make_writer(response)
@@ -171,20 +165,18 @@ async def serve_chat(
         return JSONResponse(make_writer(response).whole())
 
 
-async def _submit(
-    frontend: Frontend, prompts: ChatPrompts, call: Call, body: ChatCompletionRequest, size: int
-) -> ChatResponse:
-    """Render the conversation and submit the request to the engine. size is that of its body."""
+async def _submit(frontend: Frontend, call: Call, body: ChatCompletionRequest, size: int) -> ChatResponse:
+    """Plan the chat and submit the request to the engine. size is that of its body."""
     check_fields(call, body)
-    prompt = await call.run(lambda token: prompts.plan(body, token), size=size)
-    prompt = _truncate(frontend, body, prompt)
-    params = _params(frontend, body, prompt)
-    await call.submit(prompt.ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt)
+    plan = await call.run(lambda token: plan_chat(frontend, body, token), size=size)
+    await call.submit(
+        plan.ids, plan.params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt
+    )
     try:
         await call.accepted()
     except RequestError as error:
-        raise type(error)(prompt.explain(str(error))) from None
-    return ChatResponse(frontend, call, body, prompt)
+        raise type(error)(plan.explain(str(error))) from None
+    return ChatResponse(frontend, call, body, plan)
 
 
 async def _collect(response: ChatResponse) -> None:
@@ -195,31 +187,3 @@ async def _collect(response: ChatResponse) -> None:
             response.choices[delta.index].add(delta)
     response.finished()
     response.fingerprint = await response.call.fingerprint()
-
-
-def _truncate(frontend: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt) -> ChatPrompt:
-    room = max_prompt_len(frontend) - (_max_tokens(body) or 1)
-    return replace(prompt, ids=truncate_prompt(body, prompt.ids, room))
-
-
-def _max_tokens(body: ChatCompletionRequest) -> int | None:
-    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-
-
-def _params(frontend: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt) -> SamplingParams:
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens = _max_tokens(body)
-    if prompt.reads_special_tokens:  # the parsers leave them out
-        body = body.model_copy(update={"skip_special_tokens": False})
-    elif prompt.plan.config.is_forced:  # nothing but calls is in the text, also no special token
-        body = body.model_copy(update={"skip_special_tokens": True})
-    if max_tokens is None:  # the rest of the context
-        max_tokens = max(1, max_prompt_len(frontend) - len(prompt.ids))
-    return sampling_params(
-        body,
-        frontend.config,
-        max_tokens=max_tokens,
-        structured=prompt.structured,
-        logprobs=logprobs,
-        prompt_logprobs=body.prompt_logprobs,
-    )

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.sent_answer import SentChoice
-from holdfast.engine.continuation import continued_params, sent_answer
+from holdfast.core.sent import Sent
+from holdfast.engine.continuation import continued_params, sent_of
 from holdfast.receipts.receipt import Receipt
 from holdfast.server.api.completions import CompletionResponse, send_completion
 from holdfast.server.api.replay import find_differences, read_receipt, require_limits
@@ -24,7 +24,6 @@ from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.middleware.request_log import use_request_id
 
 
 def continuation_routes(frontend: Frontend) -> APIRouter:
@@ -38,8 +37,6 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
     async def continue_answer(request: Request) -> Response:
         """Continue the deterministic answer of a receipt, after every bit of it was confirmed."""
         body = await frontend.read_body(request, ContinueRequest)
-        frontend.require_model(body.model)
-        use_request_id(request, body.request_id)
         receipt, _, prompt_ids = await read_receipt(request, frontend, body)
         params = continued_params(receipt, body.max_tokens)
         frontend.prompts.require_room(len(prompt_ids) + params.max_tokens)
@@ -69,15 +66,14 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 
 def _sent_answer(
     frontend: Frontend, receipt: Receipt, prompt_ids: list[int], params: SamplingParams
-) -> tuple[SentChoice, ...]:
+) -> tuple[Sent, ...]:
     ready = frontend.engines.ready
-    return sent_answer(
+    return sent_of(
         receipt,
         prompt_ids,
         frontend.prompts.tokenizer,
         params.max_tokens,
-        chunk_len=ready.chunk,
-        while_answering=ready.while_answering,
+        thinking=ready.thinking,
     )
 
 
@@ -112,16 +108,15 @@ async def _submit(
     body: CompletionRequest,
     prompt_ids: list[int],
     params: SamplingParams,
-    sent: tuple[SentChoice, ...],
+    sent: tuple[Sent, ...],
 ) -> None:
+    ended = {index: choice.finish_reason for index, choice in enumerate(sent) if choice.finish_reason}
     await call.submit(
         prompt_ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt, sent=sent
     )
     await call.accepted()
-    await call.confirmed([at for at, choice in enumerate(sent) if choice.finish_reason is None])
+    await call.confirmed([index for index in range(params.n) if index not in ended])
     # Choices that had ended give no output: the client has them.
     call.streams[0].deltas.extendleft(
-        Delta(index=index, finish_reason=choice.finish_reason)
-        for index, choice in enumerate(sent)
-        if choice.finish_reason is not None
+        Delta(index=index, finish_reason=reason) for index, reason in ended.items()
     )

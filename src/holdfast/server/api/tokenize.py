@@ -9,13 +9,13 @@ from starlette.responses import Response
 
 from holdfast.core.cancel_token import CancelToken, in_slices
 from holdfast.errors import InvalidRequest
-from holdfast.server.api.chat_prompt import ChatPrompts
+from holdfast.server.api.chat_plan import tokenize_chat
 from holdfast.server.api.schema.objects import DetokenizeResponse, TokenizeResponse, TokenizerInfo
 from holdfast.server.api.schema.openapi import BODY_ERRORS, GET_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import DetokenizeRequest, TokenizeRequest
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import PromptReader
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -23,7 +23,6 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 def token_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["tokens"])
     prompts = frontend.prompts
-    chat_prompts = ChatPrompts(prompts)
 
     @router.post(
         "/tokenize",
@@ -33,10 +32,7 @@ def token_routes(frontend: Frontend) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Tokenize a text or a conversation."""
         body = await frontend.read_body(request, TokenizeRequest)
-        frontend.require_model(body.model)
-        return await frontend.run(
-            request, lambda token: JSONResponse(_tokenize(prompts, chat_prompts, body, token))
-        )
+        return await frontend.run(request, lambda token: JSONResponse(_tokenize(prompts, body, token)))
 
     @router.post(
         "/detokenize",
@@ -46,7 +42,6 @@ def token_routes(frontend: Frontend) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         """Decode token ids."""
         body = await frontend.read_body(request, DetokenizeRequest)
-        frontend.require_model(body.model)
         skips = bool(body.skip_special_tokens)
 
         def decode(token: CancelToken) -> Response:
@@ -62,25 +57,21 @@ def token_routes(frontend: Frontend) -> APIRouter:
     return router
 
 
-def _tokenize(
-    prompts: Prompts, chat_prompts: ChatPrompts, body: TokenizeRequest, token: CancelToken
-) -> dict[str, Any]:
-    ids = _encode(prompts, chat_prompts, body, token)
+def _tokenize(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) -> dict[str, Any]:
+    ids = _encode(prompts, body, token)
     response: dict[str, Any] = {"count": len(ids), "max_model_len": prompts.max_model_len, "tokens": ids}
     if body.return_token_strs:
         response["token_strs"] = [prompts.token_text(one) for ids in in_slices(ids, token) for one in ids]
     return response
 
 
-def _encode(
-    prompts: Prompts, chat_prompts: ChatPrompts, body: TokenizeRequest, token: CancelToken
-) -> list[int]:
+def _encode(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is required")
     if isinstance(body.prompt, list):
         body = body.model_copy(update={"prompt": None, "messages": body.prompt})
     if not isinstance(body.prompt, str):
-        return chat_prompts.tokenize(body, token)
+        return tokenize_chat(prompts, body, token)
     if body.tools is not None:
         raise InvalidRequest("tools require messages; a prompt is tokenized unchanged")
     return prompts.tokenize(
@@ -88,7 +79,7 @@ def _encode(
     )
 
 
-def _describe(prompts: Prompts) -> dict[str, Any]:
+def _describe(prompts: PromptReader) -> dict[str, Any]:
     """The tokenizer in the words of transformers' tokenizer_config.json, as vLLM serves it."""
     tokenizer = prompts.tokenizer
     named: dict[str, str | None] = {name: tokenizer.special_tokens.get(name) for name in _NAMED}

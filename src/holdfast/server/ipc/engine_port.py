@@ -30,20 +30,9 @@ def _ignore(*_: Any) -> None:
 
 
 @dataclass(frozen=True)
-class ResumeCallbacks:
-    """Called with what happens to requests whose engine died."""
-
-    on_resume: Callable[[bool], None] = _ignore  # (deterministic): it is submitted again
-    on_continue: Callable[[float], None] = _ignore  # (seconds since the death): its next output
-    on_crash: Callable[[], None] = _ignore  # it ends with `EngineCrashed`, or its failed pass
-
-
-NO_CALLBACKS = ResumeCallbacks()
-
-
-@dataclass(frozen=True)
 class EngineCallbacks:
-    """Called with what engines report besides the outputs of requests. source is the id of a port."""
+    """Called with what engines report besides the outputs of requests, and with what happens to requests
+    whose engine died. source is the id of a port."""
 
     on_progress: Callable[[str, int, int], None] = _ignore  # (stage, done, total), while it starts
     on_ready: Callable[[], None] = _ignore
@@ -52,7 +41,12 @@ class EngineCallbacks:
     on_death: Callable[[str, int], None] = _ignore  # (how, requests that continue), before it is restarted
     on_hang: Callable[[], None] = _ignore  # before it is killed
     on_replicas: Callable[[], None] = _ignore  # a replica of a pool came or left
-    resume: ResumeCallbacks = NO_CALLBACKS
+    on_resume: Callable[[bool], None] = _ignore  # (deterministic): a request is submitted again
+    on_continue: Callable[[float], None] = _ignore  # (seconds since the death): its next output
+    on_crash: Callable[[], None] = _ignore  # it ends with `EngineCrashed`, or its failed pass
+
+
+NO_CALLBACKS = EngineCallbacks()
 
 
 class OutputReceiver(Protocol):

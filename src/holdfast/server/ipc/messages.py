@@ -12,6 +12,7 @@ not fit its type is a bug.
 """
 
 import socket
+from array import array
 from asyncio import StreamReader
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -24,6 +25,7 @@ from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import CertificateState, EngineStatus
 from holdfast.engine.tracer import StepTrace
+from holdfast.thinking.log import ThoughtLogs
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -93,8 +95,7 @@ class Ready(Message, frozen=True):
     refusal: str | None  # why deterministic requests are refused
     certificate: dict[str, Any] | None
     receipt_key: str | None = None  # the public key of the key that signs receipts, in PEM
-    chunk: int = 0  # tokens in a chunk a model thinks about; 0: the model does not think
-    while_answering: bool = False  # it thinks about its answer, too
+    thinking: ThoughtLogs | None = None  # of a thinking model
     certificate_state: CertificateState = CertificateState("none")
     revocation: str | None = None  # why the certificate was revoked: deterministic answers are verified
 
@@ -194,7 +195,22 @@ FromEngine = (
     | ReplicaStopping
 )
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _enc_hook(value: Any) -> Any:
+    """An array as bytes: its type code and its data."""
+    if isinstance(value, array):
+        return value.typecode.encode() + value.tobytes()
+    raise NotImplementedError(f"{type(value).__name__} is no part of a message")
+
+
+def dec_hook(kind: type, value: Any) -> Any:
+    """The inverse of `_enc_hook`."""
+    if kind is array and isinstance(value, bytes) and value[:1] in (b"i", b"f"):
+        return array(chr(value[0]), value[1:])
+    raise ValueError(f"this is no {kind.__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 
 T = TypeVar("T")
 
@@ -215,7 +231,7 @@ class MessageDecoder(Generic[T]):
 
 
 def decoder_to_engine() -> MessageDecoder[ToEngine]:
-    return MessageDecoder(msgspec.msgpack.Decoder(ToEngine))
+    return MessageDecoder(msgspec.msgpack.Decoder(ToEngine, dec_hook=dec_hook))
 
 
 def decoder_from_engine() -> MessageDecoder[FromEngine]:

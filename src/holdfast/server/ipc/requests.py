@@ -27,7 +27,7 @@ from holdfast.errors import (
     PassFailed,
 )
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_port import NO_CALLBACKS, EnginePort, ResumeCallbacks
+from holdfast.server.ipc.engine_port import NO_CALLBACKS, EngineCallbacks, EnginePort
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.ipc.suspects import Suspects, Verdict
 
@@ -52,7 +52,7 @@ class RequestTable:
         self,
         *,
         resumes: bool = True,
-        callbacks: ResumeCallbacks = NO_CALLBACKS,
+        callbacks: EngineCallbacks = NO_CALLBACKS,
         first_id: int = 1,
         choose: Choose = _first,
     ) -> None:

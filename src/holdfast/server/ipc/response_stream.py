@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, Result
+from holdfast.core.sent import Sent
 from holdfast.server.ipc.engine_port import EnginePort
 from holdfast.server.ipc.messages import FingerprintReady
-from holdfast.server.ipc.sent_record import SentRecord
 
 
 class ResponseStream:
@@ -18,7 +18,7 @@ class ResponseStream:
 
     The `RequestTable` fills it, a `Call` reads it. It sets the event `updated` whenever something
     arrives. Cancelling it frees the request's pages within a step; what still arrives for it is
-    dropped. request and record are what another engine continues it from.
+    dropped. `request` is what another engine continues it from.
     """
 
     def __init__(
@@ -48,11 +48,8 @@ class ResponseStream:
         self._updated = updated
         self._cancel = cancel
         self._keeps_record = keeps_record  # else it cannot be continued
-        self._record = SentRecord(
-            request.params.n,
-            keeps_logprobs=request.want_receipt and not request.deterministic,
-            begun=request.sent,
-        )
+        self._keeps_logprobs = request.want_receipt and not request.deterministic
+        self._sent = request.sent or tuple(Sent() for _ in self.ids)
 
     def deciding(self, fingerprint: FingerprintReady) -> str:
         """Return what of a fingerprint must be equal in an engine that goes on with the answer."""
@@ -67,7 +64,7 @@ class ResponseStream:
         """Return what is sent to an engine: the request, and what the client has of its answer."""
         if self.num_resumes == 0 or not self.was_accepted:
             return self._request
-        return replace(self._request, sent=self._record.choices)
+        return replace(self._request, sent=self._sent)
 
     def cancel(self, error: Exception) -> None:
         """End the request unless it is over; the reader gets this error."""
@@ -93,7 +90,7 @@ class ResponseStream:
 
     def add(self, delta: Delta) -> None:
         if self._keeps_record:
-            self._record.add(delta)
+            self._sent[delta.index].add(delta, keeps_logprobs=self._keeps_logprobs)
         self.deltas.append(delta)
         self._updated.set()
 

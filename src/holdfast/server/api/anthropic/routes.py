@@ -15,19 +15,17 @@ from holdfast.server.api.anthropic.requests import (
     MessagesRequest,
 )
 from holdfast.server.api.anthropic.translation import ERROR_WORDS, to_chat, to_chat_prompt
-from holdfast.server.api.chat_prompt import ChatPrompts
+from holdfast.server.api.chat_plan import render_chat
 from holdfast.server.api.chat_response import serve_chat
 from holdfast.server.api.schema.objects import AnthropicErrorResponse
 from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
-from holdfast.server.middleware.request_log import use_request_id
 
 
 def message_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["messages"])
-    prompts = ChatPrompts(frontend.prompts)
 
     @router.post(
         "/v1/messages",
@@ -37,12 +35,10 @@ def message_routes(frontend: Frontend) -> APIRouter:
     async def create_message(request: Request) -> Response:
         """Create a message."""
         body = await frontend.read_body(request, MessagesRequest)
-        use_request_id(request, body.request_id)
-        frontend.require_model(body.model)
-        _require_reasoning(prompts, body)
+        _require_reasoning(frontend, body)
         chat = await frontend.prepare(request, lambda token: to_chat(body))
         with errors_in_words(ERROR_WORDS):
-            return await serve_chat(request, frontend, prompts, chat, MessageWriter)
+            return await serve_chat(request, frontend, chat, MessageWriter)
 
     @router.post(
         "/v1/messages/count_tokens",
@@ -52,12 +48,13 @@ def message_routes(frontend: Frontend) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a message's prompt, without a message."""
         body = await frontend.read_body(request, CountTokensRequest)
-        frontend.require_model(body.model)
-        _require_reasoning(prompts, body)
+        _require_reasoning(frontend, body)
         chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
-            prompt = await frontend.run(request, lambda token: prompts.plan(chat, token, whole=True))
-        return JSONResponse({"input_tokens": len(prompt.ids)})
+            ids, _ = await frontend.run(
+                request, lambda token: render_chat(frontend.prompts, chat, token, whole=True)
+            )
+        return JSONResponse({"input_tokens": len(ids)})
 
     @router.api_route("/v1/messages/batches", methods=["GET", "POST"], include_in_schema=False)
     async def refuse_batches() -> Response:
@@ -67,8 +64,12 @@ def message_routes(frontend: Frontend) -> APIRouter:
     return router
 
 
-def _require_reasoning(prompts: ChatPrompts, body: ConversationFields) -> None:
-    if body.thinking is not None and body.thinking.type != "disabled" and not prompts.has_reasoning:
+def _require_reasoning(frontend: Frontend, body: ConversationFields) -> None:
+    if (
+        body.thinking is not None
+        and body.thinking.type != "disabled"
+        and not frontend.prompts.chat_format.has_reasoning
+    ):
         raise ApiError(
             400,
             "the served model writes no thinking blocks; omit thinking, or set its type to disabled",

@@ -27,7 +27,7 @@ from holdfast.server.api.anthropic.requests import (
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
-from holdfast.server.api.chat_prompt import thinking_variables
+from holdfast.server.api.chat_plan import thinking_variables
 from holdfast.server.api.content import ConversationBuilder
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,

@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.server.api.chat_prompt import ChatPrompts
+from holdfast.server.api.chat_plan import render_chat
 from holdfast.server.api.chat_response import serve_chat
 from holdfast.server.api.responses.events import ResponseWriter
 from holdfast.server.api.responses.objects import InputTokens, ResponsesResponse
@@ -15,7 +15,6 @@ from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
-from holdfast.server.middleware.request_log import use_request_id
 
 _STORED = {
     "/v1/responses/{id}": ["GET", "POST", "DELETE"],
@@ -26,7 +25,6 @@ _STORED = {
 
 def responses_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["completions"])
-    prompts = ChatPrompts(frontend.prompts)
 
     @router.post(
         "/v1/responses",
@@ -36,13 +34,9 @@ def responses_routes(frontend: Frontend) -> APIRouter:
     async def create_response(request: Request) -> Response:
         """Create a response. Nothing is stored."""
         body = await frontend.read_body(request, ResponsesRequest)
-        use_request_id(request, body.request_id)
-        frontend.require_model(body.model)
         chat = await frontend.prepare(request, lambda token: to_chat(body))
         with errors_in_words(ERROR_WORDS):
-            return await serve_chat(
-                request, frontend, prompts, chat, lambda response: ResponseWriter(response, body)
-            )
+            return await serve_chat(request, frontend, chat, lambda response: ResponseWriter(response, body))
 
     @router.post(
         "/v1/responses/input_tokens",
@@ -52,11 +46,12 @@ def responses_routes(frontend: Frontend) -> APIRouter:
     async def count_input_tokens(request: Request) -> Response:
         """Count the tokens of a response's prompt, without a response."""
         body = await frontend.read_body(request, InputTokensRequest)
-        frontend.require_model(body.model)
         chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
-            prompt = await frontend.run(request, lambda token: prompts.plan(chat, token, whole=True))
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+            ids, _ = await frontend.run(
+                request, lambda token: render_chat(frontend.prompts, chat, token, whole=True)
+            )
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     async def refuse_stored(id: str) -> Response:
         if id == "input_tokens":

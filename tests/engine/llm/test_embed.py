@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.core.embeddings import EmbeddingResult
 from holdfast.core.pooling import Pooling, PoolingType
-from holdfast.core.request import Request
-from holdfast.core.results import Result
+from holdfast.core.request import Prepared
+from holdfast.core.results import EmbeddingResult, Result
 from holdfast.core.sampling_params import SamplingParams, score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
@@ -55,7 +54,7 @@ def restart(engine: Engine, num_pages: int | None = None, **changes: Any) -> Eng
     return engine.restarted(replace(engine.scheduler.config, **changes), num_pages)
 
 
-def prepare(engine: Engine, prompt: Sequence[int], pooling: PoolingType, **settings: Any) -> Request:
+def prepare(engine: Engine, prompt: Sequence[int], pooling: PoolingType, **settings: Any) -> Prepared:
     params = score_params(deterministic=True)
     return engine.prepare(prompt, params, pooling=Pooling(pooling, **settings), want_receipt=False)
 

@@ -10,7 +10,7 @@ from holdfast.core.results import Delta, Result, Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampled, TokenLogprob
 from holdfast.core.stop_rules import FinishReason
-from holdfast.engine.output import ChoiceOutput
+from holdfast.engine.answer_output import AnswerOutput
 from holdfast.text.detokenizer import Detokenizer
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 from support.tiny import EOS, write_tokenizer
@@ -23,12 +23,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return open_tokenizer(folder)
 
 
-def make(tokenizer: Tokenizer, **params: object) -> ChoiceOutput:
+def make(tokenizer: Tokenizer, **params: object) -> AnswerOutput:
     request = Request(1, (5,), SamplingParams(**params), 0)  # type: ignore[arg-type]
-    return ChoiceOutput(Prepared(request, frozenset({EOS})), 0, Detokenizer(tokenizer, request.prompt_ids))
+    return AnswerOutput(Prepared(request, frozenset({EOS})), 0, Detokenizer(tokenizer, request.prompt_ids))
 
 
-def feed(answer: ChoiceOutput, token_ids: list[int], sizes: list[int]) -> tuple[list[Delta], bool]:
+def feed(answer: AnswerOutput, token_ids: list[int], sizes: list[int]) -> tuple[list[Delta], bool]:
     """Commit tokens in groups of these sizes, until a stop string is complete."""
     deltas, at = [], 0
     for size in [*sizes, len(token_ids)]:
@@ -43,7 +43,7 @@ def feed(answer: ChoiceOutput, token_ids: list[int], sizes: list[int]) -> tuple[
     return deltas, False
 
 
-def end(answer: ChoiceOutput, reason: FinishReason = "length") -> tuple[Delta, Result]:
+def end(answer: AnswerOutput, reason: FinishReason = "length") -> tuple[Delta, Result]:
     return answer.finish(RequestEnded(1, reason, "none", Stats()))
 
 

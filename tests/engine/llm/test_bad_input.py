@@ -8,8 +8,7 @@ Each bad value is tested where it is refused: settings in `core/test_sampling_pa
 import json
 import math
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,8 @@ from holdfast.errors import (
     ConfigError,
     HoldfastError,
     InvalidRequest,
-    ModelError,
     PromptTooLong,
     TemplateError,
-    UnsupportedModel,
 )
 from support.tiny import EOS, VOCAB_SIZE
 
@@ -72,20 +69,6 @@ def test_refused_call_queues_nothing_and_holds_no_pages(
     assert (scheduler.num_waiting, scheduler.pool.num_held) == before
 
 
-@pytest.mark.parametrize("params", [{"max_tokens": 3}, "greedy", 5, object(), [None], [GOOD, {"a": 1}]])
-def test_params_of_wrong_type_are_refused(llm: LLM, params: Any) -> None:
-    prompts = ["the fox"] * (len(params) if isinstance(params, list) else 1)
-    with pytest.raises(InvalidRequest):
-        llm.generate(prompts, params)
-
-
-def test_wrong_number_of_params_is_refused(llm: LLM) -> None:
-    with pytest.raises(InvalidRequest, match="2 prompts but 3 settings"):
-        llm.generate(["a", "b"], [GOOD] * 3)
-    with pytest.raises(InvalidRequest, match="2 prompts but 0 settings"):
-        llm.generate(["a", "b"], [])
-
-
 BAD_PROMPTS: list[tuple[Any, str]] = [
     (5, "not int"),
     (None, "not NoneType"),
@@ -127,7 +110,9 @@ def test_wrong_prompts_are_refused_and_nothing_is_queued(auto_llm: LLM, prompts:
     [
         ({"params": GOOD, "sampling_params": GOOD}, "are the same setting; give one of them"),
         ({"sampling_params": 5}, "sampling_params must be SamplingParams or a list of them, not int"),
-        ({"sampling_params": [GOOD]}, "2 prompts but 1 settings"),
+        ({"sampling_params": [GOOD] * 3}, "2 prompts but 3 settings"),
+        ({"params": []}, "2 prompts but 0 settings"),
+        ({"params": [GOOD, {"a": 1}]}, "params must be SamplingParams, not dict"),
         ({"use_tqdm": "yes"}, "use_tqdm must be"),
     ],
 )
@@ -203,34 +188,9 @@ def start(model: Path, **config: Any) -> LLM:
     return LLM(str(model), **{"dtype": "fp32", "max_pass_tokens": 64, "max_num_seqs": 4, **config})
 
 
-def edit(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 def truncate(path: Path, keep: float) -> None:
     raw = path.read_bytes()
     path.write_bytes(raw[: int(len(raw) * keep)])
-
-
-CORRUPT: dict[str, tuple[Callable[[Path], object], type[HoldfastError]]] = {
-    "no config": (lambda f: (f / "config.json").unlink(), ModelError),
-    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), ModelError),
-    "huge layer count": (lambda f: edit(f, num_hidden_layers=10**9), UnsupportedModel),
-    "truncated weights": (lambda f: truncate(f / "model.safetensors", 0.5), BadWeights),
-    "weights of other sizes": (lambda f: edit(f, intermediate_size=161), BadWeights),
-    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), ModelError),
-}
-
-
-@pytest.mark.parametrize("name", CORRUPT)
-def test_corrupt_model_folder_is_refused(folder: Path, name: str) -> None:
-    corrupt, kind = CORRUPT[name]
-    corrupt(folder)
-    with pytest.raises(kind) as caught:
-        start(folder)
-    assert isinstance(caught.value, ModelError)
-    assert 10 < len(str(caught.value)) < 600
 
 
 def test_corrupt_model_does_not_disturb_a_running_engine(serving: LLM, folder: Path) -> None:
@@ -239,19 +199,12 @@ def test_corrupt_model_does_not_disturb_a_running_engine(serving: LLM, folder: P
         start(folder)
 
 
-@pytest.mark.parametrize(
-    "template",
-    ["{% for a in %}", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"],
-    ids=["syntax error", "endless loop"],
-)
-def test_bad_template_fails_and_plain_prompts_are_served(folder: Path, template: str) -> None:
+def test_bad_template_fails_and_plain_prompts_are_served(folder: Path) -> None:
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": "{% for a in %}"}))
     llm = start(folder)
-    started = time.monotonic()
     with pytest.raises(TemplateError):
         llm.chat(HELLO, GOOD)
-    assert time.monotonic() - started < 30
     assert len(llm.generate(["the fox"], GOOD)[0].token_ids) == 8
 
 
@@ -263,8 +216,6 @@ def test_bad_template_fails_and_plain_prompts_are_served(folder: Path, template:
     [
         ({"max_model_len": 513}, "the model's context is 512"),
         ({"max_pass_tokens": 3}, "max_pass_tokens must be at least"),
-        ({"max_num_seqs": 65}, "so that every running request"),
-        ({"kv_memory": 100}, "does not hold one page"),
     ],
     ids=str,
 )

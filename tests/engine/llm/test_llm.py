@@ -15,6 +15,7 @@ from holdfast.engine.llm.llm import LLM
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused
 from support.deferred_engine import Deferred, deferred_engine
+from support.stepping import finish
 from support.tiny import EOS, IM_START, tiny_model
 
 PROMPTS = ["the quick brown fox", "a", "the dog sleeps over the lazy fox, and then the quick dog jumps " * 3]
@@ -139,12 +140,6 @@ def test_reported_seed_repeats_the_answer(llm: LLM) -> None:
     assert other.token_ids != first[0].token_ids
 
 
-def test_greedy_needs_no_seed(llm: LLM) -> None:
-    first, second = (llm.generate(PROMPTS[:1], settings(seed=seed))[0] for seed in (None, 5))
-    assert first.token_ids == second.token_ids
-    assert (first.seed, second.seed) == (0, 5)
-
-
 def test_top_k_of_one_is_greedy(llm: LLM) -> None:
     greedy = llm.generate(PROMPTS, settings())
     narrow = llm.generate(PROMPTS, settings(temperature=2.0, top_k=1, seed=3))
@@ -183,17 +178,6 @@ def test_stop_strings_truncate_text_not_tokens(llm: LLM) -> None:
         assert result.logprobs == (whole.logprobs or ())[: len(result.token_ids)]
 
 
-def test_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM) -> None:
-    whole = llm.generate(PROMPTS[:1], settings())[0]
-    stop_id = whole.token_ids[6]
-    at = whole.token_ids.index(stop_id)
-    result = llm.generate(PROMPTS[:1], settings(stop_token_ids=[stop_id]))[0]
-    assert result.token_ids == whole.token_ids[: at + 1]
-    assert result.finish_reason == "stop"
-    decode = llm.engine.tokenizer.decode
-    assert result.text == decode(list(whole.token_ids[:at]))
-
-
 def test_eos_ends_an_answer_unless_ignored(tmp_path: Path, tiny_llama: Path) -> None:
     probe = LLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64)
     whole = probe.generate(PROMPTS[:1], settings())[0]
@@ -229,13 +213,7 @@ def test_failed_pass_ends_its_requests_and_no_others(
     doomed = engine.prepare(PROMPTS[1], settings())
     monkeypatch.setattr(engine, "runner", Faulty(engine.runner, doomed.request_id, after))
     engine.submit(doomed)
-    results = {}
-    while engine.has_work:
-        for update in engine.step():
-            if update.result is not None:
-                results[update.request_id] = update.result
-    engine.check()
-    ended = results[doomed.request_id]
+    ended = finish(engine)[doomed.request_id]
     assert ended.finish_reason == "error"
     assert ended.error == "a pass failed: RuntimeError: a cosmic ray"
     assert ended.stats.candidates == ended.stats.accepted + ended.stats.rolled_back
@@ -249,17 +227,6 @@ def answers(engine: Engine, *prompts: tuple[int, ...], **changes: Any) -> dict[i
     for prompt in prompts:
         engine.submit(engine.prepare(prompt, settings(logprobs=None, **changes)))
     return finish(engine)
-
-
-def finish(engine: Engine) -> dict[int, Result]:
-    results = {}
-    while engine.has_work:
-        for update in engine.step():
-            if update.result is not None:
-                results[update.request_id] = update.result
-    assert not engine.scheduler._in_flight and engine.scheduler.pool.num_held == 0
-    engine.check()
-    return results
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])
