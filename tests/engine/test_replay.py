@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +13,7 @@ from holdfast.core.step_plan import StepPlan
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.llm.llm import LLM
 from holdfast.engine.replay import compare, compare_engines, replay, require_prompt
-from holdfast.errors import DeterminismRefused, EngineStopped, InvalidRequest, PromptTooLong
+from holdfast.errors import EngineStopped, InvalidRequest, PromptTooLong
 from holdfast.receipts import receipt as receipt_module
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import (
@@ -59,17 +58,21 @@ def test_replay_of_several_choices_scores_and_echo(auto_llm: LLM, verify_llm: LL
         )
 
 
-def test_replay_of_a_score(auto_llm: LLM, verify_llm: LLM) -> None:
-    engine = auto_llm.engine
-    request = engine.prepare(PROMPT, score_params(deterministic=True), completion=" jumps over the lazy dog")
-    (result,) = auto_llm.run_requests([request])
+def score_of(llm: LLM) -> dict[str, Any]:
+    completion = " jumps over the lazy dog"
+    request = llm.engine.prepare(PROMPT, score_params(deterministic=True), completion=completion)
+    (result,) = llm.run_requests([request])
     assert result.receipt is not None
-    receipt = parse_receipt(result.receipt)
-    assert receipt.prompt_logprobs is not None
-    num_prompt = len(engine.tokenizer.encode(PROMPT))
+    return result.receipt
+
+
+def test_replay_of_a_score(auto_llm: LLM, verify_llm: LLM) -> None:
+    receipt = parse_receipt(score_of(auto_llm))
+    assert receipt.prompt_logprobs is not None and receipt.prompt_ids is not None
+    num_prompt = len(auto_llm.engine.tokenizer.encode(PROMPT))
     assert receipt.prompt_logprobs.first == num_prompt and receipt.read_len is None
     again = replay(verify_llm, receipt)
-    assert again.same and again.num_logprobs == len(request.request.prompt_ids) - num_prompt
+    assert again.same and again.num_logprobs == len(receipt.prompt_ids) - num_prompt
 
 
 def test_replay_uses_the_reported_seed(auto_llm: LLM) -> None:
@@ -111,13 +114,6 @@ def test_changed_token_is_located(auto_llm: LLM) -> None:
     assert difference.what == f"expected token {wrong} {text[0]!r}, got {right} {text[1]!r}"
 
 
-def test_other_weights_give_another_answer(auto_llm: LLM, tmp_path: Path) -> None:
-    from support.tiny import tiny_model
-
-    other = LLM(str(tiny_model(tmp_path / "other", seed=8)), dtype="fp32", max_pass_tokens=64, max_num_seqs=8)
-    assert not replay(other, parse_receipt(ask(auto_llm, PROMPT, settings()))).same
-
-
 def test_replay_of_an_ordinary_request(auto_llm: LLM) -> None:
     receipt = parse_receipt(ask(auto_llm, PROMPT, settings(deterministic=False, temperature=0)))
     assert replay(auto_llm, receipt).mode == "none"
@@ -143,11 +139,8 @@ def test_omitted_prompt_must_be_given(auto_llm: LLM) -> None:
         require_prompt(parse_receipt(made), [])
 
 
-def test_request_the_engine_cannot_serve_is_refused(auto_llm: LLM, tiny_llama: Path) -> None:
+def test_request_the_engine_cannot_serve_is_refused(auto_llm: LLM) -> None:
     made = ask(auto_llm, PROMPT, settings())
-    off = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64)
-    with pytest.raises(DeterminismRefused):
-        replay(off, parse_receipt(made))
     foreign = resealed(made, prompt=prompt_of([100_000]))
     with pytest.raises(InvalidRequest, match="not in the vocabulary"):
         replay(auto_llm, parse_receipt(foreign))
@@ -291,34 +284,6 @@ def test_top_logprobs_of_an_aborted_answer(auto_llm: LLM) -> None:
     assert (
         difference_of(auto_llm, aborted) == "the logprobs of the chosen tokens agree, the top logprobs differ"
     )
-
-
-def test_prompt_logprobs_are_compared_to_the_last_bit(auto_llm: LLM) -> None:
-    made = ask(auto_llm, PROMPT, settings(prompt_logprobs=2))
-    scores = made["prompt_logprobs"]
-    zeros = {**scores, "digest": "0" * 64}
-    assert "the top logprobs differ" in difference_of(auto_llm, {**made, "prompt_logprobs": zeros})
-    hidden = {**made, "prompt": {**made["prompt"], "token_ids": None}}  # so that the reader cannot count
-    ids = made["prompt"]["token_ids"]
-
-    def difference(changed: dict[str, Any] | None) -> str:
-        found = replay(auto_llm, parse_receipt(resealed(hidden, prompt_logprobs=changed)), ids).difference
-        assert found is not None
-        return found.what
-
-    assert replay(auto_llm, parse_receipt(hidden), ids).same
-    assert difference(None) == "expected no logprobs of the prompt's tokens, got some"
-    fewer = {**scores, "bits": scores["bits"][:-1]}
-    assert difference(fewer).startswith(f"expected {len(fewer['bits'])} logprobs of the prompt's tokens")
-
-
-def score_of(llm: LLM) -> dict[str, Any]:
-    request = llm.engine.prepare(
-        PROMPT, score_params(deterministic=True), completion=" jumps over the lazy dog"
-    )
-    (result,) = llm.run_requests([request])
-    assert result.receipt is not None
-    return result.receipt
 
 
 def test_changed_score_is_found(auto_llm: LLM) -> None:
