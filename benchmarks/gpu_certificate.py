@@ -14,7 +14,7 @@ import torch
 
 from engines import TINY_SHAPES, shape_config
 from holdfast.certification.gemm.choose import model_gemm_shapes, search_recipes
-from holdfast.certification.gemm.multiply import library_multiply
+from holdfast.certification.gemm.recipes import library_multiply
 from holdfast.engine.config import dtype_name
 from measure import Bench
 

@@ -4,7 +4,6 @@ import asyncio
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -70,23 +69,15 @@ def test_chat_is_awaited_or_iterated(llm: AsyncLLM) -> None:
     assert prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "error"),
-    [
-        ("", PARAMS, InvalidRequest),
-        ([5] * 600, PARAMS, PromptTooLong),
-        (["a", "b"], PARAMS, InvalidRequest),
-        ("a", [PARAMS, PARAMS], InvalidRequest),
-        ("a", 5, InvalidRequest),
-    ],
-)
-def test_wrong_request_raises(llm: AsyncLLM, prompt: Any, params: Any, error: type) -> None:
+def test_wrong_request_raises(llm: AsyncLLM) -> None:
     async def main() -> None:
-        with pytest.raises(error):
-            await llm.generate(prompt, params)
-        with pytest.raises(error):
-            async for _ in llm.generate(prompt, params):
+        with pytest.raises(PromptTooLong):
+            await llm.generate([5] * 600, PARAMS)
+        with pytest.raises(PromptTooLong):
+            async for _ in llm.generate([5] * 600, PARAMS):
                 pass
+        with pytest.raises(InvalidRequest):
+            llm.generate("a", [PARAMS, PARAMS])  # type: ignore[arg-type]
         assert await idle(llm)
 
     asyncio.run(main())

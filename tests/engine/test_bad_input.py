@@ -69,22 +69,6 @@ def test_refused_call_queues_nothing_and_holds_no_pages(
     assert (scheduler.num_waiting, scheduler.pool.num_held) == before
 
 
-@pytest.mark.parametrize(
-    ("prompts", "params", "message"),
-    [
-        (["the fox"], "greedy", "SamplingParams or a list of them, not str"),
-        (["the fox"], {"max_tokens": 3}, "SamplingParams or a list of them, not dict"),
-        (["the fox"], [None], "params must be SamplingParams, not NoneType"),
-        (["the fox", "the dog"], [GOOD, {"a": 1}], "params must be SamplingParams, not dict"),
-        (["a", "b"], [GOOD] * 3, "2 prompts but 3 settings"),
-        (["a", "b"], [], "2 prompts but 0 settings"),
-    ],
-)
-def test_wrong_params_are_refused(llm: LLM, prompts: list[str], params: Any, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        llm.generate(prompts, params)
-
-
 BAD_PROMPTS: list[tuple[Any, str]] = [
     (5, "not int"),
     (None, "not NoneType"),
@@ -126,7 +110,9 @@ def test_wrong_prompts_are_refused_and_nothing_is_queued(auto_llm: LLM, prompts:
     [
         ({"params": GOOD, "sampling_params": GOOD}, "are the same setting; give one of them"),
         ({"sampling_params": 5}, "sampling_params must be SamplingParams or a list of them, not int"),
-        ({"sampling_params": [GOOD]}, "2 prompts but 1 settings"),
+        ({"sampling_params": [GOOD] * 3}, "2 prompts but 3 settings"),
+        ({"params": []}, "2 prompts but 0 settings"),
+        ({"params": [GOOD, {"a": 1}]}, "params must be SamplingParams, not dict"),
         ({"use_tqdm": "yes"}, "use_tqdm must be"),
     ],
 )

@@ -140,12 +140,6 @@ def test_reported_seed_repeats_the_answer(llm: LLM) -> None:
     assert other.token_ids != first[0].token_ids
 
 
-def test_greedy_needs_no_seed(llm: LLM) -> None:
-    first, second = (llm.generate(PROMPTS[:1], settings(seed=seed))[0] for seed in (None, 5))
-    assert first.token_ids == second.token_ids
-    assert (first.seed, second.seed) == (0, 5)
-
-
 def test_top_k_of_one_is_greedy(llm: LLM) -> None:
     greedy = llm.generate(PROMPTS, settings())
     narrow = llm.generate(PROMPTS, settings(temperature=2.0, top_k=1, seed=3))
@@ -182,17 +176,6 @@ def test_stop_strings_truncate_text_not_tokens(llm: LLM) -> None:
         assert result.finish_reason == "stop"
         assert result.token_ids == whole.token_ids[: len(result.token_ids)]
         assert result.logprobs == (whole.logprobs or ())[: len(result.token_ids)]
-
-
-def test_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM) -> None:
-    whole = llm.generate(PROMPTS[:1], settings())[0]
-    stop_id = whole.token_ids[6]
-    at = whole.token_ids.index(stop_id)
-    result = llm.generate(PROMPTS[:1], settings(stop_token_ids=[stop_id]))[0]
-    assert result.token_ids == whole.token_ids[: at + 1]
-    assert result.finish_reason == "stop"
-    decode = llm.engine.tokenizer.decode
-    assert result.text == decode(list(whole.token_ids[:at]))
 
 
 def test_eos_ends_an_answer_unless_ignored(tmp_path: Path, tiny_llama: Path) -> None:

@@ -12,7 +12,7 @@ from holdfast import SamplingParams
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import ConfigError
 from holdfast.numerics import settings_guard
-from holdfast.numerics.watched_settings import Setting, Watch
+from holdfast.numerics.settings_guard import Setting
 from holdfast.worker.model_runner import ModelRunner
 from support.tiny import tiny_model
 
@@ -97,7 +97,7 @@ def test_setting_that_cannot_be_set_is_refused_by_step_and_build(
 ) -> None:
     fixed = Setting("torch.colour", lambda: "red", None, "blue", ("blue",))
     with monkeypatch.context() as patch:
-        patch.setattr(settings_guard._process, "cpu", Watch([fixed]))
+        patch.setattr(settings_guard._process, "settings", [fixed])
         failed = tiny.generate(["the fox"], PARAMS)[0]
         assert "torch.colour is red, which changes the bits of answers; it must be blue" in str(failed.error)
         with pytest.raises(ConfigError, match=r"torch\.colour is red"):

@@ -52,19 +52,11 @@ def test_stream_takes_the_forms_of_a_prompt(auto_llm: LLM) -> None:
     assert joined(list(chat)) == whole(auto_llm.chat([{"role": "user", "content": "hello"}], PARAMS))
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "error"),
-    [
-        ("", PARAMS, InvalidRequest),
-        ({"text": "a"}, PARAMS, InvalidRequest),
-        ([5] * 600, PARAMS, PromptTooLong),
-        ("the fox", [PARAMS] * 2, InvalidRequest),
-        ("the fox", "greedy", InvalidRequest),
-    ],
-)
-def test_wrong_stream_raises_at_once(auto_llm: LLM, prompt: Any, params: Any, error: type) -> None:
-    with pytest.raises(error):
-        auto_llm.stream(prompt, params)
+def test_wrong_stream_raises_at_once(auto_llm: LLM) -> None:
+    with pytest.raises(PromptTooLong):
+        auto_llm.stream([5] * 600, PARAMS)
+    with pytest.raises(InvalidRequest):
+        auto_llm.stream("the fox", [PARAMS] * 2)  # type: ignore[arg-type]
     assert not auto_llm.engine.has_work
 
 
@@ -93,17 +85,6 @@ def test_exception_in_the_consumer_ends_the_request(llm: LLM) -> None:
     gc.collect()  # the traceback held the stream
     assert not llm.engine.has_requests
     llm.generate("the dog", PARAMS)
-
-
-def test_interrupt_in_the_consumer_ends_the_request(llm: LLM) -> None:
-    def consume() -> None:
-        with llm.stream("the dog", LONG) as stream:
-            for _ in stream:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        consume()
-    assert not llm.engine.has_requests
 
 
 def test_streams_read_in_turns_beside_a_batch_give_the_same_answers(llm: LLM) -> None:

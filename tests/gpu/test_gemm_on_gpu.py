@@ -7,7 +7,7 @@ import torch
 from gpu_numbers import HAS_GPU, assert_near, random, same_bits, selections
 
 from holdfast.certification.gemm.choose import model_gemm_shapes, search_recipes
-from holdfast.certification.gemm.multiply import library_multiply
+from holdfast.certification.gemm.recipes import library_multiply
 from holdfast.models.shapes import published_config
 from holdfast.numerics.ops import Backend, Linear
 

@@ -1,6 +1,8 @@
 """Inside a guard every setting is ours; after it the caller has its own again."""
 
+import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,9 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdfast.errors import ConfigError
+from holdfast.numerics import fp_environment, settings_guard
 from holdfast.numerics.settings import numeric_settings
-from holdfast.numerics.settings_guard import SettingsGuard
-from holdfast.numerics.watched_settings import Setting, Watch, cuda_settings
+from holdfast.numerics.settings_guard import Setting, SettingsGuard, _of_gpus, _Process
 
 CPU = torch.device("cpu")
 CUDA = torch.backends.cuda.matmul
@@ -200,27 +202,99 @@ def test_change_is_refused_also_if_a_third_guard_has_corrected_it(ours: dict[str
         pass
 
 
+def _shared(settings: list[Setting]) -> _Process:
+    process = _Process()
+    process.settings = settings
+    return process
+
+
 def test_setting_that_cannot_be_set_is_refused_by_name() -> None:
     value = ["theirs"]
-    watch = Watch([Setting("the colour", lambda: value[0], None, "ours", ("ours",))])
+    shared = _shared([Setting("the colour", lambda: value[0], None, "ours", ("ours",))])
     with pytest.raises(ConfigError, match=r"the colour is theirs, .* it must be ours"):
-        watch.enter("guard")
+        shared.enter("guard", on_cuda=False)
     value[0] = "ours"
-    watch.enter("guard")
-    assert watch.exit("guard") is None
+    shared.enter("guard", on_cuda=False)
+    assert shared.leave("guard") is None
 
 
-def test_gpu_settings_are_watched_without_a_gpu() -> None:
-    watch = Watch(cuda_settings())
+def test_gpu_settings_are_guarded_without_a_gpu() -> None:
+    shared = _shared(_of_gpus())
     reduced, accumulation = "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation"
     before = getattr(CUDA, reduced), getattr(CUDA, accumulation)
     try:
         setattr(CUDA, reduced, True)
         setattr(CUDA, accumulation, True)
-        watch.enter("guard")
+        shared.enter("guard", on_cuda=False)
         assert not getattr(CUDA, reduced) and not getattr(CUDA, accumulation)
-        assert watch.exit("guard") is None
+        assert shared.leave("guard") is None
         assert getattr(CUDA, reduced) and getattr(CUDA, accumulation)
     finally:
         setattr(CUDA, reduced, before[0])
         setattr(CUDA, accumulation, before[1])
+
+
+def _in_jit(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(function, torch.ones(2), check_trace=False)  # type: ignore[no-untyped-call]
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], object]] = {
+    "grad": lambda function: torch.func.grad(lambda x: function(x).sum())(torch.ones(2)),
+    "functionalize": lambda function: torch.func.functionalize(function)(torch.ones(2)),
+    "jit": _in_jit,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_end_at_the_guard(name: str) -> None:
+    """Inside them, the memory of a new tensor is not where its address says."""
+    found = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with SettingsGuard(CPU):
+            made = torch.arange(3)
+            found.append((made.numpy().tolist(), made.data_ptr() != 0, type(made.shape[0])))
+        return x * 2
+
+    TRANSFORMS[name](function)
+    assert found[0] == ([0, 1, 2], True, int)
+
+
+def test_dynamic_threads_are_off_inside() -> None:
+    if fp_environment._set_dynamic is None:
+        pytest.skip("torch has no OpenMP runtime here")
+    before = fp_environment.has_dynamic_threads()
+    fp_environment.set_dynamic_threads(True)
+    try:
+        with SettingsGuard(CPU):
+            assert not fp_environment.has_dynamic_threads()
+        assert fp_environment.has_dynamic_threads()
+    finally:
+        fp_environment.set_dynamic_threads(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+def test_forked_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its OpenMP workers do not exist: a parallel region would wait for ever."""
+    monkeypatch.setattr(settings_guard._process, "num_threads", 2)
+    statuses = []
+
+    def fork() -> None:
+        settings_guard._thread.is_known = True
+        child = os.fork()
+        if child == 0:
+            try:
+                with SettingsGuard(CPU):
+                    os._exit(1)
+            except ConfigError as error:
+                os._exit(0 if "forked" in str(error) else 2)
+            finally:
+                os._exit(3)
+        statuses.append(os.waitpid(child, 0)[1])
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join(60)
+    assert statuses == [0]

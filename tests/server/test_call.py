@@ -13,7 +13,7 @@ from holdfast.errors import EngineStopped, PromptTooLong
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.ipc.engine_process import ProcessPort
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import PromptReader
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import TracedRequest, Traces
 from holdfast.server.tenants.rate_limits import TokenMeter
@@ -34,7 +34,7 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
             NO_DEFAULTS,
             tenant=UNKNOWN_TENANT,
             meter=TokenMeter(),
-            prompts=cast(Prompts, None),
+            prompts=cast(PromptReader, None),
             metrics=Metrics().request(False),
             begin_span=lambda params: Traces().begin({}, traced),
             timeout=timeout,

@@ -153,6 +153,7 @@ def test_messages_have_thinking_blocks(claude: anthropic.Anthropic, family: str)
         "max_tokens": 500,
         "tools": [tool],
         "messages": say(CALLS[family]),
+        "extra_body": {"seed": 1},  # the ids of calls depend on it
     }
     message = claude.messages.create(**fields, thinking={"type": "enabled", "budget_tokens": 1024})
     thought, call = message.content

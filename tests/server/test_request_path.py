@@ -46,7 +46,7 @@ CARRIERS = (
 )
 NO_STATIONS = {"__create_fn__", *(one.__name__ for one in CARRIERS)}  # they are the request
 PATIENCE = 30.0
-MOST_OBJECTS = 22
+MOST_OBJECTS = 20
 MOST_RETURNS = 3
 
 Station = tuple[str, str]  # module, class or function

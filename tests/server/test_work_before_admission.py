@@ -70,13 +70,6 @@ def test_long_prompt_is_refused_and_the_event_loop_goes_on(tiny_server: Server) 
     assert max(pauses) < 1.0, pauses
 
 
-def test_tokenize_and_detokenize_are_inverse_for_long_texts(tiny_server: Server) -> None:
-    text = "the quick brown dog. " * 20
-    answer = tiny_server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
-    assert "".join(answer["token_strs"]) == text and answer["count"] == len(answer["tokens"])
-    assert tiny_server.post("/detokenize", {"tokens": answer["tokens"]}).json()["prompt"] == text
-
-
 def test_clients_that_left_free_the_token_routes(tiny_server: Server) -> None:
     """The context bounds a text, so that ids make the largest work here."""
     left = [send(tiny_server, "/detokenize", {"tokens": [5] * 100_000}) for _ in range(16)]

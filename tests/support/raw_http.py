@@ -1,78 +1,11 @@
-"""A server on a real socket in a thread, and a client that sends arbitrary bytes."""
+"""A client that sends arbitrary bytes."""
 
-import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-from starlette.types import ASGIApp
-
-from holdfast.server.config import ServerConfig
-
 PATIENCE = 20.0  # seconds after which a test has failed
-
-
-class ServerThread:
-    """uvicorn as the server configures it, running in a thread."""
-
-    def __init__(self, app: ASGIApp, config: ServerConfig, loop: str) -> None:
-        self.listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.port: int = self.listening.getsockname()[1]
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.http = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http="httptools",
-                limit_concurrency=config.max_connections,
-                ws="none",
-                loop=loop,  # type: ignore[arg-type]
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]
-                timeout_graceful_shutdown=1,
-            )
-        )
-        self.thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        async def serve() -> None:
-            self.loop = asyncio.get_running_loop()
-            await self.http.serve(sockets=[self.listening])
-
-        with asyncio.Runner(loop_factory=self.http.config.get_loop_factory()) as runner:
-            runner.run(serve())
-
-    def connect(self, address: str = "", **options: int) -> "Connection":
-        return Connection(self.port, address, **options)
-
-    def request(self, raw: bytes) -> "HttpResponse":
-        """Send one request on a new connection."""
-        with self.connect() as wire:
-            wire.send(raw)
-            return wire.read()
-
-    @property
-    def num_connections(self) -> int:
-        return len(self.http.server_state.connections)
-
-
-@contextmanager
-def served(app: ASGIApp, config: ServerConfig, loop: str = "uvloop") -> Iterator[ServerThread]:
-    server = ServerThread(app, config, loop)
-    server.thread.start()
-    try:
-        wait_until(lambda: server.http.started)
-        yield server
-    finally:
-        server.http.should_exit = True
-        server.thread.join(PATIENCE)
-        assert not server.thread.is_alive()
 
 
 class HttpResponse:

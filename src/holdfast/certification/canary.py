@@ -65,7 +65,7 @@ def run_canary(backend: Backend, model: DecoderConfig) -> Canary:
 
 
 def _splitmix(count: int) -> NDArray[np.uint64]:
-    """Numbers by splitmix64 of their index."""
+    """Return numbers by splitmix64 of their index."""
     return mix64(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(SPLITMIX_GAMMA))
 
 
@@ -87,7 +87,7 @@ def _values() -> NDArray[np.float32]:
 
 
 def _digest(out: Tensor) -> str:
-    """SHA-256 over a checksum of each row that depends on every bit of it."""
+    """Return SHA-256 over a checksum of each row that depends on every bit of it."""
     rows = out.reshape(out.shape[0], -1)
     if rows.dtype != torch.int64:
         rows = rows.to(torch.float32)  # exact
@@ -189,7 +189,7 @@ class _Bench:
         return self._backend.pack(weight, bias)
 
     def _block_linear(self, name: str) -> Linear:
-        """A weight in blocks of fixed bytes, with scales of 2^-12 to 2^3."""
+        """Return a weight in blocks of fixed bytes, with scales of 2^-12 to 2^3."""
         assert isinstance(self._backend, BlockBackend)
         (n, k), form = _BLOCK_SHAPE, BLOCK_FORMATS[name]
         num_blocks, num_scales = n * k // form.length, (form.scales.stop - form.scales.start) // 2

@@ -82,7 +82,7 @@ def certificate_key(subject: Mapping[str, object]) -> str:
 
 
 def load_certificate(key: str) -> Certificate | None:
-    """The certificate on disk under this key, if there is one that can be read."""
+    """Return the certificate on disk under this key, if there is one that can be read."""
     try:
         content = json.loads(_path(key).read_text())
         return _from_dict(content, key)
@@ -108,7 +108,7 @@ def delete_certificate(key: str) -> None:
 
 
 def list_certificates() -> list[Certificate]:
-    """All certificates on disk that can be read, ordered by key."""
+    """Return all certificates on disk that can be read, ordered by key."""
     keys = sorted(path.stem for path in (cache_dir() / "certificates").glob("*.json"))
     return [certificate for key in keys if (certificate := load_certificate(key)) is not None]
 

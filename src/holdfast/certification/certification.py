@@ -89,7 +89,7 @@ class Certification:
         return self._known_checks
 
     def test_reference(self, progress: Progress | None = None) -> Certificate | None:
-        """The reference's own test, before the first answer; once for all processes of this machine.
+        """Run the reference's own test, before the first answer; once for all processes of this machine.
         If it fails, the certificate that says so; it is not kept."""
         if self._is_reference_tested:
             return None
@@ -151,7 +151,7 @@ class Certification:
                 steps.close()
 
     def _run(self, until: float | None, progress: Progress | None) -> None:
-        """Until this time, or until all checks are done."""
+        """Run checks until this time, or until all are done."""
         while len(self._done) < len(self._checks):
             if self._steps is None:
                 self._steps = self._checks[len(self._done)]()
@@ -193,8 +193,8 @@ def certify(
     kernels: tuple[str, ...] = (),
     seconds: float,
 ) -> Certificate:
-    """The certificate of these checks. A size is certified if no check differs at it; size 0 means
-    the reference itself differs."""
+    """Return the certificate of these checks. A size is certified if no check differs at it; size 0 means the
+    reference itself differs."""
     differing = {size for check in done for size in check.sizes_differing}
     broken = [check.name for check in done if 0 in check.sizes_differing]
     refusal = (

@@ -98,7 +98,7 @@ _QUICK_CONTEXT = 4000  # of the reference's own test of whole passes
 
 
 def find_certificate(subject: Mapping[str, object]) -> Certificate | None:
-    """The certificate of an earlier start."""
+    """Return the certificate of an earlier start."""
     return load_certificate(certificate_key(subject))
 
 
@@ -112,7 +112,7 @@ def plan_certification(
     max_len: int,
     lender: PageLender,
 ) -> Certification:
-    """All checks of this engine. Whole passes are checked in pages of the lender."""
+    """Return all checks of this engine. Whole passes are checked in pages of the lender."""
     backend, shape = decoder.backend, _model_shape(decoder, max_len)
     last: list[Check] = []
     reference: list[Check] = []
@@ -147,7 +147,7 @@ def plan_certification(
 def certificate_subject(
     decoder: Decoder, settings: NumericSettings, canary: str, max_pass_tokens: int, max_len: int
 ) -> Mapping[str, object]:
-    """Everything the result of a certification depends on. The certificate's key is its hash.
+    """Return everything the result of a certification depends on. The certificate's key is its hash.
 
     canary: the digest of the operations in fast form (`canary.py`).
     """
@@ -186,7 +186,7 @@ def certificate_subject(
 
 
 def _split_n(decoder: Decoder) -> dict[str, list[list[int]]]:
-    """Where GEMMs are split along N, by shape. The certificate checks that no bit depends on it."""
+    """Return where GEMMs are split along N, by shape. The certificate checks that no bit depends on it."""
     linears = (product.linear for product in decoder.linears())
     return {
         f"{linear.out_features}x{linear.in_features}": [list(pair) for pair in sorted(linear.split_n.items())]
@@ -196,7 +196,7 @@ def _split_n(decoder: Decoder) -> dict[str, list[list[int]]]:
 
 
 def _gemm_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
-    """Every shape with synthetic weights at every size. Then the model's own weights at a few sizes:
+    """Check every shape with synthetic weights at every size. Then the model's own weights at a few sizes:
     those of the first, a middle and the last layer, and the head."""
     backend = decoder.backend
     sizes = backend.can.sizes(max_pass_tokens)
@@ -218,7 +218,7 @@ def _gemm_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
 
 
 def _distinct_shapes(decoder: Decoder) -> list[NamedLinear]:
-    """One linear layer of each shape, the head apart: it runs in another form."""
+    """Return one linear layer of each shape, the head apart: it runs in another form."""
     found = {
         (
             one.is_head,
@@ -233,7 +233,7 @@ def _distinct_shapes(decoder: Decoder) -> list[NamedLinear]:
 
 
 def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, ...]) -> CheckSteps:
-    """A GEMM of this shape with weights that show the order of summation. The second weight of a wide
+    """Check a GEMM of this shape with weights that show the order of summation. The second weight of a wide
     GEMM has the kinds of columns swapped; it is for an odd column at the end, and small sizes do."""
     name = f"synthetic {product.name.rpartition('.')[2]}"
     check = _check_synthetic_head if product.is_head else _check_routed if product.is_routed else check_gemm
@@ -251,7 +251,7 @@ def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, .
 
 
 def _check_routed(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> CheckSteps:
-    """A router or an expert. A pass of any size may give an expert any number of tokens, in any form."""
+    """Check a router or an expert. A pass of any size may give an expert any number of tokens, in any form."""
     if not backend.can.certifies_experts:
         return (yield from check_head(backend, case, sizes))
     forms = backend.expert_forms(case.linear)
@@ -277,7 +277,7 @@ def _check_synthetic_head(backend: Backend, case: GemmCase, sizes: tuple[int, ..
 
 
 def _layer_checks(decoder: Decoder, shape: ModelShape, max_pass_tokens: int) -> Iterator[Check]:
-    """The fused layer against its operations one by one: with synthetic weights, then the first, a
+    """Check the fused layer against its operations one by one: with synthetic weights, then the first, a
     middle and the last layer."""
     backend = decoder.backend
     sizes = backend.can.sizes(max_pass_tokens)
@@ -298,7 +298,7 @@ def _check_synthetic_layer(decoder: Decoder, shape: ModelShape, sizes: tuple[int
 
 
 def _weightless_checks(backend: Backend, shape: ModelShape, max_pass_tokens: int) -> Iterator[Check]:
-    """Norms, rope, activation, attention and the sampler."""
+    """Check norms, rope, activation, attention and the sampler."""
     sizes = backend.can.sizes(max_pass_tokens)
     for one in dict.fromkeys((backend, backend.in_fp32())):
         suffix = "" if one is backend else " (fp32)"
@@ -315,8 +315,8 @@ def _weightless_checks(backend: Backend, shape: ModelShape, max_pass_tokens: int
 
 
 def _reference_checks(decoder: Decoder, shape: ModelShape) -> Iterator[Check]:
-    """The reference's own test, in a fraction of a second: every operation in canonical form, at
-    other places, among other neighbours, in passes of one and two reference sizes.
+    """Yield the reference's own test, in a fraction of a second: every operation in canonical form, at other
+    places, among other neighbours, in passes of one and two reference sizes.
 
     It comes before the first answer. The certification repeats it with all sizes and inputs.
     """
@@ -354,7 +354,7 @@ def _few_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _sampled_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Numbers of sampled tokens the sampler's operations are checked with."""
+    """Return numbers of sampled tokens the sampler's operations are checked with."""
     if backend.can.is_interpreted:
         return tuple(size for size in sizes if size <= DENSE_SEATING)
     most = DENSE_SEATING if backend.can.samples_by_row else sizes[-1]

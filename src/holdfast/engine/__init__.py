@@ -1,1 +1,1 @@
-"""The engine and its surroundings: input and output processing, `EngineThread`, `LLM`."""
+"""The engine: its step, its loop, input and output. `start` builds it; `llm` is the Python API."""

@@ -15,8 +15,8 @@ MAX_HEAD_TOKENS = 512  # tokens per call of the LM head
 
 
 def cpu_batch_sizes(max_tokens: int) -> tuple[int, ...]:
-    """On a CPU padding costs as much as real tokens: all sizes up to 8, then steps of a third, from
-    64 of an eighth."""
+    """Return all sizes up to 8, then steps of a third, from 64 of an eighth, up to max_tokens: on a CPU
+    padding costs as much as real tokens."""
     steps = [*range(1, 9), *range(12, 33, 4), *range(40, 129, 8), *range(144, 257, 16), *range(288, 513, 32)]
     steps += range(576, max(max_tokens, 576) + 1, 64)
     return (*(size for size in steps if size < max_tokens), max_tokens)
@@ -39,12 +39,12 @@ def padded_batch_sizes(max_tokens: int) -> tuple[int, ...]:
 
 
 def padded_head_size(num_tokens: int) -> int:
-    """The number of rows that a call of the LM head with this many tokens computes on a GPU."""
+    """Return the number of rows that a call of the LM head with this many tokens computes on a GPU."""
     return _HEAD_SIZES[bisect_left(_HEAD_SIZES, num_tokens)] if num_tokens <= MAX_HEAD_TOKENS else num_tokens
 
 
 def _up_to(max_tokens: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes up to max_tokens, which is added if it is more than the dense ones."""
+    """Return the sizes up to max_tokens, which is added if it is more than the dense ones."""
     found = [size for size in sizes if size <= max_tokens]
     return (*found, max_tokens) if max_tokens > _DENSE and max_tokens not in found else tuple(found)
 

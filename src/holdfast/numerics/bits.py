@@ -7,7 +7,7 @@ _AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """The same numbers as integers, in the same memory: -0 is not 0, and a NaN equals itself."""
+    """Return the same numbers as integers, in the same memory: -0 is not 0, and a NaN equals itself."""
     return tensor.view(_AS_INTEGER[tensor.dtype.itemsize])
 
 

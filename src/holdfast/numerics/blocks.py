@@ -55,11 +55,11 @@ class BlockSource(Protocol):
     """A checkpoint with tensors in blocks."""
 
     def block_formats(self) -> frozenset[str]:
-        """The formats of `BLOCK_FORMATS` that its matrices are stored in."""
+        """Return the formats of `BLOCK_FORMATS` that its matrices are stored in."""
         ...
 
     def blocks(self, name: str) -> Blocks | None:
-        """The tensor of this name; None if it is not stored in one of these formats."""
+        """Return the tensor of this name; None if it is not stored in one of these formats."""
         ...
 
 
@@ -86,7 +86,8 @@ class BlockBackend(Protocol):
 
 
 def find_bad_scale(format_name: str, data: Tensor) -> int | None:
-    """The first block with a scale that is infinite or NaN. data: uint8 [bytes]; other formats have none."""
+    """Return the first block with a scale that is infinite or NaN. data: uint8 [bytes]; other formats have
+    none."""
     form = BLOCK_FORMATS.get(format_name)
     if form is None:
         return None
@@ -98,7 +99,7 @@ def find_bad_scale(format_name: str, data: Tensor) -> int | None:
 
 
 def random_blocks(format_name: str, out_features: int, in_features: int, seed: int) -> Blocks:
-    """Blocks of random bits whose scales are of all sizes from 2^-12 to 2^3 and of both signs, so that
+    """Return blocks of random bits whose scales are of all sizes from 2^-12 to 2^3 and of both signs, so that
     a sum in another order has other bits."""
     form, generator = BLOCK_FORMATS[format_name], torch.Generator().manual_seed(seed)
     num_blocks = out_features * in_features // form.length
@@ -108,7 +109,7 @@ def random_blocks(format_name: str, out_features: int, in_features: int, seed: i
 
 
 def blocks_of(format_name: str, data: Tensor, exponents: Tensor, out_features: int) -> Blocks:
-    """A matrix of the blocks `data`, uint8 [blocks, bytes], whose scales get these exponents, uint8
+    """Return a matrix of the blocks `data`, uint8 [blocks, bytes], whose scales get these exponents, uint8
     [blocks, scales] from 1 to 30. data is changed."""
     form = BLOCK_FORMATS[format_name]
     high = data[:, form.scales][:, 1::2]  # sign, exponent and two bits of the mantissa

@@ -32,8 +32,11 @@ class Expert:
 
 @dataclass(frozen=True)
 class ExpertLinears:
-    """One projection of all experts of a layer. stacked, for backends that multiply all at once: data
-    [experts, N, K], of which those of `linears` are parts, and bias fp32 [experts, N]."""
+    """Hold one projection of all experts of a layer.
+
+    linears: a weight for each expert. stacked: the same memory as one tensor, data [experts, N, K] and bias
+    fp32 [experts, N]; None if the backend multiplies expert by expert.
+    """
 
     linears: "tuple[Linear, ...]"
     stacked: "Linear | None" = None

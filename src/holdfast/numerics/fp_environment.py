@@ -1,21 +1,25 @@
-"""The floating-point environment of a thread: rounding mode, flushing of subnormal numbers.
+"""The floating-point environment of a thread and of its OpenMP workers, and their number.
 
-It belongs to a thread, and a new thread inherits that of its creator. So a pool of OpenMP workers
-keeps the environment of the thread that computed first. Python has no access to it; glibc's
-`fegetenv` and `fesetenv` are called by ctypes. Without glibc, or on another CPU, Python arithmetic
-tells the state and torch can only switch the flushing.
+Rounding mode and flushing of subnormal numbers belong to a thread, and a new thread inherits those of
+its creator. So a pool of OpenMP workers keeps the environment of the thread that computed first. Python
+has no access to it; glibc's `fegetenv` and `fesetenv` are called by ctypes. Without glibc, or on another
+CPU, Python arithmetic tells the state and torch can only switch the flushing.
+
+With dynamic threads (`OMP_DYNAMIC`, `omp_set_dynamic`) the OpenMP runtime gives a parallel region fewer
+threads when the machine is busy. A library that divides a sum among its threads then gives other bits.
+The setting belongs to a thread.
 """
 
 import ctypes
 import platform
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from holdfast.errors import ConfigError
-from holdfast.numerics import openmp
 
 _DEFAULT = ctypes.c_void_p(-1).value or 0  # FE_DFL_ENV
 _GRAIN = 32768  # elements for which torch engages one more thread
@@ -73,6 +77,34 @@ def find_libc() -> Libc | None:
     return None if address is None else Libc(fegetenv, fesetenv, address, layout)
 
 
+def _openmp(name: str, *arguments: Any, result: Any = None, keeps_gil: bool = True) -> Any:
+    """A function of the OpenMP runtime that torch uses; None if torch was built without it."""
+    kind = ctypes.PyDLL if keeps_gil else ctypes.CDLL
+    try:
+        function = getattr(kind(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")), name)
+    except (OSError, AttributeError):
+        return None
+    function.argtypes, function.restype = list(arguments), result
+    return function
+
+
+# Runs a C function in every thread: (function, its argument, number of threads, flags).
+parallel = _openmp(
+    "GOMP_parallel", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, keeps_gil=False
+)
+_get_dynamic = _openmp("omp_get_dynamic", result=ctypes.c_int)
+_set_dynamic = _openmp("omp_set_dynamic", ctypes.c_int)
+
+
+def has_dynamic_threads() -> bool:
+    return _get_dynamic is not None and bool(_get_dynamic())
+
+
+def set_dynamic_threads(value: bool) -> None:
+    if _set_dynamic is not None:
+        _set_dynamic(value)
+
+
 class _Buffer(threading.local):
     """Memory for fenv_t, one per thread."""
 
@@ -101,11 +133,7 @@ def enter_default() -> Saved | None:
     for word, mask, default in _libc.layout:
         if words[word] & mask != default:
             saved = _buffer.memory.raw
-            try:
-                _libc.fesetenv(_DEFAULT)
-            except BaseException:  # an interrupt after the call
-                restore(saved)
-                raise
+            _libc.fesetenv(_DEFAULT)
             return saved
     return None
 
@@ -120,18 +148,14 @@ def restore(saved: Saved) -> None:
         torch.set_flush_denormal(saved)
 
 
-def reset_workers(num_threads: int, saved: Saved | None = None) -> bool:
-    """Give the calling thread's OpenMP workers the default environment, or a saved one.
+def reset_workers(num_threads: int) -> bool:
+    """Give the calling thread's OpenMP workers the default environment.
 
     Returns False where that is not possible: the OpenMP runtime or the C library is another one.
     """
-    if _libc is None or openmp.parallel is None:
+    if _libc is None or parallel is None:
         return False
-    if isinstance(saved, bytes):
-        memory = ctypes.create_string_buffer(saved)
-        openmp.parallel(_libc.address, ctypes.addressof(memory), num_threads, 0)
-    else:
-        openmp.parallel(_libc.address, _DEFAULT, num_threads, 0)
+    parallel(_libc.address, _DEFAULT, num_threads, 0)
     return True
 
 

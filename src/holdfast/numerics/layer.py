@@ -21,55 +21,41 @@ Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What all layers of a decoder share. scale multiplies the attention scores.
-
-    soft_cap: scores become cap * tanh(score / cap). residual_scale multiplies what a layer adds to
-    the residual. is_parallel: the MLP reads the input of attention. centered_norm: norms subtract the
-    mean first (layer norm without bias). clip_qkv: q, k and v are clamped to [-clip_qkv, clip_qkv]
-    before rope. swiglu_alpha, swiglu_limit: of the activation "clamped_swiglu".
-    """
+    """What all layers of a decoder share."""
 
     heads: int
     kv_heads: int
     head_dim: int
     eps: float
-    scale: float
+    scale: float  # of the attention scores
     activation: Activation = "silu"
-    soft_cap: float | None = None
-    residual_scale: float = 1.0
-    is_parallel: bool = False
-    centered_norm: bool = False
-    clip_qkv: float | None = None
-    swiglu_alpha: float = 1.0
+    soft_cap: float | None = None  # a score becomes cap * tanh(score / cap)
+    residual_scale: float = 1.0  # of what a layer adds to the residual
+    is_parallel: bool = False  # the MLP reads the input of attention
+    centered_norm: bool = False  # norms subtract the mean first: layer norm without bias
+    clip_qkv: float | None = None  # q, k and v are clamped to [-clip_qkv, clip_qkv] before rope
+    swiglu_alpha: float = 1.0  # of the activation "clamped_swiglu"
     swiglu_limit: float = 0.0
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The weights of one layer. qkv and gate_up are fused along the output dimension.
+    """The weights of one layer."""
 
-    post_norm comes after attention. next_norm comes after the layer: the first norm of the next
-    layer, or the model's final norm. None: the residual itself is the input. q_norm and k_norm are of
-    a head or of all heads of a row. attention_norm and mlp_norm: of what is added to the residual.
-    window: sliding window in positions; None: full attention. rope: which of the decoder's rotary
-    tables the layer uses. experts: in place of gate_up and down. sinks: fp32 [heads], one more score
-    of every query in the softmax's denominator.
-    """
-
-    qkv: "Linear"
-    q_norm: Tensor | None
+    qkv: "Linear"  # fused along the output dimension, as gate_up is
+    q_norm: Tensor | None  # of a head, or of all heads of a row
     k_norm: Tensor | None
     o: "Linear"
-    post_norm: Tensor | None
+    post_norm: Tensor | None  # after attention. None: the residual itself is the input
     gate_up: "Linear | None"
     down: "Linear | None"
-    next_norm: Tensor | None
-    window: int | None
-    attention_norm: Tensor | None = None
-    mlp_norm: Tensor | None = None
-    rope: int = 0
-    experts: Experts | None = None
-    sinks: Tensor | None = None
+    next_norm: Tensor | None  # after the layer: the first norm of the next layer, or the model's last norm
+    window: int | None  # a sliding window in positions; None: full attention
+    attention_norm: Tensor | None = None  # of what attention adds to the residual
+    mlp_norm: Tensor | None = None  # of what the MLP adds to it
+    rope: int = 0  # which of the decoder's rotary tables the layer uses
+    experts: Experts | None = None  # in place of gate_up and down
+    sinks: Tensor | None = None  # fp32 [heads]: one more score of every query in the softmax's denominator
 
 
 @dataclass(frozen=True)
@@ -123,7 +109,7 @@ def run_layers(
     *,
     canonical: bool,
 ) -> None:
-    """Consecutive layers, one after the other."""
+    """Run consecutive layers, one after the other."""
     for one, layer in zip(weights, kv, strict=True):
         ops.layer(residual, x, one, shape, layer, batch, ropes[one.rope], canonical=canonical)
 
@@ -131,7 +117,7 @@ def run_layers(
 def run_mlp(
     ops: "Backend", x: Tensor, weights: LayerWeights, shape: LayerShape, *, canonical: bool
 ) -> Tensor:
-    """The layer's MLP or its experts: x [tokens, hidden] -> [tokens, hidden]."""
+    """Run the layer's MLP or its experts: x [tokens, hidden] -> [tokens, hidden]."""
     if weights.experts is not None:
         return ops.experts(x, weights.experts, shape, canonical=canonical)
     assert weights.gate_up is not None
@@ -203,7 +189,7 @@ def write_kv(
 
 
 def _norm_heads(ops: "Backend", x: Tensor, weight: Tensor, shape: LayerShape) -> Tensor:
-    """The norm of each head of x [tokens, heads, head_dim], or of all heads of a token together, as
+    """Return the norm of each head of x [tokens, heads, head_dim], or of all heads of a token together, as
     the weight's size says."""
     if weight.numel() == shape.head_dim:
         return ops.rms_norm(x, weight, shape.eps, centered=shape.centered_norm)

@@ -88,52 +88,53 @@ class Backend(Protocol):
         ...
 
     def in_fp32(self) -> "Backend":
-        """The same backend in fp32, which shows what rounding hides. Itself if fp32 says nothing new."""
+        """Return this backend in fp32, which shows what rounding hides, or itself if fp32 says nothing new."""
         ...
 
     def expert_forms(self, w: Linear) -> tuple[Linear, ...]:
-        """A weight of an expert in each form in which fast passes multiply it; () if there is one."""
+        """Return a weight of an expert in each form in which fast passes multiply it; () if there is one."""
         ...
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
-        """Pages of zeros. The shapes are those of `KVLayer`, the strides the backend's."""
+        """Return pages of zeros. The shapes are those of `KVLayer`, the strides the backend's."""
         ...
 
     def tile_tokens(self, span_len: int, group: int) -> int:
-        """Tokens per attention tile for a span of `span_len` tokens, with `group` query heads per
-        KV head.
+        """Return tokens per attention tile for a span of `span_len` tokens, with `group` query heads per KV
+        head.
 
         0: this backend uses no tiles.
         """
         ...
 
     def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
-        """The batch with what all layers of a pass share and none of them decides."""
+        """Add to the batch what is the same for all layers, such as the list of attention work. Called once
+        a pass. It changes no bit."""
         ...
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """weight [N, K] and bias [N] in the layout of `linear`.
+        """Return weight [N, K] and bias [N] in the layout of `linear`.
 
         The C backend copies; the others may keep `weight`.
         """
         ...
 
     def pack_experts(self, weights: Iterable[tuple[Tensor, Tensor | None]], count: int) -> ExpertLinears:
-        """One projection of all experts: `count` weights [N, K] with their biases, each read when the
-        one before is packed."""
+        """Pack one projection of all experts: `count` weights [N, K] with their biases. Each is read when
+        the one before is packed."""
         ...
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
-        """x [rows, K] -> [rows, N], summed in fp32, bias added in fp32, rounded once to the dtype."""
+        """Multiply x [rows, K] -> [rows, N], summed in fp32, bias added in fp32, rounded once to the dtype."""
         ...
 
     def logits(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
-        """x [rows, K] -> fp32 [rows, N]: `linear` without the rounding, if the backend has the sums
+        """Multiply x [rows, K] -> fp32 [rows, N]: `linear` without the rounding, if the backend has the sums
         in fp32."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
-        """x [rows, D] or [rows, heads, D] -> the same shape: rounded(x / rms(x)) * weight.
+        """Norm x [rows, D] or [rows, heads, D] -> the same shape: rounded(x / rms(x)) * weight.
 
         The inner rounding is to the weight's dtype: with fp32 weights only the result is rounded.
         centered: the mean is subtracted first; the weight is fp32.
@@ -182,7 +183,7 @@ class Backend(Protocol):
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """q [rows, H, D] -> [rows, H * D]; padding rows are zero.
+        """Attend: q [rows, H, D] -> [rows, H * D]; padding rows are zero.
 
         The token at position p sees positions max(0, p - window + 1) .. p of its request, all
         written before. A score s becomes soft_cap * tanh(s / soft_cap). sinks, fp32 [H]: a score of
@@ -226,7 +227,7 @@ class Backend(Protocol):
         *,
         canonical: bool,
     ) -> None:
-        """A whole layer, with the bits of `layer.run_layer`.
+        """Run a whole layer, with the bits of `layer.run_layer`.
 
         residual and x [rows, hidden] are updated in place.
         """
@@ -244,35 +245,35 @@ class Backend(Protocol):
         *,
         canonical: bool,
     ) -> None:
-        """Consecutive layers, with the bits of `layer.run_layers`. ropes: those that the layers name."""
+        """Run consecutive layers, with the bits of `layer.run_layers`. ropes: those that the layers name."""
         ...
 
     def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
-        """The layer's experts: x [rows, hidden] -> [rows, hidden], by the rules of
+        """Run the layer's experts: x [rows, hidden] -> [rows, hidden], by the rules of
         `numerics/experts.py`."""
         ...
 
     def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
-        """The router's logits fp32 [rows, experts] -> the weights fp32 [rows, top_k] and ids [rows,
-        top_k] of each token's experts, by descending logit, ties to the lowest id."""
+        """Choose experts: the router's logits fp32 [rows, experts] -> the weights fp32 [rows, top_k] and
+        ids [rows, top_k] of each token's experts, by descending logit, ties to the lowest id."""
         ...
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        """outputs [rows, top_k, hidden], weights fp32 [rows, top_k] -> [rows, hidden], added in fp32 in
+        """Add outputs [rows, top_k, hidden], weights fp32 [rows, top_k] -> [rows, hidden], in fp32 and in
         the order of top_k."""
         ...
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
-        """table [V, D], token_ids int64 [rows] -> [rows, D]. A negative id reads row 0."""
+        """Read rows: table [V, D], token_ids int64 [rows] -> [rows, D]. A negative id reads row 0."""
         ...
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
-        """logits fp32 [n, V] -> token ids int64 [n], by the rule of `numerics/sampling.py`."""
+        """Sample: logits fp32 [n, V] -> token ids int64 [n], by the rule of `numerics/sampling.py`."""
         ...
 
     def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The argmax of each row, int64 [n], as `sample` at temperature 0; and its logprob, fp32
-        [n]. That of NO_TOKEN means nothing."""
+        """Return the argmax of each row, int64 [n], as `sample` at temperature 0; and its logprob, fp32 [n].
+        That of NO_TOKEN means nothing."""
         ...
 
     def logsumexp(self, logits: Tensor) -> Tensor:
@@ -280,11 +281,11 @@ class Backend(Protocol):
         ...
 
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k largest: values fp32 [n, k] in descending order and ids int64 [n, k], ties to the
+        """Return the k largest: values fp32 [n, k] in descending order and ids int64 [n, k], ties to the
         lowest id."""
         ...
 
     def new_token_history(self, num_pages: int) -> TokenHistory | None:
-        """For logits processors of tokens that only the device knows. None: the host knows all
-        tokens of a pass when it starts."""
+        """Return what logits processors need of tokens that only the device knows. None if the host knows
+        all tokens of a pass when it starts."""
         ...

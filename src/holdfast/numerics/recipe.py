@@ -50,7 +50,7 @@ class Recipe:
         return self.path != "c"
 
     def as_dict(self) -> dict[str, str | int]:
-        """All fields except empty texts."""
+        """Return all fields except empty texts."""
         return {name: value for name, value in asdict(self).items() if value != ""}
 
     def digest(self) -> str:

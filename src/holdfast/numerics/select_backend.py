@@ -33,7 +33,7 @@ def open_backend(
     split_n: Mapping[tuple[int, int], Mapping[int, int]] | None = None,
     block_formats: frozenset[str] = frozenset(),
 ) -> Backend:
-    """A backend for activations of `dtype`. On a CPU "auto" falls back to torch with a warning if
+    """Return a backend for activations of `dtype`. On a CPU "auto" falls back to torch with a warning if
     there is no compiler.
 
     portable: the recipe that every CPU computes with the same bits, and no other.
@@ -109,7 +109,7 @@ def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:
 
 
 def triton_is_interpreted() -> bool:
-    """The variable as triton reads it at import."""
+    """Return the variable as triton reads it at import."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "y", "on", "yes", "true")
 
 

@@ -74,7 +74,7 @@ class NumericSettings:
         return {**asdict(self), "environment": dict(self.environment), "cuda": dict(self.cuda)}
 
     def deciding(self) -> dict[str, "int | str | Mapping[str, str] | Mapping[str, bool]"]:
-        """The settings that decide bits. On a GPU the number of CPU threads is not one of them."""
+        """Return the settings that decide bits. On a GPU the number of CPU threads is not one of them."""
         common: dict[str, str | Mapping[str, str]] = {
             "matmul_precision": self.matmul_precision,
             "cpu_capability": self.cpu_capability,
@@ -87,7 +87,7 @@ _CPU = torch.device("cpu")
 
 
 def numeric_settings(num_threads: int | None = None, *, device: torch.device = _CPU) -> NumericSettings:
-    """The settings of an engine on this device. num_threads: None is the number decided before, at
+    """Return the settings of an engine on this device. num_threads: None is the number decided before, at
     first torch's default."""
     if num_threads is not None and num_threads < 1:
         raise ConfigError(f"num_threads is {num_threads}; it must be at least 1")
@@ -131,7 +131,7 @@ def _variables(beginnings: tuple[str, ...], *, but: Iterable[str]) -> tuple[tupl
 
 
 def _environment_at_start() -> dict[str, str]:
-    """The environment this process was started with. Empty where the system does not tell."""
+    """Return the environment this process was started with. Empty where the system does not tell."""
     try:
         entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:

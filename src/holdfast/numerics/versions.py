@@ -37,7 +37,7 @@ def sources_digest() -> str:
 
 
 def _sources(folder: Traversable, at: str) -> Iterator[tuple[str, bytes]]:
-    """The path and content of each source in and below a folder, or of what is compiled from it."""
+    """Yield the path and content of each source in and below a folder, or of what is compiled from it."""
     for one in folder.iterdir() if folder.is_dir() else ():
         if one.is_dir() and one.name != "__pycache__":
             yield from _sources(one, f"{at}/{one.name}")

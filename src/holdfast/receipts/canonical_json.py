@@ -28,17 +28,17 @@ _encode_integers = msgspec.json.Encoder().encode
 
 
 def digest_of(value: JsonValue) -> str:
-    """SHA-256 over canonical JSON, in hexadecimal digits."""
+    """Return SHA-256 over canonical JSON, in hexadecimal digits."""
     return digest_text(canonical_json(value))
 
 
 def digest_text(text: str) -> str:
-    """SHA-256 over a text that is canonical JSON already."""
+    """Return SHA-256 over a text that is canonical JSON already."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def canonical_json(value: JsonValue) -> str:
-    """The one text of a value. Raises ValueError for a number that no double represents."""
+    """Return the one text of a value. Raises ValueError for a number that no double represents."""
     if isinstance(value, str):
         return _encode(value)
     if value is None or value is True or value is False:
@@ -51,7 +51,7 @@ def canonical_json(value: JsonValue) -> str:
 
 
 def join_object(texts: Mapping[str, str]) -> str:
-    """The canonical text of an object, of the canonical texts of its values."""
+    """Return the canonical text of an object, of the canonical texts of its values."""
     key = None if all(map(str.isascii, texts)) else _utf16
     names = sorted(texts, key=key)
     return "{" + ",".join([f"{_name(one)}:{texts[one]}" for one in names]) + "}"
@@ -71,7 +71,7 @@ def _utf16(name: str) -> bytes:
 
 
 def _flat_list(values: Sequence[JsonValue]) -> str:
-    """The text of a list of small integers, or of strings, booleans and nulls; empty for any other."""
+    """Return the text of a list of small integers, or of strings, booleans and nulls; empty for any other."""
     kinds = set(map(type, values))
     if kinds == {int}:
         is_exact = min(values) >= -_MAX_EXACT and max(values) <= _MAX_EXACT  # type: ignore[type-var, operator]

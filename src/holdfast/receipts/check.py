@@ -66,7 +66,7 @@ def check_content(content: object, key: PublicKey | None) -> ReceiptCheck:
 
 
 def _actual_seal(content: dict[str, Any]) -> str:
-    """The seal that this content would have; an empty text where it can have none."""
+    """Return the seal that this content would have; an empty text where it can have none."""
     try:
         return seal_of(content)
     except (KeyError, TypeError, ValueError):  # no digest of a prompt, or a number that is no double

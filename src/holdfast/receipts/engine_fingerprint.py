@@ -78,7 +78,7 @@ def engine_parts(
     canary: Mapping[str, str],
     thinking: Mapping[str, JsonValue] | None = None,
 ) -> dict[str, JsonValue]:
-    """Every part except the decoder's weights. A thinking model has one more, and so has an engine for
+    """Return every part except the decoder's weights. A thinking model has one more, and so has an engine for
     which special tokens in content are no text: it reads other prompts in the same messages."""
     recipe = backend.recipe
     return {
@@ -97,7 +97,7 @@ def engine_parts(
 
 
 def own_code(*, thinks: bool) -> dict[str, int]:
-    """The versions of our code that decides bits, without the backend's: that is in the recipe."""
+    """Return the versions of our code that decides bits, without the backend's: that is in the recipe."""
     return {name: VERSIONS[name] for name in (*_CODE, *(("thinking",) if thinks else ()))}
 
 
@@ -113,18 +113,18 @@ def _machine_parts(
 
 
 def _text_canary(tokenizer: Tokenizer) -> dict[str, str]:
-    """Digests of what the libraries make of fixed text and messages."""
+    """Return digests of what the libraries make of fixed text and messages."""
     rendered = {"chat_template": digest_renderings(tokenizer)} if tokenizer.chat_templates else {}
     return {"tokenizer": digest_probe(tokenizer), **rendered}
 
 
 def digest_probe(tokenizer: Tokenizer) -> str:
-    """SHA-256 over the ids of a text with many kinds of characters."""
+    """Return SHA-256 over the ids of a text with many kinds of characters."""
     return hashlib.sha256(json.dumps(list(tokenizer.encode(_PROBE))).encode()).hexdigest()
 
 
 def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, JsonValue]:
-    """The fields of a configuration that decide bits, and all ids that end an answer."""
+    """Return the fields of a configuration that decide bits, and all ids that end an answer."""
     kept: dict[str, Any] = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in vars(config).items()
@@ -143,7 +143,7 @@ def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, J
 
 
 def digest_rope_tables(config: DecoderConfig) -> str:
-    """SHA-256 over the cosines and sines of some positions, whatever the model's limit."""
+    """Return SHA-256 over the cosines and sines of some positions, whatever the model's limit."""
     digest = hashlib.sha256()
     for kind in config.rope_kinds:
         inv_freq, attention_scaling = rope_frequencies(config, kind)
@@ -154,8 +154,8 @@ def digest_rope_tables(config: DecoderConfig) -> str:
 
 
 def library_parts(of_backend: Sequence[str]) -> dict[str, JsonValue]:
-    """Versions of the libraries that decide prompts, logits and tokens. numpy is not one of them:
-    only operations of it are used whose result IEEE 754 defines."""
+    """Return versions of the libraries that decide prompts, logits and tokens. numpy is not one of them: only
+    operations of it are used whose result IEEE 754 defines."""
     names = ("tokenizers", "jinja2", "llguidance", *of_backend)
     build = [line for line in torch.__config__.show().splitlines() if "CPU capability" not in line]
     return {
@@ -167,7 +167,7 @@ def library_parts(of_backend: Sequence[str]) -> dict[str, JsonValue]:
 
 
 def library_version(package: str) -> str | None:
-    """The version of an installed package."""
+    """Return the version of an installed package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -199,7 +199,7 @@ class FingerprintTask:
         self._thread = _start(self._make, checkpoint, describe)
 
     def get(self) -> Fingerprint:
-        """The fingerprint. Waits until it is computed."""
+        """Return the fingerprint. Waits until it is computed."""
         return self._made.result()
 
     def _make(self, checkpoint: Checkpoint, describe: Callable[[], Mapping[str, JsonValue]]) -> None:
@@ -218,8 +218,8 @@ class FingerprintTask:
 
 
 def digest_weights(checkpoint: Checkpoint, stops: Callable[[], bool] = lambda: False) -> str:
-    """SHA-256 over the digests of all tensors, by name. Files, metadata and order do not matter. Raises
-    `EngineStopped` once stops() between two tensors."""
+    """Return SHA-256 over the digests of all tensors, by name. Files, metadata and order do not matter.
+    Raises `EngineStopped` once stops() between two tensors."""
     names = iter(checkpoint.names())  # shared by the threads: next() is atomic
     digests: dict[str, bytes] = {}
     failures: list[BaseException] = []

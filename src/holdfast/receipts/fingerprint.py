@@ -36,24 +36,24 @@ class Fingerprint:
         object.__setattr__(self, "canonical", join_object({"digest": f'"{self.digest}"', "parts": parts}))
 
     def as_dict(self) -> dict[str, JsonValue]:
-        """A copy, for JSON."""
+        """Return a copy, for JSON."""
         return {"digest": self.digest, "parts": self.plain_parts()}
 
     def plain_parts(self) -> dict[str, JsonValue]:
-        """A copy of the parts. Reading their text takes a fifth of the time of a copy in Python."""
+        """Return a copy of the parts. Reading their text takes a fifth of the time of a copy in Python."""
         return cast(dict[str, JsonValue], msgspec.json.decode(self._plain_json))
 
     def differences(
         self, other: "Fingerprint", *, here: str = "here", there: str = "in the receipt"
     ) -> list[str]:
-        """One line for each leaf that differs: "settings.threads: 2 here, 1 in the receipt"."""
+        """Return one line for each leaf that differs: "settings.threads: 2 here, 1 in the receipt"."""
         return list_differences(self.parts, other.parts, here=here, there=there)
 
 
 def list_differences(
     mine: Mapping[str, JsonValue], theirs: Mapping[str, JsonValue], *, here: str, there: str
 ) -> list[str]:
-    """One line for each leaf that differs in two nested mappings."""
+    """Return one line for each leaf that differs in two nested mappings."""
     return [
         f"{name}: {_shown(one)} {here}, {_shown(other)} {there}"
         for name, one, other in _differing(mine, theirs)
@@ -61,7 +61,7 @@ def list_differences(
 
 
 def _plain(value: JsonValue) -> JsonValue:
-    """A copy with integral floats as integers: tools that rewrite JSON turn 1.0 into 1."""
+    """Return a copy with integral floats as integers: tools that rewrite JSON turn 1.0 into 1."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list):

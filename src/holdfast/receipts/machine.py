@@ -53,13 +53,13 @@ def describe_machine(kind: str, device: str, cpu: str, kernels: Sequence[str]) -
 
 
 def with_kernels(machine: Machine, kernels: Sequence[str]) -> Machine:
-    """The same machine with the kernels of a certificate."""
+    """Return the same machine with the kernels of a certificate."""
     return msgspec.structs.replace(machine, kernels=digest_of(list(kernels)) if kernels else None)
 
 
 @cache
 def driver_version() -> str | None:
-    """The version of the NVIDIA driver: of the kernel module, else as its library reports it."""
+    """Return the version of the NVIDIA driver: of the kernel module, else as its library reports it."""
     try:
         if version := _driver_in(Path("/proc/driver/nvidia/version").read_text()):
             return version

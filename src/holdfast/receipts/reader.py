@@ -99,8 +99,8 @@ class _ReceiptJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_receipt(source: Path | str | bytes, line: int | None = None) -> Receipt:
-    """The receipt in a file (a `Path`) or in JSON text; also one inside a response: under
-    "receipt" in the answer of a command, under "holdfast" in that of the server.
+    """Return the receipt in a file (a `Path`) or in JSON text; also one inside a response: under "receipt" in
+    the answer of a command, under "holdfast" in that of the server.
 
     With a receipt on each line, `line` selects one, counted from 1.
     """
@@ -108,7 +108,7 @@ def read_receipt(source: Path | str | bytes, line: int | None = None) -> Receipt
 
 
 def read_content(source: Path | str | bytes, line: int | None = None) -> object:
-    """The same as parsed JSON, not yet checked."""
+    """Return the same as parsed JSON, not yet checked."""
     raw = _read_file(source) if isinstance(source, Path) else source
     if isinstance(raw, str):
         raw = raw.encode(errors="surrogatepass")
@@ -145,12 +145,12 @@ def _inside_response(content: object) -> object:
 
 
 def read_stdin() -> bytes:
-    """What `read_receipt` takes, from stdin."""
+    """Return what `read_receipt` takes, from stdin."""
     return sys.stdin.buffer.read(MAX_BYTES + 1)
 
 
 def parse_receipt(content: object) -> Receipt:
-    """A receipt out of parsed JSON."""
+    """Return a receipt out of parsed JSON."""
     require_format(content)
     assert isinstance(content, dict)
     given = _convert(content)
@@ -199,7 +199,7 @@ def require_format(content: object) -> None:
 
 
 def _sealed(receipt: Receipt, given: _ReceiptJson, content: dict[str, Any]) -> Receipt:
-    """With the other fields, once the seal is found to be that of the content."""
+    """Check the seal against the content. Return the receipt with its other fields, or refuse it."""
     try:
         seal = seal_of(content)
     except ValueError as error:

@@ -150,8 +150,8 @@ class Receipt:
         return isinstance(settings, Mapping) and "threads" in settings
 
     def differences(self, fingerprint: Fingerprint) -> list[str]:
-        """One line for each part that decides this answer's bits and is another one here. fingerprint is
-        that of the engine here."""
+        """Return one line for each part that decides this answer's bits and is another one here. fingerprint
+        is that of the engine here."""
         found = fingerprint.differences(self.fingerprint)
         if self.grammar is None:
             return found
@@ -185,7 +185,7 @@ class Receipt:
 
 
 def grammar_differences(one: GrammarLibrary, other: GrammarLibrary, here: str, there: str) -> list[str]:
-    """One line for each part of the grammar library that differs."""
+    """Return one line for each part of the grammar library that differs."""
     return list_differences(
         {"grammar": msgspec.to_builtins(one)},
         {"grammar": msgspec.to_builtins(other)},
@@ -200,8 +200,8 @@ def digest_prompt(ids: Sequence[int], salt: str) -> str:
 
 
 def seal_of(content: Mapping[str, Any], known: Mapping[str, str] | None = None) -> str:
-    """The digest over all fields but the seal, its signature, and the prompt's ids and salt, which
-    the prompt's own digest covers. Raises ValueError for a number that no double represents.
+    """Return the digest over all fields but the seal, its signature, and the prompt's ids and salt, which the
+    prompt's own digest covers. Raises ValueError for a number that no double represents.
 
     known is the canonical JSON of some fields, where the caller has it.
     """
@@ -214,7 +214,7 @@ def seal_of(content: Mapping[str, Any], known: Mapping[str, str] | None = None) 
 
 
 def redact(receipt: Mapping[str, Any], *, keep_salt: bool = False) -> dict[str, Any]:
-    """The same receipt without the prompt's tokens. The seal and the signature stay valid.
+    """Return the same receipt without the prompt's tokens. The seal and the signature stay valid.
 
     A replay then needs the prompt and its salt. With the salt left in, it needs the prompt only,
     but guesses of the prompt can be tried against the digest.
@@ -226,7 +226,7 @@ def redact(receipt: Mapping[str, Any], *, keep_salt: bool = False) -> dict[str, 
 
 
 def without_prompt(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """The same receipt with only the prompt's digest and salt: a replay then needs the prompt."""
+    """Return the same receipt with only the prompt's digest and salt: a replay then needs the prompt."""
     return redact(receipt, keep_salt=True)
 
 
@@ -234,7 +234,7 @@ class FingerprintSource(Protocol):
     """Where an engine's fingerprint comes from: in production a `FingerprintTask`."""
 
     def get(self) -> Fingerprint:
-        """The fingerprint. Waits until it is computed."""
+        """Return the fingerprint. Waits until it is computed."""
         ...
 
 
@@ -286,7 +286,7 @@ class ReceiptFactory:
         logprobs: Sequence[Sequence[TokenLogprob]],
         certificate: str | None,
     ) -> Pending[dict[str, Any] | None] | None:
-        """The same receipt, made when it is read.
+        """Return the same receipt, made when it is read.
 
         Everything it is made of is kept by value, without the engine.
         """
@@ -305,7 +305,7 @@ class ReceiptFactory:
 
 
 def seal_receipt(receipt: Receipt, key: SigningKey | None = None) -> dict[str, Any]:
-    """The receipt as JSON with its seal, signed if there is a key."""
+    """Return the receipt as JSON with its seal, signed if there is a key."""
     content = replace(receipt, signer=None if key is None else Signer("ed25519", key.key_id)).as_dict()
     # Names, small integers and hexadecimal digits: `msgspec` writes their canonical text.
     choices, counts = (
@@ -331,7 +331,7 @@ def make_receipt(
     logprobs: Sequence[Sequence[TokenLogprob]],
     machine: Machine,
 ) -> Receipt:
-    """A receipt without its seal. `certificate` is its digest, `model` the name the user gave,
+    """Return a receipt without its seal. `certificate` is its digest, `model` the name the user gave,
     `logprobs` those of each choice, asked for or not."""
     choices = zip(result.choices, logprobs, strict=True)
     thinks = "thinking" in fingerprint.parts
@@ -356,7 +356,7 @@ def make_receipt(
 
 
 def engine_hints(fingerprint: Fingerprint, model: str | None) -> EngineHints:
-    """What the engine chose, not what it was asked for: "auto" may choose differently elsewhere."""
+    """Return what the engine chose, not what it was asked for: "auto" may choose differently elsewhere."""
     parts = fingerprint.parts
     device, recipe, settings = (_mapping(parts.get(name, {})) for name in ("device", "recipe", "settings"))
     threads = settings.get("threads", 1)  # on a GPU and with C kernels no bit depends on them
@@ -380,7 +380,7 @@ def _top_bits(top: Sequence[tuple[int, float]]) -> tuple[tuple[int, str], ...]:
 
 
 def digest_logprobs(token_ids: Sequence[int], bits: Sequence[str]) -> str:
-    """The digest of logprobs without top logprobs."""
+    """Return the digest of logprobs without top logprobs."""
     return _digest_entries(zip(token_ids, bits, [()] * len(bits), strict=True))
 
 
@@ -412,7 +412,7 @@ def _choice(
 
 
 def _settings(params: SamplingParams) -> tuple[bytes, str]:
-    """The settings as JSON, and their canonical JSON."""
+    """Return the settings as JSON, and their canonical JSON."""
     try:
         return _hashed_settings(params)
     except TypeError:  # a JSON schema may be unhashable
@@ -431,7 +431,7 @@ def _plain(value: object) -> Any:
 
 
 def _hex(values: Sequence[float]) -> list[str]:
-    """The fp32 bits of each."""
+    """Return the fp32 bits of each."""
     return struct.pack(f">{len(values)}f", *values).hex(",", 4).split(",") if values else []
 
 

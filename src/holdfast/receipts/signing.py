@@ -138,7 +138,7 @@ class SigningKey:
             raise InvalidRequest(f"the key {path} cannot be written: {error.strerror}") from error
 
     def sign(self, seal: str) -> str:
-        """The signature of a seal, in base64. The same seal always has the same signature."""
+        """Return the signature of a seal, in base64. The same seal always has the same signature."""
         return base64.b64encode(self._key.sign(_message(seal))).decode()
 
 

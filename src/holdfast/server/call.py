@@ -25,7 +25,7 @@ from holdfast.errors import EngineStopped, GuaranteeLost, PassFailed, make_error
 from holdfast.server.errors import ApiError
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import PromptReader
 from holdfast.server.telemetry.request_metrics import RequestMetrics
 from holdfast.server.telemetry.traces import TraceSpan
 from holdfast.server.tenants.rate_limits import TokenMeter
@@ -51,7 +51,7 @@ class Call:
         *,
         tenant: Tenant,
         meter: TokenMeter,
-        prompts: Prompts,
+        prompts: PromptReader,
         metrics: RequestMetrics,
         begin_span: Callable[[SamplingParams | None], TraceSpan],
         timeout: float,
@@ -86,7 +86,7 @@ class Call:
         return await self._prompts.run(self.tenant.id, work, size=size)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True, whole: bool = False) -> list[int]:
-        """Tokenise a text in the client's turn; see `Prompts.encode`."""
+        """Tokenise a text in the client's turn; see `PromptReader.encode`."""
         return await self._prompts.encode(
             text, client=self.tenant.id, add_special_tokens=add_special_tokens, whole=whole
         )

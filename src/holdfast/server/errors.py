@@ -107,10 +107,6 @@ class ApiError(Exception):
             param = None if param is None else re.sub(pattern, name, param)
         return ApiError(self.status, message, param=param, code=self.code, headers=self.headers)
 
-    def with_message(self, message: str) -> "ApiError":
-        """The same error with another message."""
-        return ApiError(self.status, message, param=self.param, code=self.code, headers=self.headers)
-
 
 def invalid_value(param: str, why: str) -> ApiError:
     """A value of this field that cannot be used."""

@@ -31,8 +31,8 @@ from holdfast.server.inspector.hub import Hub
 from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.messages import FingerprintReady
-from holdfast.server.middleware.request_log import AccessLogEntry
-from holdfast.server.prompts import Prompts
+from holdfast.server.middleware.request_log import AccessLogEntry, use_request_id
+from holdfast.server.prompts import PromptReader
 from holdfast.server.reasoning.chat_format import choose_chat_format
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, TracedRequest, open_traces
@@ -80,7 +80,7 @@ class Frontend:
             chat_template=engine.chat_template,
             controls_in_content=engine.allow_special_tokens_in_content,
         )
-        self.prompts = Prompts(
+        self.prompts = PromptReader(
             tokenizer, choose_chat_format(tokenizer, config.reasoning_parser, config.tool_call_parser)
         )
         self.hub = Hub(self.prompts.token_text, lambda on: self.engines.set_tracing(on))
@@ -181,11 +181,16 @@ class Frontend:
                 call.close()
 
     async def read_body(self, request: Request, model: type[M]) -> M:
-        """The body of a request. A large one is parsed in the client's turn."""
+        """The body of a request, which may name the served model and a request id. A large one is parsed in the
+        client's turn."""
         raw = await request.body()
         if is_small(raw):
-            return parse_body(raw, model)
-        return await self.run(request, lambda token: parse_body(raw, model))
+            body = parse_body(raw, model)
+        else:
+            body = await self.run(request, lambda token: parse_body(raw, model))
+        use_request_id(request, getattr(body, "request_id", None))
+        self.require_model(getattr(body, "model", None))
+        return body
 
     async def prepare(self, request: Request, work: Work[T]) -> T:
         """As `run`, but work of a small body is done at once."""

@@ -27,7 +27,7 @@ _BASE_SECONDS = 0.001
 T = TypeVar("T")
 
 
-class Prompts:
+class PromptReader:
     """Renders and tokenises prompts. max_model_len is set once the engine is ready."""
 
     def __init__(self, tokenizer: Tokenizer, chat_format: ChatFormat | None = None) -> None:

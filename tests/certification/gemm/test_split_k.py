@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.certification.gemm import split_k as module
+from holdfast.certification.gemm import split as module
 from holdfast.certification.gemm.choose import search_recipes
-from holdfast.certification.gemm.multiply import PLAIN
-from holdfast.certification.gemm.recipes import GemmShape, split_k_by_shape, split_n_by_shape
+from holdfast.certification.gemm.recipes import PLAIN, GemmShape, split_k_by_shape, split_n_by_shape
 
 SIZES = (*range(1, 20), 24, 32)
 SHAPE = GemmShape("down", 48, 64)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.certification.gemm import split_n as module
-from holdfast.certification.gemm.split_n import find_split_n
+from holdfast.certification.gemm import split as module
+from holdfast.certification.gemm.split import find_split_n
 
 COLUMNS = 28672
 

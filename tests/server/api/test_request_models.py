@@ -35,20 +35,13 @@ COMPLETION: list[Case] = [
     ({"prompt": None}, "prompt", "invalid_type"),
     ({"prompt": [1.5]}, "prompt[0]", "invalid_type"),
     ({"prompt": [True]}, "prompt[0]", "invalid_type"),
-    ({"prompt": [-1]}, "prompt[0]", "invalid_value"),
     ({"prompt": [2**63]}, "prompt[0]", "invalid_value"),
     ({"prompt": [5, "a"]}, "prompt[1]", "invalid_type"),
     ({"prompt": ["a", 5]}, "prompt[0]", "invalid_type"),
-    ({"temperature": True}, "temperature", "invalid_type"),
-    ({"temperature": "0.7"}, "temperature", "invalid_type"),
     ({"top_k": 0.01}, "top_k", "invalid_type"),  # vLLM #3341
-    ({"n": True}, "n", "invalid_type"),
-    ({"n": 1.5}, "n", "invalid_type"),
     ({"n": 2**64}, "n", "invalid_value"),
     ({"n": 10**9}, "n", "invalid_value"),  # CVE-2026-34756
     ({"best_of": 10**6}, "best_of", "invalid_value"),  # CVE-2024-8939
-    ({"logprobs": -1}, "logprobs", "invalid_value"),
-    ({"logprobs": 21}, "logprobs", "invalid_value"),
     ({"logprobs": 10**9}, "logprobs", "invalid_value"),
     ({"max_tokens": 2**63}, "max_tokens", "invalid_value"),
     *[({"prompt_logprobs": bad}, "prompt_logprobs", "invalid_value") for bad in (-1, 21, 2**64)],
@@ -60,8 +53,6 @@ COMPLETION: list[Case] = [
     *[({"cache_salt": bad}, "cache_salt", "invalid_value") for bad in ("", "x" * 257)],
     *[({"request_id": bad}, "request_id", "invalid_value") for bad in ("", "a b", "a\n", "é", "x" * 65)],
     *[({"priority": bad}, "priority", "invalid_value") for bad in (1, -1, 10**30)],
-    ({"priority": False}, "priority", "invalid_type"),
-    ({"skip_special_tokens": 1}, "skip_special_tokens", "invalid_type"),
     ({"include_stop_str_in_output": "no"}, "include_stop_str_in_output", "invalid_type"),
     ({"return_tokens_as_token_ids": 0}, "return_tokens_as_token_ids", "invalid_type"),
     (
@@ -74,27 +65,19 @@ COMPLETION: list[Case] = [
     ({"allowed_token_ids": [5] * 500_000}, "allowed_token_ids", "invalid_value"),
     ({"logit_bias": [1, 2]}, "logit_bias", "invalid_type"),
     ({"model": "a" * 5_000_000}, "model", "invalid_value"),
-    ({"model": ["tiny"]}, "model", "invalid_type"),
 ]
 CHAT: list[Case] = [
     ({"messages": []}, "messages", "invalid_value"),
-    ({"messages": None}, "messages", "invalid_type"),
-    ({"messages": "hi"}, "messages", "invalid_type"),
-    ({"messages": [None]}, "messages[0]", "invalid_type"),
     ({"messages": [{"content": "a"}]}, "messages[0].role", "missing_required_parameter"),
     ({"messages": [{"role": "a" * 5_000_000, "content": "a"}]}, "messages[0].role", "invalid_value"),
     ({"messages": [{"role": "", "content": "a"}]}, "messages[0].role", "invalid_value"),
     ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "invalid_type"),
     ({"messages": [{"role": "user", "content": [None]}]}, "messages[0].content[0]", "invalid_type"),
     ({"messages": [{"role": "user", "tool_calls": "f"}]}, "messages[0].tool_calls", "invalid_type"),
-    ({"messages": [{"role": "user", "tool_calls": [None]}]}, "messages[0].tool_calls[0]", "invalid_type"),
     ({"messages": [{"role": "user", "content": ""}] * 2049}, "messages", "invalid_value"),
     ({"logprobs": True, "top_logprobs": 10**9}, "top_logprobs", "invalid_value"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs", "invalid_type"),
-    ({"tools": "f"}, "tools", "invalid_type"),
     ({"moderation": {"model": "m"}}, "moderation", "invalid_type"),
-    ({"prompt_cache_options": {}}, "prompt_cache_options", "invalid_type"),
-    ({"continue_final_message": "yes"}, "continue_final_message", "invalid_type"),
     ({"tools": [None]}, "tools[0]", "invalid_type"),
 ]
 # Fields of other servers: programs of the client (CVE-2025-62164: prompt_embeds; CVE-2026-7304:
@@ -159,10 +142,6 @@ def test_bad_fields_of_other_routes_are_refused(
     fields: dict[str, Any], model: type[BaseModel], param: str
 ) -> None:
     assert refusal(fields, model).param == param
-
-
-def test_many_unknown_fields_give_one_short_error() -> None:
-    assert refusal({f"x{one}": 1 for one in range(16_000)}, CompletionRequest).message
 
 
 def bounds() -> Iterator[tuple[str, type, str, float]]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast import LLM, SamplingParams
 from holdfast.recordings import recording_files
 from support.browsing import browsing
 from support.serving import Server, serving
@@ -40,49 +39,15 @@ RECORD_ALL = """
 
 
 @pytest.fixture(scope="module")
-def control(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file with the engine's settings that may change while it runs."""
-    path = tmp_path_factory.mktemp("engine") / "control.json"
-    path.write_text("{}")
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(tiny_llama: Path, control: Path) -> Iterator[Server]:
+def server(tiny_llama: Path) -> Iterator[Server]:
     """Mode verify, so that there are candidates; a third of them are wrong.
 
     Steps are slow enough to be seen.
     """
-    settings = {"wrong_candidates": 0.35, "slow": 0.02, "control": str(control)}
+    settings = {"wrong_candidates": 0.35, "slow": 0.02}
     arguments = ("--determinism", "verify", "--served-model-name", "tiny", "--max-num-seqs", "16")
     with serving(tiny_llama, *arguments, engine="faulty_engine.py", engine_settings=settings) as server:
         yield server
-
-
-@pytest.fixture
-def slow_steps(control: Path) -> Iterator[None]:
-    """Steps of half a second: a request does not end before the test is done with it."""
-    set_control(control, slow=0.5)
-    yield
-    set_control(control)
-
-
-def set_control(control: Path, **settings: float) -> None:
-    """Replace the file in one operation, because the engine reads it at every step."""
-    new = control.with_suffix(".new")
-    new.write_text(json.dumps(settings))
-    new.replace(control)
-
-
-@pytest.fixture(scope="module")
-def endless(tiny_llama: Path) -> str:
-    """A raw prompt whose greedy completion does not end by itself; found with an engine without
-    delays.
-    """
-    letters = list("abcdefghijkl")
-    params = SamplingParams(max_tokens=450, temperature=0, deterministic=True)
-    answers = LLM(str(tiny_llama), max_num_seqs=16).generate(letters, params)
-    return next(letter for letter, one in zip(letters, answers, strict=True) if one.finish_reason == "length")
 
 
 @pytest.fixture(scope="module")
@@ -323,22 +288,6 @@ def test_proof_shows_recordings_where_ordinary_answers_agree(visit: Visit) -> No
         assert "under the same loads: 1 distinct output." in text
 
 
-def test_raw_text_without_streaming(visit: Visit, server: Server) -> None:
-    visit.page.check("input[value=raw]", force=True)
-    visit.page.uncheck("#stream")
-    visit.ask("abc", seed="18446744073709551615", max_tokens="10")
-    assert visit.wait_answered()["Seed"] == "18446744073709551615"
-    body = {
-        "prompt": "abc",
-        "deterministic": True,
-        "seed": (1 << 64) - 1,
-        "temperature": 0.8,
-        "max_tokens": 10,
-    }
-    answer = server.post("/v1/completions", body).json()
-    assert visit.page.text_content("#answer") == answer["choices"][0]["text"]
-
-
 def test_receipt_can_be_downloaded(visit: Visit, server: Server, tmp_path: Path) -> None:
     visit.ask(max_tokens="8")
     visit.wait_answered()
@@ -348,27 +297,6 @@ def test_receipt_can_be_downloaded(visit: Visit, server: Server, tmp_path: Path)
     download.value.save_as(file)
     replayed = server.post("/v1/replay", {"receipt": json.loads(file.read_text())})
     assert replayed.status_code == 200, replayed.text
-
-
-def test_error_of_the_server_is_shown(shared_page: "Page", server: Server) -> None:
-    visit = Visit(shared_page, server)
-    visit.ask("word " * 600)
-    visit.page.wait_for_selector("#problem:visible")
-    assert "512" in visit.page.inner_text("#problem")
-    assert visit.page.is_enabled("#send")
-    visit.end()
-
-
-@pytest.mark.usefixtures("slow_steps")
-def test_stopping_frees_the_request(visit: Visit, server: Server, endless: str) -> None:
-    visit.page.check("input[value=raw]", force=True)
-    visit.ask(endless, max_tokens="450", temperature="0")
-    visit.page.wait_for_selector(".strip .token.committed")
-    card = visit.card()
-    visit.page.click("#stop")
-    wait_ended(card)
-    assert "abort" in line(card, ".phase")
-    server.wait_idle()
 
 
 def test_text_is_never_markup(visit: Visit) -> None:
@@ -419,25 +347,6 @@ def test_controls_have_accessible_names(page: "Page") -> None:
               || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby"))).map((one) => one.outerHTML)""",
     )
     assert nameless == []
-
-
-def test_figures_have_tooltips(visit: Visit) -> None:
-    visit.ask(max_tokens="6")
-    card = visit.card()
-    visit.wait_answered()
-    wait_ended(card)
-    figures = "#counters > div, #facts > *, .key li, #step-note, #fingerprint, .facts-line span, .phase"
-    without = visit.page.eval_on_selector_all(
-        figures, "all => all.filter((one) => !one.title).map((one) => one.outerHTML)"
-    )
-    assert without == []
-    assert line(card, "svg title").startswith("KV cache: ")
-    visit.page.focus("#seed")
-    visit.page.focus("[data-counter=speed]")
-    visit.page.keyboard.press("Tab")
-    assert "wait for a place" in visit.page.inner_text("#tip")
-    visit.page.keyboard.press("Escape")
-    assert visit.page.is_hidden("#tip")
 
 
 def test_browser_asks_for_the_api_key_once(browser: "Browser", tiny_llama: Path) -> None:

@@ -108,7 +108,7 @@ def _check_window(
 
 
 def _decode_counts(backend: Backend) -> Sequence[int]:
-    """Numbers of decode tokens to try; few under Triton's interpreter, which is slow."""
+    """Return numbers of decode tokens to try; few under Triton's interpreter, which is slow."""
     most = 2 * backend.recipe.rows
     return (1, 3) if backend.can.is_interpreted else [count for count in _DECODE_COUNTS if count <= most]
 
@@ -250,5 +250,5 @@ class _AttentionBench:
 
 
 def _positions(spans: SpanList) -> NDArray[np.int64]:
-    """The positions of all spans, one span after the other."""
+    """Return the positions of all spans, one span after the other."""
     return np.concatenate([np.arange(start, stop) for start, stop in spans])

@@ -271,7 +271,7 @@ def _last_mixed_batch(size: int, num_probes: int) -> list[ProbeBatch]:
 
 
 def _in_order(found: Tensor, order: Tensor, num_probes: int) -> Tensor:
-    """The result of every probe, in the order of the probes."""
+    """Return the result of every probe, in the order of the probes."""
     return found.new_empty((num_probes, *found.shape[1:])).index_copy_(0, order, found)
 
 

@@ -96,7 +96,7 @@ class GemmProbes:
         columns[rows, second] = -spike
 
     def _pairs(self, number: Tensor) -> tuple[Tensor, Tensor]:
-        """The places of these pairs. A place of the first half of a group is paired with one of the
+        """Return the places of these pairs. A place of the first half of a group is paired with one of the
         second half; when all pairs were given, with the next one."""
         half = self._group_len // 2
         group, number = number % self._num_groups, number // self._num_groups

@@ -50,11 +50,11 @@ class PageLender(Protocol):
     """Lends pages of the KV store that no request uses."""
 
     def lend(self, num_wanted: int) -> Sequence[int]:
-        """Up to so many pages; none if too few are free now."""
+        """Lend up to `num_wanted` pages, or () if too few are free now."""
         ...
 
     def take_back(self) -> None:
-        """The pages are not used any more."""
+        """Take back pages that are not used any more."""
         ...
 
 
@@ -84,7 +84,7 @@ class PassBench:
     lender: PageLender
 
     def num_wanted(self, max_len: int) -> int:
-        """The pages of a context of this length, and those of probes and neighbours."""
+        """Return the pages of a context of this length, and those of probes and neighbours."""
         return -(-max_len // self.page_size) + _MAX_OWN_PAGES
 
     def borrow(self, max_len: int) -> Generator[None, None, Sequence[int]]:
@@ -194,7 +194,7 @@ class _ProbeContext:
                 tensor.index_fill_(0, self._all, 0)
 
     def run(self, params: SamplingParams, size: int, *, certified: bool, turn: int) -> list[_ProbeResult]:
-        """The results of all probes, in passes of this size."""
+        """Return the results of all probes, in passes of this size."""
         most = min(_NUM_PROBES, size, len(self._own))
         order = [(turn + index) % _NUM_PROBES for index in range(_NUM_PROBES)]
         found: dict[int, _ProbeResult] = {}
@@ -255,7 +255,7 @@ class _ProbeContext:
         return tuple(self._rng.randrange(self._bench.vocab_size) for _ in range(count))
 
     def _seat(self, probes: list[Span], others: list[Span]) -> list[Span]:
-        """The probes spread among their neighbours: the first at the start, the last at the end."""
+        """Return the probes spread among their neighbours: the first at the start, the last at the end."""
         placed: list[Span] = []
         per_probe = -(-len(others) // max(1, len(probes) - 1))
         for index, probe in enumerate(probes):

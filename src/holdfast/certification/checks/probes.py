@@ -46,9 +46,8 @@ def run_full(
 
 
 def mixed_batches(size: int, num_probes: int) -> list[ProbeBatch]:
-    """Batches of a few probes among neighbours a thousand times larger or smaller. The probes are
-    at the front, spread, and at the end; in large batches only spread, from the first token to the
-    last."""
+    """Return batches of a few probes among neighbours a thousand times larger or smaller. The probes are at
+    the front, spread, and at the end; in large batches only spread, from the first token to the last."""
     count = min(NUM_PROBES, size - 1)
     if count < 1:
         return []
@@ -60,7 +59,7 @@ def mixed_batches(size: int, num_probes: int) -> list[ProbeBatch]:
 
 
 def plant(probes: Tensor, batch: ProbeBatch) -> Tensor:
-    """The tokens of a batch, [size, width]."""
+    """Return the tokens of a batch, [size, width]."""
     planted = probes.index_select(0, _index(batch.probes, probes.device))
     neighbours = _neighbours(_round_up(batch.size), probes.shape[1], probes.device)[: batch.size].clone()
     neighbours[::2] *= batch.scales[0]

@@ -39,12 +39,12 @@ _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
 
 
 def norm_dtype(norm: Norm, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the weights of such norms in a model of this dtype."""
+    """Return the dtype of the weights of such norms in a model of this dtype."""
     return dtype if norm == "rms" else torch.float32
 
 
 def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:
-    """Linear layers of the same shape whose weights show the order of summation: two, more where they
+    """Yield linear layers of the same shape whose weights show the order of summation: two, more where they
     have few columns. Where no library chooses a kernel by the shape, a wide one is cut: its columns are
     computed alike."""
     is_cut = not backend.recipe.depends_on_device and like.bias is None
@@ -70,9 +70,9 @@ def _cut(columns: int) -> int:
 
 
 def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
-    """A layer of the same shape. Its o is zero and its post norm constant, so that the inputs reach
-    gate_up as they are: there the probes show the order of summation. In fp16 the norm is large:
-    the product of gate and up must not be zero. Experts are the layer's own."""
+    """Return a layer of the same shape. Its o is zero and its post norm constant, so that the inputs reach
+    gate_up as they are: there the probes show the order of summation. In fp16 the norm is large: the product
+    of gate and up must not be zero. Experts are the layer's own."""
     dtype, device = like.o.dtype, backend.device
     zeros = torch.zeros((like.o.out_features, like.o.in_features), dtype=dtype, device=device)
     return replace(
@@ -135,7 +135,7 @@ def token_ops(backend: Backend, model: ModelShape, *, is_quick: bool = False) ->
 
 
 def _expert_ops(backend: Backend, model: ModelShape, count: int, dtype: torch.dtype) -> Iterator[TokenOp]:
-    """The choice of experts, and the sum of their outputs. Logits of two experts are equal."""
+    """Yield the choice of experts, and the sum of their outputs. Logits of two experts are equal."""
     if not model.num_experts:
         return
     top_k, generator = model.experts_per_token, torch.Generator().manual_seed(2)
@@ -167,7 +167,7 @@ def _activation_op(
 
 
 def sampler_ops(backend: Backend, vocab: int, *, is_quick: bool = False) -> list[SamplerOp]:
-    """The sampler's operations. Settings of a token are functions of its logits, so that they do not
+    """Return the sampler's operations. Settings of a token are functions of its logits, so that they do not
     depend on its place in the batch. is_quick: without the ones on rare inputs."""
     logits = logits_inputs(vocab)
 
@@ -219,12 +219,12 @@ def sampler_ops(backend: Backend, vocab: int, *, is_quick: bool = False) -> list
 
 
 def _full(x: Tensor, value: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """One equal value for each row of x."""
+    """Return one equal value for each row of x."""
     return torch.full((len(x),), value, dtype=dtype, device=x.device)
 
 
 def _sampling_batch(x: Tensor, **settings: Tensor) -> SamplingBatch:
-    """Settings for each row of x: plain sampling, except for those that are given."""
+    """Return settings for each row of x: plain sampling, except for those that are given."""
     plain = {
         "temperature": _full(x, 0.8),
         "top_k": _full(x, 0, torch.int32),

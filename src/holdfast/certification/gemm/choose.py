@@ -7,9 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from holdfast.certification.certificate import run_check
-from holdfast.certification.gemm.multiply import Multiply, library_multiply
-from holdfast.certification.gemm.recipes import GemmRecipe, GemmShape, load_recipes, save_recipes
-from holdfast.certification.gemm.split_k import search_split_k
+from holdfast.certification.gemm.recipes import (
+    GemmRecipe,
+    GemmShape,
+    Multiply,
+    library_multiply,
+    load_recipes,
+    save_recipes,
+)
+from holdfast.certification.gemm.split import search_split_k
 from holdfast.models.config import DecoderConfig
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, padded_batch_sizes
@@ -37,7 +43,7 @@ def choose_recipes(
     *,
     anew: bool = False,
 ) -> tuple[GemmRecipe, ...]:
-    """The recipes of all GEMMs of a model of this shape. anew: search even if they are on disk, time
+    """Return the recipes of all GEMMs of a model of this shape. anew: search even if they are on disk, time
     them and count the results of the plain call, which decides nothing."""
     found = search_recipes(
         model_gemm_shapes(model),
@@ -62,7 +68,7 @@ def choose_recipes(
 
 
 def model_gemm_shapes(model: DecoderConfig) -> list[GemmShape]:
-    """The GEMMs that the library computes: those of experts and with one output have kernels of their
+    """Return the GEMMs that the library computes: those of experts and with one output have kernels of their
     own."""
     return [
         GemmShape(name, outputs, inputs, has_bias or name in ("head", "router"), is_head=name == "head")
@@ -84,8 +90,8 @@ def search_recipes(
     anew: bool = False,
     counts_plain: bool = True,
 ) -> tuple[GemmRecipe, ...]:
-    """A recipe for every shape, from disk or found now. `subject` is all else the result depends
-    on: device, libraries, settings. counts_plain: also count the results of the plain call."""
+    """Return a recipe for every shape, from disk or found now. `subject` is all else the result depends on:
+    device, libraries, settings. counts_plain: also count the results of the plain call."""
     merged = _merge(shapes)
     subject = {
         "format": _FORMAT,
@@ -122,7 +128,7 @@ def search_recipes(
 
 
 def _merge(shapes: Sequence[GemmShape]) -> list[GemmShape]:
-    """One entry for each (N, K): GEMMs of one shape share the recipe."""
+    """Return one entry for each (N, K): GEMMs of one shape share the recipe."""
     found: dict[tuple[int, int], GemmShape] = {}
     for one in shapes:
         before = found.get(one.key)

@@ -1,16 +1,42 @@
-"""GEMM recipes, one for each shape of a model's GEMMs, and their file on disk."""
+"""GEMM recipes, one for each shape of a model's GEMMs, their file on disk, and the GEMM that they tell
+how to compute."""
 
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
 
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
 
 _log = logging.getLogger(__name__)
 
 SPLITS = (0, 1, 2, 4, 8)  # of K; 0: the library's own call
+PLAIN = -1  # as split_k: the library's own call, whatever the recipe
+
+
+class Multiply(Protocol):
+    """x [M, K], weight [N, K] -> [M, N], or with split_k >= 1 the partial sums, fp32 [split_k, M,
+    N].
+
+    split_n: compute so many output columns first, then the others; 0: all at once.
+    """
+
+    def __call__(self, x: Tensor, weight: Tensor, split_k: int, split_n: int = 0, /) -> Tensor: ...
+
+
+def library_multiply(x: Tensor, weight: Tensor, split_k: int, split_n: int = 0) -> Tensor:
+    """The GEMM of the Triton backend: the library's or, if not PLAIN, its own small-M kernel."""
+    from holdfast.numerics.backends.triton.gemms.gemm import multiply
+    from holdfast.numerics.ops import Linear
+
+    out_features, in_features = weight.shape
+    splits = {x.shape[0]: split_n} if split_n else {}
+    linear = Linear(weight, None, in_features, out_features, weight.dtype, max(0, split_k), splits)
+    return multiply(x, linear, vendor_gemm=split_k == PLAIN)
 
 
 @dataclass(frozen=True)
@@ -76,7 +102,7 @@ def split_n_by_shape(recipes: Sequence[GemmRecipe]) -> dict[tuple[int, int], dic
 
 
 def load_recipes(key: str) -> tuple[GemmRecipe, ...] | None:
-    """The recipes kept under this key, if they can be read."""
+    """Return the recipes kept under this key, if they can be read."""
     try:
         content = json.loads(_path(key).read_text())
         if content["key"] != key:

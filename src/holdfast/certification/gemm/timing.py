@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from holdfast.certification.gemm.multiply import PLAIN, Multiply
+from holdfast.certification.gemm.recipes import PLAIN, Multiply
 
 TIMED_SIZES = (1, 32, 128, 256, 1024, 4096)
 _MORE_THAN_CACHED = 256 << 20  # bytes of weights

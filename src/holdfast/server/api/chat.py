@@ -21,7 +21,6 @@ from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import DONE, KEEP_ALIVE, end_with_error, sse_event
-from holdfast.server.middleware.request_log import use_request_id
 from holdfast.server.tools.deltas import merge_deltas
 
 
@@ -36,9 +35,7 @@ def chat_routes(frontend: Frontend) -> APIRouter:
     async def chat(request: Request) -> Response:
         """Create a chat completion."""
         body = await frontend.read_body(request, ChatCompletionRequest)
-        frontend.require_model(body.model)
         _refuse_unsupported(body)
-        use_request_id(request, body.request_id)
         return await serve_chat(request, frontend, body, ChatCompletionWriter)
 
     return router

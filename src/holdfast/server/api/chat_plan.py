@@ -16,7 +16,7 @@ from holdfast.server.api.sampling import max_prompt_len, sampling_params, trunca
 from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage, TokenizeRequest
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import PromptReader
 from holdfast.server.reasoning.chat_format import AnswerParser, AnswerStart, ChatFormat
 from holdfast.server.tools.plan import ToolPlan, plan_tools
 from holdfast.server.tools.template_fallback import describe_tools
@@ -87,7 +87,7 @@ def plan_chat(frontend: Frontend, body: ChatCompletionRequest, token: CancelToke
 
 
 def render_chat(
-    prompts: Prompts, body: ChatCompletionRequest, token: CancelToken, *, whole: bool = False
+    prompts: PromptReader, body: ChatCompletionRequest, token: CancelToken, *, whole: bool = False
 ) -> tuple[list[int], ToolPlan]:
     """The prompt's tokens, and how tools constrain the answer. A prompt that does not fit the context is
     refused, unless `whole`. Slow: call it in a thread."""
@@ -96,13 +96,13 @@ def render_chat(
     return _render(prompts, body, config, _variables(body), token, whole), plan
 
 
-def tokenize_chat(prompts: Prompts, body: TokenizeRequest, token: CancelToken) -> list[int]:
+def tokenize_chat(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) -> list[int]:
     """The tokens of a conversation, the same as `render_chat` gives. Slow: call it in a thread."""
     return _render(prompts, body, parse_tools(body.tools), {}, token, whole=True)
 
 
 def _render(
-    prompts: Prompts,
+    prompts: PromptReader,
     body: ChatCompletionRequest | TokenizeRequest,
     config: ToolConfig,
     variables: dict[str, Any],

@@ -40,7 +40,6 @@ from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
-from holdfast.server.middleware.request_log import use_request_id
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -56,9 +55,7 @@ def completion_routes(frontend: Frontend) -> APIRouter:
     async def completions(request: Request) -> Response:
         """Create completions of one or several prompts."""
         body = await frontend.read_body(request, CompletionRequest)
-        frontend.require_model(body.model)
         _refuse_unsupported(body)
-        use_request_id(request, body.request_id)
         prompts = prompt_list(body.prompt, frontend.config.max_prompts, "prompt")
         params = await frontend.prepare(request, lambda token: _params(body, frontend))
         async with AsyncExitStack() as stack:

@@ -24,7 +24,6 @@ from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.middleware.request_log import use_request_id
 
 
 def continuation_routes(frontend: Frontend) -> APIRouter:
@@ -38,8 +37,6 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
     async def continue_answer(request: Request) -> Response:
         """Continue the deterministic answer of a receipt, after every bit of it was confirmed."""
         body = await frontend.read_body(request, ContinueRequest)
-        frontend.require_model(body.model)
-        use_request_id(request, body.request_id)
         receipt, _, prompt_ids = await read_receipt(request, frontend, body)
         params = continued_params(receipt, body.max_tokens)
         frontend.prompts.require_room(len(prompt_ids) + params.max_tokens)

@@ -22,7 +22,6 @@ from holdfast.server.call import Call
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.sse import JSONResponse
-from holdfast.server.middleware.request_log import use_request_id
 
 
 def embedding_routes(frontend: Frontend) -> APIRouter:
@@ -36,8 +35,6 @@ def embedding_routes(frontend: Frontend) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """Create embeddings of one or several inputs."""
         body = await frontend.read_body(request, EmbeddingRequest)
-        frontend.require_model(body.model)
-        use_request_id(request, body.request_id)
         inputs = prompt_list(body.input, frontend.config.max_prompts, "input")
         async with frontend.call(
             request, "embeddings", deterministic=body.deterministic, num_choices=len(inputs)

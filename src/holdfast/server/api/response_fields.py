@@ -9,7 +9,7 @@ from holdfast.core.results import Delta, Result
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.server.api.schema.requests import StreamOptions
 from holdfast.server.call import Call
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import PromptReader
 from holdfast.text.detokenizer import Detokenizer
 
 _MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token
@@ -75,7 +75,7 @@ class StreamUsage:
         return {"usage": _token_counts(self._call) if self._is_continuous else None}
 
 
-def prompt_logprobs(prompts: Prompts, result: Result, num_top: int) -> list[dict[str, Any] | None]:
+def prompt_logprobs(prompts: PromptReader, result: Result, num_top: int) -> list[dict[str, Any] | None]:
     """The logprobs of a prompt in vLLM's format: for every token an object by token id, with the
     token itself and the most likely ones. The first token has none.
 
@@ -97,7 +97,7 @@ def prompt_logprobs(prompts: Prompts, result: Result, num_top: int) -> list[dict
 
 
 def chat_logprobs(
-    prompts: Prompts, logprobs: Sequence[TokenLogprob], *, as_ids: bool = False
+    prompts: PromptReader, logprobs: Sequence[TokenLogprob], *, as_ids: bool = False
 ) -> dict[str, Any]:
     """Logprobs in the format of chat completions. as_ids: tokens are written as token_id:123."""
 
@@ -123,7 +123,7 @@ class TextLogprobs:
 
     def __init__(
         self,
-        prompts: Prompts,
+        prompts: PromptReader,
         num_top: int,
         prompt_ids: Sequence[int] = (),
         *,

@@ -7,35 +7,18 @@ nothing.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
 
 from holdfast.core.sampling_params import show
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
+from holdfast.server.api.schema.requests import GenerationRequest
 from holdfast.server.errors import refuse_unknown
 from holdfast.server.tools.tool_config import MAX_SCHEMA_DEPTH, is_nested_deeper
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-class StructuredOutputFields(Protocol):
-    """The fields of a body that ask for structured output. None is an omitted field."""
-
-    @property
-    def response_format(self) -> Any: ...
-    @property
-    def structured_outputs(self) -> Any: ...
-    @property
-    def guided_json(self) -> Any: ...
-    @property
-    def guided_regex(self) -> Any: ...
-    @property
-    def guided_choice(self) -> Any: ...
-    @property
-    def guided_grammar(self) -> Any: ...
-
-
-def parse_structured_output(body: StructuredOutputFields) -> StructuredOutput | None:
+def parse_structured_output(body: GenerationRequest) -> StructuredOutput | None:
     """The structured output a body asks for, if any.
 
     Raises `InvalidRequest` for two, or for an invalid one, and `ApiError` for an unknown field.

@@ -27,7 +27,6 @@ def score_routes(frontend: Frontend) -> APIRouter:
     async def score(request: Request) -> Response:
         """Score a completion. A text completion is tokenized by itself, without special tokens."""
         body = await frontend.read_body(request, ScoreRequest)
-        frontend.require_model(body.model)
         deterministic = body.deterministic is not False
         async with frontend.call(request, "score", deterministic=deterministic, num_choices=1) as call:
             completion_ids = await run_until_disconnect(request, _run(frontend, call, body, deterministic))

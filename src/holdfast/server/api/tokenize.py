@@ -15,7 +15,7 @@ from holdfast.server.api.schema.openapi import BODY_ERRORS, GET_ERRORS, body_sch
 from holdfast.server.api.schema.requests import DetokenizeRequest, TokenizeRequest
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import PromptReader
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -32,7 +32,6 @@ def token_routes(frontend: Frontend) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Tokenize a text or a conversation."""
         body = await frontend.read_body(request, TokenizeRequest)
-        frontend.require_model(body.model)
         return await frontend.run(request, lambda token: JSONResponse(_tokenize(prompts, body, token)))
 
     @router.post(
@@ -43,7 +42,6 @@ def token_routes(frontend: Frontend) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         """Decode token ids."""
         body = await frontend.read_body(request, DetokenizeRequest)
-        frontend.require_model(body.model)
         skips = bool(body.skip_special_tokens)
 
         def decode(token: CancelToken) -> Response:
@@ -59,7 +57,7 @@ def token_routes(frontend: Frontend) -> APIRouter:
     return router
 
 
-def _tokenize(prompts: Prompts, body: TokenizeRequest, token: CancelToken) -> dict[str, Any]:
+def _tokenize(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) -> dict[str, Any]:
     ids = _encode(prompts, body, token)
     response: dict[str, Any] = {"count": len(ids), "max_model_len": prompts.max_model_len, "tokens": ids}
     if body.return_token_strs:
@@ -67,7 +65,7 @@ def _tokenize(prompts: Prompts, body: TokenizeRequest, token: CancelToken) -> di
     return response
 
 
-def _encode(prompts: Prompts, body: TokenizeRequest, token: CancelToken) -> list[int]:
+def _encode(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is required")
     if isinstance(body.prompt, list):
@@ -81,7 +79,7 @@ def _encode(prompts: Prompts, body: TokenizeRequest, token: CancelToken) -> list
     )
 
 
-def _describe(prompts: Prompts) -> dict[str, Any]:
+def _describe(prompts: PromptReader) -> dict[str, Any]:
     """The tokenizer in the words of transformers' tokenizer_config.json, as vLLM serves it."""
     tokenizer = prompts.tokenizer
     named: dict[str, str | None] = {name: tokenizer.special_tokens.get(name) for name in _NAMED}

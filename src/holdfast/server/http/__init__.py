@@ -1,1 +1,1 @@
-"""HTTP below the routes: connection limits, JSON request bodies, responses and client disconnects."""
+"""HTTP below the routes: JSON request bodies, event streams and client disconnects."""

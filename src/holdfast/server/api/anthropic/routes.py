@@ -22,7 +22,6 @@ from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
-from holdfast.server.middleware.request_log import use_request_id
 
 
 def message_routes(frontend: Frontend) -> APIRouter:
@@ -36,8 +35,6 @@ def message_routes(frontend: Frontend) -> APIRouter:
     async def create_message(request: Request) -> Response:
         """Create a message."""
         body = await frontend.read_body(request, MessagesRequest)
-        use_request_id(request, body.request_id)
-        frontend.require_model(body.model)
         _require_reasoning(frontend, body)
         chat = await frontend.prepare(request, lambda token: to_chat(body))
         with errors_in_words(ERROR_WORDS):
@@ -51,7 +48,6 @@ def message_routes(frontend: Frontend) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a message's prompt, without a message."""
         body = await frontend.read_body(request, CountTokensRequest)
-        frontend.require_model(body.model)
         _require_reasoning(frontend, body)
         chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):

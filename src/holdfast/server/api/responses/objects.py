@@ -17,7 +17,7 @@ from holdfast.server.api.response_fields import chat_logprobs, holdfast_object, 
 from holdfast.server.api.responses.requests import ResponsesRequest
 from holdfast.server.api.schema.objects import ChatCompletionTokenLogprob, HoldfastDetails, ResponseModel
 from holdfast.server.errors import ApiError
-from holdfast.server.prompts import Prompts
+from holdfast.server.prompts import PromptReader
 
 
 class OutputTextPart(ResponseModel):
@@ -146,7 +146,7 @@ class ResponseObject:
         self.request_id = response.call.request_id
 
     @property
-    def _prompts(self) -> Prompts:
+    def _prompts(self) -> PromptReader:
         return self._response.frontend.prompts
 
     def in_progress(self) -> dict[str, Any]:

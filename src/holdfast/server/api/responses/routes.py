@@ -15,7 +15,6 @@ from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
-from holdfast.server.middleware.request_log import use_request_id
 
 _STORED = {
     "/v1/responses/{id}": ["GET", "POST", "DELETE"],
@@ -35,8 +34,6 @@ def responses_routes(frontend: Frontend) -> APIRouter:
     async def create_response(request: Request) -> Response:
         """Create a response. Nothing is stored."""
         body = await frontend.read_body(request, ResponsesRequest)
-        use_request_id(request, body.request_id)
-        frontend.require_model(body.model)
         chat = await frontend.prepare(request, lambda token: to_chat(body))
         with errors_in_words(ERROR_WORDS):
             return await serve_chat(request, frontend, chat, lambda response: ResponseWriter(response, body))
@@ -49,7 +46,6 @@ def responses_routes(frontend: Frontend) -> APIRouter:
     async def count_input_tokens(request: Request) -> Response:
         """Count the tokens of a response's prompt, without a response."""
         body = await frontend.read_body(request, InputTokensRequest)
-        frontend.require_model(body.model)
         chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
             ids, _ = await frontend.run(

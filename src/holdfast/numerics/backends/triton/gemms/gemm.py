@@ -11,7 +11,7 @@ sums (`partial_sums.py`):
 
 Few rows go to a kernel of our own (`small_m_gemm.py`), which sums K in the library's order. At some
 numbers of rows a finished result is computed as two GEMMs, split along N, if that is faster
-(`certification/gemm/split_n.py`). The bits are the same.
+(`certification/gemm/split.py`). The bits are the same.
 """
 
 import torch

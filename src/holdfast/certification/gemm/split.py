@@ -1,30 +1,46 @@
-"""The split-K search: the fewest splits of K with which every batch size gives the same bits.
+"""How GEMMs are split: along K so that every batch size gives the same bits, along N by time.
 
 A library splits K by the batch size M. Where that does not change a bit, the library's own call is
 the recipe (split-K 0). Where it does, K is split in 1, 2, 4 or 8 parts whose fp32 sums are added in
 order. The search runs on the device, with synthetic weights of the shape, before any weights are
 loaded. The fewest splits win, never the fastest, so the same machine always makes the same choice.
-The library's own call may also be split along N by time (`split_n`), where the bits stay the same.
+
+Where the library's own call is the recipe, it may be split along N: the output columns are computed in
+two calls where that is faster. The result is bitwise identical: an output does not depend on its column's
+place. The search checks that for every split, and the certificate checks what runs. A library chooses
+its tiles by the shape, and at some shapes badly: 28672 columns with M = 448 took 286 us at once on an
+H200, and 166 us as 16128 columns and then 12544.
 
 The weights and probes are those of the certificate (`checks/order_probes.py`): they show the order
 of summation, which rounding the output would hide.
 """
 
+import statistics
+import time
 from collections.abc import Generator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from holdfast.certification.checks.order_probes import NUM_GEMM_PROBES, GemmProbes
-from holdfast.certification.gemm.multiply import PLAIN, Multiply
-from holdfast.certification.gemm.recipes import SPLITS, GemmRecipe, GemmShape
-from holdfast.certification.gemm.split_n import find_split_n
-from holdfast.certification.gemm.timing import TIMED_SIZES, time_recipe
+from holdfast.certification.gemm.recipes import PLAIN, SPLITS, GemmRecipe, GemmShape, Multiply
+from holdfast.certification.gemm.timing import TIMED_SIZES, TimedGemm, copies_of, time_recipe
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.bits import bits_of
 
 _MIN_SPLIT_WIDTH = 16
 _MAX_OWN_ROWS = 32  # of a GEMM that a kernel of our own may compute
+# Of split-N.
+_MIN_COLUMNS = 16384  # narrower GEMMs did not gain
+# Smaller batches are bound by loading weights; in larger ones a few tiles count for little.
+_SIZES = range(144, 513, 16)
+_SIXTEENTHS = (9, 12, 14, 8)  # of the columns, computed first
+_ALIGNMENT = 256
+_MIN_GAIN = 0.98  # of the time of one call, at most
+_TIE = 1.03  # of the best time: the first within it wins; halves have small tiles, which draw more power
+_ROUNDS = 3
+_ROUND_SECONDS = 5e-4
+_WARM_SECONDS = 0.3  # an idle device runs faster for a moment, and ranks the forms differently
 
 
 def search_split_k(
@@ -118,8 +134,8 @@ class _SplitKBench:
     def compare(
         self, split_k: int, sizes: Sequence[int], split_n: Mapping[int, int] | None = None
     ) -> tuple[list[int], int]:
-        """Those of the sizes that give the reference bits, and how many different results there are. The
-        reference is never split along N."""
+        """Return those of the sizes that give the reference bits, and how many different results there are.
+        The reference is never split along N."""
         device = self.weight.device
         calls = [(number, *seating) for number, size in enumerate(sizes) for seating in _seatings(size)]
         seats = torch.tensor([_pad(one) for _, one, _ in calls], device=device)  # [calls, probes]
@@ -140,13 +156,13 @@ class _SplitKBench:
         return matching, len({tuple(digest) for digest in digests.tolist()})
 
     def _product(self, size: int, at: Tensor, which: Tensor, split_k: int, split_n: int = 0) -> Tensor:
-        """The probes' rows of a product with M = size, as integers."""
+        """Return the probes' rows of a product with M = size, as integers."""
         x = self._neighbours[:size].clone()
         x.index_copy_(0, at, self._probes.index_select(0, which))
         return bits_of(self._multiply(x, self.weight, split_k, split_n).index_select(-2, at))
 
     def _digest(self, bits: Tensor) -> Tensor:
-        """One number for each probe: [.., probes, N] -> [probes]."""
+        """Return one number for each probe: [.., probes, N] -> [probes]."""
         mixed = (bits.to(torch.int64) * self._mix).sum(-1)
         return mixed if mixed.dim() == 1 else mixed.sum(0)
 
@@ -163,3 +179,46 @@ def _seatings(size: int) -> list[tuple[list[int], list[int]]]:
 
 def _pad(seats: list[int]) -> list[int]:
     return seats + [0] * (NUM_GEMM_PROBES - len(seats))
+
+
+def find_split_n(multiply: Multiply, weight: Tensor, sizes: Sequence[int]) -> dict[int, int]:
+    """Batch size -> columns to compute first, where that is faster than one call. Empty on a
+    CPU."""
+    outputs, width = weight.shape
+    if weight.device.type != "cuda" or outputs < _MIN_COLUMNS:
+        return {}
+    weights = copies_of(weight)
+    tried = (0, *(outputs * part // 16 // _ALIGNMENT * _ALIGNMENT for part in _SIXTEENTHS))
+    found: dict[int, int] = {}
+    is_warm = False
+    for size in sorted(set(sizes) & set(_SIZES)):
+        x = torch.randn(size, width, dtype=weight.dtype, device=weight.device)
+        forms = {split_n: TimedGemm(multiply, x, weights, 0, split_n) for split_n in tried}
+        if not is_warm:
+            _warm_up(forms[0])
+            is_warm = True
+        best = _fastest(forms)
+        if best:
+            found[size] = best
+    return found
+
+
+def _warm_up(form: TimedGemm) -> None:
+    until = time.monotonic() + _WARM_SECONDS
+    while time.monotonic() < until:
+        form.microseconds(32)
+
+
+def _fastest(forms: dict[int, TimedGemm]) -> int:
+    """Return the fastest split-N, measured in turns; 0, one call, unless a split is fast enough."""
+    times: dict[int, list[float]] = {split_n: [] for split_n in forms}
+    replays = max(1, round(1e6 * _ROUND_SECONDS / forms[0].microseconds() / forms[0].num_gemms))
+    for _ in range(_ROUNDS):
+        for split_n, form in forms.items():
+            times[split_n].append(form.microseconds(replays))
+    medians = {split_n: statistics.median(each) for split_n, each in times.items()}
+    whole = medians.pop(0)
+    best = min(medians.values())
+    if best > _MIN_GAIN * whole:
+        return 0
+    return next(split_n for split_n, time_taken in medians.items() if time_taken <= _TIE * best)
