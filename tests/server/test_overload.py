@@ -143,6 +143,7 @@ def test_template_process_that_dies_is_replaced(server: Server) -> None:
     others = [child for child in psutil.Process(server.pid).children() if child.pid != server.engine_pid]
     assert len(others) == 1
     others[0].kill()
+    wait_until(lambda: not others[0].is_running() or others[0].status() == psutil.STATUS_ZOMBIE)
     assert server.post("/tokenize", chat).json()["tokens"] == ids
 
 

@@ -24,7 +24,7 @@ from holdfast.core.results import ThoughtIds
 from holdfast.core.step_plan import Pass, Span
 from holdfast.errors import ConfigError
 from holdfast.models.decoder import Decoder, LayerHook
-from holdfast.numerics.backends.cpu_pages import untouched_zeros
+from holdfast.numerics.backends.cpu import untouched_zeros
 from holdfast.numerics.bits import bits_of
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.thinking.blocks import ThoughtBlocks

@@ -14,6 +14,8 @@ from pydantic import BaseModel
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import InvalidRequest
+from holdfast.server.api.anthropic.requests import MessagesRequest
+from holdfast.server.api.responses.requests import ResponsesRequest
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -32,20 +34,13 @@ MESSAGE = {"role": "user", "content": "a"}
 PICKLE = "gASVDgAAAAAAAACMBXBvc2l4lC4="
 
 COMPLETION: list[Case] = [
-    ({"prompt": None}, "prompt", "invalid_type"),
-    ({"prompt": [1.5]}, "prompt[0]", "invalid_type"),
-    ({"prompt": [True]}, "prompt[0]", "invalid_type"),
     ({"prompt": [2**63]}, "prompt[0]", "invalid_value"),
-    ({"prompt": [5, "a"]}, "prompt[1]", "invalid_type"),
-    ({"prompt": ["a", 5]}, "prompt[0]", "invalid_type"),
-    ({"top_k": 0.01}, "top_k", "invalid_type"),  # vLLM #3341
     ({"n": 2**64}, "n", "invalid_value"),
     ({"n": 10**9}, "n", "invalid_value"),  # CVE-2026-34756
     ({"best_of": 10**6}, "best_of", "invalid_value"),  # CVE-2024-8939
     ({"logprobs": 10**9}, "logprobs", "invalid_value"),
     ({"max_tokens": 2**63}, "max_tokens", "invalid_value"),
     *[({"prompt_logprobs": bad}, "prompt_logprobs", "invalid_value") for bad in (-1, 21, 2**64)],
-    ({"prompt_logprobs": True}, "prompt_logprobs", "invalid_type"),
     *[
         ({"truncate_prompt_tokens": bad}, "truncate_prompt_tokens", "invalid_value")
         for bad in (0, -2, 1 << 25)
@@ -53,8 +48,6 @@ COMPLETION: list[Case] = [
     *[({"cache_salt": bad}, "cache_salt", "invalid_value") for bad in ("", "x" * 257)],
     *[({"request_id": bad}, "request_id", "invalid_value") for bad in ("", "a b", "a\n", "é", "x" * 65)],
     *[({"priority": bad}, "priority", "invalid_value") for bad in (1, -1, 10**30)],
-    ({"include_stop_str_in_output": "no"}, "include_stop_str_in_output", "invalid_type"),
-    ({"return_tokens_as_token_ids": 0}, "return_tokens_as_token_ids", "invalid_type"),
     (
         {"stream_options": {"continuous_usage_stats": 1}},
         "stream_options.continuous_usage_stats",
@@ -63,7 +56,6 @@ COMPLETION: list[Case] = [
     ({"stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
     ({"allowed_token_ids": [5] * 500_000}, "allowed_token_ids", "invalid_value"),
-    ({"logit_bias": [1, 2]}, "logit_bias", "invalid_type"),
     ({"model": "a" * 5_000_000}, "model", "invalid_value"),
 ]
 CHAT: list[Case] = [
@@ -71,14 +63,8 @@ CHAT: list[Case] = [
     ({"messages": [{"content": "a"}]}, "messages[0].role", "missing_required_parameter"),
     ({"messages": [{"role": "a" * 5_000_000, "content": "a"}]}, "messages[0].role", "invalid_value"),
     ({"messages": [{"role": "", "content": "a"}]}, "messages[0].role", "invalid_value"),
-    ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "invalid_type"),
-    ({"messages": [{"role": "user", "content": [None]}]}, "messages[0].content[0]", "invalid_type"),
-    ({"messages": [{"role": "user", "tool_calls": "f"}]}, "messages[0].tool_calls", "invalid_type"),
     ({"messages": [{"role": "user", "content": ""}] * 2049}, "messages", "invalid_value"),
     ({"logprobs": True, "top_logprobs": 10**9}, "top_logprobs", "invalid_value"),
-    ({"chat_template_kwargs": []}, "chat_template_kwargs", "invalid_type"),
-    ({"moderation": {"model": "m"}}, "moderation", "invalid_type"),
-    ({"tools": [None]}, "tools[0]", "invalid_type"),
 ]
 # Fields of other servers: programs of the client (CVE-2025-62164: prompt_embeds; CVE-2026-7304:
 # custom_logit_processor; CVE-2025-61620: chat_template), negative lengths of llama.cpp (CVE-2026-21869:
@@ -110,6 +96,33 @@ def test_bad_completion_fields_are_refused(fields: dict[str, Any], param: str, c
 def test_bad_chat_fields_are_refused(fields: dict[str, Any], param: str, code: str) -> None:
     error = refusal({"messages": [MESSAGE], **fields}, ChatCompletionRequest)
     assert (error.param, error.code) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("model", "needed"),
+    [
+        *((one, {"prompt": "a"}) for one in (CompletionRequest, TokenizeRequest)),
+        (ChatCompletionRequest, {"messages": [MESSAGE]}),
+        (EmbeddingRequest, {"input": "a"}),
+        (ScoreRequest, {"prompt": "a", "completion": "b"}),
+        (DetokenizeRequest, {"tokens": [5]}),
+        (ReplayRequest, {"receipt": {}}),
+        (MessagesRequest, {"messages": [MESSAGE], "max_tokens": 1}),
+        (ResponsesRequest, {"input": "a"}),
+    ],
+)
+def test_an_odd_value_is_refused_by_the_name_of_its_field(
+    model: type[BaseModel], needed: dict[str, Any]
+) -> None:
+    named: list[tuple[str, str | None]] = []
+    for name in model.model_fields:
+        for value in (-7, 0.5, True, "\0", "7", [], [[[]]], [None], [{}], {"": None}):
+            try:
+                parse_body(json.dumps({**needed, name: value}).encode(), model)
+            except ApiError as error:
+                named.append((name, error.param))
+    assert len(named) >= 4 * len(model.model_fields)
+    assert [one for one in named if one[1] is None or not one[1].startswith(one[0])] == []
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

@@ -1,3 +1,1 @@
-"""The engine process and the frontend's connection to it: messages over a socket pair, response
-streams, a supervisor.
-"""
+"""The process boundary: ports to engines, the requests that outlive them, and the engine's side."""

@@ -5,7 +5,7 @@ checked here.
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -23,10 +23,10 @@ from holdfast.numerics.backends.c.layers import (
     norm_address,
     norm_code,
 )
-from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_bytes, new_cpu_layer
+from holdfast.numerics.backends.cpu import CpuBackend, new_bytes
 from holdfast.numerics.batch_sizes import cpu_batch_sizes
 from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
-from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
+from holdfast.numerics.experts import Experts, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer, run_layers
 from holdfast.numerics.ops import Capabilities, Linear
@@ -41,15 +41,13 @@ _BLOCK_HEADER = struct.Struct("<16q")  # BlockWeight in block_linear.c
 _MAX_BLOCK_PARTS = 3
 
 
-class CBackend:
+class CBackend(CpuBackend):
     """Implements `Backend` with the kernels built for this CPU.
 
     Its recipe is portable: every CPU computes the same bits. bf16 on a CPU with AMX is the exception, a
     recipe of its own, unless `portable` is set.
     """
 
-    device = torch.device("cpu")
-    page_size = CPU_PAGE_SIZE
     can = Capabilities(cpu_batch_sizes, layer_sizes=(1, 2, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS))
 
     def __init__(
@@ -87,18 +85,6 @@ class CBackend:
         if self.dtype is torch.float32:
             return self
         return CBackend(torch.float32, self._kernels, self._num_threads)
-
-    def expert_forms(self, w: Linear) -> tuple[Linear, ...]:
-        return ()
-
-    def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
-        return new_cpu_layer(num_pages, kv_heads, head_dim, self.dtype)
-
-    def tile_tokens(self, span_len: int, group: int) -> int:
-        return 0
-
-    def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
-        return batch
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
@@ -146,9 +132,6 @@ class CBackend:
         assert part.in_features == in_features and in_features % form.length == 0
         assert part.data.shape == (part.out_features, in_features // form.length * form.num_bytes)
         return self._kernels.block_bytes(form.type_number, part.out_features, in_features)
-
-    def pack_experts(self, weights: Iterable[tuple[Tensor, Tensor | None]], count: int) -> ExpertLinears:
-        return ExpertLinears(tuple(self.pack(*one) for one in weights))
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
         return self._gemm(x, w, self.dtype)
@@ -417,12 +400,6 @@ class CBackend:
     def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
         return route(self, logits, top_k, normalizes=normalizes)
 
-    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        return combine(outputs, weights)
-
-    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
-        return table.index_select(0, token_ids.clamp(min=0))
-
     def embed_packed(self, table: Linear, token_ids: Tensor) -> Tensor:
         ids = self._row_ids(token_ids, table.out_features)
         assert len(table.blocks) == 1
@@ -493,9 +470,6 @@ class CBackend:
                 values.data_ptr(), ids.data_ptr(), logits.data_ptr(), rows, vocabulary, k, self._num_threads
             )
         return values, ids
-
-    def new_token_history(self, num_pages: int) -> None:
-        return None
 
 
 def _with_packed_heads(x: Tensor) -> Tensor:

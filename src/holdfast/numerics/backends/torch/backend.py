@@ -5,18 +5,18 @@ Here the batch does change bits: torch's GEMM chooses its order of summation by 
 so the GEMM always has the same shape. Attention has one form for fast and canonical passes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
+from holdfast.numerics.backends.cpu import CpuBackend
 from holdfast.numerics.backends.torch import sampling
 from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, attention
 from holdfast.numerics.batch_sizes import cpu_batch_sizes
-from holdfast.numerics.experts import ExpertLinears, Experts, combine, route, run_experts
+from holdfast.numerics.experts import Experts, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer, run_layers
 from holdfast.numerics.ops import Capabilities, Linear
@@ -38,11 +38,9 @@ def has_native_gemm(dtype: torch.dtype) -> bool:
     return bool(can.get("avx512_fp16") or can.get("amx_fp16"))
 
 
-class TorchBackend:
+class TorchBackend(CpuBackend):
     """Implements `Backend` with torch operations."""
 
-    device = torch.device("cpu")
-    page_size = CPU_PAGE_SIZE
     can = Capabilities(
         cpu_batch_sizes,
         layer_sizes=(1, 2, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS),
@@ -67,18 +65,6 @@ class TorchBackend:
     def in_fp32(self) -> "TorchBackend":
         return self if self.dtype is torch.float32 else TorchBackend(torch.float32)
 
-    def expert_forms(self, w: Linear) -> tuple[Linear, ...]:
-        return ()
-
-    def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
-        return new_cpu_layer(num_pages, kv_heads, head_dim, self.dtype)
-
-    def tile_tokens(self, span_len: int, group: int) -> int:
-        return 0
-
-    def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
-        return batch
-
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
         data = weight.to(self.dtype).to(self.dtype if self._native else torch.float32).contiguous()
@@ -86,9 +72,6 @@ class TorchBackend:
             data = data.clone()
         bias32 = None if bias is None else bias.to(torch.float32)
         return Linear(data, bias32, in_features, out_features, self.dtype)
-
-    def pack_experts(self, weights: Iterable[tuple[Tensor, Tensor | None]], count: int) -> ExpertLinears:
-        return ExpertLinears(tuple(self.pack(*one) for one in weights))
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
         return self._gemm(x, w, canonical).to(self.dtype)
@@ -230,12 +213,6 @@ class TorchBackend:
     def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
         return route(self, logits, top_k, normalizes=normalizes)
 
-    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        return combine(outputs, weights)
-
-    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
-        return table.index_select(0, token_ids.clamp(min=0))
-
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         return sampling.sample(logits, batch)
 
@@ -248,6 +225,3 @@ class TorchBackend:
 
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return sampling.topk(logits, k)
-
-    def new_token_history(self, num_pages: int) -> None:
-        return None

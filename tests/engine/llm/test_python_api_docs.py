@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast import LLM, AsyncLLM
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "python-api.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "python-api.md"
 SMALL: dict[str, Any] = {"dtype": "fp32", "max_pass_tokens": 64, "max_num_seqs": 8}
 
 

@@ -1,0 +1,91 @@
+"""What the C and the torch backend share: pages and weights in main memory, and no device that only
+knows a part of what the host knows."""
+
+import mmap
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.numerics.experts import ExpertLinears, combine
+from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.ops import Linear
+
+_MAPPED_BYTES = 1 << 22
+_MAPPED_WEIGHT_BYTES = 1 << 16
+
+
+class CpuBackend:
+    """The operations of `Backend` that both CPU backends have in the same form."""
+
+    device = torch.device("cpu")
+    page_size = 16
+    dtype: torch.dtype
+
+    def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
+        """Return pages of zeros, which use no memory until they are written.
+
+        Raises MemoryError if the system refuses.
+        """
+        return KVLayer(
+            keys=untouched_zeros((num_pages, kv_heads, head_dim, self.page_size), self.dtype),
+            values=untouched_zeros((num_pages, kv_heads, self.page_size, head_dim), self.dtype),
+        )
+
+    def tile_tokens(self, span_len: int, group: int) -> int:
+        return 0
+
+    def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
+        return batch
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        raise NotImplementedError
+
+    def pack_experts(self, weights: Iterable[tuple[Tensor, Tensor | None]], count: int) -> ExpertLinears:
+        return ExpertLinears(tuple(self.pack(*one) for one in weights))
+
+    def expert_forms(self, w: Linear) -> tuple[Linear, ...]:
+        return ()
+
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        return combine(outputs, weights)
+
+    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
+        return table.index_select(0, token_ids.clamp(min=0))
+
+    def new_token_history(self, num_pages: int) -> None:
+        return None
+
+
+def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros whose memory is allocated when it is first written, in the system's small pages.
+
+    torch.zeros would write all of it now. numpy asks for huge pages: one request, with a few tokens in
+    every layer, would make 2 MiB of each layer resident.
+    """
+    num_bytes = prod(shape) * dtype.itemsize
+    if sys.platform != "linux" or num_bytes < _MAPPED_BYTES:
+        return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)
+    return torch.frombuffer(_map_zeros(num_bytes), dtype=dtype).view(shape)
+
+
+def _map_zeros(num_bytes: int) -> mmap.mmap:
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"{num_bytes} bytes cannot be allocated: {error}") from error
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
+
+
+def new_bytes(num_bytes: int) -> Tensor:
+    """Memory for packed weights, uint8 [num_bytes], mapped by itself: it takes no more than its size,
+    and goes back to the system when it is freed, where torch's allocator keeps memory."""
+    if sys.platform != "linux" or num_bytes < _MAPPED_WEIGHT_BYTES:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    return torch.frombuffer(_map_zeros(num_bytes), dtype=torch.uint8)
