@@ -35,11 +35,12 @@ from typing import Any, cast
 import msgspec
 import psutil
 
+from holdfast.bench.serve import percentiles
 from holdfast.engine.config import EngineConfig
 from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
 from holdfast.server.main import run_event_loop
-from measure import Bench, percentiles
+from measure import Bench
 from sleeping_engine import SleepingServer, StepTime
 
 _HOST = "127.0.0.1"

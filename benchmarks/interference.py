@@ -12,9 +12,9 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.bench.serve import ServeLoad, connect, run_load
+from holdfast.bench.serve import ServeLoad, connect, percentiles, run_load
 from holdfast.errors import EngineStopped
-from measure import Bench, percentiles
+from measure import Bench
 
 LIMITS = {"auto": 1.10, "verify": 1.25}  # of the ratio of medians
 _WARM_UP_SECONDS = 5.0

@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -115,15 +114,6 @@ def title(header: Row) -> str:
 def best_of(rounds: int, run: Callable[[], float]) -> float:
     """Return the shortest time of some rounds: other load on the machine only makes one longer."""
     return min(run() for _ in range(rounds))
-
-
-def percentiles(values: Iterable[float]) -> dict[str, float]:
-    """Return p50, p90 and p99, interpolated; nothing if there are fewer than two values."""
-    ordered = sorted(values)
-    if len(ordered) < 2:
-        return {}
-    cuts = statistics.quantiles(ordered, n=100, method="inclusive")
-    return {f"p{percent}": cuts[percent - 1] for percent in (50, 90, 99)}
 
 
 def shown(value: object) -> str:

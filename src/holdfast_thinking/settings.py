@@ -17,15 +17,36 @@ import msgspec
 
 from holdfast.core.options import option
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.names import known_tasks
-from holdfast_thinking.data.text_examples import AnswerForm
 
+# thinking: thoughts and a plain answer. none: the plain answer only. cot: a chain of thought says what is thought.
+AnswerForm = Literal["thinking", "none", "cot"]
 # What a thought of the task variables says: the changed value, all of them, or the calculation and all.
 ThoughtContent = Literal["changed", "all", "worked"]
 _LARGEST_BATCH = 1 << 16
 _LARGEST_PAGE = 64  # tokens of a KV page on a GPU; 16 on a CPU
 _ONE_OR_MORE = ("max_events", "chunk", "max_thought", "l_in", "steps", "batch", "accumulate", "eval_texts")
 _ABOVE_ZERO = ("learning_rate", "block_rate", "clip", "minutes")
+
+TASKS = ("parity", "variables", "coin-talk", "variable-talk", "outside")
+_FILE_TASKS = ("jsonl", "chat")
+
+
+def known_tasks() -> str:
+    """Name the tasks, for messages."""
+    return ", ".join((*TASKS, *(f"{kind}:FILE" for kind in _FILE_TASKS), "FILE.py:CLASS"))
+
+
+def require_tasks(names: Iterable[str]) -> None:
+    """Refuse names that are no task's."""
+    for name in names:
+        kind, _, rest = name.rpartition(":") if is_own_task(name) else name.partition(":")
+        if name not in TASKS and not ((kind in _FILE_TASKS or is_own_task(name)) and rest):
+            raise ConfigError(f"there is no task {name!r}; expected {known_tasks()}")
+
+
+def is_own_task(name: str) -> bool:
+    """Return whether the name is a class in a Python file."""
+    return name.rpartition(":")[0].endswith(".py")
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,6 @@ def test_after_the_time_no_measurement_begins(load: Load) -> None:
     assert bench.rows == [{"part": "cells", "cut_off": "no measurement began after 0 minutes"}]
 
 
-def test_percentiles_are_interpolated(load: Load) -> None:
-    assert load("measure").percentiles(range(101)) == {"p50": 50, "p90": 90, "p99": 99}
-
-
 def test_names_choose_parts_and_cells(load: Load) -> None:
     gpu = load("gpu")
     assert gpu.parse_names(None) == (gpu.PARTS, tuple(gpu.CELLS))

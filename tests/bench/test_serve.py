@@ -69,8 +69,8 @@ def test_tokens_after_the_end_do_not_count() -> None:
 
 
 def test_percentiles_are_interpolated() -> None:
-    assert percentiles(range(101)) == [50, 90, 99]
-    assert percentiles([1.0]) == []
+    assert percentiles(range(101)) == {"p50": 50, "p90": 90, "p99": 99}
+    assert percentiles([1.0]) == {}
 
 
 def test_server_that_cannot_start_says_why() -> None:

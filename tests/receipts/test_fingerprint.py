@@ -281,7 +281,7 @@ def test_own_code_is_named_by_versions(plain: Fingerprint) -> None:
 def test_thinking_code_is_a_part_of_thinking_models_only(folder: Path) -> None:
     config, backend = open_checkpoint(folder).config, open_backend(torch.float32, num_threads=1)
     given = (config, [0], byte_tokenizer(), backend, apply_numeric_settings(), {"kind": "cpu"}, {})
-    plain, thinking = engine_parts(*given)["code"], engine_parts(*given, thinking={})["code"]
+    plain, thinking = engine_parts(*given)["code"], engine_parts(*given, extra={"thinking": {}})["code"]
     assert thinking == {**plain, "thinking": VERSIONS["thinking"]}  # type: ignore[dict-item]
     assert "thinking" not in plain  # type: ignore[operator]
 

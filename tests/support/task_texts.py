@@ -3,9 +3,10 @@
 import random
 from typing import Any
 
-from holdfast_thinking.data.text_examples import AnswerForm, TextRules, TextTask, make_batch
+from holdfast_thinking.data.text_examples import TextRules, TextTask, make_batch
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.model.tokenizer import EOS, build_tokenizer
+from holdfast_thinking.settings import AnswerForm
 
 
 def draw_batch(

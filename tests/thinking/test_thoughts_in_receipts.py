@@ -100,7 +100,8 @@ def test_receipt_with_invalid_thoughts_is_refused(llm: LLM, thoughts: object) ->
 
 
 def test_invalid_forced_thoughts_are_refused(llm: LLM) -> None:
-    end = llm.engine.limits.thought_end
+    assert llm.engine.limits.thinking is not None
+    end = llm.engine.limits.thinking.end_id
     for forced, message in (
         ({0: (end,)}, "which ends a thought"),
         ({0: (70,) * 4}, "at most 3 tokens"),

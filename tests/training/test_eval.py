@@ -16,7 +16,6 @@ from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.locate import COIN, locate
-from holdfast_thinking.data.text_examples import AnswerForm
 from holdfast_thinking.eval.accuracy import measure_accuracy, opposite, swap_last_thought
 from holdfast_thinking.eval.latency import measure_latency
 from holdfast_thinking.eval.model import EvalModel, EvalPrompt, final_answer
@@ -24,7 +23,7 @@ from holdfast_thinking.eval.report import Row, compare_pairs, show_eval
 from holdfast_thinking.eval.run import EvalSettings, run_eval
 from holdfast_thinking.run.export import INFO_FILE, TrainingInfo, export, read_training_info
 from holdfast_thinking.run.loop import start_run
-from holdfast_thinking.settings import SIZES, TrainingSettings
+from holdfast_thinking.settings import SIZES, AnswerForm, TrainingSettings
 
 SETTINGS = TrainingSettings(
     tasks=("parity", "variables"), max_events=4, size=SIZES["tiny"], chunk=4, variables_thought="all"

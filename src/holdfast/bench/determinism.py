@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from holdfast.bench.features import Feature, combine, find_features
-from holdfast.bench.load import LoadScale
+from holdfast.bench.load import LoadScale, ProbeRequest
 from holdfast.bench.stress import StressSummary, stress_test
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
@@ -89,6 +89,20 @@ class _Loads:
     scale: LoadScale
     others: Sequence[SamplingParams]
 
+    def run(
+        self, engine: Engine, probe: ProbeRequest, mode: DeterminismMode, num_runs: int, first: int = 0
+    ) -> StressSummary:
+        return stress_test(
+            engine,
+            probe,
+            (mode,),
+            num_runs,
+            seed=self.seed,
+            scale=self.scale,
+            others=self.others,
+            first_run=first,
+        )
+
 
 def _run_cell(engine: Engine, plain: Engine, feature: Feature, loads: _Loads) -> CellResult:
     """Run one feature in `auto` and, on the plain engine, in `verify`, in turn."""
@@ -97,18 +111,7 @@ def _run_cell(engine: Engine, plain: Engine, feature: Feature, loads: _Loads) ->
     try:
         for number in range(loads.num_runs):
             source, mode = runs[number % 2]
-            found.merge(
-                stress_test(
-                    source,
-                    feature.probe(),
-                    (mode,),
-                    1,
-                    seed=loads.seed,
-                    scale=loads.scale,
-                    others=loads.others,
-                    first_run=number,
-                )
-            )
+            found.merge(loads.run(source, feature.probe(), mode, 1, number))
     except InvalidRequest as error:
         return CellResult(feature.name, True, None, "skipped", str(error))
     return CellResult(feature.name, True, found, *judge(found))
@@ -116,15 +119,7 @@ def _run_cell(engine: Engine, plain: Engine, feature: Feature, loads: _Loads) ->
 
 def _run_off(engine: Engine, feature: Feature, loads: _Loads) -> StressSummary:
     """Run one feature as an ordinary request."""
-    return stress_test(
-        engine,
-        feature.probe(deterministic=False),
-        ("off",),
-        loads.num_runs,
-        seed=loads.seed,
-        scale=loads.scale,
-        others=loads.others,
-    )
+    return loads.run(engine, feature.probe(deterministic=False), "off", loads.num_runs)
 
 
 def judge(summary: StressSummary) -> tuple[CellStatus, str]:

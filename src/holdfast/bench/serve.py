@@ -26,7 +26,7 @@ import httpx
 
 from holdfast.errors import ConfigError, EngineStopped
 
-_WORDS = (
+_WORDS = [
     "sea",
     "ship",
     "cold",
@@ -40,7 +40,7 @@ _WORDS = (
     "snow",
     "road",
     "hill",
-)
+]
 _START_SECONDS = 300.0  # a first start certifies, and may download the model
 _STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.2
@@ -158,10 +158,12 @@ class ServeRun:
         return found if self.answers else [*found, "no request was answered in time"]
 
 
-def percentiles(values: Collection[float]) -> list[float]:
+def percentiles(values: Collection[float]) -> dict[str, float]:
     """Return p50, p90 and p99, interpolated; nothing for fewer than two values."""
-    cuts = quantiles(values, n=100, method="inclusive") if len(values) > 1 else None
-    return [] if cuts is None else [cuts[percent - 1] for percent in _PERCENTS]
+    if len(values) < 2:
+        return {}
+    cuts = quantiles(values, n=100, method="inclusive")
+    return {f"p{percent}": cuts[percent - 1] for percent in _PERCENTS}
 
 
 async def run_load(
@@ -203,10 +205,8 @@ async def _send(client: httpx.AsyncClient, body: Mapping[str, Any], prompt: int 
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
-                answer.error, answer.detail = (
-                    f"HTTP {response.status_code}",
-                    (await response.aread()).decode()[:300],
-                )
+                answer.error = f"HTTP {response.status_code}"
+                answer.detail = (await response.aread()).decode()[:300]
             async for data in response.aiter_bytes():
                 *events, rest = (rest + data).split(b"\n\n")
                 for event in events:

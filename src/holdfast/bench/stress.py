@@ -80,12 +80,9 @@ class StressSummary:
         return len(self.results)
 
     def add(self, run: StressRun) -> None:
-        bits = result_bits(run.result)
-        self.results[bits] = self.results.get(bits, 0) + 1
-        self.num_runs += 1
-        self.num_checks += run.counters.num_spot_checks
-        self.num_revocations += run.counters.num_revocations
-        self._add_stats(run.result.stats)
+        counters, bits = run.counters, {result_bits(run.result): 1}
+        checks, revocations = counters.num_spot_checks, counters.num_revocations
+        self.merge(StressSummary(bits, run.result.stats, 1, checks, revocations))
 
     def merge(self, other: "StressSummary") -> None:
         """Add the runs of another part of the same test."""
@@ -94,11 +91,8 @@ class StressSummary:
         self.num_runs += other.num_runs
         self.num_checks += other.num_checks
         self.num_revocations += other.num_revocations
-        self._add_stats(other.stats)
-
-    def _add_stats(self, stats: Stats) -> None:
         for one in fields(Stats):
-            setattr(self.stats, one.name, getattr(self.stats, one.name) + getattr(stats, one.name))
+            setattr(self.stats, one.name, getattr(self.stats, one.name) + getattr(other.stats, one.name))
 
 
 def result_bits(result: Result) -> ResultBits:

@@ -144,11 +144,12 @@ class AnswerWriter:
 
 def has_thoughts(llm: "LLM", params: SamplingParams) -> bool:
     """Return whether this model thinks with these settings. A note says why not."""
-    if not llm.engine.limits.max_thought:
+    thinks = llm.engine.limits.thinking is not None
+    if not thinks:
         note("this model does not think: there are no thoughts to show")
     elif not params.think:
         note("without thinking there are no thoughts to show")
-    return llm.engine.limits.max_thought > 0 and params.think
+    return thinks and params.think
 
 
 class NewThoughts:

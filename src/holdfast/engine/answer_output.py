@@ -13,7 +13,6 @@ sent, or the request ends with `GuaranteeLost`.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from holdfast.core.events import (
     ExtraCommitted,
@@ -322,15 +321,10 @@ class RequestAnswers:
         thoughts = [self._decode_thought(one) for one in enumerate(sent)]
         return AnswerOutput(prepared, index, detokenizer, thoughts)
 
-    def _decode_thought(self, item: Any) -> Thought:
-        """item: (chunk, token ids of the thought)."""
-        chunk, token_ids = item
+    def _decode_thought(self, item: object) -> Thought:
         logs = thought_logs(self._scheduler.config.new_extension)
         assert logs is not None
-        position = (chunk + 1) * logs.chunk_len - 1
-        # A model may have more ids than its tokenizer; the ids above have no text.
-        known = [token_id for token_id in token_ids if token_id < self._tokenizer.vocab_size]
-        return Thought(chunk, position, self._tokenizer.decode(known).strip(), token_ids)
+        return logs.decode(item, self._tokenizer)
 
     def process(
         self,

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from holdfast.core.results import ThoughtIds
 from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.sent import Sent
 from holdfast.core.stop_rules import FinishReason
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.receipt import Receipt, ReceiptChoice
 from holdfast.text.detokenizer import Detokenizer
-from holdfast.thinking.log import ThinkRule
+from holdfast.thinking.log import ThoughtLogs
 
 if TYPE_CHECKING:
     from holdfast.text.tokenizer import Tokenizer
@@ -56,25 +55,28 @@ def sent_of(
     tokenizer: "Tokenizer",
     max_tokens: int,
     *,
-    chunk_len: int = 0,
-    while_answering: bool = False,
+    thinking: ThoughtLogs | None = None,
 ) -> tuple[Sent, ...]:
-    """What the client has: the receipt's tokens, their logprobs, their text and their thoughts.
+    """Return what the client has: the receipt's tokens, their logprobs, their text and their thoughts.
 
-    An answer that has its max_tokens while another of its request has not has ended. chunk_len and
-    while_answering are of a model that thinks.
+    An answer that has its max_tokens while another of its request has not has ended. thinking: of a
+    model that thinks.
     """
     skip = receipt.params.skip_special_tokens
-    rule = ThinkRule.of(receipt.params, len(prompt_ids), while_answering=while_answering)
 
     def sent_choice(choice: ReceiptChoice) -> Sent:
         known = [id_ for id_ in choice.token_ids if id_ < tokenizer.vocab_size]
         text = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=skip).extend(known)
+        thoughts = []
+        if thinking is not None:
+            thoughts = thinking.of_receipt(
+                choice.thoughts or (), receipt.params, len(prompt_ids), len(choice.token_ids)
+            )
         return Sent(
             array("i", choice.token_ids),
             array("f", _logprobs(choice)),
             len(text),
-            list(_thoughts(choice, len(prompt_ids), chunk_len, rule)),
+            thoughts,
             finish_reason=_finish_reason(choice, max_tokens),
         )
 
@@ -90,21 +92,3 @@ def _finish_reason(choice: ReceiptChoice, max_tokens: int) -> FinishReason | Non
 def _logprobs(choice: ReceiptChoice) -> tuple[float, ...]:
     bits = () if choice.logprobs is None else choice.logprobs.bits
     return struct.unpack(f">{len(bits)}f", bytes.fromhex("".join(bits)))
-
-
-def _thoughts(
-    choice: ReceiptChoice, prompt_len: int, chunk_len: int, rule: ThinkRule
-) -> tuple[ThoughtIds, ...]:
-    """The thoughts after chunks 0, 1, 2, ... A receipt leaves trivial ones out. The last token of an
-    answer is in no chunk: its KV was not computed. If there is no token, the prompt may have been read in
-    part: later thoughts than those of the receipt are not known."""
-    thoughts = dict(choice.thoughts or ())
-    num_known = max(thoughts, default=-1) + 1
-    chunks = range((prompt_len + max(1, len(choice.token_ids)) - 1) // chunk_len if chunk_len else 0)
-    num_thoughts = sum(rule.thinks(chunk, chunk_len) for chunk in chunks)
-    if chunk_len and num_known > num_thoughts:
-        raise InvalidRequest(
-            f"the receipt has a thought after chunk {max(thoughts)}, but {num_thoughts} chunks of its answer are "
-            "thought about"
-        )
-    return tuple(thoughts.get(chunk, ()) for chunk in range(num_thoughts if choice.token_ids else num_known))

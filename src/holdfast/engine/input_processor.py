@@ -18,6 +18,7 @@ from holdfast.core.sent import Sent
 from holdfast.core.structured_output import Grammar, StructuredOutput
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
 from holdfast.text.tokenizer import Tokenizer
+from holdfast.thinking.config import ThinkingConfig, check_forced
 
 Prompt = str | Sequence[int]
 _MAX_BAD_WORD_LISTS = 64
@@ -60,8 +61,7 @@ class RequestLimits:
     max_model_len: int
     eos_ids: frozenset[int]
     refusal: str | None  # why deterministic requests are refused, or None
-    max_thought: int = 0  # tokens of a thought; 0: the model does not think
-    thought_end: int = -1  # the token that ends a thought
+    thinking: ThinkingConfig | None = None  # None: the model does not think
     defaults: RequestDefaults = NO_DEFAULTS
     hidden_size: int = 0  # dimensions of an embedding
 
@@ -209,16 +209,7 @@ class InputProcessor:
         self._check_ids(params.allowed_ids or (), "allowed_token_ids: ")
         self._check_ids([id_ for id_, _ in params.biases], "logit_bias: ")
         self._check_ids([id_ for _, thought in params.forced for id_ in thought], "forced_thoughts: ")
-        if params.forced and not limits.max_thought:
-            raise InvalidRequest("forced_thoughts are for models that think; this one does not")
-        for _, thought in params.forced:
-            if len(thought) > limits.max_thought:
-                raise InvalidRequest(f"a thought of this model has at most {limits.max_thought} tokens")
-            if limits.thought_end in thought:
-                raise InvalidRequest(
-                    f"forced_thoughts holds {limits.thought_end}, which ends a thought and is not part of one; "
-                    "[] is the empty thought"
-                )
+        check_forced(limits.thinking, params)
         if len(prompt_ids) + params.max_tokens > limits.max_model_len:
             raise PromptTooLong(
                 f"the prompt has {len(prompt_ids)} tokens and max_tokens is {params.max_tokens}, together more than "

@@ -33,6 +33,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from importlib import metadata
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -76,13 +77,16 @@ def engine_parts(
     settings: NumericSettings,
     device: Mapping[str, JsonValue],
     canary: Mapping[str, str],
-    thinking: Mapping[str, JsonValue] | None = None,
+    extra: Mapping[str, Mapping[str, JsonValue]] = MappingProxyType({}),
 ) -> dict[str, JsonValue]:
-    """Return every part except the decoder's weights. A thinking model has one more, and so has an engine for
-    which special tokens in content are no text: it reads other prompts in the same messages."""
+    """Return every part except the decoder's weights.
+
+    extra: what a model adds, by the component of code that computes it. An engine for which special tokens
+    in content are no text has a part more: it reads other prompts in the same messages.
+    """
     recipe = backend.recipe
     return {
-        **({} if thinking is None else {"thinking": dict(thinking)}),
+        **{name: dict(part) for name, part in extra.items()},
         **({"special_tokens_in_content": "control"} if tokenizer.controls_in_content else {}),
         "config": config_parts(config, eos_ids),
         "tokenizer": tokenizer.digest(),
@@ -90,15 +94,10 @@ def engine_parts(
         "dtype": recipe.dtype,
         "recipe": {name: value for name, value in recipe.as_dict().items() if name != "dtype"},
         "rope_tables": digest_rope_tables(config),
-        "code": own_code(thinks=thinking is not None),
+        "code": {name: VERSIONS[name] for name in (*_CODE, *extra)},
         **_machine_parts(backend, device, settings),
         "canary": {**canary, **({} if recipe.depends_on_device else _text_canary(tokenizer))},
     }
-
-
-def own_code(*, thinks: bool) -> dict[str, int]:
-    """Return the versions of our code that decides bits, without the backend's: that is in the recipe."""
-    return {name: VERSIONS[name] for name in (*_CODE, *(("thinking",) if thinks else ()))}
 
 
 def _machine_parts(

@@ -159,10 +159,10 @@ class Call:
         return num_started * self._num_choices, (len(open_streams) - num_started) * self._num_choices
 
     @property
-    def thinks(self) -> bool:
-        """Whether the model is one that thinks."""
+    def has_model_fields(self) -> bool:
+        """Whether the model adds fields to bodies and responses (`api/model_fields.py`)."""
         ready = self._requests.ready
-        return ready is not None and ready.chunk > 0
+        return ready is not None and ready.thinking is not None
 
     async def accepted(self) -> None:
         """Wait until the engine accepted every prompt. Raises if it refused one."""
@@ -325,15 +325,13 @@ class Call:
             self._start_counted = True
             self._metrics.started(stream.queue_seconds)
             self._trace_span().started(stream.queue_seconds)
-        if delta.thoughts:
-            self._metrics.thoughts(delta.thoughts)
+        self._metrics.received(stream.request_id + delta.index, delta)
         if delta.token_ids:
             if self.first_token is None:
                 self.first_token = time.monotonic()
                 self._trace_span().first_token()
             self.num_completion_tokens += len(delta.token_ids)
             self._meter.add_generated(len(delta.token_ids))
-            self._metrics.tokens(stream.request_id + delta.index, len(delta.token_ids))
 
 
 def _contradiction() -> ApiError:

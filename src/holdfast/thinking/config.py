@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import BadWeights, UnsupportedModel
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.errors import BadWeights, InvalidRequest, UnsupportedModel
 from holdfast.models.adapter import require_base
 from holdfast.models.checkpoint import Checkpoint, Shape, expected_tensors
 from holdfast.models.config import DecoderConfig
@@ -167,6 +168,21 @@ def _read_bool(fields: Fields, key: str) -> bool:
 def write_thinking(folder: Path, config: ThinkingConfig) -> None:
     text = json.dumps({"format": config.format, **config.to_json()}, indent=2) + "\n"
     folder.joinpath(CONFIG_FILE).write_text(text, encoding="utf-8")
+
+
+def check_forced(thinking: ThinkingConfig | None, params: SamplingParams) -> None:
+    """Refuse forced thoughts that the model cannot have. thinking: None if it does not think."""
+    if params.forced and thinking is None:
+        raise InvalidRequest("forced_thoughts are for models that think; this one does not")
+    for _, thought in params.forced:
+        assert thinking is not None
+        if len(thought) > thinking.max_thought:
+            raise InvalidRequest(f"a thought of this model has at most {thinking.max_thought} tokens")
+        if thinking.end_id in thought:
+            raise InvalidRequest(
+                f"forced_thoughts holds {thinking.end_id}, which ends a thought and is not part of one; "
+                "[] is the empty thought"
+            )
 
 
 def thinking_tensors(config: ThinkingConfig, decoder: DecoderConfig) -> dict[str, Shape]:

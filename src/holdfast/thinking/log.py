@@ -13,19 +13,23 @@ A thought is committed when the tokens of its chunk are. Only then is it sent, o
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core.extension import NewExtension, TokensOf
 from holdfast.core.request import Request
-from holdfast.core.results import ThoughtIds
+from holdfast.core.results import Thought, ThoughtIds
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent import Sent
 from holdfast.core.step_plan import Span
+from holdfast.errors import InvalidRequest
 from holdfast.thinking.predictor import ThoughtPredictor
+
+if TYPE_CHECKING:
+    from holdfast.text.tokenizer import Tokenizer
 
 # Thoughts that a pass guesses while it is unknown how often guesses are right. The pass reads one
 # chunk more, so repeated doubling gives passes of 16, 32, 64 chunks, whose tokens fill certified
@@ -99,6 +103,38 @@ class ThoughtLogs:
             reset_ids=self.reset_ids,
             read_len=read_len,
         )
+
+    def decode(self, item: Any, tokenizer: "Tokenizer") -> Thought:
+        """Decode an item of `ThoughtLog.commit`: (chunk, token ids of the thought)."""
+        chunk, token_ids = item
+        # A model may have more ids than its tokenizer; the ids above have no text.
+        known = [token_id for token_id in token_ids if token_id < tokenizer.vocab_size]
+        return Thought(chunk, (chunk + 1) * self.chunk_len - 1, tokenizer.decode(known).strip(), token_ids)
+
+    def of_receipt(
+        self,
+        thoughts: Iterable[tuple[int, ThoughtIds]],
+        params: SamplingParams,
+        prompt_len: int,
+        num_tokens: int,
+    ) -> list[ThoughtIds]:
+        """Return the thoughts after chunks 0, 1, 2, ... of an answer with `num_tokens` tokens. A receipt
+        leaves trivial ones out.
+
+        The last token of an answer is in no chunk: its KV was not computed. If there is no token, the prompt
+        may have been read in part: later thoughts than those of the receipt are not known.
+        """
+        given = dict(thoughts)
+        num_known = max(given, default=-1) + 1
+        rule = ThinkRule.of(params, prompt_len, while_answering=self.while_answering)
+        chunks = range((prompt_len + max(1, num_tokens) - 1) // self.chunk_len)
+        num_thoughts = sum(rule.thinks(chunk, self.chunk_len) for chunk in chunks)
+        if num_known > num_thoughts:
+            raise InvalidRequest(
+                f"the receipt has a thought after chunk {max(given)}, but {num_thoughts} chunks of its answer are "
+                "thought about"
+            )
+        return [given.get(chunk, ()) for chunk in range(num_thoughts if num_tokens else num_known)]
 
 
 def thought_logs(new_extension: NewExtension | None) -> ThoughtLogs | None:

@@ -125,7 +125,7 @@ def _one_token_spans(
 ) -> InputBatch:
     """Make spans of one token each, in tiles of one token."""
     count, width = page_table.shape
-    each, empty = np.arange(count), np.empty(0, np.int64)
+    each = np.arange(count)
     tiles = np.stack((each, np.ones_like(each), each * width), 1).astype(np.int32)
     return InputBatch(
         token_ids=np.zeros(count, np.int64),
@@ -135,14 +135,6 @@ def _one_token_spans(
         page_table=page_table,
         span_starts=np.arange(count + 1, dtype=np.int32),
         num_short_tiles=count if tiled else 0,
-        num_request_indices=0,
-        num_scored=0,
-        num_pooled=0,
-        logits_indices=empty,
-        ring_read_indices=empty,
-        ring_read_slots=empty,
-        ring_write_indices=empty,
-        ring_write_slots=empty,
     )
 
 

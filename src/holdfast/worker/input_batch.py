@@ -8,7 +8,7 @@ CUDA graph can read it there, whatever the pass (`cuda_graphs.py`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -23,6 +23,7 @@ from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.worker.transfer import aligned, send, staging_buffer
 
 Ints = NDArray[np.int64]
+_NO_INTS: Ints = np.empty(0, np.int64)
 
 _MAX_ROWS = 2048  # of cached page tables
 _SPAN_NUMBERS = attrgetter("start", "sample_from", "request_index", "num_pooled")
@@ -44,15 +45,15 @@ class InputBatch:
     tiles: NDArray[np.int32]  # [tiles, 3], as in `ForwardBatch`
     page_table: NDArray[np.int32]  # [spans, max_pages]
     span_starts: NDArray[np.int32]  # [spans + 1]
-    num_short_tiles: int  # as in `ForwardBatch`
-    num_request_indices: int  # the ring must have so many
-    num_scored: int
-    num_pooled: int
-    logits_indices: Ints
-    ring_read_indices: Ints  # among all tokens
-    ring_read_slots: Ints  # in the flat ring
-    ring_write_indices: Ints  # among the sampled tokens
-    ring_write_slots: Ints
+    num_short_tiles: int = 0  # as in `ForwardBatch`
+    num_request_indices: int = 0  # the ring must have so many
+    num_scored: int = 0
+    num_pooled: int = 0
+    logits_indices: Ints = field(default_factory=lambda: _NO_INTS)
+    ring_read_indices: Ints = field(default_factory=lambda: _NO_INTS)  # among all tokens
+    ring_read_slots: Ints = field(default_factory=lambda: _NO_INTS)  # in the flat ring
+    ring_write_indices: Ints = field(default_factory=lambda: _NO_INTS)  # among the sampled tokens
+    ring_write_slots: Ints = field(default_factory=lambda: _NO_INTS)
 
     @property
     def num_tokens(self) -> int:
@@ -213,7 +214,7 @@ def make_input_batch(
     tiles, num_short_tiles = _tiles(index, tile_tokens, table.shape[1])
     sampled = np.flatnonzero(index.offsets >= index.per_token(sample_from))
     scored_ids = [span.scored_ids for span in spans]
-    scored = pooled = np.empty(0, np.int64)
+    scored = pooled = _NO_INTS
     if any(scored_ids):
         scored = _before(sample_from, index, np.fromiter(map(len, scored_ids), np.int64, len(spans)))
     if num_pooled.any():
@@ -260,7 +261,7 @@ def _is_plain_token(span: Span) -> bool:
 
 def _decode_batch(spans: Sequence[Span], page_size: int, page_tables: PageTableCache) -> InputBatch:
     """Make the batch of plain tokens without tiles: most passes on a CPU."""
-    count, empty = len(spans), np.empty(0, np.int64)
+    count = len(spans)
     ids = [span.token_ids[0] for span in spans]
     assert UNKNOWN_TOKEN not in ids, "an unknown token needs a request index"
     positions = [span.start for span in spans]
@@ -275,15 +276,7 @@ def _decode_batch(spans: Sequence[Span], page_size: int, page_tables: PageTableC
         tiles=np.empty((0, 3), np.int32),
         page_table=page_tables.table([span.pages for span in spans]),
         span_starts=np.arange(count + 1, dtype=np.int32),
-        num_short_tiles=0,
-        num_request_indices=0,
-        num_scored=0,
-        num_pooled=0,
         logits_indices=np.arange(count),
-        ring_read_indices=empty,
-        ring_read_slots=empty,
-        ring_write_indices=empty,
-        ring_write_slots=empty,
     )
 
 

@@ -12,7 +12,7 @@ from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.names import require_tasks
+from holdfast_thinking.settings import require_tasks
 
 if TYPE_CHECKING:
     from holdfast.engine.llm.llm import LLM

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast_thinking.data.jsonl import read_chat, read_thoughts
-from holdfast_thinking.data.names import is_own_task, require_tasks
 from holdfast_thinking.data.text_examples import (
     ChatFrame,
     TextExample,
@@ -27,7 +26,7 @@ from holdfast_thinking.data.text_examples import (
     make_batch,
 )
 from holdfast_thinking.model.batch import Batch
-from holdfast_thinking.settings import TrainingSettings
+from holdfast_thinking.settings import TrainingSettings, is_own_task, require_tasks
 from holdfast_thinking.tasks.coin_talk import CoinTalk
 from holdfast_thinking.tasks.outside import Outside
 from holdfast_thinking.tasks.parity import Parity

@@ -11,18 +11,16 @@ They are tokenised when a step is built (`make_batch`).
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from holdfast_thinking.model.batch import Batch
+from holdfast_thinking.settings import AnswerForm
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# thinking: thoughts and a plain answer. none: the plain answer only. cot: a chain of thought says what
-# is thought.
-AnswerForm = Literal["thinking", "none", "cot"]
 QUESTION_END = " A:"  # of a prompt that is no chat message
 
 

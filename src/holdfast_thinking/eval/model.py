@@ -17,12 +17,10 @@ from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.locate import locate
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import read_thinking, thinking_folder
-from holdfast_thinking.data.names import require_tasks
 from holdfast_thinking.data.source import BatchSource
-from holdfast_thinking.data.text_examples import AnswerForm
 from holdfast_thinking.model.build import chat_frame, open_backend
 from holdfast_thinking.run.export import read_training_info
-from holdfast_thinking.settings import TrainingSettings
+from holdfast_thinking.settings import AnswerForm, TrainingSettings, require_tasks
 
 OpenLLM = Callable[[Path], LLM]
 _SO = "So"

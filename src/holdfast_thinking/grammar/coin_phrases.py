@@ -65,16 +65,8 @@ SETS = tuple(
 IDLE_VERBS = read_words("idle_verbs").VERBS
 AND = (" and ", " and ", " and ", " and then ", ", then ", " and at once ", ", and ", " and quickly ")
 _OTHER_LINKS = (" and ", " and then ", ", then ", " and later ")
-WISHES = (
-    "want to",
-    "like to",
-    "need to",
-    "plan to",
-    "hope to",
-    "love to",
-    "have to",
-    "try to",
-    "come here to",
+WISHES = tuple(
+    f"{verb} to" for verb in ("want", "like", "need", "plan", "hope", "love", "have", "try", "come here")
 )
 LITTLE = ("touch", "move", "change", "approach", "notice", "see", "want", "take", "reach")
 

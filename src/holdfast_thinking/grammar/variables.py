@@ -65,15 +65,7 @@ def _done(forms: Forms, rng: random.Random) -> str:
 
 
 def _tense(forms: Forms, rng: random.Random) -> str:
-    done = (
-        forms.third,
-        forms.third,
-        forms.third,
-        forms.past,
-        forms.past,
-        f"has {forms.participle}",
-        f"will {forms.base}",
-    )
+    done = (*(forms.third,) * 3, *(forms.past,) * 2, f"has {forms.participle}", f"will {forms.base}")
     return rng.choice((*done, f"is {forms.ing}", f"then {forms.third}", f"now {forms.third}"))
 
 

@@ -9,8 +9,9 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -19,12 +20,11 @@ from holdfast.models.adapter import AdapterInfo, write_adapter
 from holdfast.models.locate import locate
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import WEIGHTS_FILE, write_thinking
-from holdfast_thinking.data.text_examples import AnswerForm
 from holdfast_thinking.model.build import BuiltModel
 from holdfast_thinking.model.model import BLOCKS
 from holdfast_thinking.model.tokenizer import save_tokenizer
 from holdfast_thinking.run.state import STATE_FILE, read_run_info
-from holdfast_thinking.settings import ThoughtContent, TrainingSettings
+from holdfast_thinking.settings import AnswerForm, ThoughtContent, TrainingSettings
 
 if TYPE_CHECKING:
     from holdfast_thinking.run.loop import StepMetrics
@@ -138,17 +138,10 @@ def read_training_info(folder: Path) -> TrainingInfo:
                 f"{folder} has no {INFO_FILE}, which says how it was trained; train it with holdfast train "
                 'thinking, or write one: {"form": "thinking", "tasks": ["parity"], "max_events": 40}'
             )
-        return _parse(fields)
+        info: TrainingInfo = msgspec.convert(fields, TrainingInfo)
+        return info
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadWeights(f"{path} does not say how the model was trained: {error!r}") from error
-
-
-def _parse(fields: dict[str, Any]) -> TrainingInfo:
-    known = {name: fields[name] for name in TrainingInfo.__dataclass_fields__ if name in fields}
-    info = TrainingInfo(**known | {"tasks": tuple(fields["tasks"])})
-    if info.form not in get_args(AnswerForm) or not isinstance(info.max_events, int):
-        raise ValueError(f"form {info.form!r}, max_events {info.max_events!r}")
-    return info
 
 
 def plot_curves(metrics: "Sequence[StepMetrics]", path: Path) -> None:

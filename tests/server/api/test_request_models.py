@@ -14,6 +14,8 @@ from pydantic import BaseModel
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import InvalidRequest
+from holdfast.server.api.anthropic.requests import MessagesRequest
+from holdfast.server.api.responses.requests import ResponsesRequest
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -105,6 +107,8 @@ def test_bad_chat_fields_are_refused(fields: dict[str, Any], param: str, code: s
         (ScoreRequest, {"prompt": "a", "completion": "b"}),
         (DetokenizeRequest, {"tokens": [5]}),
         (ReplayRequest, {"receipt": {}}),
+        (MessagesRequest, {"messages": [MESSAGE], "max_tokens": 1}),
+        (ResponsesRequest, {"input": "a"}),
     ],
 )
 def test_an_odd_value_is_refused_by_the_name_of_its_field(

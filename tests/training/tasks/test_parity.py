@@ -51,17 +51,6 @@ def test_thought_does_not_depend_on_later_chunks() -> None:
             assert num_thought == len(EVENT.findall(read)), read
 
 
-def test_answer_starts_at_every_position_of_a_chunk() -> None:
-    batch, _ = draw_batch(Parity(), 300, 1, 9)
-    assert set((batch.num_prompt % CHUNK).tolist()) == set(range(CHUNK))
-
-
-def test_baseline_has_no_thoughts() -> None:
-    for form in ("none", "cot"):
-        batch, _ = draw_batch(Parity(), 20, 1, 5, form=form)
-        assert (batch.thoughts == -1).all()
-
-
 def test_chain_of_thought_restates_every_event() -> None:
     batch, tokenizer = draw_batch(Parity(), 100, 1, 6, form="cot")
     for row, (prompt, answer) in enumerate(decode_texts(batch, tokenizer)):

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_thinking.data.names import TASKS
 from holdfast_thinking.data.samples import eval_prompts, training_prompts
 from holdfast_thinking.data.source import open_topic
 from holdfast_thinking.data.text_examples import TextTask
 from holdfast_thinking.model.tokenizer import build_tokenizer
-from holdfast_thinking.settings import TrainingSettings
+from holdfast_thinking.settings import TASKS, TrainingSettings
 
 RECORDED = Path(__file__).with_name("recorded_texts.json")
 NUM_TEXTS, MAX_EVENTS = 1000, 12

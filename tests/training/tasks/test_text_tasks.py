@@ -2,16 +2,23 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.thinking.entities import Entities
+from benchmarks.thinking.two_hop import TwoHop
 from holdfast_thinking.data.samples import eval_prompts, training_prompts
 from holdfast_thinking.data.text_examples import TextExample, TextTask
+from holdfast_thinking.settings import TrainingSettings
 from holdfast_thinking.tasks.coin_talk import CoinTalk
 from holdfast_thinking.tasks.outside import OUTSIDE, Outside
 from holdfast_thinking.tasks.parity import Parity
 from holdfast_thinking.tasks.variable_talk import VariableTalk
 from holdfast_thinking.tasks.variables import Variables
+
+SETTINGS = TrainingSettings(chunk=16, max_thought=32)
+OWN = (Entities(SETTINGS), Entities(replace(SETTINGS, carry=True)), TwoHop(SETTINGS))
 
 
 def examples(task: TextTask, count: int = 300, most: int = 9) -> list[TextExample]:
@@ -21,7 +28,7 @@ def examples(task: TextTask, count: int = 300, most: int = 9) -> list[TextExampl
 
 @pytest.mark.parametrize(
     "task",
-    [CoinTalk(), VariableTalk(), Outside(), Parity(), Variables()],
+    [CoinTalk(), VariableTalk(), Outside(), Parity(), Variables(), *OWN],
     ids=lambda task: type(task).__name__,
 )
 def test_steps_are_in_order_and_inside_the_prompt(task: TextTask) -> None:

@@ -5,8 +5,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast_thinking.data.text_examples import AnswerForm
-from holdfast_thinking.settings import ThoughtContent
+from holdfast_thinking.settings import AnswerForm, ThoughtContent
 from holdfast_thinking.tasks.variables import LARGEST, Variables
 from support.task_texts import chunk_texts, decode_texts, draw_batch
 
@@ -63,13 +62,6 @@ def test_thought_does_not_depend_on_later_chunks() -> None:
             assert len(re.findall("[a-z]", told)) == num_changes, read
 
 
-def test_worked_thought_has_ten_tokens_and_one_change_in_a_chunk() -> None:
-    batch, tokenizer = draw_batch(Variables("worked"), 300, 9, 9, chunk=4, max_thought=10, carry=True)
-    for row in range(len(batch)):
-        told = list(chunk_texts(batch, tokenizer, row).values())
-        assert [len(each.split()) for each in told] == [6, *[10] * 9]
-
-
 @pytest.mark.parametrize("form", ["thinking", "none", "cot"])
 def test_texts_do_not_depend_on_the_thought_content(form: AnswerForm) -> None:
     drawn = [draw_batch(Variables(thought), 50, 1, 9, max_thought=12, form=form) for thought in THOUGHTS]
@@ -91,15 +83,3 @@ def test_chain_of_thought_has_the_thoughts(thought: ThoughtContent) -> None:
     for row, (prompt, chain) in enumerate(chains):
         said = [f"{each}." for each in chunk_texts(thinking, tokenizer, row).values()]
         assert (prompt, chain) == (plain[row][0], f"{''.join(said)} So{plain[row][1]}")
-
-
-def test_chain_of_thought_restates_every_change() -> None:
-    for prompt, answer in decode_texts(*draw_batch(Variables(), 50, 2, 5, form="cot")):
-        start = START.search(prompt)
-        assert start is not None
-        values = dict(re.findall(r"([a-z]) = (\d+)", start[1]))
-        told = re.findall(r" ([a-z]) = (\d+)\.", answer)
-        assert [name for name, _ in told] == [each[1] for each in CHANGE.finditer(prompt, start.end())]
-        values |= dict(told)
-        asked = prompt[prompt.rindex("value of") :].split()[2].rstrip("?")
-        assert answer.endswith(f". So {values[asked]}.")

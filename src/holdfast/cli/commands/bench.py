@@ -180,7 +180,9 @@ def _show_load(run: "ServeRun") -> bool:
     for deterministic in (False, True):
         for name, values in run.latencies(deterministic=deterministic).items():
             kind = "deterministic" if deterministic else "ordinary"
-            rows.append([name, kind, str(len(values)), *(f"{1e3 * one:,.1f}" for one in percentiles(values))])
+            rows.append(
+                [name, kind, str(len(values)), *(f"{1e3 * one:,.1f}" for one in percentiles(values).values())]
+            )
     _print_table("ms|requests|count|p50|p90|p99", rows)
     _print(f"{len(run.answers)} requests, {run.speed:,.1f} output tok/s")
     if run.distinct:

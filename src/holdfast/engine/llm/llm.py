@@ -247,8 +247,7 @@ class LLM(LoadedModel):
             prompt,
             self._engine.tokenizer,
             params.max_tokens,
-            chunk_len=0 if thinking is None else thinking.chunk_len,
-            while_answering=thinking is not None and thinking.while_answering,
+            thinking=thinking,
         )
         request = self._engine.prepare(prompt, params, sent=sent)
         return self._finish(request, None, self.run_requests([request])[0])

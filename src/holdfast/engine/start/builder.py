@@ -231,8 +231,7 @@ def _assemble(
             max_model_len=setup.max_len,
             eos_ids=eos_ids,
             refusal=_refusal(config, certificate),
-            max_thought=0 if thinking is None else thinking.max_thought,
-            thought_end=-1 if thinking is None else thinking.end_id,
+            thinking=thinking,
             hidden_size=model.hidden_size,
             defaults=config.request_defaults,
         ),
@@ -328,7 +327,9 @@ def _start_fingerprint(
             setup.settings,
             device_parts(setup.device),
             canary.reference,
-            None if thinking is None or folder is None else thinking_parts(folder, thinking, setup.model),
+            {}
+            if thinking is None or folder is None
+            else {"thinking": thinking_parts(folder, thinking, setup.model)},
         ),
     )
 

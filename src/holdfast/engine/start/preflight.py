@@ -70,14 +70,12 @@ class OpenedModel:
     @cached_property
     def limits(self) -> RequestLimits:
         """What the model allows a request. A certificate may add a refusal."""
-        thinking = self.thinking
         return RequestLimits(
             vocab_size=self.model.vocab_size,
             max_model_len=context_len(self.config, self.model),
             eos_ids=frozenset(self.model.eos_token_ids) | self.tokenizer.eos_token_ids,
             refusal=DETERMINISM_OFF if self.config.determinism == "off" else None,
-            max_thought=0 if thinking is None else thinking.max_thought,
-            thought_end=-1 if thinking is None else thinking.end_id,
+            thinking=self.thinking,
             defaults=self.config.request_defaults,
         )
 

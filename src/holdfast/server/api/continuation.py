@@ -73,8 +73,7 @@ def _sent_answer(
         prompt_ids,
         frontend.prompts.tokenizer,
         params.max_tokens,
-        chunk_len=ready.chunk,
-        while_answering=ready.while_answering,
+        thinking=ready.thinking,
     )
 
 

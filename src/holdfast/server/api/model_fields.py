@@ -16,7 +16,7 @@ from holdfast.server.errors import ApiError
 
 def check_fields(call: Call, body: ThinkingFields) -> None:
     """Refuse fields that only a thinking model supports. `think: false` is accepted by every model."""
-    if call.thinks:
+    if call.has_model_fields:
         return
     for param, value in (("think", body.think), ("forced_thoughts", body.forced_thoughts)):
         if value:
@@ -75,7 +75,7 @@ class ModelFields:
 
     def all(self) -> dict[str, Any]:
         """Return the fields of a whole response, by choice; none if the model does not think."""
-        if not self._call.thinks:
+        if not self._call.has_model_fields:
             return {}
         return {"thoughts": sorted(self._entries, key=lambda entry: entry["index"])}
 

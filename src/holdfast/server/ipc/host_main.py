@@ -158,7 +158,7 @@ def _send_fingerprint(engine: Engine, writer: FrameWriter) -> None:
 
 
 def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
-    pool, thinking = engine.scheduler.pool, thought_logs(engine.scheduler.config.new_extension)
+    pool = engine.scheduler.pool
     return m.Ready(
         vocab_size=engine.limits.vocab_size,
         max_model_len=engine.limits.max_model_len,
@@ -168,8 +168,7 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
         refusal=engine.limits.refusal,
         certificate=None if engine.certificate is None else engine.certificate.as_dict(),
         receipt_key=None if engine.receipts.key is None else engine.receipts.key.public_key.pem,
-        chunk=0 if thinking is None else thinking.chunk_len,
-        while_answering=thinking is None or thinking.while_answering,
+        thinking=thought_logs(engine.scheduler.config.new_extension),
         certificate_state=engine.certificate_state,
         revocation=engine.revocation,
     )

@@ -25,6 +25,7 @@ from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import CertificateState, EngineStatus
 from holdfast.engine.tracer import StepTrace
+from holdfast.thinking.log import ThoughtLogs
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -94,8 +95,7 @@ class Ready(Message, frozen=True):
     refusal: str | None  # why deterministic requests are refused
     certificate: dict[str, Any] | None
     receipt_key: str | None = None  # the public key of the key that signs receipts, in PEM
-    chunk: int = 0  # tokens in a chunk a model thinks about; 0: the model does not think
-    while_answering: bool = False  # it thinks about its answer, too
+    thinking: ThoughtLogs | None = None  # of a thinking model
     certificate_state: CertificateState = CertificateState("none")
     revocation: str | None = None  # why the certificate was revoked: deterministic answers are verified
 

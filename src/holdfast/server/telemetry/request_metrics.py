@@ -1,6 +1,6 @@
 """The metrics of one request, from its arrival to its end.
 
-    Metrics.request -> started(queue time) -> thoughts(...), tokens(choice, count) ... -> finished(...) or failed(code)
+    Metrics.request -> started(queue time) -> received(choice, delta) ... -> finished(...) or failed(code)
 
 Time to first token is per request, whichever choice gave the token. Inter-token latency is per
 choice: a delta of n tokens that arrives dt after the choice's previous delta is observed as n
@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from holdfast.core.results import Stats, Thought
+from holdfast.core.results import Delta, Stats, Thought
 
 # fmt: off
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 320, 640)
@@ -204,6 +204,13 @@ class RequestMetrics:
     def started(self, queue_seconds: float) -> None:
         """The request left the queue after this time."""
         self._series.queue_time.observe(queue_seconds)
+
+    def received(self, index: int, delta: Delta) -> None:
+        """A delta of choice `index` arrived."""
+        if delta.thoughts:
+            self.thoughts(delta.thoughts)
+        if delta.token_ids:
+            self.tokens(index, len(delta.token_ids))
 
     def tokens(self, index: int, count: int) -> None:
         """A delta of `count` tokens of choice `index` arrived."""

@@ -9,8 +9,6 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
-from holdfast.server.http.body import Many
-
 _NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
 _STRING = {"type": "string", "minLength": 1}
 _OPTIONAL_STRING = {"type": ["string", "null"]}
@@ -94,12 +92,6 @@ _LOGIT_BIAS = {
     "maxProperties": 1024,
 }
 
-_FORCED_THOUGHTS = {
-    "type": "object",
-    "propertyNames": {"pattern": "^[0-9]{1,8}$"},
-    "additionalProperties": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 1024},
-}
-
 ToolObject = Annotated[dict[str, Any], WithJsonSchema(_TOOL)]
 ToolChoice = Annotated[
     str | dict[str, Any], WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED_TOOL]})
@@ -107,4 +99,3 @@ ToolChoice = Annotated[
 ResponseFormat = Annotated[dict[str, Any], WithJsonSchema(_RESPONSE_FORMAT)]
 StructuredOutputs = Annotated[dict[str, Any], WithJsonSchema(_STRUCTURED_OUTPUTS)]
 LogitBias = Annotated[dict[str, float], WithJsonSchema(_LOGIT_BIAS)]
-ForcedThoughts = Annotated[dict[str, Many[int]], WithJsonSchema(_FORCED_THOUGHTS)]

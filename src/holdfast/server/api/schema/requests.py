@@ -7,11 +7,10 @@ supported must be null.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from holdfast.core.pooling import PoolingType
 from holdfast.server.api.schema.field_schemas import (
-    ForcedThoughts,
     LogitBias,
     ResponseFormat,
     StructuredOutputs,
@@ -25,6 +24,11 @@ TokenIds = Many[TokenId]
 TruncatePromptTokens = Literal[-1] | Annotated[int, Field(ge=1, le=1 << 24)]
 MAX_MESSAGES = 2048  # OpenAI's limit
 _MAX_ALLOWED_TOKEN_IDS = 1 << 16
+_FORCED_THOUGHTS = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,8}$"},
+    "additionalProperties": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 1024},
+}
 
 
 class RequestModel(BaseModel):
@@ -58,7 +62,7 @@ class ThinkingFields(RequestModel):
     think: bool | None = Field(
         None, description="False: a thinking model does not think. True: refused by other models."
     )
-    forced_thoughts: ForcedThoughts | None = Field(
+    forced_thoughts: Annotated[dict[str, Many[int]], WithJsonSchema(_FORCED_THOUGHTS)] | None = Field(
         None,
         description="Chunk indices, as strings, and the token ids of the thought after each chunk, instead of the "
         "model's own; [] is no thought.",
