@@ -51,9 +51,3 @@ def cached_tokens(client: Honest, prompt: str) -> int:
 def guess(client: Honest, prompts: list[str]) -> dict[str, int]:
     """The cached tokens of each prompt, each asked once."""
     return {prompt: cached_tokens(client, prompt) for prompt in prompts}
-
-
-def token_ids(client: Honest, body: dict[str, Any]) -> list[int]:
-    status, answer = client.send("/tokenize", body)
-    assert status == 200, json.dumps(answer)
-    return list(answer["tokens"])

@@ -43,23 +43,14 @@ def test_it_is_certified_and_answers_as_torch_does(
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
     params = SamplingParams(max_tokens=8, temperature=0.9, seed=3, deterministic=True, logprobs=1)
     prompts = [[5, 6, 7], [9] * 30, [11, 12]]
-    settings = {
-        "dtype": dtype,
-        "kernels": "torch",
-        "max_pass_tokens": 32,
-        "max_num_seqs": 4,
-        "num_threads": 1,
-    }
+    settings = {"dtype": dtype, "kernels": "torch", "max_pass_tokens": 32, "max_num_seqs": 4}
 
     def answers() -> tuple[Any, Any, Any]:
         with LLM(str(tiny_llama), certification="startup", **settings) as llm:
             certificate, parts = llm.engine.certificate, llm.engine.fingerprint.parts
             assert certificate is not None and certificate.refusal is None
-            return (
-                certificate,
-                parts,
-                [(one.token_ids, one.logprobs) for one in llm.generate(prompts, params)],
-            )
+            results = llm.generate(prompts, params)
+            return certificate, parts, [(one.token_ids, one.logprobs) for one in results]
 
     by_torch, parts, expected = answers()
     monkeypatch.setattr(build, "open_backend", lambda *a, **k: Renamed(open_backend(*a, **k), **claims))

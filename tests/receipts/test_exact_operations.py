@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from holdfast.bench.stress import submit
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.llm.llm import LLM
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.start.builder import build
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.recipe import KernelBackend
@@ -70,9 +72,15 @@ def modes_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_answers(model: Path, kernels: KernelBackend, dtype: str) -> set[str]:
-    llm = LLM(str(model), kernels=kernels, dtype=dtype, max_pass_tokens=64, determinism="off")
+    """It steps in this thread, where the mode sees it."""
+    engine = build(
+        EngineConfig(str(model), kernels=kernels, dtype=dtype, max_pass_tokens=64, determinism="off")
+    )
     with FloatOperations() as found:
-        llm.generate([[1, 2, 3, 4], [5, 6, 7]], [FEATURES, SamplingParams(max_tokens=6)])
+        submit(engine, [1, 2, 3, 4], FEATURES)
+        submit(engine, [5, 6, 7], SamplingParams(max_tokens=6))
+        while engine.has_work:
+            engine.step()
     assert {"mul", "sub", "gather"} <= found.names, "the mode sees what runs"
     return found.names
 

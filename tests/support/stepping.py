@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from holdfast.core.request import Request
+from holdfast.core.request import Prepared
 from holdfast.core.results import Result
 from holdfast.engine.engine import Engine
 
@@ -19,7 +19,7 @@ def finish(engine: Engine) -> dict[int, Result]:
     return results
 
 
-def answer(engine: Engine, requests: Iterable[Request]) -> list[Result]:
+def answer(engine: Engine, requests: Iterable[Prepared]) -> list[Result]:
     """Run all requests together to the end, and the spot checks after them."""
     asked = list(requests)
     for request in asked:

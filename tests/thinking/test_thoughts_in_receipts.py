@@ -10,8 +10,9 @@ import pytest
 
 from holdfast import LLM, SamplingParams
 from holdfast.core.sampling_params import score_params
-from holdfast.engine.replay import compare, replay
+from holdfast.engine.replay import replay
 from holdfast.errors import InvalidRequest
+from holdfast.receipts.compare import compare
 from holdfast.receipts.reader import parse_receipt
 from support.receipts import resealed
 from support.thinking_models import thinker_folder

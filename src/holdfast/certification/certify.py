@@ -72,25 +72,7 @@ _SAMPLED_SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 100, 128,
 _MAX_CPU_HEAD_TOKENS = max_logits_tokens(torch.device("cpu"))
 _EXPERT_ROWS = (
     *range(1, 34),
-    47,
-    48,
-    49,
-    63,
-    65,
-    66,
-    79,
-    80,
-    81,
-    95,
-    97,
-    111,
-    113,
-    127,
-    129,
-    130,
-    159,
-    160,
-    161,
+    *(47, 48, 49, 63, 65, 66, 79, 80, 81, 95, 97, 111, 113, 127, 129, 130, 159, 160, 161),
 )
 _SLOW_SAMPLER_OPS, _FEW_SAMPLED_SIZES = ("sample, ties", "logsumexp, few tokens"), (1, 64, 512)
 _QUICK_SIZES = (1, 3, 8)  # of sampled tokens, in the reference's own test

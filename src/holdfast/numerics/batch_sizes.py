@@ -25,17 +25,9 @@ def cpu_batch_sizes(max_tokens: int) -> tuple[int, ...]:
 def padded_batch_sizes(max_tokens: int) -> tuple[int, ...]:
     """On a GPU: the sizes that passes are padded to, each with a CUDA graph."""
     small = (1, 2, 4, *range(8, 257, 8), *range(272, _DENSE + 1, 16))
-    large = (
-        *range(576, 769, 64),
-        896,
-        1024,
-        1152,
-        1280,
-        *range(1536, 2049, 256),
-        *range(2560, 4097, 512),
-        *range(5120, max_tokens + 1, 1024),
-    )
-    return _up_to(max_tokens, (*small, *large))
+    large = (*range(576, 769, 64), *range(896, 1281, 128), *range(1536, 2049, 256), *range(2560, 4097, 512))
+    largest = range(5120, max_tokens + 1, 1024)
+    return _up_to(max_tokens, (*small, *large, *largest))
 
 
 def padded_head_size(num_tokens: int) -> int:

@@ -18,29 +18,13 @@ from holdfast.numerics.settings_guard import decide_num_threads, leave_applied
 # Variables without effect: the number of threads is set here.
 _OVERRULED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _DECIDING = (
-    *(
-        "ONEDNN_",
-        "DNNL_",
-        "TORCH_MKLDNN",
-        "MKL_",
-        "OPENBLAS_",
-        "GOTO_",
-        "BLIS_",
-        "VECLIB_",
-        "ARM_COMPUTE",
-    ),
+    *("ONEDNN_", "DNNL_", "TORCH_MKLDNN", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "ARM_COMPUTE"),
     *("OMP_", "GOMP_", "KMP_", "LIBOMP_"),
     *("ATEN_", "GLIBC_TUNABLES", "LD_PRELOAD"),  # glibc has several variants of a logarithm
 )
 _DECIDING_ON_CUDA = (
-    *(
-        "CUBLAS",
-        "NVIDIA_TF32_OVERRIDE",
-        "TORCH_BLAS",
-        "TORCH_ALLOW_TF32",
-        "TORCH_CUBLAS",
-        "PYTORCH_TUNABLEOP",
-    ),
+    *("CUBLAS", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS", "TORCH_ALLOW_TF32", "TORCH_CUBLAS"),
+    "PYTORCH_TUNABLEOP",
     *("TRITON_", "DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "DISABLE_MMA_V", "PTXAS_OPTIONS", "LLVM_"),
     *("CUDA_FORCE_", "CUDA_DISABLE_PTX_JIT"),
 )

@@ -7,9 +7,8 @@ import pytest
 
 from holdfast import SamplingParams
 from holdfast.core.results import Result
-from holdfast.core.step_plan import StepPlan
 from holdfast.engine.llm.llm import LLM
-from holdfast.errors import DeterminismRefused, InvalidRequest, PassFailed, PromptTooLong
+from holdfast.errors import InvalidRequest, PromptTooLong
 
 
 def draw(rng: random.Random, vocab: int, **changes: Any) -> tuple[list[int], SamplingParams]:
@@ -92,20 +91,3 @@ def test_too_long_completion_is_refused(llm: LLM) -> None:
         llm.score([5] * 10, [6] * llm.engine.limits.max_model_len)
     with pytest.raises(InvalidRequest):
         llm.score([5], [10**6])
-
-
-def test_determinism_off_scores_only_ordinary_requests(tiny_llama: Any) -> None:
-    llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64, max_num_seqs=8)
-    with pytest.raises(DeterminismRefused):
-        llm.score([5], [6, 7])
-    assert len(llm.score([5], [6, 7], deterministic=False)) == 2
-
-
-def test_failed_score_raises_its_own_error(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def run(self, plan: StepPlan) -> Any:
-            raise RuntimeError("a cosmic ray")
-
-    monkeypatch.setattr(auto_llm.engine, "runner", Broken())
-    with pytest.raises(PassFailed, match="a cosmic ray"):
-        auto_llm.score_batch([("the dog", " sleeps"), ("the fox", " jumps")])

@@ -21,8 +21,9 @@ from holdfast.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast.engine.llm.llm import LLM
-    from holdfast.engine.replay import Difference, ReplayResult
+    from holdfast.engine.replay import ReplayResult
     from holdfast.receipts.check import ReceiptCheck
+    from holdfast.receipts.compare import Difference
     from holdfast.receipts.receipt import Receipt
 
 _MAX_LOAD = 1024
@@ -142,7 +143,7 @@ def read_checked(source: str, line: int | None, public_key: Path | None) -> tupl
 
 def _compare(source: str, against: str, line: int | None, public_key: Path | None, json_output: bool) -> int:
     """Compare two receipts and return the exit code. line holds for both files."""
-    from holdfast.engine.replay import compare, compare_engines, compare_requests
+    from holdfast.receipts.compare import compare, compare_engines, compare_requests
 
     if source == against == "-":
         raise InvalidRequest("stdin can be read once: give a file for one of the two receipts")

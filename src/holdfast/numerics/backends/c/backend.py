@@ -192,13 +192,8 @@ class CBackend(CpuBackend):
         out = torch.empty(rows, width, dtype=self.dtype)
         self._kernels.add_rms_norm(
             *(out.data_ptr(), residual.data_ptr(), delta.data_ptr()),
-            *(norm_address(delta_norm, width), norm_address(weight, width)),
-            *(
-                rows,
-                width,
-                self._code,
-                norm_code(weight if delta_norm is None else delta_norm, self.dtype, centered),
-            ),
+            *(norm_address(delta_norm, width), norm_address(weight, width), rows, width, self._code),
+            norm_code(weight if delta_norm is None else delta_norm, self.dtype, centered),
             *(centered, self._num_threads, eps, delta_scale),
         )
         return out
@@ -229,14 +224,8 @@ class CBackend(CpuBackend):
         assert slots.shape[0] == rows
         assert k.dtype is layer.keys.dtype
         self._kernels.store_kv(
-            *(
-                layer.keys.data_ptr(),
-                layer.values.data_ptr(),
-                k.data_ptr(),
-                k.stride(0),
-                v.data_ptr(),
-                v.stride(0),
-            ),
+            *(layer.keys.data_ptr(), layer.values.data_ptr()),
+            *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
             *(slots.data_ptr(), rows, heads, width, layer.keys.shape[3], self._code, self._num_threads),
         )
 
