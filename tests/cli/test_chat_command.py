@@ -49,14 +49,6 @@ def test_too_long_message_is_refused_and_the_chat_continues(holdfast, model):
     assert sum("seed" in line for line in result.stderr.splitlines()) == 1
 
 
-def test_system_message_changes_the_answer(holdfast, model):
-    plain = holdfast("chat", model, "-n", "12", "-t", "0", stdin="the dog\n").stdout
-    told = holdfast(
-        "chat", model, "-n", "12", "-t", "0", "--system", "the quick brown fox", stdin="the dog\n"
-    ).stdout
-    assert plain != told
-
-
 def test_chat_does_not_offer_batch_options(holdfast, model):
     for option in ("--n", "--echo", "--max-num-seqs"):
         result = holdfast("chat", model, option, "2", stdin="")

