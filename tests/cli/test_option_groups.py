@@ -61,13 +61,6 @@ def test_without_leaves_an_option_out():
     assert got[0][1].wind == 50
 
 
-def test_help_has_the_group_s_options(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    result, _ = told("--help")
-    for words in ("Tell it.", "--wind", "In knots.", "default: 50", "--wet"):
-        assert words in result.stdout
-
-
 def test_every_setting_of_a_request_is_an_option():
     offered = {one.name for one in fields(SamplingOptions)}
     elsewhere = {"structured", "forced_thoughts"}  # options of their own; token ids by chunk are for programs

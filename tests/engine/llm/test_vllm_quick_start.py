@@ -1,7 +1,7 @@
 """Programs written for vLLM's offline API run here with the import and the model changed.
 
 Each program uses the calls of vLLM's quick start and of its examples for offline inference: batched
-generation, a chat template applied by hand, chat with one and with several conversations, prompts as
+generation, a chat template applied by hand, chat with several conversations, prompts as
 token ids, logprobs. `MODEL` is the only name they do not define.
 """
 
