@@ -114,8 +114,9 @@ class ChatChoice:
 
     def _named(self, delta: ChoiceDelta) -> ChoiceDelta:
         """The first delta of a call that goes on has its id and name again: the response is read alone."""
-        head = self._begun.pop(delta.index, None) if isinstance(delta, ToolCallDelta) else None
-        return delta if head is None else replace(head, arguments=delta.arguments)
+        if not isinstance(delta, ToolCallDelta) or delta.index not in self._begun:
+            return delta
+        return replace(self._begun.pop(delta.index), arguments=delta.arguments)
 
     def add(self, delta: Delta) -> ParsedDelta:
         """Parse a delta's text."""
