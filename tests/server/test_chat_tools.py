@@ -78,13 +78,6 @@ def test_required_call(client: openai.OpenAI, parallel: bool, bias: int) -> None
     assert streamed(client, **settings, max_tokens=500) == (content, calls, reason)
 
 
-def test_named_call(client: openai.OpenAI) -> None:
-    settings = {"tool_choice": {"type": "function", "function": {"name": "time"}}}
-    content, ((_, name, arguments),), reason = whole(client, **settings)
-    assert (content, name, reason) == ("", "time", "tool_calls")
-    assert json.loads(arguments)["city"] in CITY["enum"]
-
-
 def test_truncated_call_has_finish_reason_length(client: openai.OpenAI) -> None:
     settings = {"tool_choice": {"type": "function", "function": {"name": "time"}}, "max_tokens": 52}
     content, ((_, name, arguments),), reason = whole(client, **settings)

@@ -115,28 +115,6 @@ def test_request_above_capacity_is_refused(server: Server) -> None:
     assert is_healthy(server)
 
 
-def test_engine_that_sends_garbage_is_replaced(server: Server) -> None:
-    streaming = stream(server)
-    before = server.engine_pid
-    garbled = server.post("/v1/completions", {"prompt": [Prompt.GARBAGE]})
-    assert garbled.status_code == 500 and garbled.json()["error"]["code"] == "engine_crashed"
-    wait_until(lambda: server.get("/health").status_code == 200)
-    wait_until(lambda: server.metric("holdfast_kv_pages_used") == 1)  # the next engine has the stream
-    num_events = len(streaming.events)
-    wait_until(lambda: len(streaming.events) > num_events)
-    end_streams(server)
-    assert streaming.wait().is_done and not streaming.error
-    assert is_healthy(server) and server.engine_pid != before
-
-
-def test_idle_engine_that_dies_is_replaced(server: Server) -> None:
-    before = server.engine_pid
-    os.kill(before, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(before))
-    wait_until(lambda: server.get("/health").status_code == 200)
-    assert is_healthy(server)
-
-
 def test_template_process_that_dies_is_replaced(server: Server) -> None:
     chat = {"messages": [{"role": "user", "content": "the dog"}]}
     ids = server.post("/tokenize", chat).json()["tokens"]

@@ -191,18 +191,6 @@ def test_engine_that_dies_while_it_loads(faulty: FaultyServer) -> None:
 
 
 @pytest.mark.long
-def test_requests_that_arrive_during_a_restart_wait(faulty: FaultyServer) -> None:
-    server, asked = faulty.server, load(16)
-    expected = alone(server, asked)
-    os.kill(server.engine_pid, signal.SIGKILL)
-    wait_until(lambda: server.get("/health").status_code == 503)
-    health = server.get("/health")
-    if health.status_code == 503:
-        assert health.json()["status"] == "restarting" and int(health.headers["retry-after"]) >= 1
-    check_answers(asked, ask(server, asked), expected)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("fault", ["kill", "raise"])
 def test_continuation_and_replay_survive(faulty: FaultyServer, fault: str) -> None:
     """The engine fails while it confirms a receipt's tokens, and again after them."""

@@ -70,14 +70,6 @@ def test_long_prompt_is_refused_and_the_event_loop_goes_on(tiny_server: Server) 
     assert max(pauses) < 1.0, pauses
 
 
-def test_clients_that_left_free_the_token_routes(tiny_server: Server) -> None:
-    """The context bounds a text, so that ids make the largest work here."""
-    left = [send(tiny_server, "/detokenize", {"tokens": [5] * 100_000}) for _ in range(16)]
-    for one in left:
-        drop(one)
-    assert tiny_server.post("/detokenize", {"tokens": [5, 6]}).status_code == 200
-
-
 def test_receipts_beyond_the_servers_limits_are_refused(tiny_server: Server) -> None:
     body = {"prompt": "the quick", "max_tokens": 4, "seed": 5, "deterministic": True, "return_receipt": True}
     receipt = tiny_server.post("/v1/completions", body).json()["holdfast"]["receipt"]

@@ -142,11 +142,6 @@ def test_files_refer_to_no_other_host() -> None:
         assert set(found) <= {"http://www.w3.org"}, path.name  # the SVG namespace, never fetched
 
 
-def test_scripts_import_only_served_files() -> None:
-    imported = {name for script in SCRIPTS for name in re.findall(r'from "\./([\w.]+)"', script.read_text())}
-    assert imported | {"main.js"} == {script.name for script in SCRIPTS}
-
-
 def _luminance(colour: str) -> float:
     parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
