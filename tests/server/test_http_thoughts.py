@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import LLM, SamplingParams
 from support.serving import Server
+from support.streams import events_of
 
 CHUNK = 4
 PROMPT = "heads tails the coin is flips heads heads tails the"
@@ -35,10 +36,7 @@ def complete(server: Server, **body: Any) -> dict[str, Any]:
 
 
 def stream(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    text = server.post(path, {**SETTINGS, **body, "stream": True}).text
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
+    return events_of(server.post(path, {**SETTINGS, **body, "stream": True}).text)
 
 
 def stream_thoughts(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from support.fake_engine import FLOOD_CHARS, READY, Prompt
+from support.raw_http import wait_until
 from support.serving import Server, serving
 from support.streams import PATIENCE, Client, drop, open_request
 
@@ -27,13 +28,6 @@ def server(tiny_llama: Path) -> Iterator[Server]:
         tiny_llama, "--max-waiting", str(MAX_WAITING), "--send-timeout", "0.5", engine=FAKE
     ) as server:
         yield server
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < until, "the condition never became true"
-        time.sleep(0.01)
 
 
 def stream(server: Server) -> Client:

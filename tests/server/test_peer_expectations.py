@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from support.serving import Server
+from support.streams import events_of
 from support.tiny import EOS, SPECIAL_TOKENS
 
 LLAMA = "llama.cpp tools/server/tests/unit/"
@@ -223,14 +224,8 @@ def test_peer_expectation(client: httpx.Client, row: Row) -> None:
     if isinstance(row.check, str):
         assert row.check in response.json()["error"]["message"]
     else:
-        answer = parse_events(response.text) if row.body.get("stream") else response.json()
+        answer = events_of(response.text) if row.body.get("stream") else response.json()
         assert row.check(answer), answer
-
-
-def parse_events(text: str) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
 
 
 def test_continued_message_ends_the_prompt(client: httpx.Client) -> None:
