@@ -119,17 +119,6 @@ def test_template_process_that_dies_is_replaced(server: Server) -> None:
     assert server.post("/tokenize", chat).json()["tokens"] == ids
 
 
-def test_slow_answer_times_out(tiny_llama: Path) -> None:
-    with serving(tiny_llama, "--request-timeout", "0.5", engine=FAKE) as server:
-        streaming = stream(server)
-        silent = server.post("/v1/completions", {"prompt": [Prompt.SILENCE]})
-        assert silent.status_code == 504 and silent.json()["error"]["code"] == "timeout"
-        assert silent.json()["error"]["type"] == "timeout_error"
-        assert streaming.wait().error["code"] == "timeout" and streaming.is_done
-        server.wait_idle()
-        assert is_healthy(server)
-
-
 def test_idle_and_slow_clients_delay_nobody(server: Server) -> None:
     """Without a proxy, too: 500 connections that send nothing, 200 slow heads and 200 slow bodies."""
     address = httpx.URL(server.url)
