@@ -1,4 +1,4 @@
-"""Overload: too many connections and requests, slow answers, clients that do not read. The engine has no model."""
+"""Overload: too many connections and requests, clients that do not read. The engine has no model."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Work before admission over HTTP: refused early, given up with its client, in turns between clients."""
+"""Work before admission over HTTP: refused early, and given up with its client."""
 
 import contextlib
 import json
