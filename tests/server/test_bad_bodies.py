@@ -37,7 +37,6 @@ TOO_LONG = "context_length_exceeded"
 MANY_IDS = b'{"prompt": "a", "completion": [%s5]}' % (b"5," * 399_999)
 LONG_TOOL = {"type": "function", "function": {"name": "f", "description": "a" * 600}}
 CALL_ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-FLAT_TOOL = {"type": "function", "name": "f", "description": "a" * 600, "parameters": {"type": "object"}}
 X_NULL: dict[str, Any] = {"properties": {"x": {"type": "null"}}}
 ENTANGLED = {
     "$defs": {f"d{n}": {**X_NULL, "allOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(900)}
@@ -72,12 +71,6 @@ MAPPINGS = (
     chat("refused by the tools", "function", "invalid_value", tools=[{"type": "function"}]),
     raw("nothing to score", b'{"prompt": [], "completion": []}', "nothing to score", "invalid_value", path=SCORE),
 )  # fmt: skip
-IMAGE_BLOCK = {"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/latest/meta-data/"}}
-RESULT_BLOCK = {"type": "tool_result", "tool_use_id": "x"}
-CALL_BLOCK = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
-MANY_CALLS = {"role": "assistant", "content": [CALL_BLOCK] * 2048}
-NO_TYPE = {"type": "json_schema", "schema": {"type": "nothing"}}
-COUNT = "/v1/messages/count_tokens"
 # One body of each layer, in the routes that translate theirs into a chat.
 TRANSLATED = (
     raw("no body of a response", b"", "no body", "invalid_json", path=RESPONSES),
