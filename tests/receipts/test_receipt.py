@@ -16,7 +16,6 @@ from jsonschema import Draft202012Validator
 from holdfast import SamplingParams
 from holdfast.core.request import Request
 from holdfast.core.results import Choice, Result, Stats
-from holdfast.core.sampling_params import params_to_json
 from holdfast.core.step_plan import StepPlan, TokenLogprob
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.llm.llm import LLM
@@ -169,14 +168,6 @@ def test_empty_answer_has_empty_bits() -> None:
     assert receipt["choices"][0]["logprobs"]["bits"] == []
 
 
-def test_receipt_of_several_choices_and_prompt_logprobs() -> None:
-    params = SamplingParams(n=3, deterministic=True, prompt_logprobs=0, max_tokens=4)
-    receipt = valid(receipt_of(params, (4, 5), (6,), (), scored=1))
-    assert [one["token_ids"] for one in receipt["choices"]] == [[4, 5], [6], []]
-    assert receipt["prompt_logprobs"]["first"] == 1
-    assert receipt["prompt_logprobs"]["bits"] == ["bf000000", "bf400000"]
-
-
 def test_engine_receipt_of_choices_scores_and_echo(auto_llm: LLM) -> None:
     params = SamplingParams(
         max_tokens=5,
@@ -288,8 +279,3 @@ def test_rewritten_numbers_keep_the_digest() -> None:
     again = parse_receipt(rewrite(receipt))
     assert again.params == params
     assert again.fingerprint.digest == receipt["fingerprint"]["digest"]
-
-
-def test_settings_are_plain_json() -> None:
-    params = SamplingParams(**{**EVERYTHING, "ignore_eos": False, "structured": STRUCTURED_OUTPUTS[0]})
-    assert json.loads(json.dumps(params_to_json(params))) == params_to_json(params)

@@ -71,29 +71,18 @@ def test_refused_call_queues_nothing_and_holds_no_pages(
 
 BAD_PROMPTS: list[tuple[Any, str]] = [
     (5, "not int"),
-    (None, "not NoneType"),
-    (1.5, "not float"),
-    (True, "not bool"),
-    (object(), "not object"),
     (b"the fox", "not bytes"),
-    ({"the fox"}, "not set"),
     (iter(["the fox"]), "not list_iterator"),
     ([5, "the fox"], "'the fox' is not a token id"),
-    ([5, True], "True is not a token id"),
     (["the fox", 5], r"prompts\[1\]: a prompt is text, .*, not int"),
-    (["the fox", None], r"prompts\[1\]: .* not NoneType"),
     (["the fox", np.array([5])], r"prompts\[1\]: .* not ndarray; call tolist"),
     (np.array([5, 6]), r"not ndarray; call tolist"),
     (["the fox", [5.0]], "5.0 is not a token id"),
     (["the fox", []], "the prompt is empty"),
     (["the fox", {}], r"prompts\[1\]: a prompt needs the key prompt or prompt_token_ids"),
-    ({"text": "the fox"}, "'text' is not supported"),
     ({"prompt": "the fox", "multi_modal_data": {}}, "'multi_modal_data' is not supported"),
     ({"prompt": 5}, "prompt must be text, not int"),
-    ({"prompt": None, "prompt_token_ids": None}, "needs the key prompt or prompt_token_ids"),
     ({"prompt_token_ids": "the fox"}, "prompt_token_ids must be a list of token ids, not str"),
-    ({"prompt_token_ids": []}, "the prompt is empty"),
-    ({"prompt_token_ids": [[5]]}, r"\[5\] is not a token id"),
     ({"prompt": "the fox", "prompt_token_ids": [VOCAB_SIZE]}, "not in the vocabulary"),
 ]
 
@@ -111,7 +100,6 @@ def test_wrong_prompts_are_refused_and_nothing_is_queued(auto_llm: LLM, prompts:
         ({"params": GOOD, "sampling_params": GOOD}, "are the same setting; give one of them"),
         ({"sampling_params": 5}, "sampling_params must be SamplingParams or a list of them, not int"),
         ({"sampling_params": [GOOD] * 3}, "2 prompts but 3 settings"),
-        ({"params": []}, "2 prompts but 0 settings"),
         ({"params": [GOOD, {"a": 1}]}, "params must be SamplingParams, not dict"),
         ({"use_tqdm": "yes"}, "use_tqdm must be"),
     ],
@@ -128,7 +116,6 @@ def test_wrong_arguments_are_refused_and_nothing_is_queued(
     ("messages", "options", "message"),
     [
         ("hello", {}, "messages must be a conversation"),
-        ({"role": "user", "content": "a"}, {}, "messages must be a conversation"),
         ([HELLO, HELLO[0]], {}, "both messages and conversations"),
         ([HELLO, []], {}, "messages is empty"),
         ([HELLO, [{"role": "user"}]], {}, "content must be"),
@@ -151,7 +138,6 @@ def test_wrong_chats_are_refused_and_nothing_is_queued(
     [
         {"temperature": -0.0},
         {"temperature": 5e-324},
-        {"top_p": 5e-324},
         {"seed": (1 << 64) - 1},
         {"logit_bias": dict.fromkeys(range(VOCAB_SIZE), -100.0)},
         {"allowed_token_ids": [VOCAB_SIZE - 1]},
