@@ -92,10 +92,6 @@ def test_help_does_not_import_torch():
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_unknown_command_is_a_usage_error(holdfast):
-    assert holdfast("sing").exit_code == 2
-
-
 def test_operations_page_has_the_current_options():
     page = ROOT / "docs" / "operations.md"
     text = page.read_text(encoding="utf-8")

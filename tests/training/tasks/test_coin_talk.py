@@ -2,6 +2,7 @@
 
 import random
 import re
+from itertools import pairwise
 
 from holdfast_thinking.grammar import words
 from holdfast_thinking.grammar.coin import CoinGrammar
@@ -77,6 +78,26 @@ def test_answers_follow_from_the_last_side() -> None:
             assert answer == f" {side}.", told
         kinds.add(answer.split()[0])
     assert kinds == {"heads.", "tails.", "Yes,", "No,"}
+
+
+def test_flips_are_those_of_plain_words() -> None:
+    """A reader of its own for the plainest sentences."""
+    flips = keeps = 0
+    for told in stories(900):
+        steps = told.example.steps
+        for before, step in pairwise(steps):
+            said = told.example.prompt[before.settled_at + 1 : step.settled_at + 1].rpartition(". ")[2]
+            changes = (before.thought or before.state) != step.thought
+            if re.fullmatch(r"\w+ (flips|tosses|inverts|reverses|flipped|tossed) (it|the coin)", said):
+                flips += 1
+                assert changes or said.split()[0].lower() in ("nobody", "nor"), (said, told)
+            elif re.fullmatch(
+                r"\w+ (does not|doesn't|did not|didn't|never|refuses to|forgets to|leaves|only looks|looks)\b[^,.]*",
+                said,
+            ) and not re.search(r"\b(and|but|then|heads|tails|until)\b", said):
+                keeps += 1
+                assert not changes, (said, told)
+    assert flips > 10 and keeps > 40
 
 
 _NUMBERS = [
