@@ -90,10 +90,10 @@ class Connection:
         return body
 
 
-def wait_until(condition: Any) -> None:
-    """Poll until the condition is true; fail after `PATIENCE`."""
+def wait_until(condition: Any, seconds: float = 60.0) -> None:
+    """Poll until the condition is true; fail after so many seconds."""
     waiter = threading.Event()
-    for _ in range(int(PATIENCE / 0.005)):
+    for _ in range(int(seconds / 0.005)):
         if condition():
             return
         waiter.wait(0.005)
