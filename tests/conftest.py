@@ -172,6 +172,12 @@ def certified_at_startup() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop of tests that are coroutines, which pytest.mark.anyio runs."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama on disk, fp32."""
     from support.tiny import tiny_model

@@ -177,21 +177,6 @@ def test_kernels_are_added_up(load: Load) -> None:
     assert step.times_by_kind(kernels, 2) == {"head": 9.0, "other": 3.0, "products": 2.0, "norms": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("void cutlass::Kernel2<cutlass_80_wmma>", "products"),
-        ("_small_m_gate_up", "products"),
-        ("_merge_splits", "attention"),
-        ("_rope_store", "rope and store"),
-        ("_finish_greedy", "sampler"),
-        ("Memcpy DtoH (Device -> Pinned)", "copies"),
-    ],
-)
-def test_kernels_have_a_kind_by_name(load: Load, name: str, kind: str) -> None:
-    assert load("gpu_step").kind_of(name) == kind
-
-
 def test_memory_floor_is_weights_and_kv(load: Load) -> None:
     step = load("gpu_step")
     config = load("engines").shape_config("llama-3.1-8b")

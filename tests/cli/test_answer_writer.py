@@ -94,20 +94,6 @@ def test_conversation_shows_thoughts_before_the_answer(screen):
     assert screen.getvalue() == "‹one› ‹two› ‹three›\nyes\n"
 
 
-def test_thoughts_are_off_by_default(screen):
-    say(AnswerWriter())
-    assert screen.getvalue() == "abcdef\n"
-
-
-def test_thoughts_are_dimmed(monkeypatch, screen):
-    console = Console(file=screen, force_terminal=True, color_system="standard", soft_wrap=True)
-    monkeypatch.setattr(answer_writer, "stderr", lambda: console)
-    writer = AnswerWriter(with_thoughts=True)
-    writer.write("yes", [thought(0, "one")])
-    writer.end()
-    assert screen.getvalue() == "\x1b[2;3m‹one›\x1b[0m\nyes\n"
-
-
 def test_pipe_shows_each_thought_on_a_line(capsys):
     say(AnswerWriter(with_thoughts=True, prompt=Letters("0123456789")))
     told = capsys.readouterr()

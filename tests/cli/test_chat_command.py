@@ -5,14 +5,6 @@ from support.tiny import tiny_model
 QUICK = ("--max-tokens", "5", "-t", "0")
 
 
-def test_each_turn_reports_its_mode(holdfast, model):
-    result = holdfast("chat", model, *QUICK, "-d", stdin="the dog\nthe fox\n")
-    assert result.exit_code == 0, result.stderr
-    modes = [line for line in result.stderr.splitlines() if "seed" in line]
-    assert len(modes) == 2
-    assert all("certified" in line or "verified" in line for line in modes)
-
-
 def test_turns_are_kept_until_reset(holdfast, model):
     def last_answer(lines):
         return holdfast("chat", model, "-n", "12", "-t", "0", "-d", stdin=lines).stdout.splitlines()[-1]
@@ -47,14 +39,6 @@ def test_too_long_message_is_refused_and_the_chat_continues(holdfast, model):
     assert result.exit_code == 0
     assert "this message takes" in result.stderr
     assert sum("seed" in line for line in result.stderr.splitlines()) == 1
-
-
-def test_system_message_changes_the_answer(holdfast, model):
-    plain = holdfast("chat", model, "-n", "12", "-t", "0", stdin="the dog\n").stdout
-    told = holdfast(
-        "chat", model, "-n", "12", "-t", "0", "--system", "the quick brown fox", stdin="the dog\n"
-    ).stdout
-    assert plain != told
 
 
 def test_chat_does_not_offer_batch_options(holdfast, model):

@@ -91,12 +91,6 @@ def test_format_of_a_gguf_file_is_its_dtype():
     assert command._describe("smollm2", "builtin", path).dtype == "Q4_1"
 
 
-def test_built_in_models_say_what_to_expect(tmp_path):
-    assert "Bob tosses it over" in (locate("coin").about or "")
-    assert "135 million" in (locate(None).about or "")
-    assert locate(str(tmp_path)).about is None
-
-
 @pytest.mark.parametrize(
     "command", [("generate", "-m", "coin", "Hi"), ("chat", "coin")], ids=["generate", "chat"]
 )

@@ -62,12 +62,6 @@ def test_receipt_in_json_is_asked_for_with_a_dash(holdfast, model, tmp_path, mon
     assert refused.exit_code == 2 and "give --json" in refused.stderr
 
 
-def test_receipt_file_is_overwritten(holdfast, model, file):
-    file.write_text("x" * 100_000)
-    holdfast("generate", "the dog", "-m", model, *QUICK, "--receipt", file)
-    assert json.loads(file.read_text())["mode"] == "none"
-
-
 def test_failed_answer_has_a_null_receipt(file):
     def result(receipt):
         return Result((1,), (Choice("", (), "error"),), 0, "none", Stats(), receipt)

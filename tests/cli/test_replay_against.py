@@ -1,14 +1,13 @@
 """`holdfast replay --against`: two receipts compared without a model."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from holdfast import SamplingParams
 from holdfast.cli.options import engine as o
 from holdfast.receipts.fingerprint import Fingerprint
-from holdfast.receipts.receipt import digest_logprobs, redact
+from holdfast.receipts.receipt import redact
 from support.receipts import PARTS, prompt_of, receipt_of, resealed
 
 PARAMS = SamplingParams(deterministic=True, max_tokens=2)
@@ -33,13 +32,6 @@ def compare(holdfast, tmp_path, monkeypatch):
     return call
 
 
-def other_bits(receipt):
-    (choice,) = receipt["choices"]
-    bits = [choice["logprobs"]["bits"][0], "bf800000"]
-    logprobs = {"bits": bits, "digest": digest_logprobs(choice["token_ids"], bits)}
-    return resealed(receipt, choices=[{**choice, "logprobs": logprobs}])
-
-
 def other_threads(receipt):
     parts = {**PARTS.parts, "settings": {**PARTS.parts["settings"], "threads": 4}}
     engine = {**receipt["engine"], "num_threads": 4}
@@ -57,15 +49,11 @@ def test_equal_receipts_exit_with_0(compare):
     ("other", "expected"),
     [
         (receipt_of(PARAMS, (4, 6)), "Different: choice 0, position 1: expected token 5, got 6."),
-        (receipt_of(PARAMS, (4,)), "position 1: expected 2 tokens, got 1."),
-        (other_bits(receipt_of(PARAMS)), "position 1: the same token 5, but the bits of its logprob differ"),
         (receipt_of(SamplingParams(deterministic=True, max_tokens=3)), "max_tokens: 2, 3"),
-        (receipt_of(SamplingParams(deterministic=True, max_tokens=2, seed=9)), "seed: 11, 9"),
         (resealed(receipt_of(PARAMS), prompt=prompt_of([1, 7, 3])), "which differ from token 1 on"),
         (other_threads(receipt_of(PARAMS)), "settings.threads: 2 in the first receipt, 4 in the second"),
-        (receipt_of(replace(PARAMS, n=2), (4, 5), (4, 5)), "1 choices expected, got 2"),
     ],
-    ids=["token", "length", "bits", "setting", "seed", "prompt", "fingerprint", "choices"],
+    ids=["token", "setting", "prompt", "fingerprint"],
 )
 def test_first_difference_is_named(compare, other, expected):
     result = compare(receipt_of(PARAMS), other)

@@ -51,10 +51,9 @@ def test_replay_under_load_with_verification(holdfast, made, write):
 
 
 def test_receipt_from_stdin_inside_an_answer(holdfast, made, model):
-    assert holdfast("replay", "-", stdin=json.dumps(made)).exit_code == 0
     answer = holdfast("generate", "the dog", "-m", model, "-d", "-n", "6", "--json", "--receipt", "-").stdout
-    assert holdfast("replay", "-", stdin=answer).exit_code == 0
-    assert holdfast("replay", "-", "--line", "2", stdin=f"{answer}{json.dumps(made)}\n").exit_code == 0
+    result = holdfast("replay", "-", "--line", "2", stdin=f"{json.dumps(made)}\n{answer}")
+    assert result.exit_code == 0 and "6 tokens" in result.stdout
 
 
 def test_replay_result_as_json(holdfast, made, write):
@@ -152,12 +151,6 @@ def test_force_compares_despite_another_fingerprint(holdfast, made, write, tmp_p
     assert outcome["fingerprint_differences"][0].startswith("recipe.version: ")
 
 
-def test_dtype_difference_is_listed(holdfast, made, write):
-    result = holdfast("replay", write(made), "--dtype", "bf16", "--determinism", "off")
-    assert result.exit_code == 1
-    assert "  dtype: bfloat16 here, float32 in the receipt" in result.stdout
-
-
 def test_ordinary_request_is_noted(holdfast, model, write):
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
     result = holdfast("replay", write(receipts.ask(LLM(model), "the dog", params)))
@@ -169,37 +162,25 @@ def test_ordinary_request_is_noted(holdfast, model, write):
 def test_prompt_can_be_given_if_the_receipt_has_none(holdfast, model, write, chat):
     llm = LLM(model)
     prompt = llm.chat_tokens([{"role": "user", "content": "the dog"}]) if chat else "the dog"
-    params = SamplingParams(max_tokens=4, deterministic=True)
-    receipt = receipts.ask(llm, prompt, params)
-    ids, salt = receipt["prompt"]["token_ids"], receipt["prompt"]["salt"]
-    file = write(redact(receipt))
-    assert holdfast("replay", file, "--prompt", "the dog", "--prompt-salt", salt).exit_code == 0
-    result = holdfast("replay", file, "--prompt", "the dog")
-    assert result.exit_code == 2
-    assert "does not contain the salt of its prompt" in result.stderr
-    file = write(redact(receipt, keep_salt=True))
-    assert holdfast("replay", file, "--prompt", "the dog").exit_code == 0
-    assert holdfast("replay", file, "--prompt-ids", ",".join(map(str, ids))).exit_code == 0
+    receipt = receipts.ask(llm, prompt, SamplingParams(max_tokens=4, deterministic=True))
+    salt = receipt["prompt"]["salt"]
+    result = holdfast("replay", write(redact(receipt)), "--prompt", "the dog", "--prompt-salt", salt)
+    assert result.exit_code == 0, result.stderr
+
+
+def test_wrong_prompt_is_refused(holdfast, made, write):
+    file = write(redact(made, keep_salt=True))
+    ids = ",".join(map(str, made["prompt"]["token_ids"]))
+    assert holdfast("replay", file, "--prompt-ids", ids).exit_code == 0
     for arguments, said in (
         ((), "does not contain its prompt"),
         (("--prompt", "the cat"), "not the receipt's"),
-        (("--prompt-ids", "1, 2"), "not the receipt's"),
         (("--prompt-ids", "one"), "must be token ids separated by commas"),
         (("--prompt-ids", "1", "--prompt", "a"), "give the prompt once"),
     ):
         result = holdfast("replay", file, *arguments)
         assert result.exit_code == 2
         assert said in result.stderr
-
-
-def test_bad_receipt_is_one_line_and_exit_code_2(holdfast, tmp_path):
-    file = tmp_path / "bad.json"
-    file.write_text("{}")
-    result = holdfast("replay", file)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
-    assert "not an object with a format" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
 
 
 def test_missing_model_of_a_receipt(holdfast, made, write):

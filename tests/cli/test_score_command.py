@@ -105,13 +105,10 @@ def test_ordinary_scores_with_determinism_off(score, holdfast, model):
         ((), "there is nothing to score"),
         (("the dog",), "a pair is one prompt and one completion"),
         (("a", "b", "--prompt-ids", "1"), "a pair is one prompt and one completion"),
-        (("--prompt-ids", "1"), "a pair is one prompt and one completion"),
         (("--prompt-ids", "1;2", "x"), "--prompt-ids must be token ids separated by commas"),
-        (("x", "--completion-ids", "1.5"), "--completion-ids must be token ids separated by commas"),
         (("x", "--completion-ids", "100000"), "token id 100000 is not in the vocabulary"),
         (("x", ""), "at least one token each"),
         (("--file", "/no/such/file"), "the file of pairs /no/such/file cannot be read"),
-        (("--file", "/dev/null"), "there is nothing to score"),
     ],
 )
 def test_wrong_pair_is_one_line_and_exit_code_2(holdfast, model, arguments, said):
@@ -127,10 +124,8 @@ def test_wrong_pair_is_one_line_and_exit_code_2(holdfast, model, arguments, said
     ("line", "said"),
     [
         ("{", "is no valid JSON"),
-        ("[" * 100_000, "is no valid JSON"),
         ("[1, 2]", "must be an object with prompt and completion, not [1, 2]"),
         ('{"prompt": "a"}', "completion must be a text or a list of token ids, not None"),
-        ('{"prompt": 5, "completion": "a"}', "prompt must be a text or a list of token ids, not 5"),
         ('{"prompt": [99999], "completion": "a"}', "token id 99999 is not in the vocabulary"),
         ('{"prompt": "\\ud800", "completion": "a"}', "a lone surrogate"),
     ],

@@ -124,10 +124,9 @@ def test_command_line_options(holdfast, served, tmp_path):
     )
 
 
-@pytest.mark.parametrize("code", [0, 1, 3])
-def test_exit_code_is_the_server_s(holdfast, served, code):
-    served.exit_code = code
-    assert holdfast("serve").exit_code == code
+def test_exit_code_is_the_server_s(holdfast, served):
+    served.exit_code = 3
+    assert holdfast("serve").exit_code == 3
 
 
 def test_chat_template_that_is_too_long_or_no_text_is_refused(holdfast, served, tmp_path):
@@ -169,14 +168,14 @@ def test_environment_variables(holdfast, served, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("value", ["one,two", " one , two ", "one two", ",one,,two,"])
+@pytest.mark.parametrize("value", [" one , two ", "one two", ",one,,two,"])
 def test_environment_variable_with_several_keys(holdfast, served, monkeypatch, value):
     monkeypatch.setenv("HOLDFAST_API_KEY", value)
     start(holdfast)
     assert served.server.api_keys == ("one", "two")
 
 
-@pytest.mark.parametrize("value", ["", " ", ",", " , "])
+@pytest.mark.parametrize("value", ["", " , "])
 def test_empty_api_key_variable_is_refused(holdfast, served, monkeypatch, value):
     monkeypatch.setenv("HOLDFAST_API_KEY", value)
     assert "HOLDFAST_API_KEY is set, but empty" in refused(holdfast, served)
@@ -257,29 +256,19 @@ def test_config_file_named_in_the_environment(holdfast, served, write, monkeypat
         ),
         ("xyzzy: 1", "see holdfast serve --help"),
         ("config: other.yaml", "there is no option 'config'"),
-        ("help: true", "there is no option 'help'"),
-        ("context: 1", "there is no option 'context'"),
         ("port: 1\nport: 2", "line 2: port is given twice"),
         ("max-model-len: 1\nmax_model_len: 2", "max-model-len is given twice"),
         ("port:", "port has no value"),
-        ("api-key: ~", "api-key has no value"),
-        ("api-key: [one, ]\nhost: null", "host has no value"),
         ("port: [1, 2]", "port takes one value"),
-        ("port: {a: 1}", "port takes one value"),
         ("api-key: {a: 1}", "api-key takes values"),
         ("api-key: [[a]]", "api-key must be plain text"),
-        ("server:\n  port: 1", "there is no option 'server'"),
         ("- port", "must hold options"),
-        ("port", "must hold options"),
-        ("? [a]\n: 1", "there is no option"),
         ("<<: {port: 1}", "there is no option"),
         ("port: 1\n---\nport: 2", "is not YAML"),
-        ("port: 80.5", "'--port'"),
         ("port: true", "'--port'"),
         ("inspector: perhaps", "'--inspector'"),
         ("host: !!python/object/apply:os.system [ls]", "host takes one value"),
         ("host: !!python/name:os.system x", "host must be plain text"),
-        ("host: !mine x", "host must be plain text"),
         ("a" * 4 + ": &a [*a]", "there is no option"),
     ],
 )
@@ -294,13 +283,10 @@ def test_config_file_error_names_its_line(holdfast, served, write, text, says, m
     "text",
     [
         f"api-key: *{SECRET}",
-        f"api-key: 'a\n\t{SECRET}",
         f"api-key: {SECRET}: {SECRET}",
-        f"api-key: {{ {SECRET}",
         f"api-key: !{SECRET} x",
         f"api-key: {{ {SECRET}: 1 }}",
         f"api-key: {SECRET}\nport: many",
-        f"api-key: {SECRET}\nprot: 1",
         f"api-key: [{SECRET}, {SECRET}é]",
         f"api-key: ' {SECRET}'",
     ],
@@ -377,7 +363,6 @@ def test_help_shows_no_key(holdfast, write, monkeypatch):
         ("--api-key", f" {SECRET}"),
         ("--api-key", f"{SECRET}é"),
         ("--api-key", SECRET, "--port", "many"),
-        ("--api-key", SECRET, "--port", "65536"),
         (f"--api-kee={SECRET}",),
     ],
 )
@@ -388,7 +373,7 @@ def test_error_shows_no_key(holdfast, served, arguments):
 # Missing packages
 
 
-@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "msgspec", "prometheus_client"])
+@pytest.mark.parametrize("package", ["fastapi", "prometheus_client"])
 def test_missing_server_package_says_what_to_install(holdfast, served, monkeypatch, package):
     from importlib import util
 

@@ -1,7 +1,5 @@
 """Logprobs with token texts, read as today's objects and in vLLM's form; results in vLLM's form."""
 
-import pickle
-
 import pytest
 
 from holdfast.core.logprobs import DecodedLogprob, Logprob, TokenTexts, with_texts
@@ -59,13 +57,6 @@ def test_result_reads_as_a_list_of_itself() -> None:
     assert [*one] == [one] and one[0] is one and one[-1] is one and len(one) == 1
     with pytest.raises(IndexError):
         one[1]
-
-
-def test_result_survives_pickling() -> None:
-    one = decode_result(result(Choice("a", (5,), "length", (FOX,))), TEXTS)
-    again = pickle.loads(pickle.dumps(one))
-    assert again == one
-    assert again.outputs[0].logprobs == one.outputs[0].logprobs
 
 
 def test_delta_gains_texts_and_keeps_its_shape() -> None:

@@ -1,9 +1,7 @@
-"""What a user sees of the package: its names, their documentation, and no torch before it is needed."""
+"""What a user sees of the package: its names, and no torch before it is needed."""
 
-import inspect
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -25,40 +23,19 @@ def test_listing_the_names_imports_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def public_methods() -> list[tuple[str, Any]]:
-    from holdfast.engine.llm.async_llm import AsyncTokenStream
-    from holdfast.engine.llm.chat_tokenizer import ChatTokenizer
-    from holdfast.engine.llm.token_stream import TokenStream
-
-    kinds = [holdfast.LLM, holdfast.AsyncLLM, ChatTokenizer, TokenStream, AsyncTokenStream]
-    return [
-        (f"{kind.__name__}.{name}", value)
-        for kind in kinds
-        for name, value in vars(kind).items()
-        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
-    ]
+FLOORS = """
+import importlib, pkgutil, sys
+import holdfast, holdfast.core, holdfast.kv_cache, holdfast.scheduler
+for floor in (holdfast.core, holdfast.kv_cache, holdfast.scheduler):
+    for module in pkgutil.iter_modules(floor.__path__):
+        importlib.import_module(f"{floor.__name__}.{module.name}")
+loaded = [name for name in ("torch", "numpy") if name in sys.modules]
+print(len([name for name in sys.modules if name.startswith("holdfast.")]), loaded)
+"""
 
 
-def test_every_public_method_is_documented_and_typed() -> None:
-    methods = public_methods()
-    assert len(methods) > 30
-    for name, method in methods:
-        documentation = inspect.getdoc(method)
-        assert documentation, f"{name} has no docstring"
-        if not inspect.isfunction(method):
-            continue
-        parameters = list(inspect.signature(method).parameters.values())[1:]
-        for parameter in parameters:
-            assert parameter.annotation is not inspect.Parameter.empty, f"{name}: {parameter.name}"
-        assert method.__annotations__["return"] is not inspect.Parameter.empty
-
-
-@pytest.mark.parametrize(
-    "name", ["generate", "chat", "stream", "stream_chat", "score", "score_batch", "chat_tokens"]
-)
-def test_arguments_of_calls_are_explained(name: str) -> None:
-    """Each argument is named in the docstring."""
-    method = getattr(holdfast.LLM, name)
-    documentation = inspect.getdoc(method) or ""
-    for argument in list(inspect.signature(method).parameters)[1:]:
-        assert argument in documentation, f"{name} does not explain {argument}"
+def test_core_kv_cache_and_scheduler_import_neither_torch_nor_numpy() -> None:
+    done = subprocess.run([sys.executable, "-c", FLOORS], capture_output=True, text=True, check=True)
+    count, loaded = done.stdout.split(maxsplit=1)
+    assert int(count) > 15
+    assert loaded.strip() == "[]"

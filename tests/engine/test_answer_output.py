@@ -82,15 +82,6 @@ def test_stop_string_across_tokens_is_held_back_and_never_shown(tokenizer: Token
     assert len(result.token_ids) == 7
 
 
-def test_held_back_text_comes_at_the_end(tokenizer: Tokenizer) -> None:
-    answer = make(tokenizer, stop="xyz", max_tokens=99)
-    deltas, stopped = feed(answer, [tokenizer.encode(letter)[0] for letter in "axy"], [1] * 3)
-    assert not stopped
-    assert "".join(delta.text for delta in deltas) == "a"
-    last, result = end(answer)
-    assert (last.text, result.text) == ("xy", "axy")
-
-
 def test_incomplete_character_is_replaced_only_at_the_end(tokenizer: Tokenizer) -> None:
     answer = make(tokenizer, max_tokens=99)
     first = tokenizer.encode("é", add_special_tokens=False)[0]

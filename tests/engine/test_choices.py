@@ -40,16 +40,6 @@ def test_choices_are_distinct_and_each_follows_from_its_seed(llm: LLM) -> None:
     assert stats.candidates == stats.accepted + stats.rolled_back
 
 
-def test_more_choices_do_not_change_the_first_ones(llm: LLM) -> None:
-    three = llm.generate([PROMPT], settings(n=3))[0].choices
-    assert llm.generate([PROMPT], settings(n=5))[0].choices[:3] == three
-
-
-def test_greedy_choices_are_all_equal(llm: LLM) -> None:
-    choices = llm.generate([PROMPT], settings(n=3, temperature=0))[0].choices
-    assert len({choice.token_ids for choice in choices}) == 1
-
-
 def test_prompt_is_computed_once(auto_llm: LLM) -> None:
     prompt = list(range(3, 3 + 64))
     result = auto_llm.generate([prompt], settings(n=4))[0]

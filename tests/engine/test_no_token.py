@@ -33,7 +33,7 @@ class BadWeights(DummyCheckpoint):
         return tensor
 
 
-@pytest.fixture(scope="module", params=["c", "torch"])
+@pytest.fixture(scope="module", params=["c", pytest.param("torch", marks=pytest.mark.long)])
 def engine(request: pytest.FixtureRequest) -> Engine:
     config = EngineConfig(device="cpu", kernels=request.param, kv_memory="4MiB", prefix_cache=False)
     checkpoint = BadWeights(tiny_config(num_hidden_layers=1), deviation=0.25)

@@ -22,7 +22,7 @@ from holdfast.receipts.receipt import (
     redact,
 )
 from holdfast.structured.behaviour import grammar_library
-from support.receipts import ask, edits, prompt_of, resealed
+from support.receipts import ask, prompt_of, resealed
 
 PROMPT = "the quick brown fox"
 
@@ -79,22 +79,6 @@ def test_replay_uses_the_reported_seed(auto_llm: LLM) -> None:
     other = replay(auto_llm, parse_receipt(resealed(made, seed=str(int(made["seed"]) ^ 1))))
     assert other.difference is not None
     assert "expected token" in other.difference.what
-
-
-def test_every_edit_of_a_receipt_is_refused(auto_llm: LLM) -> None:
-    """Counts, the certificate's digest, engine hints: nothing can be edited and still be replayed."""
-    made = ask(auto_llm, PROMPT, settings(n=2, logprobs=2, prompt_logprobs=1, max_tokens=4))
-    unnoticed = [path for path, edited in edits(made) if not is_refused(edited)]
-    assert unnoticed == []
-    assert len(list(edits(made))) > 300
-
-
-def is_refused(receipt: dict[str, Any]) -> bool:
-    try:
-        parse_receipt(receipt)
-    except InvalidRequest:
-        return True
-    return False
 
 
 def test_changed_token_is_located(auto_llm: LLM) -> None:

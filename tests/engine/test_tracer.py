@@ -16,8 +16,7 @@ from holdfast.core.step_plan import StepPlan
 from holdfast.engine import tracer as tracer_module
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.engine.tracer import StepTrace, Tracer, compare_candidates
-from holdfast.scheduler.token_log import TokenLog
+from holdfast.engine.tracer import StepTrace, Tracer
 from support.tiny import tiny_engine
 
 DETERMINISTIC = SamplingParams(max_tokens=40, temperature=0.9, seed=3, deterministic=True, ignore_eos=True)
@@ -144,15 +143,19 @@ def test_ngram_candidates_are_traced(mode: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_rolled_back_ids_are_exactly_the_rejected_candidates() -> None:
     engine, follower = with_wrong_candidates(engine_in("verify")), TraceFollower()
+    several = replace(DETERMINISTIC, n=3)
     results = run(
-        engine, (PROMPT, DETERMINISTIC), (PROMPT[5:], DETERMINISTIC), (PROMPT, ORDINARY), follower=follower
+        engine, (PROMPT, DETERMINISTIC), (PROMPT[5:], several), (PROMPT, ORDINARY), follower=follower
     )
     check_traces(follower, results)
+    first_ids = {one.request_id: one.first_id for trace in follower.traces for one in trace.requests}
+    assert set(first_ids.values()) == set(results) and len(first_ids) == 5  # each choice has its own trace
     deterministic = [one for one in results.values() if one.determinism != "none"]
     assert all(one.stats.rolled_back > 0 and one.stats.accepted > 0 for one in deterministic)
     for request_id, result in results.items():
         if result.determinism != "none":
-            assert follower.accepted[request_id] == result.stats.accepted
+            branches = range(request_id, request_id + len(result.choices))
+            assert sum(follower.accepted[one] for one in branches) == result.stats.accepted
         else:
             assert not follower.rolled_back[request_id]
 
@@ -177,15 +180,6 @@ def test_first_trace_has_all_live_requests(attach_at: int) -> None:
     assert first.requests[0].committed_ids[: len(PROMPT)] == PROMPT
     for request_id, result in results.items():
         assert follower.tokens[request_id] == result.prompt_token_ids + result.token_ids
-
-
-def test_each_choice_has_its_own_trace() -> None:
-    engine, follower = with_wrong_candidates(engine_in("verify")), TraceFollower()
-    results = run(engine, (PROMPT, replace(DETERMINISTIC, n=3)), follower=follower)
-    check_traces(follower, results)
-    (first,) = results
-    groups = {one.request_id: one.first_id for trace in follower.traces for one in trace.requests}
-    assert groups == {first: first, first + 1: first, first + 2: first}
 
 
 def test_traced_pages_and_lengths_are_the_engine_s() -> None:
@@ -313,28 +307,3 @@ def test_long_request_is_traced_by_its_last_tokens(monkeypatch: pytest.MonkeyPat
     engine.tracer = Tracer(engine)
     (traced,) = engine.tracer.take()[0].requests
     assert (traced.committed_start, traced.committed_ids) == (len(PROMPT) - 8, PROMPT[-8:])
-
-
-@pytest.mark.parametrize(
-    ("candidates", "committed", "still", "expected"),
-    [
-        ((), (), (), (0, ())),
-        ((), (7,), (), (0, ())),
-        ((5, 6), (), (5, 6), (0, ())),
-        ((5, 6), (), (5, 6, 7), (0, ())),  # a fast pass proposed one more
-        ((5, 6), (5, 6, 7), (), (2, ())),  # accept all, and the bonus
-        ((5, 6), (5, 9), (), (1, (6,))),  # the correction
-        ((5, 6), (9,), (), (0, (5, 6))),
-        ((5, 6), (5,), (), (1, (6,))),  # the first of them ended the answer
-        ((5, 6), (), (), (0, (5, 6))),  # given up
-    ],
-)
-def test_compare_candidates(
-    candidates: tuple[int, ...], committed: tuple[int, ...], still: tuple[int, ...], expected: tuple[Any, ...]
-) -> None:
-    tokens = TokenLog((1, 2, 3))
-    for token_id in committed:
-        tokens.commit(token_id)
-    for token_id in still:
-        tokens.propose(token_id)
-    assert compare_candidates(candidates, 3, tokens) == expected

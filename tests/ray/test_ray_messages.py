@@ -41,7 +41,6 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> None:
             "127.0.0.1:1", r"no Ray cluster at 127\.0\.0\.1:1.*ray start --head", id="nothing-listens"
         ),
         pytest.param("127.0.0.1", "must be HOST:PORT", id="no-port"),
-        pytest.param("127.0.0.1:99999", "must be HOST:PORT", id="no-such-port"),
         pytest.param("ray://127.0.0.1:10001", "must be a node of the cluster", id="ray-client"),
     ],
 )
@@ -55,9 +54,6 @@ def test_wrong_address(address: str, says: str) -> None:
     [
         pytest.param(
             {}, {"replicas": 100}, r"room for 16 replicas, not 100: each needs 1 CPUs", id="too-many"
-        ),
-        pytest.param(
-            {}, {"replicas": 1, "replica_cpus": 9}, r"no node .* needs 9 CPUs.*16 CPUs", id="too-large"
         ),
         pytest.param(
             {"device": "cuda"}, {"replicas": 1}, r"1 GPUs.*16 CPUs, 0 GPUs.*--device cpu", id="no-gpu"
@@ -149,7 +145,6 @@ def test_builder_reads_options_by_name() -> None:
     [
         *(pytest.param({name: "1"}, f"{name} is not an option", id=name) for name in PROXY_OPTIONS),
         pytest.param({"max_num_seq": 4}, "did you mean max_num_seqs", id="typo"),
-        pytest.param({"max_num_seqs": "many"}, "max_num_seqs: .*not 'many'", id="value"),
         pytest.param({"replicas": 0}, "at least 1", id="no-replicas"),
     ],
 )

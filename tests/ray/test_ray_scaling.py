@@ -3,13 +3,13 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support import raw_http
 from support.replicas import StreamedAnswer, replica_counts, stream_answers
 from support.serving import Server, serving
 
@@ -19,10 +19,7 @@ PATIENCE = 90.0
 
 
 def wait_until(what: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.2)
+    raw_http.wait_until(what, PATIENCE)
 
 
 def num_ready(server: Server) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -14,6 +13,8 @@ from holdfast.engine.config import EngineConfig
 from holdfast.ray.messages import FRONTEND_SHIFT, Hello, NotHere, RoutedRequest
 from holdfast.ray.replica_host import ReplicaHost, _FrontendConnection
 from holdfast.server.ipc import messages as m
+
+pytestmark = pytest.mark.anyio
 
 FRONTEND = 7
 ID = (FRONTEND << FRONTEND_SHIFT) + 1
@@ -84,83 +85,63 @@ class Ended:
     error_code = None
 
 
-def with_replica(check: Callable[[Replica], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await check(Replica())
-
-    asyncio.run(run())
+@pytest.fixture
+async def replica() -> Replica:
+    return Replica()
 
 
-def test_request_is_forwarded_as_it_came_and_its_call_ends_with_it() -> None:
-    async def check(replica: Replica) -> None:
-        frame = replica.submit()
-        assert replica.engine.forwarded == [frame]
-        call = await replica.call()
-        assert not call.done()
-        replica.finish()
-        await asyncio.wait_for(call, 1)
-        assert replica.host.num_live == 0
-
-    with_replica(check)
+async def test_request_is_forwarded_as_it_came_and_its_call_ends_with_it(replica: Replica) -> None:
+    frame = replica.submit()
+    assert replica.engine.forwarded == [frame]
+    call = await replica.call()
+    assert not call.done()
+    replica.finish()
+    await asyncio.wait_for(call, 1)
+    assert replica.host.num_live == 0
 
 
-def test_call_may_come_before_its_request_or_after_its_end() -> None:
-    async def check(replica: Replica) -> None:
-        early = await replica.call()
-        assert not early.done()
-        replica.submit()
-        replica.finish()
-        await asyncio.wait_for(early, 1)
-        await asyncio.wait_for(await replica.call(), 1)
-        assert replica.host.num_live == 0 and len(replica.engine.forwarded) == 1
-
-    with_replica(check)
+async def test_call_may_come_before_its_request_or_after_its_end(replica: Replica) -> None:
+    early = await replica.call()
+    assert not early.done()
+    replica.submit()
+    replica.finish()
+    await asyncio.wait_for(early, 1)
+    await asyncio.wait_for(await replica.call(), 1)
+    assert replica.host.num_live == 0 and len(replica.engine.forwarded) == 1
 
 
-def test_call_of_an_earlier_connection_ends_at_once() -> None:
-    async def check(replica: Replica) -> None:
-        replica.frontend = replica.connect("second")
-        await asyncio.wait_for(await replica.call("first", submission=5), 1)
-        del replica.host._frontends[FRONTEND]
-        with pytest.raises(NotHere, match="not connected"):
-            await (await replica.call())
-
-    with_replica(check)
+async def test_call_of_an_earlier_connection_ends_at_once(replica: Replica) -> None:
+    replica.frontend = replica.connect("second")
+    await asyncio.wait_for(await replica.call("first", submission=5), 1)
+    del replica.host._frontends[FRONTEND]
+    with pytest.raises(NotHere, match="not connected"):
+        await (await replica.call())
 
 
-def test_lost_frontend_ends_its_requests_unless_it_has_connected_again() -> None:
-    async def check(replica: Replica) -> None:
-        before = replica.frontend
-        replica.frontend = replica.connect("second")
-        replica.submit()
-        replica.host._on_frontend_lost(before)
-        assert replica.host.num_live == 1 and not replica.engine.aborted
-        call = await replica.call("second")
-        replica.host._on_frontend_lost(replica.frontend)
-        await asyncio.wait_for(call, 1)
-        assert replica.host.num_live == 0 and replica.engine.aborted == [ID]
-
-    with_replica(check)
+async def test_lost_frontend_ends_its_requests_unless_it_has_connected_again(replica: Replica) -> None:
+    before = replica.frontend
+    replica.frontend = replica.connect("second")
+    replica.submit()
+    replica.host._on_frontend_lost(before)
+    assert replica.host.num_live == 1 and not replica.engine.aborted
+    call = await replica.call("second")
+    replica.host._on_frontend_lost(replica.frontend)
+    await asyncio.wait_for(call, 1)
+    assert replica.host.num_live == 0 and replica.engine.aborted == [ID]
 
 
-def test_request_of_another_frontend_or_for_a_dead_engine_is_not_forwarded() -> None:
-    async def check(replica: Replica) -> None:
-        with pytest.raises(NotHere, match="another one"):
-            replica.submit((FRONTEND + 1 << FRONTEND_SHIFT) + 1)
-        replica.engine.closed.set()
-        replica.submit()
-        assert not replica.engine.forwarded and replica.host.num_live == 0
-
-    with_replica(check)
+async def test_request_of_another_frontend_or_for_a_dead_engine_is_not_forwarded(replica: Replica) -> None:
+    with pytest.raises(NotHere, match="another one"):
+        replica.submit((FRONTEND + 1 << FRONTEND_SHIFT) + 1)
+    replica.engine.closed.set()
+    replica.submit()
+    assert not replica.engine.forwarded and replica.host.num_live == 0
 
 
-def test_drain_waits_for_requests_that_ray_has_not_heard_of() -> None:
-    async def check(replica: Replica) -> None:
-        replica.submit()
-        drain = asyncio.ensure_future(replica.host.drain())
-        await asyncio.sleep(MOMENT)
-        assert not drain.done()
-        replica.finish()
-        await asyncio.wait_for(drain, 1)
-
-    with_replica(check)
+async def test_drain_waits_for_requests_that_ray_has_not_heard_of(replica: Replica) -> None:
+    replica.submit()
+    drain = asyncio.ensure_future(replica.host.drain())
+    await asyncio.sleep(MOMENT)
+    assert not drain.done()
+    replica.finish()
+    await asyncio.wait_for(drain, 1)

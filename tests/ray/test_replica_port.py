@@ -1,7 +1,7 @@
 """A frontend's side of a request at a replica: its frame, and Ray's call beside it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import msgspec
@@ -16,6 +16,8 @@ from holdfast.ray.routing_table import RoutingTable
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.requests import RequestTable
+
+pytestmark = pytest.mark.anyio
 
 READY = m.Ready(320, 512, 16, 4096, "auto", None, None)
 ADDRESS = ReplicaAddress("host", 1, "secret", "one", "config", "1.0", "node", "cpu")
@@ -76,51 +78,42 @@ class Connected:
         return [message[1]["request_id"] for message in decoded if message[0] == "Submit"]
 
 
-def with_port(check: Callable[[Connected], Awaitable[None]]) -> None:
-    async def run() -> None:
-        connected = Connected()
-        await check(connected)
-        await connected.port.end_calls()
-
-    asyncio.run(run())
+@pytest.fixture
+async def one() -> AsyncIterator[Connected]:
+    connected = Connected()
+    yield connected
+    await connected.port.end_calls()
 
 
-def test_request_is_sent_once_and_at_once_to_the_replica_that_ray_then_calls() -> None:
-    async def check(one: Connected) -> None:
-        one.submit(), one.submit()
-        assert one.submitted() == [1, 2]
-        await asyncio.sleep(0)
-        assert [(call.request_id, call.submission) for call in one.calls.begun] == [(1, 1), (2, 2)]
-        assert {(call.replica, call.connection) for call in one.calls.begun} == {("a", one.port.connection)}
-
-    with_port(check)
+async def test_request_is_sent_once_and_at_once_to_the_replica_that_ray_then_calls(one: Connected) -> None:
+    one.submit(), one.submit()
+    assert one.submitted() == [1, 2]
+    await asyncio.sleep(0)
+    assert [(call.request_id, call.submission) for call in one.calls.begun] == [(1, 1), (2, 2)]
+    assert {(call.replica, call.connection) for call in one.calls.begun} == {("a", one.port.connection)}
 
 
-def test_cancelled_request_is_aborted_and_its_call_cancelled() -> None:
-    async def check(one: Connected) -> None:
-        stream = one.submit()
-        await asyncio.sleep(0)
-        stream.cancel(EngineStopped("enough"))
-        await asyncio.sleep(0)
-        assert one.sink.frames[-1] == m.encode([m.Abort(1)]) and one.calls.cancelled == [1]
-        assert one.requests.num_live == 0 and not one.sink.is_aborted
-
-    with_port(check)
+async def test_cancelled_request_is_aborted_and_its_call_cancelled(one: Connected) -> None:
+    stream = one.submit()
+    await asyncio.sleep(0)
+    stream.cancel(EngineStopped("enough"))
+    await asyncio.sleep(0)
+    assert one.sink.frames[-1] == m.encode([m.Abort(1)]) and one.calls.cancelled == [1]
+    assert one.requests.num_live == 0 and not one.sink.is_aborted
 
 
 @pytest.mark.parametrize("is_routed", [False, True])
-def test_call_that_fails_ends_the_connection_of_the_replica_that_had_taken_it(is_routed: bool) -> None:
+async def test_call_that_fails_ends_the_connection_of_the_replica_that_had_taken_it(
+    one: Connected, is_routed: bool
+) -> None:
     """Before that Ray did not reach the replica; the request runs."""
 
-    async def check(one: Connected) -> None:
-        one.submit()
-        await asyncio.sleep(0)
-        one.calls.begun[0].is_routed = is_routed
-        one.calls.failure.set()
-        await asyncio.gather(*one.port._calls.values())
-        assert one.sink.is_aborted == is_routed
-
-    with_port(check)
+    one.submit()
+    await asyncio.sleep(0)
+    one.calls.begun[0].is_routed = is_routed
+    one.calls.failure.set()
+    await asyncio.gather(*one.port._calls.values())
+    assert one.sink.is_aborted == is_routed
 
 
 def test_replica_with_the_prefix_is_chosen_while_its_load_allows() -> None:

@@ -20,10 +20,6 @@ from holdfast.version import __version__
             "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  570.124.06  Release Build\n",
             "570.124.06",
         ),
-        (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  390.157  Wed Oct 12\nGCC version: 11.4.0\n",
-            "390.157",
-        ),
         ("GCC version: gcc 11.4.0\n", None),
     ],
 )

@@ -37,7 +37,6 @@ TOO_LONG = "context_length_exceeded"
 MANY_IDS = b'{"prompt": "a", "completion": [%s5]}' % (b"5," * 399_999)
 LONG_TOOL = {"type": "function", "function": {"name": "f", "description": "a" * 600}}
 CALL_ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-FLAT_TOOL = {"type": "function", "name": "f", "description": "a" * 600, "parameters": {"type": "object"}}
 X_NULL: dict[str, Any] = {"properties": {"x": {"type": "null"}}}
 ENTANGLED = {
     "$defs": {f"d{n}": {**X_NULL, "allOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(900)}
@@ -56,53 +55,33 @@ def deep(levels: int) -> Any:
 MAPPINGS = (
     raw("no body", b"", "no body", "invalid_json"),
     raw("incomplete JSON", b'{"prompt": "a', "JSON", "invalid_json"),
-    raw("invalid UTF-8", b'{"prompt": "a\xff"}', "UTF-8", "invalid_json"),
-    raw("lone surrogate", b'{"prompt": "\\ud800"}', "surrogate", "invalid_json"),
     raw("NaN", b'{"prompt": "a", "temperature": NaN}', "NaN", "invalid_json"),
     raw("deep JSON", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested", "invalid_json"),
-    raw("duplicate key", b'{"prompt": "a", "top_k": 0, "top_k": 9}', "Duplicate", "duplicate_parameter", "top_k"),
     raw("missing field", b"{}", "prompt", "missing_required_parameter", "prompt"),
-    raw("wrong type in a receipt", b'{"receipt": []}', "receipt", "invalid_type", "receipt", path="/v1/replay"),
     completion("unknown field", "Unknown", "unknown_parameter", "chat_template", chat_template="{{ 7 }}"),
     completion("wrong type", "boolean", "invalid_type", "n", n=True),
-    completion("out of range", "top_k", "invalid_value", "top_k", top_k=-5),
     completion("refused by SamplingParams", "min_tokens", "invalid_value", min_tokens=9),
     completion("refused by StructuredOutput", "choice", "invalid_value", guided_choice=[""]),
     completion("refused by the grammar compiler", "schema", "invalid_value", guided_json={"type": "nothing"}),
     completion("refused by the vocabulary", "vocabulary", "invalid_value", prompt=[5, 320]),
     completion("refused by the context", "context", TOO_LONG, max_tokens=512),
     completion("empty prompt", "empty", "invalid_value", prompt=""),
-    completion("empty prompt among others", "empty", "invalid_value", prompt=["a", ""]),
     chat("refused by response_format", "name", "invalid_value", response_format={"type": "json_schema", "json_schema": {}}),
     chat("refused by the chat template", "parts", "invalid_value", messages=[user([IMAGE])]),
-    chat("reserved template variable", "documents", "invalid_value", chat_template_kwargs={"documents": True}),
     chat("refused by the tools", "function", "invalid_value", tools=[{"type": "function"}]),
-    raw("tools of a prompt", b'{"prompt": "a", "tools": [{}]}', "tools", "invalid_value", path="/tokenize"),
     raw("nothing to score", b'{"prompt": [], "completion": []}', "nothing to score", "invalid_value", path=SCORE),
 )  # fmt: skip
-IMAGE_BLOCK = {"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/latest/meta-data/"}}
-RESULT_BLOCK = {"type": "tool_result", "tool_use_id": "x"}
-CALL_BLOCK = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
-MANY_CALLS = {"role": "assistant", "content": [CALL_BLOCK] * 2048}
-NO_TYPE = {"type": "json_schema", "schema": {"type": "nothing"}}
-COUNT = "/v1/messages/count_tokens"
 # One body of each layer, in the routes that translate theirs into a chat.
 TRANSLATED = (
     raw("no body of a response", b"", "no body", "invalid_json", path=RESPONSES),
     response("deep input", "nested", "invalid_json", input=[user([deep(62)])]),
     response("unknown field of a response", "Unknown", "unknown_parameter", "chat_template", chat_template="{{ 7 }}"),
     response("image by URL", "images", "unsupported_value", "input[0].content[0]", input=[user([{"type": "input_image"}])]),
-    response("response refused by SamplingParams", "min_tokens", "invalid_value", min_tokens=9),
     response("response refused by the context", "max_output_tokens", TOO_LONG, max_output_tokens=512),
-    response("response with tools beyond the context", "the prompt has", TOO_LONG, tools=[FLAT_TOOL], tool_choice="required"),
-    response("2048 calls", "the prompt has", TOO_LONG, input=[CALL_ITEM] * 2048),
     message("unknown field of a message", "Unknown", "unknown_parameter", chat_template="{{ 7 }}"),
-    message("image block by URL", "images", "unsupported_value", messages=[user([IMAGE_BLOCK])]),
     message("message refused by the context", "max_tokens", TOO_LONG, max_tokens=512),
     counted_message("counted message of 5 MB", "context", TOO_LONG, messages=[user("a" * 5_000_000)]),
     message("16000 blocks", "too large", "invalid_json", messages=[user([{"type": "text", "text": ""}] * 17_000)]),
-    message("tool result without a call", "no tool_use", "invalid_value", messages=[user([RESULT_BLOCK])]),
-    message("2048 calls of a message", "the prompt has", TOO_LONG, messages=[MANY_CALLS, user("a")]),
     message("1000 stop sequences", "stop_sequences", "invalid_value", stop_sequences=["a"] * 1000),
     message("message server of the client", "no other server", "unsupported_value", mcp_servers=[{"url": "http://169.254.169.254"}]),
 )  # fmt: skip
@@ -113,19 +92,12 @@ LIMITS = (
     completion("257 prompts", "257 prompts", "invalid_value", "prompt", prompt=["a"] * 257),
     completion("best_of", "best_of", "unsupported_value", "best_of", best_of=2),
     completion("1000 stops", "stop", "invalid_value", "stop", stop=["a"] * 1000),
-    completion("no prompts", "empty", "invalid_value", "prompt", prompt=[]),
     completion("streamed logprobs of the prompt", "stream", "unsupported_value", "echo", echo=True, logprobs=1, stream=True),
-    completion("bias of a word", "logit_bias", "invalid_value", "logit_bias", logit_bias={"AI": -100}),
     completion("bias of -1", "logit_bias", "invalid_value", "logit_bias", logit_bias={"-1": 1}),
-    completion("bias of an Arabic 5", "logit_bias", "invalid_value", "logit_bias", logit_bias={"\u0665": 1}),
-    completion("5 MB of one letter, truncated", "context", TOO_LONG, prompt="a" * 5_000_000, truncate_prompt_tokens=4),
     completion("header in the request id", "request_id", "invalid_value", "request_id", request_id="a\r\nX-Y: 1"),
     completion("schema of chained references", "combines too many", "invalid_value", guided_json=ENTANGLED),
-    completion("schema that refers to itself", "schema", "invalid_value", guided_json={"$ref": "#"}),
     chat("nothing to continue", "continue_final_message", "invalid_value", continue_final_message=True,
          messages=[user("a"), {"role": "assistant", "content": ""}]),
-    chat("unknown field of a tool", "Unknown", "unknown_parameter", "tools[0].function.x",
-         tools=[{"type": "function", "function": {"name": "f", "x": 1}}]),
     raw("neither prompt nor messages", b"{}", "exactly one of prompt and messages", "invalid_value", path="/tokenize"),
     raw("id without a text", b'{"tokens": [300]}', "vocabulary", "invalid_value", path="/detokenize"),
     # Prompts far beyond the context are refused before they are tokenised or sent to the engine
@@ -138,37 +110,25 @@ LIMITS = (
     raw("score of 400,000 ids", MANY_IDS, "context", TOO_LONG, path=SCORE),
     raw("no input", b"{}", "input", "missing_required_parameter", "input", path=EMBEDDINGS),
     embedding("empty list of inputs", "empty", "invalid_value", "input", input=[]),
-    embedding("empty input", "empty", "invalid_value", input=""),
     embedding("empty input among others", "empty", "invalid_value", input=["a", ""]),
-    embedding("empty list of ids among others", "empty", "invalid_value", input=[[5], []]),
     embedding("id outside the vocabulary", "vocabulary", "invalid_value", input=[[5], [320]]),
-    embedding("257 inputs", "257 prompts", "invalid_value", "input", input=["a"] * 257),
     embedding("input beyond the context", "context", TOO_LONG, input=[[5], [5] * 513]),
-    embedding("input of 5 MB", "context", TOO_LONG, input="a" * 5_000_000),
     embedding("texts and ids", "input", "invalid_type", "input[0]", input=[[5], "a"]),
-    embedding("65 dimensions", "at most 64", "invalid_value", dimensions=65),
     embedding("other pooling", "pooling", "invalid_value", "pooling", pooling="max"),
-    embedding("other encoding", "encoding_format", "invalid_value", "encoding_format", encoding_format="bytes"),
     embedding("receipt of an embedding", "Unknown", "unknown_parameter", "return_receipt", return_receipt=True),
     embedding("thinking of a plain model", "think", "unsupported_value", "think", think=True),
 )  # fmt: skip
 # Unusual, but valid: the response is JSON, without NaN.
 ACCEPTED = (
     completion("denormal temperature", status=200, temperature=5e-324, logprobs=5),
-    completion("more truncated than there is", status=200, prompt=[5], truncate_prompt_tokens=1 << 24, max_tokens=1),
     completion("5,000 ids, truncated to fit", status=200, prompt=[5] * 5000, truncate_prompt_tokens=-1, max_tokens=1),
     completion("max_tokens 0 with echo", status=200, max_tokens=0, echo=True, logprobs=1),
     completion("ids without a text", status=200, prompt=[310, 319], echo=True, logprobs=5, return_token_ids=True),
     completion("only an id without a text", status=200, allowed_token_ids=[319], logprobs=20, max_tokens=8),
-    completion("bias of 5 and 05", status=200, logit_bias={"5": 1, "05": 2}),
-    completion("surrogate pair", status=200, prompt="\U0001f600"),
     completion("NUL", status=200, prompt="a\0b", stop="\0"),
     response("input without text", status=200, input=""),
-    response("content of a response without parts", status=200, input=[user([])]),
     response("arguments that are no JSON", status=200, input=[{**CALL_ITEM, "arguments": "{{ 7 }"}, user("a")]),
-    message("content of a message without blocks", status=200, messages=[user([])]),
     message("only a prefill", status=200, messages=[{"role": "assistant", "content": "a"}]),
-    message("empty prefill", status=200, messages=[user("a"), {"role": "assistant", "content": ""}]),
     chat("content without parts", status=200, messages=[user([])]),
     chat("other template variable", status=200, chat_template_kwargs={"tokenize": True, "chat_template": "{{ 7 }}"}),
 )  # fmt: skip
@@ -200,8 +160,7 @@ def test_unusual_body_is_served(client: httpx.Client, body: Body) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("../../etc/passwd", "/etc/passwd", "tiny/../../x", "file:///etc/passwd", "..\\..\\x"),
-        *("TINY", "tiny ", "tiny\0", ""),
+        *("../../etc/passwd", "file:///etc/passwd", "TINY", "tiny\0", ""),
     ],
 )
 def test_other_model_name_is_not_found(client: httpx.Client, name: str) -> None:
@@ -218,10 +177,7 @@ def test_other_model_name_is_not_found(client: httpx.Client, name: str) -> None:
     "text",
     [
         "{{ 7 * 7 }}",
-        "{% for i in range(10**9) %}x{% endfor %}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{# hidden #}{% raw %}",
-        "{{ messages }} {{ raise_exception('x') }}",
         "${7*7} <%= 7*7 %> #{7*7} %s %n {0}",
         "\u202e\u0000\u0085\u2028",
         "<|vision_start|><|image_pad|><|vision_end|>",

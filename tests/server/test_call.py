@@ -18,8 +18,10 @@ from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import TracedRequest, Traces
 from holdfast.server.tenants.rate_limits import TokenMeter
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
-from support.engine_ports import PATIENCE, connected, run
+from support.engine_ports import PATIENCE, connected
 from support.fake_engine import Prompt
+
+pytestmark = pytest.mark.anyio
 
 PARAMS = SamplingParams()
 
@@ -51,88 +53,73 @@ async def text_of(call: Call) -> str:
     return "".join([delta.text async for batch in call.batches() for _, delta in batch])
 
 
-def test_complete_answer_survives_its_engine() -> None:
-    async def work() -> None:
-        async with calling() as (call, port):
-            await call.submit([Prompt.ANSWER], PARAMS)
-            await call.accepted()
-            while not call.results:
-                await asyncio.sleep(0.01)
-            port.kill()
-            await port.wait_ended()
-            assert await text_of(call) == "yes" and await call.fingerprint() == "abc"
-
-    run(work)
+async def test_complete_answer_survives_its_engine() -> None:
+    async with calling() as (call, port):
+        await call.submit([Prompt.ANSWER], PARAMS)
+        await call.accepted()
+        while not call.results:
+            await asyncio.sleep(0.01)
+        port.kill()
+        await port.wait_ended()
+        assert await text_of(call) == "yes" and await call.fingerprint() == "abc"
 
 
 @pytest.mark.parametrize("moment", ["before", "while", "before_fingerprint"])
-def test_dead_engine_is_a_503(moment: str) -> None:
-    async def work() -> None:
-        async with calling("no_fingerprint") as (call, port):
-            if moment == "before":
-                port.kill()
-                await port.wait_ended()
-                with pytest.raises(EngineStopped) as raised:
-                    await call.submit([Prompt.ANSWER], PARAMS)
-            elif moment == "while":
-                await call.submit([Prompt.STREAM], PARAMS)
-                await call.accepted()
-                port.kill()
-                with pytest.raises(EngineStopped) as raised:
-                    await text_of(call)
-            else:
-                waiting = asyncio.create_task(call.fingerprint())
-                await asyncio.sleep(0)
-                port.kill()
-                with pytest.raises(EngineStopped) as raised:
-                    await waiting
-            told = to_api_error(raised.value)
-            assert (told.status, told.code) == (503, "engine_stopped") and "Retry-After" in told.headers
-
-    run(work)
-
-
-def test_one_refused_prompt_fails_the_call() -> None:
-    async def work() -> None:
-        async with calling() as (call, _):
+async def test_dead_engine_is_a_503(moment: str) -> None:
+    async with calling("no_fingerprint") as (call, port):
+        if moment == "before":
+            port.kill()
+            await port.wait_ended()
+            with pytest.raises(EngineStopped) as raised:
+                await call.submit([Prompt.ANSWER], PARAMS)
+        elif moment == "while":
             await call.submit([Prompt.STREAM], PARAMS)
-            await call.submit([Prompt.REFUSE], PARAMS)
-            with pytest.raises(PromptTooLong):
-                await call.accepted()
+            await call.accepted()
+            port.kill()
+            with pytest.raises(EngineStopped) as raised:
+                await text_of(call)
+        else:
+            waiting = asyncio.create_task(call.fingerprint())
+            await asyncio.sleep(0)
+            port.kill()
+            with pytest.raises(EngineStopped) as raised:
+                await waiting
+        told = to_api_error(raised.value)
+        assert (told.status, told.code) == (503, "engine_stopped") and "Retry-After" in told.headers
 
-    run(work)
+
+async def test_one_refused_prompt_fails_the_call() -> None:
+    async with calling() as (call, _):
+        await call.submit([Prompt.STREAM], PARAMS)
+        await call.submit([Prompt.REFUSE], PARAMS)
+        with pytest.raises(PromptTooLong):
+            await call.accepted()
 
 
 @pytest.mark.parametrize("is_submitted", [True, False])
-def test_timeout_ends_the_call(is_submitted: bool) -> None:
+async def test_timeout_ends_the_call(is_submitted: bool) -> None:
     """Also before the prompt is submitted: rendering it may take long."""
 
-    async def work() -> None:
-        async with calling(timeout=0.05) as (call, port):
-            if is_submitted:
-                await call.submit([Prompt.SILENCE], PARAMS)
-                with pytest.raises(ApiError) as raised:
-                    await call.accepted()
-            else:
-                await asyncio.sleep(0.1)
-                with pytest.raises(ApiError) as raised:
-                    await call.submit([Prompt.ANSWER], PARAMS)
-            assert (raised.value.status, raised.value.code) == (504, "timeout")
-            assert port.requests.num_live == 0
-
-    run(work)
-
-
-def test_all_deltas_that_are_there_are_one_batch() -> None:
-    async def work() -> None:
-        async with calling() as (call, _):
-            for _ in range(2):
+    async with calling(timeout=0.05) as (call, port):
+        if is_submitted:
+            await call.submit([Prompt.SILENCE], PARAMS)
+            with pytest.raises(ApiError) as raised:
+                await call.accepted()
+        else:
+            await asyncio.sleep(0.1)
+            with pytest.raises(ApiError) as raised:
                 await call.submit([Prompt.ANSWER], PARAMS)
-            while len(call.results) < 2:
-                await asyncio.sleep(0.01)
-            (batch,) = [one async for one in call.batches()]
-            assert [delta.text for at, delta in batch if at == 1] == [
-                delta.text for at, delta in batch if at == 0
-            ]
+        assert (raised.value.status, raised.value.code) == (504, "timeout")
+        assert port.requests.num_live == 0
 
-    run(work)
+
+async def test_all_deltas_that_are_there_are_one_batch() -> None:
+    async with calling() as (call, _):
+        for _ in range(2):
+            await call.submit([Prompt.ANSWER], PARAMS)
+        while len(call.results) < 2:
+            await asyncio.sleep(0.01)
+        (batch,) = [one async for one in call.batches()]
+        assert [delta.text for at, delta in batch if at == 1] == [
+            delta.text for at, delta in batch if at == 0
+        ]

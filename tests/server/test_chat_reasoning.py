@@ -175,40 +175,6 @@ def test_messages_have_thinking_blocks(claude: anthropic.Anthropic, family: str)
     assert [one.type for one in hidden.content] == ["tool_use"]
 
 
-MALFORMED = {
-    "qwen3": (
-        "</think>",
-        "<think></think></think>",
-        "<tool_call>",
-        '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "weather", "arguments": {"city": "</tool_call>',
-        '<tool_call><tool_call>{"name": 1}</tool_call>',
-    ),
-    "gpt-oss": (
-        "<|channel|>",
-        "<|message|><|message|>",
-        "<|start|>system<|message|>x<|end|>",
-        "<|channel|>commentary to=functions.nobody<|message|>{}<|call|>",
-        "<|channel|>commentary to=functions.weather<|message|>{<|call|>",
-        "<|end|><|end|><|start|><|start|>",
-    ),
-}
-
-
-def test_malformed_answers_are_content(server: Server, client: openai.OpenAI, family: str) -> None:
-    for script in MALFORMED[family]:
-        for route, body in (
-            ("chat/completions", {"messages": say(script), "tools": [TOOL]}),
-            ("responses", {"input": say(script)}),
-            ("messages", {"messages": say(script), "max_tokens": 99}),
-        ):
-            response = httpx.post(f"{server.url}/v1/{route}", json=body)
-            assert response.status_code == 200, (script, route, response.text)
-        reasoning, content, calls, _ = streamed(client, script, tools=[TOOL])
-        message = whole(client, script, tools=[TOOL]).choices[0].message
-        assert (message.content, calls, reasoning) == (content, [], "")
-
-
 def rendered(server: Server, **fields: Any) -> str:
     tokens = httpx.post(f"{server.url}/tokenize", json=fields).json()["tokens"]
     text: str = httpx.post(f"{server.url}/detokenize", json={"tokens": tokens}).json()["prompt"]

@@ -1,25 +1,16 @@
-"""POST /v1/embeddings: OpenAI's shape through OpenAI's client, and the same bits alone and in a batch."""
+"""POST /v1/embeddings: the forms of an embedding, and the same bits alone, in a batch and under load."""
 
 import base64
 import struct
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
 
 from support.serving import Server
 from support.tiny import HIDDEN_SIZE
 
 TEXTS = ["the quick brown fox", "a", "jumps over the lazy dog, and then the dog sleeps", "1 2 3"]
-
-
-@pytest.fixture(scope="module")
-def client(tiny_server: Server) -> Iterator[openai.OpenAI]:
-    url = f"{tiny_server.url}/v1"
-    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=60) as client:
-        yield client
 
 
 def embed(server: Server, **body: Any) -> dict[str, Any]:
@@ -31,18 +22,6 @@ def embed(server: Server, **body: Any) -> dict[str, Any]:
 
 def vectors(server: Server, **body: Any) -> list[list[float]]:
     return [one["embedding"] for one in embed(server, deterministic=True, **body)["data"]]
-
-
-def test_openai_client_reads_base64_and_floats(client: openai.OpenAI) -> None:
-    response = client.embeddings.create(model="tiny", input=TEXTS)  # the client asks for base64
-    assert [one.index for one in response.data] == [0, 1, 2, 3]
-    assert {len(one.embedding) for one in response.data} == {HIDDEN_SIZE}
-    assert response.object == "list" and response.model == "tiny"
-    assert response.usage.prompt_tokens == response.usage.total_tokens > 0
-    floats = client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float")
-    for one, other in zip(response.data, floats.data, strict=True):
-        assert other.embedding == pytest.approx(one.embedding, abs=1e-5)
-        assert sum(value * value for value in one.embedding) == pytest.approx(1, abs=1e-5)
 
 
 def test_response_has_mode_and_fingerprint(tiny_server: Server) -> None:

@@ -1,12 +1,10 @@
 """Faults while a real engine serves: requests continue in the next engine, only one that causes the fault ends."""
 
 import contextlib
-import json
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from support.faulty_server import FaultyServer, engine_of, faulty_server
+from support.raw_http import wait_until
 from support.serving import Server, serving
 from support.streams import PATIENCE, Client, drop, open_request
 
@@ -31,30 +31,12 @@ POISON = 666  # the seed of requests whose passes fail
 SLOW = 0.1  # seconds for each step: no request ends while the engine is slow
 
 
-class FaultyServer:
-    """A server whose engine can be given faults."""
-
-    def __init__(self, server: Server, control: Path) -> None:
-        self.server = server
-        self._control = control
-
-    def set_faults(self, **settings: Any) -> None:
-        """They hold from the engine's next step on."""
-        new = self._control.with_suffix(".new")
-        new.write_text(json.dumps(settings))
-        new.replace(self._control)
-
-
 @pytest.fixture(scope="module")
 def faulty(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
     """A KV cache of 24 pages of 16: three of the requests below fit."""
-    control = tmp_path_factory.mktemp("faulty") / "control"
-    control.write_text("{}")
     limits = ("--max-num-seqs", str(MAX_RUNNING), "--max-waiting", str(MAX_WAITING), "--kv-memory", "192KiB")
-    with serving(
-        tiny_llama, *limits, engine="faulty_engine.py", engine_settings={"control": str(control)}
-    ) as server:
-        yield FaultyServer(server, control)
+    with faulty_server(tiny_llama, tmp_path_factory.mktemp("faulty"), *limits) as server:
+        yield server
 
 
 @pytest.fixture
@@ -73,13 +55,6 @@ def undisturbed(faulty: FaultyServer) -> str:
     assert answer.json()["holdfast"]["mode"] == "certified"
     text: str = answer.json()["choices"][0]["text"]
     return text
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < until, "the condition never became true"
-        time.sleep(0.01)
 
 
 def count(server: Server, what: str) -> int:
@@ -138,13 +113,6 @@ def zombies(parent: psutil.Process) -> list[int]:
             if child.status() == psutil.STATUS_ZOMBIE:
                 found.append(child.pid)
     return found
-
-
-def engine_of(server: Server) -> int | None:
-    try:
-        return server.engine_pid
-    except AssertionError:
-        return None
 
 
 def test_request_whose_pass_always_fails_ends_alone(server: Server, faulty: FaultyServer) -> None:

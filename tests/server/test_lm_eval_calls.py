@@ -122,15 +122,3 @@ def test_generated_end_of_text_is_one_token_of_the_logprobs(tiny_server: Server)
     )["choices"][0]["logprobs"]
     assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == len(ids) + 1
     assert logprobs["token_logprobs"][0] is None and None not in logprobs["token_logprobs"][1:]
-
-
-@pytest.mark.parametrize("stop", [[], ["\n\n", SPECIAL_TOKENS[EOS]]])
-def test_generate_until(tiny_server: Server, stop: list[str]) -> None:
-    ids = encode(tiny_server, "the quick")
-    settings = {"model": "tiny", "max_tokens": 4, "temperature": 0, "stop": stop, "seed": 1234}
-    completions = call(tiny_server, "POST", "/v1/completions", {"prompt": [ids, ids], **settings})
-    texts = {one["index"]: one["text"] for one in completions["choices"]}
-    assert sorted(texts) == [0, 1] and all(isinstance(text, str) for text in texts.values())
-    messages = [{"role": "user", "content": "the quick", "type": "text"}]
-    chat = call(tiny_server, "POST", "/v1/chat/completions", {"messages": messages, **settings})
-    assert isinstance(chat["choices"][0]["message"]["content"], str)

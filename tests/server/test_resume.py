@@ -1,14 +1,12 @@
 """Engine processes that die, stop, raise and run out of memory under load: no client sees an error, and every
 deterministic answer is that of an undisturbed server, to the bit of its logprobs."""
 
-import json
 import os
 import random
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +14,16 @@ import httpx
 import psutil
 import pytest
 
-from support import feature_load
+from support import feature_load, raw_http
+from support.faulty_server import FaultyServer, engine_of, faulty_server
 from support.feature_load import Asked, alone, ask, load
-from support.serving import Server, serving
 from support.streams import Client
 from support.tiny import tiny_model
 
 PATIENCE = 180.0
 SLOW = 0.03  # seconds for each step, so that answers last over several faults
 POISON = 666
-
-
-class FaultyServer:
-    """A server whose engine can be given faults."""
-
-    def __init__(self, server: Server, control: Path) -> None:
-        self.server = server
-        self._control = control
-        self._settings: dict[str, Any] = {}
-        self._number = 0
-
-    def set_faults(self, **settings: Any) -> None:
-        self._settings = settings
-        new = self._control.with_suffix(".new")
-        new.write_text(json.dumps(settings))
-        new.replace(self._control)
-
-    def fail_once(self, fault: str) -> None:
-        """The next pass fails, and only that one."""
-        self._number += 1
-        self.set_faults(**{**self._settings, "raise_once": self._number, "fault": fault})
+LIMITS = ("--max-num-seqs", "32", "--max-waiting", "256", "--hang-timeout", "3", "--no-inspector")
 
 
 @pytest.fixture(autouse=True)
@@ -53,27 +31,15 @@ def patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("support.streams.PATIENCE", PATIENCE)
 
 
-@contextmanager
-def faulty_server(model: Path, folder: Path) -> Iterator[FaultyServer]:
-    control = folder / "control"
-    control.write_text("{}")
-    limits = ("--max-num-seqs", "32", "--max-waiting", "256", "--hang-timeout", "3", "--no-inspector")
-    settings = {"control": str(control)}
-    with serving(model, *limits, engine="faulty_engine.py", engine_settings=settings) as server:
-        yield FaultyServer(server, control)
-
-
 @pytest.fixture
 def faulty(tmp_path: Path) -> Iterator[FaultyServer]:
-    with faulty_server(tiny_model(tmp_path / "llama", max_position_embeddings=2048), tmp_path) as server:
+    model = tiny_model(tmp_path / "llama", max_position_embeddings=2048)
+    with faulty_server(model, tmp_path, *LIMITS) as server:
         yield server
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    until = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < until, "the condition never became true"
-        time.sleep(0.02)
+def wait_until(is_so: Callable[[], bool]) -> None:
+    raw_http.wait_until(is_so, PATIENCE)
 
 
 def check_answers(asked: list[Asked], clients: list[Client], expected: list[Any]) -> None:
@@ -98,13 +64,6 @@ def inject(faulty: FaultyServer, fault: str) -> None:
     else:
         wait_until(lambda: server.metric("holdfast_engine_restarts_total") > restarts)
     wait_until(lambda: server.get("/health").status_code == 200)
-
-
-def engine_of(server: Server) -> int | None:
-    """The current engine process, if there is one."""
-    with suppress(AssertionError, psutil.Error):
-        return server.engine_pid
-    return None
 
 
 @pytest.mark.long
@@ -191,18 +150,6 @@ def test_engine_that_dies_while_it_loads(faulty: FaultyServer) -> None:
 
 
 @pytest.mark.long
-def test_requests_that_arrive_during_a_restart_wait(faulty: FaultyServer) -> None:
-    server, asked = faulty.server, load(16)
-    expected = alone(server, asked)
-    os.kill(server.engine_pid, signal.SIGKILL)
-    wait_until(lambda: server.get("/health").status_code == 503)
-    health = server.get("/health")
-    if health.status_code == 503:
-        assert health.json()["status"] == "restarting" and int(health.headers["retry-after"]) >= 1
-    check_answers(asked, ask(server, asked), expected)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("fault", ["kill", "raise"])
 def test_continuation_and_replay_survive(faulty: FaultyServer, fault: str) -> None:
     """The engine fails while it confirms a receipt's tokens, and again after them."""
@@ -218,6 +165,11 @@ def test_continuation_and_replay_survive(faulty: FaultyServer, fault: str) -> No
         if any(one["finish_reason"] == "length" for one in begun["choices"]):
             rest = {"receipt": begun, "max_tokens": 60, "return_receipt": True, "return_token_ids": True}
             asked += [("/v1/continue", rest), ("/v1/continue", {**rest, "stream": True})]
+        if begun["choices"][0]["finish_reason"] == "length":
+            request = {**body, "n": 1, "seed": seed, "max_tokens": 60, "return_token_ids": True}
+            asked.append(
+                ("/v1/continue", {"request": request, "token_ids": begun["choices"][0]["token_ids"]})
+            )
     expected = alone(server, asked)
     assert len(asked) > 12 and any(
         {one["finish_reason"] for one in answer["choices"]} == {"stop", "length"}
@@ -243,7 +195,7 @@ def test_thoughts_survive(thinking_model: Path, tmp_path: Path, fault: str) -> N
         asked.append(
             ("/v1/completions", {**body, **changes[seed % 3], **own, "prompt": prompt + "the " * seed})
         )
-    with faulty_server(thinking_model, tmp_path) as faulty:
+    with faulty_server(thinking_model, tmp_path, *LIMITS) as faulty:
         server = faulty.server
         begun = server.post("/v1/completions", {**asked[1][1], "max_tokens": 21}).json()["holdfast"][
             "receipt"

@@ -1,6 +1,5 @@
 """`serve --deterministic`: clients that know nothing of the field get the guarantee and one seed."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -40,17 +39,6 @@ def test_request_may_decline_or_bring_its_own_seed(client: openai.OpenAI) -> Non
 def test_stream_names_the_seed(client: openai.OpenAI) -> None:
     *_, last = complete(client, stream=True)
     assert told(last)[1] == 0
-
-
-def test_sampled_answers_of_a_load_are_one_for_each_prompt_and_seed(client: openai.OpenAI) -> None:
-    asked = [(f"{PROMPT} {n % 3}", n % 2) for n in range(36)]
-    with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(lambda one: complete(client, one[0], seed=one[1], temperature=1.0), asked))
-    seen: dict[tuple[str, int], set[str]] = {}
-    for one, answer in zip(asked, answers, strict=True):
-        seen.setdefault(one, set()).add(answer.choices[0].model_dump_json())
-    assert len(seen) == 6 and all(len(texts) == 1 for texts in seen.values())
-    assert len({text for texts in seen.values() for text in texts}) == 6  # prompt and seed decide
 
 
 def test_every_chat_api_has_the_defaults(deterministic_server: Server) -> None:

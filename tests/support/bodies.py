@@ -81,15 +81,6 @@ message = _maker(MESSAGES, messages=[user("hi")], max_tokens=2)  # Anthropic's e
 counted_message = _maker(f"{MESSAGES}/count_tokens", messages=[user("hi")])
 
 
-def tool(name: str, description: str | None = None, **schema: Any) -> dict[str, Any]:
-    function = {"name": name, "description": description, "parameters": {"type": "object", **schema}}
-    return {"type": "function", "function": function}
-
-
-def object_schema(num_properties: int) -> dict[str, Any]:
-    return {"type": "object", "properties": {f"p{one}": {"type": "string"} for one in range(num_properties)}}
-
-
 @contextmanager
 def checked_client(server: Server) -> Iterator[httpx.Client]:
     """At the end the engine process must be the same, be idle, and have logged no exception."""

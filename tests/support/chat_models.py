@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
-from support.tiny import tiny_model, train_tokenizer
+from support.tiny import train_tokenizer
 
 QWEN3 = """
 {%- if tools %}<|im_start|>system
@@ -80,13 +80,6 @@ _MODELS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
         ("<eos>", "<end_of_turn>"),
     ),
 }
-
-
-def chat_model(folder: Path, name: str) -> Path:
-    """A random model with this tokenizer and template. Its answers end as generation_config.json says."""
-    tiny_model(folder, max_position_embeddings=2048)
-    write_chat_tokenizer(folder, name)
-    return folder
 
 
 def write_chat_tokenizer(folder: Path, name: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -64,7 +64,3 @@ async def ask(requests: Any, prompt: Prompt) -> ResponseStream:
         await updated.wait()
         updated.clear()
     return stream
-
-
-def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(work())

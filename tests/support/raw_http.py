@@ -63,18 +63,6 @@ class Connection:
             body = self._exactly(int(by_name["content-length"]))
         return HttpResponse(status, headers, body)
 
-    def is_closed(self) -> bool:
-        """Wait until the connection is closed; False if bytes arrive before."""
-        if self._pending:
-            return False
-        try:
-            return self.socket.recv(1) == b""
-        except ConnectionResetError:
-            return True
-
-    def read_some(self, num: int) -> bytes:
-        return self._exactly(num)
-
     def _more(self) -> None:
         data = self.socket.recv(1 << 16)
         if not data:
@@ -102,10 +90,10 @@ class Connection:
         return body
 
 
-def wait_until(condition: Any) -> None:
-    """Poll until the condition is true; fail after `PATIENCE`."""
+def wait_until(condition: Any, seconds: float = 60.0) -> None:
+    """Poll until the condition is true; fail after so many seconds."""
     waiter = threading.Event()
-    for _ in range(int(PATIENCE / 0.005)):
+    for _ in range(int(seconds / 0.005)):
         if condition():
             return
         waiter.wait(0.005)

@@ -86,6 +86,13 @@ class Client:
             self.first.set()
 
 
+def events_of(text: str) -> list[Any]:
+    """The events of a whole stream, which ends with [DONE]."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
 def open_request(
     server: Server, body: dict[str, Any], path: str = "/v1/completions", receive_bytes: int | None = None
 ) -> socket.socket:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.thinking.eval import VARIANTS, coin_texts, measure_cost, measure_rounds, plain_copy
+from benchmarks.thinking.eval import VARIANTS, measure_cost, measure_rounds, plain_copy
 from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
@@ -154,14 +154,6 @@ def test_predicted_thoughts_change_rounds_but_no_answer(model: EvalModel) -> Non
         assert each["same_answers"]
         assert each["rounds_by_chunk"] >= each["chunks"]
         assert each["rounds"] <= each["rounds_by_chunk"]
-
-
-def test_coin_texts_have_the_density_of_events(model: EvalModel) -> None:
-    (dense,), (none,) = (coin_texts(model, density, 1, 120) for density in ("dense", "none"))
-    decode = model.tokenizer.decode
-    assert decode(list(dense.token_ids)).count("flip") > 10
-    assert decode(list(none.token_ids)).count("flip") == 0
-    assert max(len(dense.token_ids), len(none.token_ids)) <= 120
 
 
 def test_latency_of_two_models(model: EvalModel, chain: EvalModel) -> None:

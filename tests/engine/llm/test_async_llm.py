@@ -48,17 +48,6 @@ def test_deltas_join_to_the_awaited_result(llm: AsyncLLM) -> None:
     asyncio.run(main())
 
 
-def test_many_requests_share_the_engine(llm: AsyncLLM) -> None:
-    async def main() -> None:
-        prompts = [f"the {n} fox" for n in range(6)]
-        together = await asyncio.gather(*(llm.generate(prompt, PARAMS) for prompt in prompts))
-        for prompt, result in zip(prompts, together, strict=True):
-            alone = await llm.generate(prompt, PARAMS)
-            assert (alone.token_ids, alone.logprobs) == (result.token_ids, result.logprobs)
-
-    asyncio.run(main())
-
-
 def test_chat_is_awaited_or_iterated(llm: AsyncLLM) -> None:
     async def main() -> tuple[str, str, str | None]:
         result = await llm.chat(HELLO, PARAMS)

@@ -19,7 +19,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.llm import engine_thread
 from holdfast.engine.llm.engine_thread import EngineThread
 from holdfast.engine.llm.llm import LLM
-from holdfast.errors import EngineStopped, InvalidRequest, PromptTooLong
+from holdfast.errors import EngineStopped, InvalidRequest
 from support.tiny import tiny_engine
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, deterministic=True, logprobs=1)
@@ -44,15 +44,6 @@ def running(engine: Engine) -> Iterator[EngineThread]:
     assert engine.scheduler.pool.num_held == 0
 
 
-def test_deltas_join_to_the_result(running: EngineThread) -> None:
-    handle = running.submit("the quick fox", PARAMS)
-    deltas = list(handle)
-    assert handle.result is not None
-    assert "".join(delta.text for delta in deltas) == handle.result.text
-    assert tuple(t for delta in deltas for t in delta.token_ids) == handle.result.token_ids
-    assert handle.wait() is handle.result
-
-
 def test_cancel_while_running_while_waiting_and_after_the_end(running: EngineThread) -> None:
     handles = [running.submit("the dog", LONG) for _ in range(6)]  # four run, two wait
     next(iter(handles[0]))
@@ -62,16 +53,6 @@ def test_cancel_while_running_while_waiting_and_after_the_end(running: EngineThr
         assert handle.wait().finish_reason == "abort"
         handle.cancel()
     assert running.submit("the dog", PARAMS).wait().finish_reason == "length"
-
-
-def test_invalid_request_raises_in_submit(running: EngineThread) -> None:
-    good = running.submit("the dog", LONG)
-    with pytest.raises(InvalidRequest, match="empty"):
-        running.submit([], PARAMS)
-    with pytest.raises(PromptTooLong):
-        running.submit([5] * 5000, PARAMS)
-    good.cancel()
-    assert good.wait().finish_reason == "abort"
 
 
 def test_close_stops_running_requests_for_every_reader_and_refuses_new_ones() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.core.results import Pending, Result
+from holdfast.core.results import Pending
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm.llm import LLM
@@ -70,13 +70,6 @@ def test_copies_and_pickles_have_the_same_receipt(llm: LLM) -> None:
         assert one.receipt == result.receipt is not None
     assert pickled == deep == shallow == result
     assert deep.receipt is not result.receipt and shallow.receipt is result.receipt
-
-
-def test_result_has_a_receipt_field_as_before() -> None:
-    assert "receipt" in {one.name for one in fields(Result)}
-    assert Result.receipt is None  # its default
-    with pytest.raises(AttributeError):
-        Result((), (), 0, "none", object()).receipt = {}  # type: ignore[arg-type, misc]
 
 
 def test_receipt_stays_right_after_the_engine_is_closed_and_its_result_is_changed() -> None:

@@ -1,7 +1,7 @@
 """Programs written for vLLM's offline API run here with the import and the model changed.
 
 Each program uses the calls of vLLM's quick start and of its examples for offline inference: batched
-generation, a chat template applied by hand, chat with one and with several conversations, prompts as
+generation, a chat template applied by hand, chat with several conversations, prompts as
 token ids, logprobs. `MODEL` is the only name they do not define.
 """
 
@@ -45,19 +45,6 @@ for idx, output in enumerate(outputs):
     print(f"Prompt: {prompts[idx]!r}, Generated text: {output.outputs[0].text!r}")
 """
 
-ONE_CHAT = """
-conversation = [
-    {"role": "system", "content": "be brief"},
-    {"role": "user", "content": "hello"},
-    {"role": "assistant", "content": "the fox"},
-    {"role": "user", "content": "and the dog?"},
-]
-outputs = llm.chat(conversation, sampling_params, use_tqdm=False)
-for output in outputs:
-    print(f"Prompt: {output.prompt!r}, Generated text: {output.outputs[0].text!r}")
-assert outputs[0].outputs[0].text == outputs.text
-"""
-
 TOKEN_IDS = """
 from holdfast import TokensPrompt
 
@@ -80,17 +67,6 @@ for output in outputs:
     print(sum(scores), completion.text)
 """
 
-SEVERAL = """
-outputs = llm.generate(["the dog", "the fox"], [
-    SamplingParams(n=2, max_tokens=3, seed=1, ignore_eos=True),
-    SamplingParams(max_tokens=50, temperature=0, stop=["e"], min_tokens=2, ignore_eos=True),
-])
-assert [completion.index for completion in outputs[0].outputs] == [0, 1]
-assert len({len(completion.token_ids) for completion in outputs[0].outputs}) == 1
-last = outputs[1].outputs[0]
-assert last.finish_reason == "length" or last.stop_reason == "e"
-"""
-
 
 @pytest.fixture(scope="module")
 def program(tiny_llama: Path) -> dict[str, Any]:
@@ -108,7 +84,7 @@ def test_batch_gives_one_output_for_each_prompt(program: dict[str, Any]) -> None
         assert output.outputs[0].token_ids == list(output.token_ids)
 
 
-@pytest.mark.parametrize("source", [CHAT_TEMPLATE, BATCHED_CHAT, ONE_CHAT, TOKEN_IDS, SEVERAL])
+@pytest.mark.parametrize("source", [CHAT_TEMPLATE, BATCHED_CHAT, TOKEN_IDS])
 def test_program_runs(program: dict[str, Any], source: str) -> None:
     exec(source, dict(program))
 

@@ -46,8 +46,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         (1, False, "auto", "auto", "cpu"),
         (0, True, "auto", "auto", "cpu"),
         (1, True, "auto", "c", "cpu"),
-        (1, True, "auto", "torch", "cpu"),
-        (1, True, "auto", "triton", "cuda:0"),
         (1, True, "cpu", "auto", "cpu"),
         (1, True, "cuda", "auto", "cuda:0"),
         (2, True, "cuda:1", "auto", "cuda:1"),

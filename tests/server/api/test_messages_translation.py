@@ -99,11 +99,9 @@ def test_turns_become_messages(given: Any, expected: list[dict[str, Any]]) -> No
     [
         ({"max_tokens": 9, "stop_sequences": ["x"]}, {"max_tokens": 9, "stop": ["x"]}),
         ({"temperature": 0.5, "top_k": 4, "top_p": 0.9}, {"temperature": 0.5, "top_k": 4, "top_p": 0.9}),
-        ({"seed": 7, "deterministic": True}, {"seed": 7, "deterministic": True}),
         ({}, {"tools": None, "tool_choice": None, "parallel_tool_calls": None, "add_generation_prompt": True}),
         ({"tools": [TOOL], "tool_choice": {"type": "auto"}}, {"tool_choice": "auto", "parallel_tool_calls": True}),
         ({"tools": [TOOL], "tool_choice": {"type": "any"}}, {"tool_choice": "required"}),
-        ({"tools": [TOOL], "tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
         (
             {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True}},
             {"tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False},
@@ -161,25 +159,18 @@ def test_tools_are_nested() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "code", "message"),
     [
-        ({"max_tokens": None}, "max_tokens", "invalid_type", ""),
         ({"max_tokens": 0}, "max_tokens", "invalid_value", ""),
         ({"messages": []}, "messages", "invalid_value", "too short"),
-        ({"messages": [USER] * 2049}, "messages", "invalid_value", "too long"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role", "invalid_value", "'assistant'"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter", ""),
-        ({"messages": [{**USER, "name": "x"}]}, "messages[0].name", "unknown_parameter", ""),
         (
             {"messages": [turn("user", {"type": "image", "source": {"type": "url", "url": "http://x"}})]},
             *("messages[0].content[0]", "unsupported_value", "images"),
         ),
-        ({"messages": [turn("user", {"type": "document"})]}, "messages[0].content[0]", "unsupported_value", "documents"),
-        ({"messages": [turn("user", {"type": 7})]}, "messages[0].content[0]", "unsupported_value", ""),
         ({"messages": [turn("user", {"type": "text"})]}, "messages[0].content[0].text", "missing_required_parameter", ""),
-        ({"messages": [turn("user", text("a", x=1))]}, "messages[0].content[0].x", "unknown_parameter", ""),
         ({"messages": [turn("user", RESULT)]}, "messages[0].content[0].tool_use_id", "invalid_value", "no tool_use"),
         ({"messages": [turn("user", TOOL_USE)]}, "messages[0].content[0]", "invalid_value", "cannot have tool_use"),
         ({"messages": [turn("assistant", RESULT)]}, "messages[0].content[0]", "invalid_value", "user message"),
-        ({"messages": [turn("system", TOOL_USE)]}, "messages[0].content[0]", "invalid_value", "system message"),
         ({"messages": [USER, turn("assistant", TOOL_USE)]}, "messages", "invalid_value", "tool_result"),
         ({"messages": [turn("assistant", {"type": "redacted_thinking", "data": "x"})]}, "messages", "invalid_value", "text"),
         (
@@ -191,8 +182,6 @@ def test_tools_are_nested() -> None:
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "missing_required_parameter", ""),
         ({"tool_choice": {"type": "tool"}}, "tool_choice", "invalid_value", "needs a name"),
         ({"tool_choice": {"type": "any", "name": "f"}}, "tool_choice", "invalid_value", "needs a name"),
-        ({"tool_choice": "auto"}, "tool_choice", "invalid_type", "object"),
-        ({"stop_sequences": "x"}, "stop_sequences", "invalid_type", "array"),
         ({"output_config": {"format": {"type": "json"}}}, "output_config.format.type", "invalid_value", ""),
         (
             {
@@ -202,9 +191,6 @@ def test_tools_are_nested() -> None:
             *("output_format", "invalid_value", "one of them"),
         ),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers", "unsupported_value", "no other server"),
-        ({"container": "c"}, "container", "unsupported_value", "no code"),
-        ({"metadata": {"x": 1}}, "metadata.x", "unknown_parameter", ""),
-        ({"n": 2}, "n", "unknown_parameter", ""),
         ({"stop": "x"}, "stop", "unknown_parameter", ""),
     ],
 )  # fmt: skip

@@ -35,10 +35,8 @@ PICKLE = "gASVDgAAAAAAAACMBXBvc2l4lC4="
 
 COMPLETION: list[Case] = [
     ({"prompt": [2**63]}, "prompt[0]", "invalid_value"),
-    ({"n": 2**64}, "n", "invalid_value"),
     ({"n": 10**9}, "n", "invalid_value"),  # CVE-2026-34756
     ({"best_of": 10**6}, "best_of", "invalid_value"),  # CVE-2024-8939
-    ({"logprobs": 10**9}, "logprobs", "invalid_value"),
     ({"max_tokens": 2**63}, "max_tokens", "invalid_value"),
     *[({"prompt_logprobs": bad}, "prompt_logprobs", "invalid_value") for bad in (-1, 21, 2**64)],
     *[
@@ -53,7 +51,6 @@ COMPLETION: list[Case] = [
         "stream_options.continuous_usage_stats",
         "invalid_type",
     ),
-    ({"stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
     ({"allowed_token_ids": [5] * 500_000}, "allowed_token_ids", "invalid_value"),
     ({"model": "a" * 5_000_000}, "model", "invalid_value"),
@@ -61,8 +58,6 @@ COMPLETION: list[Case] = [
 CHAT: list[Case] = [
     ({"messages": []}, "messages", "invalid_value"),
     ({"messages": [{"content": "a"}]}, "messages[0].role", "missing_required_parameter"),
-    ({"messages": [{"role": "a" * 5_000_000, "content": "a"}]}, "messages[0].role", "invalid_value"),
-    ({"messages": [{"role": "", "content": "a"}]}, "messages[0].role", "invalid_value"),
     ({"messages": [{"role": "user", "content": ""}] * 2049}, "messages", "invalid_value"),
     ({"logprobs": True, "top_logprobs": 10**9}, "top_logprobs", "invalid_value"),
 ]
@@ -145,9 +140,6 @@ def test_unknown_fields_are_refused(name: str) -> None:
         ({}, EmbeddingRequest, "input"),
         ({"input": [1.5]}, EmbeddingRequest, "input[0]"),
         ({"input": "a", "dimensions": 0}, EmbeddingRequest, "dimensions"),
-        ({"input": "a", "dimensions": "64"}, EmbeddingRequest, "dimensions"),
-        ({"input": "a", "normalize": 1}, EmbeddingRequest, "normalize"),
-        ({"input": "a", "truncate_prompt_tokens": 0}, EmbeddingRequest, "truncate_prompt_tokens"),
         ({"prompt": 7}, TokenizeRequest, "prompt"),
     ],
 )

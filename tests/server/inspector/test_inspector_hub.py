@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,6 +14,8 @@ from holdfast.errors import NotReady, TooBusy
 from holdfast.server.inspector import hub as hub_module
 from holdfast.server.inspector.hub import MAX_QUEUED, MAX_SUBSCRIBERS, Hub
 from support.step_traces import FIRST, REQUEST, step
+
+pytestmark = pytest.mark.anyio
 
 
 class Harness:
@@ -50,237 +52,198 @@ class Page:
         return lines[0].removeprefix("event: "), json.loads(lines[1].removeprefix("data: "))
 
 
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(coroutine)
-
-
-def test_tracing_is_on_only_while_a_page_is_subscribed() -> None:
-    async def scenario() -> None:
-        harness = Harness()
-        harness.hub.publish(FIRST)
-        assert harness.tracing == []
+async def test_tracing_is_on_only_while_a_page_is_subscribed() -> None:
+    harness = Harness()
+    harness.hub.publish(FIRST)
+    assert harness.tracing == []
+    async with subscribed(harness.hub):
+        assert harness.tracing == [True]
         async with subscribed(harness.hub):
-            assert harness.tracing == [True]
-            async with subscribed(harness.hub):
-                assert harness.hub.num_subscribers == 2
-            assert harness.tracing == [True]
-        assert harness.tracing == [True, False]
-        assert harness.hub.num_subscribers == 0
-
-    run(scenario())
+            assert harness.hub.num_subscribers == 2
+        assert harness.tracing == [True]
+    assert harness.tracing == [True, False]
+    assert harness.hub.num_subscribers == 0
 
 
-def test_snapshot_comes_before_steps() -> None:
-    async def scenario() -> None:
-        harness = Harness()
-        async with subscribed(harness.hub) as page:
-            kind, data = await page.read()
-            assert (kind, data["requests"], data["num_pages"]) == ("snapshot", [], 0)
-            harness.hub.publish(FIRST)
-            kind, data = await page.read()
-            assert (kind, data["step"], data["pages_used"], data["num_pages"]) == ("snapshot", 1, 1, 10)
-            (request,) = data["requests"]
-            assert (request["from"], request["tokens"], request["candidates"]) == (
-                0,
-                ["<1>", "<2>", "<3>"],
-                ["<4>"],
-            )
-            changed = replace(
-                REQUEST,
-                committed_start=3,
-                committed_len=4,
-                committed_ids=(5,),
-                candidate_ids=(),
-                rolled_back_start=3,
-                rolled_back_ids=(4,),
-            )
-            harness.hub.publish(step(2, changed))
-            kind, data = await page.read()
-            assert (kind, data["step"]) == ("step", 2)
-            assert data["passes"] == [
-                {
-                    "kind": "fast",
-                    "certified": False,
-                    "num_tokens": 1,
-                    "num_tokens_padded": 1,
-                    "spans": [[7, 3, 1]],
-                }
-            ]
-            (request,) = data["requests"]
-            assert (request["from"], request["tokens"], request["candidates"]) == (3, ["<5>"], [])
-            assert (request["rolled_back_from"], request["rolled_back"]) == (3, ["<4>"])
-
-    run(scenario())
+async def test_snapshot_comes_before_steps() -> None:
+    harness = Harness()
+    async with subscribed(harness.hub) as page:
+        kind, data = await page.read()
+        assert (kind, data["requests"], data["num_pages"]) == ("snapshot", [], 0)
+        harness.hub.publish(FIRST)
+        kind, data = await page.read()
+        assert (kind, data["step"], data["pages_used"], data["num_pages"]) == ("snapshot", 1, 1, 10)
+        (request,) = data["requests"]
+        assert (request["from"], request["tokens"], request["candidates"]) == (
+            0,
+            ["<1>", "<2>", "<3>"],
+            ["<4>"],
+        )
+        changed = replace(
+            REQUEST,
+            committed_start=3,
+            committed_len=4,
+            committed_ids=(5,),
+            candidate_ids=(),
+            rolled_back_start=3,
+            rolled_back_ids=(4,),
+        )
+        harness.hub.publish(step(2, changed))
+        kind, data = await page.read()
+        assert (kind, data["step"]) == ("step", 2)
+        assert data["passes"] == [
+            {
+                "kind": "fast",
+                "certified": False,
+                "num_tokens": 1,
+                "num_tokens_padded": 1,
+                "spans": [[7, 3, 1]],
+            }
+        ]
+        (request,) = data["requests"]
+        assert (request["from"], request["tokens"], request["candidates"]) == (3, ["<5>"], [])
+        assert (request["rolled_back_from"], request["rolled_back"]) == (3, ["<4>"])
 
 
-def test_later_subscriber_gets_the_current_snapshot() -> None:
-    async def scenario() -> None:
-        harness = Harness()
-        async with subscribed(harness.hub) as early:
-            await early.read()
-            harness.hub.publish(FIRST)
-            harness.hub.publish(
-                step(2, replace(REQUEST, committed_start=3, committed_len=4, committed_ids=(9,)))
-            )
-            async with subscribed(harness.hub) as late:
-                kind, data = await late.read()
-                assert (kind, data["step"]) == ("snapshot", 2)
-                assert data["requests"][0]["tokens"] == ["<1>", "<2>", "<3>", "<9>"]
-                harness.hub.publish(step(3, ended=((7, "stop"),)))
-                assert (await late.read())[1]["ended"] == [[7, "stop"]]
-            async with subscribed(harness.hub) as last:
-                assert (await last.read())[1]["requests"] == []
-
-    run(scenario())
+async def test_later_subscriber_gets_the_current_snapshot() -> None:
+    harness = Harness()
+    async with subscribed(harness.hub) as early:
+        await early.read()
+        harness.hub.publish(FIRST)
+        harness.hub.publish(step(2, replace(REQUEST, committed_start=3, committed_len=4, committed_ids=(9,))))
+        async with subscribed(harness.hub) as late:
+            kind, data = await late.read()
+            assert (kind, data["step"]) == ("snapshot", 2)
+            assert data["requests"][0]["tokens"] == ["<1>", "<2>", "<3>", "<9>"]
+            harness.hub.publish(step(3, ended=((7, "stop"),)))
+            assert (await late.read())[1]["ended"] == [[7, "stop"]]
+        async with subscribed(harness.hub) as last:
+            assert (await last.read())[1]["requests"] == []
 
 
-def test_slow_subscriber_gets_a_new_snapshot() -> None:
-    async def scenario() -> None:
-        harness = Harness()
-        async with subscribed(harness.hub) as slow, subscribed(harness.hub) as quick:
-            for page in (slow, quick):
-                await page.read()
-            harness.hub.publish(FIRST)
-            for page in (slow, quick):
-                await page.read()
-            for number in range(MAX_QUEUED + 5):
-                harness.hub.publish(step(2 + number))
-                assert (await quick.read())[1]["step"] == 2 + number
-            kind, data = await slow.read()
-            assert (kind, data["step"]) == ("snapshot", MAX_QUEUED + 6)
-            assert len(data["requests"]) == 1
-            harness.hub.publish(step(100))
-            assert (await slow.read())[0] == "step"
-
-    run(scenario())
+async def test_slow_subscriber_gets_a_new_snapshot() -> None:
+    harness = Harness()
+    async with subscribed(harness.hub) as slow, subscribed(harness.hub) as quick:
+        for page in (slow, quick):
+            await page.read()
+        harness.hub.publish(FIRST)
+        for page in (slow, quick):
+            await page.read()
+        for number in range(MAX_QUEUED + 5):
+            harness.hub.publish(step(2 + number))
+            assert (await quick.read())[1]["step"] == 2 + number
+        kind, data = await slow.read()
+        assert (kind, data["step"]) == ("snapshot", MAX_QUEUED + 6)
+        assert len(data["requests"]) == 1
+        harness.hub.publish(step(100))
+        assert (await slow.read())[0] == "step"
 
 
-def test_hub_refuses_too_many_watchers() -> None:
-    async def scenario() -> None:
-        harness = Harness()
-        pages = [Page(harness.hub) for _ in range(MAX_SUBSCRIBERS)]
-        for page in pages:
-            await page.frame()
-        with pytest.raises(TooBusy):
-            harness.hub.require_capacity()
-        with pytest.raises(TooBusy):  # also one that did not check before
-            await Page(harness.hub).frame()
-        assert harness.hub.num_subscribers == MAX_SUBSCRIBERS
-        await pages[0].events.aclose()
+async def test_hub_refuses_too_many_watchers() -> None:
+    harness = Harness()
+    pages = [Page(harness.hub) for _ in range(MAX_SUBSCRIBERS)]
+    for page in pages:
+        await page.frame()
+    with pytest.raises(TooBusy):
         harness.hub.require_capacity()
-        for page in pages[1:]:
-            await page.events.aclose()
-        assert harness.tracing == [True, False]
+    with pytest.raises(TooBusy):  # also one that did not check before
+        await Page(harness.hub).frame()
+    assert harness.hub.num_subscribers == MAX_SUBSCRIBERS
+    await pages[0].events.aclose()
+    harness.hub.require_capacity()
+    for page in pages[1:]:
+        await page.events.aclose()
+    assert harness.tracing == [True, False]
 
-    run(scenario())
 
-
-def test_page_of_a_tenant_shows_its_own_requests_only() -> None:
+async def test_page_of_a_tenant_shows_its_own_requests_only() -> None:
     """Of a pass that holds tokens of two tenants, each sees its own."""
     ours, theirs = replace(REQUEST, tenant="a"), replace(REQUEST, request_id=8, first_id=8, tenant="b")
     first = replace(FIRST, requests=(ours, theirs), num_running=2, num_pages_used=2)
     both = (PassTrace("canonical", True, 5, 16, ((7, 3, 2), (8, 3, 3))),)
 
-    async def scenario() -> None:
-        hub = Harness().hub
-        async with subscribed(hub, "a") as page, subscribed(hub, "b") as other:
-            for one in (page, other):
-                await one.read()
-            hub.publish(first)
-            for one, request_id in ((page, 7), (other, 8)):
-                kind, data = await one.read()
-                assert (kind, [request["id"] for request in data["requests"]]) == ("snapshot", [request_id])
-                assert (data["running"], data["pages_used"]) == (1, 1)
-            hub.publish(replace(step(2, theirs), passes=()))  # nothing of a
-            hub.publish(replace(step(3, ours, ended=((8, "stop"),)), passes=both))
-            _, data = await page.read()
-            assert (data["step"], data["ended"]) == (3, [])
-            assert [
-                (one["num_tokens"], one["num_tokens_padded"], one["spans"]) for one in data["passes"]
-            ] == [(2, 2, [[7, 3, 2]])]
-            assert [(await other.read())[1]["step"] for _ in range(2)] == [2, 3]
-            hub.publish(step(4, ours))
-            async with subscribed(hub, "b") as late:
-                assert (await late.read())[1]["requests"] == []
-            async with subscribed(hub) as admin:
-                assert [one["id"] for one in (await admin.read())[1]["requests"]] == [7]
-
-    run(scenario())
+    hub = Harness().hub
+    async with subscribed(hub, "a") as page, subscribed(hub, "b") as other:
+        for one in (page, other):
+            await one.read()
+        hub.publish(first)
+        for one, request_id in ((page, 7), (other, 8)):
+            kind, data = await one.read()
+            assert (kind, [request["id"] for request in data["requests"]]) == ("snapshot", [request_id])
+            assert (data["running"], data["pages_used"]) == (1, 1)
+        hub.publish(replace(step(2, theirs), passes=()))  # nothing of a
+        hub.publish(replace(step(3, ours, ended=((8, "stop"),)), passes=both))
+        _, data = await page.read()
+        assert (data["step"], data["ended"]) == (3, [])
+        assert [(one["num_tokens"], one["num_tokens_padded"], one["spans"]) for one in data["passes"]] == [
+            (2, 2, [[7, 3, 2]])
+        ]
+        assert [(await other.read())[1]["step"] for _ in range(2)] == [2, 3]
+        hub.publish(step(4, ours))
+        async with subscribed(hub, "b") as late:
+            assert (await late.read())[1]["requests"] == []
+        async with subscribed(hub) as admin:
+            assert [one["id"] for one in (await admin.read())[1]["requests"]] == [7]
 
 
-def test_traces_of_an_earlier_tracer_are_ignored() -> None:
+async def test_traces_of_an_earlier_tracer_are_ignored() -> None:
     """Late traces of an earlier tracer may arrive before the first trace of the new one."""
 
-    async def scenario() -> None:
-        harness = Harness()
-        async with subscribed(harness.hub) as page:
-            await page.read()
-            harness.hub.publish(step(90, REQUEST))
-            harness.hub.publish(FIRST)
-            assert (await page.read())[1]["step"] == 1
-        async with subscribed(harness.hub) as page:
-            assert (await page.read())[1]["requests"] == []
-
-    run(scenario())
-
-
-def test_new_engine_sends_a_new_snapshot() -> None:
-    async def scenario() -> None:
-        harness = Harness()
-        async with subscribed(harness.hub) as page:
-            await page.read()
-            harness.hub.publish(FIRST)
-            await page.read()
-            harness.hub.engine_restarts("died (signal 9)", 3)
-            kind, data = await page.read()
-            assert (kind, data) == ("restart", {"restart": "died (signal 9)", "requests": 3})
-            kind, data = await page.read()
-            assert (kind, data["requests"]) == ("snapshot", [])
-            harness.hub.publish(replace(FIRST, requests=()))
-            kind, data = await page.read()
-            assert (kind, data["requests"], data["num_pages"]) == ("snapshot", [], 10)
-
-    run(scenario())
-
-
-def test_close_ends_streams_and_refuses_new_ones() -> None:
-    async def scenario() -> None:
-        harness = Harness()
-        page = Page(harness.hub)
-        await page.frame()
+    harness = Harness()
+    async with subscribed(harness.hub) as page:
         await page.read()
-        waiting = asyncio.create_task(anext(page.events, b"the end"))
-        await asyncio.sleep(0)
-        harness.hub.close()
-        assert await waiting == b"the end"
-        assert harness.tracing == [True, False]
-        with pytest.raises(NotReady):
-            harness.hub.require_capacity()
-
-    run(scenario())
+        harness.hub.publish(step(90, REQUEST))
+        harness.hub.publish(FIRST)
+        assert (await page.read())[1]["step"] == 1
+    async with subscribed(harness.hub) as page:
+        assert (await page.read())[1]["requests"] == []
 
 
-def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(hub_module, "KEEP_ALIVE_SECONDS", 0.01)
-        async with subscribed(Harness().hub) as page:
-            await page.read()
-            assert (await page.frame()).startswith(b":")
+async def test_new_engine_sends_a_new_snapshot() -> None:
+    harness = Harness()
+    async with subscribed(harness.hub) as page:
+        await page.read()
+        harness.hub.publish(FIRST)
+        await page.read()
+        harness.hub.engine_restarts("died (signal 9)", 3)
+        kind, data = await page.read()
+        assert (kind, data) == ("restart", {"restart": "died (signal 9)", "requests": 3})
+        kind, data = await page.read()
+        assert (kind, data["requests"]) == ("snapshot", [])
+        harness.hub.publish(replace(FIRST, requests=()))
+        kind, data = await page.read()
+        assert (kind, data["requests"], data["num_pages"]) == ("snapshot", [], 10)
 
-    run(scenario())
+
+async def test_close_ends_streams_and_refuses_new_ones() -> None:
+    harness = Harness()
+    page = Page(harness.hub)
+    await page.frame()
+    await page.read()
+    waiting = asyncio.create_task(anext(page.events, b"the end"))
+    await asyncio.sleep(0)
+    harness.hub.close()
+    assert await waiting == b"the end"
+    assert harness.tracing == [True, False]
+    with pytest.raises(NotReady):
+        harness.hub.require_capacity()
 
 
-def test_page_follows_one_replica_and_another_when_it_is_gone() -> None:
-    async def follow() -> None:
-        hub = Hub(str, lambda on: None)
-        hub.set_replicas(["a", "b"])
-        pages = [hub.events(), hub.events(replica="b"), hub.events(replica="gone")]
-        for page in pages:
-            await anext(page)
-        assert [one.replica for one in hub._subscribers] == ["a", "b", "a"]
-        hub.set_replicas(["b"])
-        assert {one.replica for one in hub._subscribers} == {"b"}
-        for page in pages:
-            await page.aclose()
+async def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEEP_ALIVE_SECONDS", 0.01)
+    async with subscribed(Harness().hub) as page:
+        await page.read()
+        assert (await page.frame()).startswith(b":")
 
-    asyncio.run(follow())
+
+async def test_page_follows_one_replica_and_another_when_it_is_gone() -> None:
+    hub = Hub(str, lambda on: None)
+    hub.set_replicas(["a", "b"])
+    pages = [hub.events(), hub.events(replica="b"), hub.events(replica="gone")]
+    for page in pages:
+        await anext(page)
+    assert [one.replica for one in hub._subscribers] == ["a", "b", "a"]
+    hub.set_replicas(["b"])
+    assert {one.replica for one in hub._subscribers} == {"b"}
+    for page in pages:
+        await page.aclose()

@@ -36,6 +36,8 @@ from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.ipc.suspects import MAX_LONE_DEATHS
 from support.fake_engine import READY, SEED
 
+pytestmark = pytest.mark.anyio
+
 FINGERPRINT, OTHER = m.FingerprintReady("abc", {}, "1.0"), m.FingerprintReady("xyz", {}, "1.0")
 OTHER_GRAMMARS = m.FingerprintReady("abc", {}, "2.0")
 decode = msgspec.msgpack.Decoder(m.Submit, dec_hook=m.dec_hook).decode
@@ -405,15 +407,12 @@ def test_requests_begin_while_the_weights_are_hashed(process: Table) -> None:
     assert stream.fingerprint == FINGERPRINT
 
 
-def test_fingerprint_is_the_last_one_while_there_is_no_engine(table: Table) -> None:
-    async def work() -> None:
-        waiting = asyncio.create_task(table.requests.wait_for_fingerprint())
-        first = table.start()
-        assert await waiting == FINGERPRINT
-        first.die()
-        assert await table.requests.wait_for_fingerprint() == FINGERPRINT
-
-    asyncio.run(work())
+async def test_fingerprint_is_the_last_one_while_there_is_no_engine(table: Table) -> None:
+    waiting = asyncio.create_task(table.requests.wait_for_fingerprint())
+    first = table.start()
+    assert await waiting == FINGERPRINT
+    first.die()
+    assert await table.requests.wait_for_fingerprint() == FINGERPRINT
 
 
 def test_no_more_engines_fail_every_request(table: Table) -> None:

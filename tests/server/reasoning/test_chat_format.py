@@ -272,15 +272,6 @@ OPEN, CLOSED = "<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n<thin
         ),
         ("qwen3", OPEN, JSON, "none", [f"Hm\n</think>\n\n{ROME}"], [ROME, "Hm</think>Hello"]),
         ("qwen3", CLOSED, JSON, "none", [ROME], [f"<think></think>{ROME}"]),
-        ("qwen3", OPEN, StructuredOutput(regex="a+/b"), "none", ["Hm</think>aa/b"], ["Hm</think>b"]),
-        (
-            "qwen3",
-            OPEN,
-            StructuredOutput(choice=["yes", "no"]),
-            "none",
-            ["Hm</think>\nno"],
-            ["Hm</think>maybe"],
-        ),
         (
             "qwen3",
             OPEN,
@@ -290,7 +281,6 @@ OPEN, CLOSED = "<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n<thin
             ["a</think>{"],
         ),
         ("qwen3", None, None, "required", [f"<think>Hm</think>{HERMES_CALL}", HERMES_CALL], ["Hello"]),
-        ("qwen3", OPEN, JSON, "auto", [f"Hm</think>{HERMES_CALL}", f"Hm</think>{ROME}"], ["Hm</think>Hello"]),
         (
             "qwen3-special",
             None,
@@ -315,14 +305,6 @@ OPEN, CLOSED = "<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n<thin
             [f"{ANALYSIS}{HARMONY_CALL}", HARMONY_CALL],
             [f"{ANALYSIS}<|channel|>final"],
         ),
-        (
-            "gpt-oss",
-            None,
-            JSON,
-            "auto",
-            [f"{ANALYSIS}{HARMONY_CALL}", f"<|channel|>final<|message|>{ROME}"],
-            ["<|channel|>final<|message|>Hello"],
-        ),
         ("gpt-oss", "<|start|>assistant<|channel|>final<|message|>So: ", JSON, "none", [ROME], [ANALYSIS]),
     ],
     ids=[
@@ -330,14 +312,11 @@ OPEN, CLOSED = "<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n<thin
             "may think",
             "open",
             "closed",
-            "regex",
-            "choice",
             "lark",
             "required",
-            "auto and JSON",
             "special tags",
         ),
-        *("harmony", "harmony required", "harmony auto and JSON", "harmony continued"),
+        *("harmony", "harmony required", "harmony continued"),
     ],
 )
 def test_grammar_applies_after_the_thinking(

@@ -44,10 +44,8 @@ def parse(
     ("text", "reasoning", "content", "calls"),
     [
         (f"{ANALYSIS}<|end|>{FINAL}Hello", "Hm.", "Hello", []),
-        (f"{ANALYSIS}", "Hm.", "", []),
         ("<|channel|>final<|message|>Hello", None, "Hello", []),
         (f"{ANALYSIS}<|end|><|start|>assistant{CALL}", "Hm.", None, ["f"]),
-        (f"{ANALYSIS}<|end|><|start|>assistant{CALL}<|call|>", "Hm.", None, ["f"]),
         (
             f'{ANALYSIS}<|end|><|start|>assistant to=functions.g<|channel|>commentary json<|message|>{{"b": []}}',
             "Hm.",
@@ -64,13 +62,10 @@ def parse(
         (f"{CALL}<|call|><|start|>assistant{CALL.replace('.f', '.g')}", None, None, ["f", "g"]),
         (CALL.replace('{"a": 1}', "{broken"), None, CALL.replace('{"a": 1}', "{broken"), []),
         (CALL.replace('{"a": 1}', ""), None, CALL.replace('{"a": 1}', ""), []),
-        (CALL.replace('{"a": 1}', "[1]"), None, CALL.replace('{"a": 1}', "[1]"), []),
         (CALL.replace("functions.f", "browser.open"), None, CALL.replace("functions.f", "browser.open"), []),
         ("<|channel|>odd<|message|>Hello", None, "<|channel|>odd<|message|>Hello", []),
         ("Hello", None, "Hello", []),
-        ("<|channel|>analysis", None, "<|channel|>analysis", []),
         ("<|end|>Hello", None, "Hello", []),
-        ("<|message|>Hello", None, "Hello", []),
         (f"{FINAL}a<|channel|>b<|message|>c", None, "a<|channel|>b<|message|>c", []),
         (f"{FINAL}a<|return|>b", None, "a\nb", []),
         (

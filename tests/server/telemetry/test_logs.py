@@ -104,12 +104,6 @@ def test_values_cannot_forge_a_line(lines, log_format, value):
         assert found["message"] == f"it said {value}"
 
 
-def test_value_cannot_forge_fields(lines):
-    read = lines("text")
-    log.info("x", extra={"client": 'a" level=error b="'})
-    assert read()[0].endswith(r'x client="a\" level=error b=\""')
-
-
 def test_traceback_lines_have_a_prefix(lines):
     read = lines("text")
     try:

@@ -223,18 +223,6 @@ def test_smaller_engine_counter_means_a_restart(metrics):
     assert read(metrics, "engine_steps_total") == 13
 
 
-def test_info_labels(metrics):
-    labels = {
-        "version": "1.2",
-        "model": 'a "model"\n',
-        "fingerprint": "f",
-        "dtype": "bf16",
-        "determinism": "auto",
-    }
-    metrics.describe(**labels)
-    assert read(metrics, "info", **labels) == 1
-
-
 # Exposition
 
 

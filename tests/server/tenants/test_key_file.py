@@ -54,25 +54,19 @@ def test_tenants_have_names_and_limits(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("", "tenant"),
-        ("tenant = []", "length"),
         ("[[tenant]]\nname = 'a'", "key"),
-        ("[[tenant]]\nname = 'a'\nkey = []", "no key for a"),
         ("[[tenant]]\nname = 'a b'\nkey = 'SECRET'", "name"),
         ("[[tenant]]\nname = 'a'\nkey = ' SECRET'", "key of a"),
         ("[[tenant]]\nname = 'a'\nkey = 'SECRETé'", "key of a"),
-        ("[[tenant]]\nname = 'a'\nkey = 7", "key"),
         ("[[tenant]]\nname = 'a'\nkey = 'SECRET'\nmax_runing = 3", "max_runing"),
         ("[[tenant]]\nname = 'a'\nkey = 'SECRET'\nmax_running = 0", ">= 1"),
-        ("[[tenant]]\nname = 'a'\nkey = 'SECRET'\nmax_running = true", "max_running"),
         ("[[tenant]]\nname = 'a'\nkey = 'SECRET'\n[[tenant]]\nname = 'a'\nkey = 'b'", "two tenants"),
         ("[[tenant]]\nname = 'a'\nkey = 'SECRET'\n[[tenant]]\nname = 'b'\nkey = 'SECRET'", "a and for b"),
         ("[[tenant]]\nname = 'a'\nkey = SECRET", "line 3"),
-        ("key = SECRET", "line 1"),
-        ("[SECRET]\n[SECRET]", "line 2"),
         ("SECRET-1 = 'alice'", "unknown field"),
         ("a = " + "[" * 100_000, "nested|not TOML"),
     ],
-    ids=range(18),
+    ids=range(12),
 )
 def test_errors_say_what_is_wrong_and_quote_no_key(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as caught:

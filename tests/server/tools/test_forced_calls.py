@@ -103,7 +103,7 @@ def check(message: ParsedMessage, config: ToolConfig) -> None:
 @needs_llguidance
 @pytest.mark.parametrize("make", HARNESSES)
 @pytest.mark.parametrize("tool_format", FORMATS)
-@pytest.mark.parametrize("choice", ["required", "required, one", *PARAMETERS])
+@pytest.mark.parametrize("choice", ["required", "required, one", "weather", "weather_2"])
 def test_random_text_under_the_grammar_is_valid_calls(
     make: HarnessFactory, tool_format: ToolFormat, choice: str
 ) -> None:
@@ -180,14 +180,11 @@ def parameters(schema: Any) -> tuple[ToolConfig, StructuredOutput]:
     [
         (None, "{}", True),
         (None, '{"a": 1}', False),
-        ({}, '{"a": 1}', True),
         ({"type": "object"}, '{"a": 1}', True),
         ({"properties": {}}, '{"a": 1}', False),
-        ({"properties": {"b": {}}, "title": "t"}, '{"a": 1}', False),
         ({"properties": {"b": {}}}, '{"b": [null]}', True),
         ({"properties": {"b": {}}, "additionalProperties": True}, '{"a": 1}', True),
         ({"properties": {"b": {}}, "additionalProperties": {"type": "integer"}}, '{"a": 1}', True),
-        ({"properties": {"b": {}}, "required": ["a"]}, '{"a": 1}', True),
         ({"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"b": {"type": "null"}}}}}, '{"b": null}', True),
         (TREE, '{"leaf": 1, "below": {"leaf": 2, "below": {"leaf": 99}}}', True),
         (TREE, '{"leaf": 1, "below": {"leaf": 100}}', False),
@@ -213,19 +210,11 @@ def test_grammar_allows_exactly_valid_arguments(schema: Any, arguments: str, all
             "'bad' cannot be compiled to a grammar: Pointer '/\\$defs/none' does not exist$",
         ),
         (
-            {"properties": {"a": {"$ref": "http://localhost/"}}},
-            "'bad' cannot be compiled to a grammar: Resource",
-        ),
-        (
-            {"properties": {"a": {"type": "text"}}},
-            "'bad' cannot be compiled to a grammar: Invalid type: text$",
-        ),
-        (
             {"properties": {"a": {"type": "string", "pattern": "("}}},
             "cannot be compiled to a grammar: unclosed group$",
         ),
     ],
-    ids=range(5),
+    ids=range(3),
 )
 def test_grammar_error_names_the_tool(schema: Any, expected_message: str) -> None:
     sent = [*tools("weather", "now"), {"type": "function", "function": {"name": "bad", "parameters": schema}}]

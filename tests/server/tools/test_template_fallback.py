@@ -161,12 +161,10 @@ def test_example_in_the_description_is_not_parsed_as_a_call() -> None:
             [{"id": "1", "type": "custom", "custom": {"name": "f"}}],
             r"messages\[1\].tool_calls must have a function",
         ),
-        ([{"function": {"name": 1}}], r"messages\[1\].tool_calls must have a function"),
         (
             [{"function": {"name": "f", "arguments": 1}}],
             r"arguments of a call in messages\[1\] must be JSON text",
         ),
-        ([1], r"messages\[1\].tool_calls must be a list of objects"),
         ("f", r"messages\[1\].tool_calls must be a list of objects"),
     ],
 )
@@ -179,21 +177,16 @@ def test_malformed_calls_are_refused(calls: Any, expected_message: str) -> None:
     ("template", "expected"),
     [
         ("{%- if tools %}x{% endif %}", True),
-        ("{% if messages %}{{ tools | tojson }}{% endif %}", True),
-        ("{%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}", True),
         ("{{ 'a' }}{{ \"it's\" }}{% for tool in tools %}{% endfor %}", True),
         (CHATML, False),
         (ALTERNATING, False),
         ("You have tools. {{ messages }}", False),
-        ("{{ 'You have tools.' }}{{ \"tools\" }}{{ 'it\\'s tools' }}", False),
         ("{# tools #}{{ message.tools }}{{ builtin_tools }}", False),
         ("{% if tools", False),
         ("", False),
-        ("{%" * 200_000, False),
-        ("{{ '" * 200_000, False),
         ("{{ '\" }}" * 100_000, False),
     ],
-    ids=range(14),
+    ids=range(9),
 )
 def test_supports_tools(template: str, expected: bool) -> None:
     assert supports_tools(template) == expected
@@ -207,7 +200,6 @@ def test_supports_tools(template: str, expected: bool) -> None:
         ("", True),
         (NO_SYSTEM, False),
         (TWO_ROLES, False),
-        ("{{ raise_exception('Only user and assistant roles are supported!') }} system", False),
     ],
 )
 def test_supports_system(template: str, expected: bool) -> None:

@@ -15,7 +15,6 @@ from benchmarks.thinking.entities import Entities
 from benchmarks.thinking.gsm8k import read_gsm8k
 from benchmarks.thinking.two_hop import TwoHop
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.jsonl import read_thoughts, write_thoughts
 from holdfast_thinking.data.text_examples import ChatFrame, TextExample, TextRules, TextTask, make_batch
 from holdfast_thinking.model.packed import IGNORED, PackSpec, pack
 from holdfast_thinking.model.tokenizer import build_tokenizer
@@ -205,14 +204,10 @@ def test_gsm8k_examples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        *(
-            (read_babi, text)
-            for text in ("Mary went.\n", "1 Where?\there\t7\n", "1\n", "1 Where?\there\tx\n")
-        ),
-        *(
-            (read_gsm8k, text)
-            for text in ("{", "[1]", '{"question": 1, "answer": "#### 1"}', '{"question": "q"}')
-        ),
+        (read_babi, "Mary went.\n"),
+        (read_babi, "1 Where?\there\t7\n"),
+        (read_gsm8k, "{"),
+        (read_gsm8k, '{"question": 1, "answer": "#### 1"}'),
         (read_gsm8k, '{"question": "q", "answer": "no end"}'),
     ],
 )
@@ -221,11 +216,3 @@ def test_bad_line_is_refused(tmp_path: Path, read: Callable[[Path], object], tex
     path.write_text(text)
     with pytest.raises(ConfigError, match="line 1"):
         read(path)
-
-
-def test_converted_files_have_the_same_examples(tmp_path: Path) -> None:
-    for text, read in ((BABI, read_babi), (GSM8K, read_gsm8k)):
-        (tmp_path / "from").write_text(text)
-        found = read(tmp_path / "from")
-        write_thoughts(found, tmp_path / "to.jsonl")
-        assert read_thoughts(tmp_path / "to.jsonl") == found

@@ -42,15 +42,6 @@ def test_parity_answers_and_thoughts_are_right(chunk: int) -> None:
     assert starts == set(range(chunk))  # every alignment occurs
 
 
-def test_thought_does_not_depend_on_later_chunks() -> None:
-    batch, tokenizer = draw_batch(Parity(), 200, 1, 9)
-    for row in range(len(batch)):
-        for chunk in range(int(batch.num_prompt[row]) // CHUNK):
-            read = tokenizer.decode(batch.token_ids[row, : (chunk + 1) * CHUNK].tolist())
-            num_thought = int((batch.thoughts[row, : chunk + 1] >= 0).sum())  # a word an event
-            assert num_thought == len(EVENT.findall(read)), read
-
-
 def test_chain_of_thought_restates_every_event() -> None:
     batch, tokenizer = draw_batch(Parity(), 100, 1, 6, form="cot")
     for row, (prompt, answer) in enumerate(decode_texts(batch, tokenizer)):

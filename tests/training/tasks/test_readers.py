@@ -142,11 +142,9 @@ def test_gold_thoughts_are_read_as_they_were_written(tmp_path: Path) -> None:
     ("thoughts", "named"),
     [
         ("tails", "Expected `array`, got `str` - at `\\$.thoughts`"),
-        (["tails"], "Expected `object`, got `str` - at `\\$.thoughts\\[0\\]`"),
         ([{"text": "tails"}], "missing required field `at`"),
         ([{"at": 1, "say": "tails"}], "unknown field `say`"),
         ([{"at": True, "text": "tails"}], "Expected `int`, got `bool` - at `\\$.thoughts\\[0\\].at`"),
-        ([{"at": 1, "text": 2}], "Expected `str`, got `int`"),
         ([{"at": 6, "text": "tails"}], "at is 6; expected 0 to 5"),
         ([{"at": 3, "text": "a"}, {"at": 2, "text": "b"}], r"thoughts\[1\]: at is 2; expected 3 to 5"),
     ],

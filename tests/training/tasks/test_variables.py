@@ -51,17 +51,6 @@ def test_answers_and_thoughts_are_right(thought: ThoughtContent) -> None:
         assert chunk_texts(batch, tokenizer, row) == expected, prompt
 
 
-def test_thought_does_not_depend_on_later_chunks() -> None:
-    batch, tokenizer = draw_batch(Variables(), 200, 1, 9)
-    for row in range(len(batch)):
-        for chunk in range(int(batch.num_prompt[row]) // 8):
-            read = tokenizer.decode(batch.token_ids[row, : (chunk + 1) * 8].tolist())
-            start = START.search(read)
-            told = "".join(chunk_texts(batch, tokenizer, row).get(each, "") for each in range(chunk + 1))
-            num_changes = 0 if start is None else len(CHANGE.findall(read, start.end()))
-            assert len(re.findall("[a-z]", told)) == num_changes, read
-
-
 @pytest.mark.parametrize("form", ["thinking", "none", "cot"])
 def test_texts_do_not_depend_on_the_thought_content(form: AnswerForm) -> None:
     drawn = [draw_batch(Variables(thought), 50, 1, 9, max_thought=12, form=form) for thought in THOUGHTS]
