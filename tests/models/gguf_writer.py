@@ -27,7 +27,6 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gpt-oss",
 }
-QUANTS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 def write_gguf(

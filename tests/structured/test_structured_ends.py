@@ -37,13 +37,6 @@ def letter(engine: Engine, text: str) -> int:
     return token_id
 
 
-def test_banned_tokens_that_leave_only_eos_waive_min_tokens(engine: Engine) -> None:
-    for settings in ({"bad_token_ids": [letter(engine, "a")]}, {"bad_words": ["a"]}):
-        result = answer(engine, "b(a*)", min_tokens=3, **settings)
-        assert (result.text, result.finish_reason, result.error) == ("b", "stop", None)
-    assert answer(engine, "b(a*)", min_tokens=3).text.startswith("baa")
-
-
 def test_stop_id_within_the_grammar_does_not_waive_min_tokens(engine: Engine) -> None:
     result = answer(engine, "aaaa", min_tokens=3, stop_token_ids=[letter(engine, "a")])
     assert result.finish_reason == "error" and "no token is left" in (result.error or "")

@@ -80,19 +80,6 @@ def test_repetition_penalty_has_the_bits_of_transformers(logits: Tensor, penalty
         assert bits(found[row]) == bits(expected)
 
 
-def test_penalties_change_only_their_own_request(logits: Tensor) -> None:
-    found = logits.clone()
-    plain, heavy = SamplingParams(temperature=0), SamplingParams(temperature=0, frequency_penalty=2)
-    apply_logits_processors(
-        found, slices_of(span([9] * 9, 2, plain), span(TOKENS, 2, heavy), span(TOKENS, 2, plain))
-    )
-    assert bits(found[:2]) == bits(logits[:2])
-    assert bits(found[4:]) == bits(logits[4:])
-    changed = (found[2:4] != logits[2:4]).nonzero()[:, 1].unique().tolist()
-    assert changed == [3, 9, 50, 120]  # the ids in the answer
-    assert found[2, 3] == logits[2, 3] - 2 * 2
-
-
 def test_frequency_penalty_counts_a_long_history() -> None:
     rng = np.random.default_rng(1)
     tokens = rng.integers(0, VOCAB, 5000).tolist()

@@ -69,20 +69,7 @@ def test_token_lists_are_cached_for_the_life_of_the_params(logits: Tensor) -> No
     assert len(_lists) == before
 
 
-def test_token_lists_of_two_requests_are_separate(logits: Tensor) -> None:
-    one, other = SamplingParams(temperature=0, bad_token_ids=[1]), SamplingParams(bad_token_ids=[2])
-    apply_logits_processors(logits, slices_of(span(TOKENS, 2, one), span(TOKENS, 2, other)))
-    assert [masked(row) for row in logits] == [{1}, {1}, {2}, {2}]
-
-
 BAD_WORDS = ((50, 4), (9, 9, 50), (8,), (9, 9, 3, 4), (3, 3), (1, 2, 3, 7, 7))
-
-
-def test_bad_words_apply_to_every_token_of_a_window(logits: Tensor) -> None:
-    """The candidates of a window precede its later tokens."""
-    found = logits.clone()
-    apply_logits_processors(found, slices_of(span(TOKENS, 4, GREEDY, bad_words=BAD_WORDS)))
-    assert [masked(row) for row in found] == [{8}, {8}, {8, 50}, {8, 4}]
 
 
 def test_bad_words_match_the_prompt_from_its_start() -> None:
