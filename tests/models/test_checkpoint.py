@@ -1,14 +1,17 @@
-"""The stored bytes of a checkpoint: those hashed are those loaded."""
+"""The stored bytes of a checkpoint: those hashed are those loaded. Pages of a mapped file are given back, and
+mapped again when they are read."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.checkpoint import open_checkpoint, release_pages
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.reader import STORED
+from models.gguf_writer import write_gguf
 from support.tiny import random_model, tiny_gguf, tiny_model
 
 FORMATS = {stored.name: stored for stored in STORED.values()}
@@ -65,3 +68,37 @@ def test_dummy_raw_bytes_identify_their_inputs() -> None:
 def test_unknown_tensor_name_raises_key_error(tiny_llama: Path) -> None:
     with pytest.raises(KeyError):
         open_checkpoint(tiny_llama).raw("model.rotary_emb.inv_freq")
+
+
+# Released pages
+
+
+def resident_kib(path: Path) -> int:
+    """Resident pages of this file in this process."""
+    found, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(":")[0]:
+            is_ours = line.endswith(str(path))
+        elif is_ours and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_released_pages_are_not_resident_and_have_the_same_content(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", random_model("llama", hidden_size=256, intermediate_size=1024))
+    checkpoint = open_checkpoint(path)
+    before = {name: bytes(checkpoint.raw(name).data) for name in checkpoint.names()}
+    read = resident_kib(path)
+    assert read > 1000
+    release_pages(checkpoint)
+    assert resident_kib(path) < read // 4
+    assert {name: bytes(checkpoint.raw(name).data) for name in checkpoint.names()} == before
+
+
+def test_released_folder_is_opened_again(tiny_llama: Path) -> None:
+    checkpoint = open_checkpoint(tiny_llama)
+    name = checkpoint.names()[0]
+    before = checkpoint.tensor(name)
+    release_pages(checkpoint)
+    assert checkpoint.tensor(name).equal(before)
