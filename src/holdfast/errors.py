@@ -3,6 +3,7 @@
     HoldfastError               internal_error
     ├── RequestError            invalid_value            this request cannot be served; all others go on
     │   ├── InvalidRequest      invalid_value            a setting or a prompt is wrong
+    │   │   └── AnswerEnded     answer_ended             the answer to continue has ended: nothing follows it
     │   ├── PromptTooLong       context_length_exceeded  prompt and answer do not fit the model or the KV budget
     │   ├── TemplateError       chat_template_failed     the chat template failed, or did something it must not do
     │   ├── TokenizerError      tokenizer_failed         the model's tokenizer failed at this text
@@ -45,6 +46,12 @@ class RequestError(HoldfastError):
 
 class InvalidRequest(RequestError):
     """A setting or a prompt is wrong."""
+
+
+class AnswerEnded(InvalidRequest):
+    """The answer that is to be continued has ended."""
+
+    code = "answer_ended"
 
 
 class PromptTooLong(RequestError):

@@ -1,10 +1,9 @@
-import dataclasses
 from typing import Any
 
 import pytest
 
 from holdfast.errors import UnsupportedModel
-from holdfast.models.config import DecoderConfig, parse_config
+from holdfast.models.config import parse_config
 from models.tiny import SIZES, tiny_config
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -61,12 +60,10 @@ def test_windows_by_layer(family: str) -> None:
     mixed = ["sliding_attention", "full_attention"] * 2
     typed = tiny_config(family, **four, use_sliding_window=True, layer_types=mixed).to_dict()
     assert parse_config(typed).layer_windows == (32, None, 32, None)
+    mistral = tiny_config("mistral", sliding_window=None).to_dict()
+    assert parse_config(mistral).layer_windows == (None, None)
     with pytest.raises(UnsupportedModel, match="sliding_window"):
         parse_config(unused | {"layer_types": mixed})
-
-
-def test_mistral_without_sliding_window() -> None:
-    assert parse_config(tiny_config("mistral", sliding_window=None).to_dict()).layer_windows == (None, None)
 
 
 def test_stop_ids_of_both_files_are_merged() -> None:
@@ -80,13 +77,6 @@ def test_stop_ids_of_both_files_are_merged() -> None:
 def test_auto_map_is_ignored() -> None:
     fields = tiny_config("llama").to_dict()
     assert parse_config(fields | {"auto_map": {"AutoModel": "evil.Model"}}) == parse_config(fields)
-
-
-def test_config_is_immutable() -> None:
-    config = parse_config(tiny_config("llama").to_dict())
-    assert isinstance(config, DecoderConfig)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.vocab_size = 3  # type: ignore[misc]
 
 
 def test_parameter_count_matches_transformers() -> None:
@@ -117,7 +107,6 @@ def test_out_of_range_sizes_are_refused(key: str, value: object) -> None:
             {"hidden_size": 1 << 17, "intermediate_size": 1 << 20, "num_hidden_layers": 1024},
             "parameters; at most",
         ),
-        ({"rms_norm_eps": 0}, "rms_norm_eps"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"hidden_act": "gelu"}, "silu"),
         ({"hidden_act": ["silu"]}, "silu"),
@@ -126,15 +115,12 @@ def test_out_of_range_sizes_are_refused(key: str, value: object) -> None:
             "LlamaForCausalLM, MistralForCausalLM",
         ),
         ({"model_type": "granitemoe"}, "mixture of experts"),
-        ({"model_type": "phimoe"}, "mixture of experts"),
         ({"model_type": None}, "not given"),
         ({"model_type": ["llama"]}, "model_type"),
-        ({"model_type": 3}, "model_type"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
         ({"num_experts": 8}, "mixture of experts"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"quantization_config": []}, "quantised"),
         ({"eos_token_id": 96}, "eos_token_id"),
         ({"eos_token_id": [1, -2]}, "eos_token_id"),
@@ -149,11 +135,6 @@ def test_out_of_range_sizes_are_refused(key: str, value: object) -> None:
 def test_contradictory_fields_are_refused(changes: dict[str, object], said: str) -> None:
     with pytest.raises(UnsupportedModel, match=said):
         parse_config(tiny_config("llama").to_dict() | changes)
-
-
-def test_empty_config_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="not given"):
-        parse_config({})
 
 
 FAMILY_FIELDS: dict[str, dict[str, Any]] = {
@@ -187,14 +168,10 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0
         ),
         ("gemma3_text", {"model_type": "gemma3"}, "text_config"),
         ("phi3", {"partial_rotary_factor": 0.01}, "even number"),
-        ("phi3", {"partial_rotary_factor": 2}, "partial_rotary_factor"),
         ("phi3", {"rope_scaling": LONG | {"long_factor": [1.0]}}, "a list of 16 numbers"),
         ("phi3", {"rope_scaling": LONG | {"short_factor": [0.0] * 16}}, "short_factor"),
-        ("phi3", {"rope_scaling": LONG | {"short_factor": "1"}}, "short_factor"),
         ("smollm3", {"no_rope_layers": [1]}, "zeros and ones"),
-        ("smollm3", {"no_rope_layers": [1, "0"]}, "zeros and ones"),
         ("granite", {"residual_multiplier": float("nan")}, "residual_multiplier"),
-        ("granite", {"logits_scaling": 0}, "logits_scaling"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm"),
         ("cohere2", {"layer_norm_eps": 0}, "rms_norm_eps"),
     ],

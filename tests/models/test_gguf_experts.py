@@ -13,8 +13,6 @@ from holdfast.errors import BadWeights, UnsupportedModel
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.gguf.dequantize import dequantize, dequantize_mxfp4
 from holdfast.models.gguf.reader import STORED
-from holdfast.models.weight_loader import load_decoder
-from holdfast.numerics.backends.torch.backend import TorchBackend
 from models.gguf_writer import write_gguf
 from support.tiny import random_model, tiny_gguf, tiny_mxfp4
 
@@ -51,17 +49,11 @@ def test_mxfp4_of_safetensors_and_gguf_are_the_same_numbers(tmp_path: Path) -> N
     for number, (kind, start) in ((0, ("gate", 0)), (5, ("up", 1))):
         found = checkpoint.tensor(f"{prefix}{number}.{kind}_proj.weight")
         assert torch.equal(found, wanted[number, start::2])
+    stored = checkpoint.raw(f"{prefix}3.down_proj.weight")
+    assert (stored.format, len(stored.data)) == ("MXFP4", 64 * 160 // 32 * 17)
     table = torch.tensor(gguf.quants.MXFP4.kvalues) / 2
     exact = table[codes.long()] * torch.exp2(scales.double() - 127)[..., None]
     assert torch.equal(dequantize_mxfp4(blocks[2], scales[2]).double(), exact[2].flatten(-2))
-
-
-def test_mxfp4_raw_bytes_show_every_change(tmp_path: Path) -> None:
-    folder = tiny_mxfp4(tmp_path)
-    name = "model.layers.0.mlp.experts.3.down_proj.weight"
-    raw = open_checkpoint(folder).raw(name)
-    assert raw.format == "MXFP4"
-    assert len(raw.data) == 64 * 160 // 32 * 17
 
 
 @pytest.mark.parametrize(
@@ -106,14 +98,6 @@ def test_missing_experts_are_named(tmp_path: Path) -> None:
     alone.write_bytes(whole.replace(b"blk.1.ffn_up.3.weight", b"blk.1.ffn_up.9.weight"))
     with pytest.raises(BadWeights, match=r"missing: blk\.1\.ffn_up\.3\.weight$"):
         open_checkpoint(alone)
-
-
-def test_router_with_nan_is_refused(tmp_path: Path) -> None:
-    model = random_model("gpt_oss")
-    model.model.layers[1].mlp.router.bias.data[2] = float("nan")
-    path = write_gguf(tmp_path / "tiny.gguf", model)
-    with pytest.raises(BadWeights, match=r"layers\.1\.mlp\.gate\.bias contains NaN"):
-        load_decoder(open_checkpoint(path), TorchBackend(torch.float32), torch.float32, 64)
 
 
 def test_mxfp4_is_read_as_the_gguf_package_does_and_refused_if_cut_off(tmp_path: Path) -> None:

@@ -82,18 +82,6 @@ def test_gate_and_up_are_activated(activation: Activation, every_form: bool) -> 
         assert torch.equal(fused, expected)
 
 
-@pytest.mark.parametrize("normalizes", [True, False], ids=["normalized", "probabilities"])
-def test_route_is_softmax_and_top_k(normalizes: bool) -> None:
-    from holdfast.numerics.backends.triton.gemms import routing
-
-    logits = (torch.randn(9, 12, generator=torch.Generator().manual_seed(6)) * 4).to(DEVICE)
-    weights, ids = routing.route(logits[None], None, 11, 3, normalizes=normalizes)
-    top, expected_ids = logits[:, :11].softmax(1).topk(3, 1)
-    expected = top / top.sum(1, keepdim=True) if normalizes else top
-    assert torch.equal(ids.long(), expected_ids)
-    assert torch.allclose(weights, expected, atol=1e-6)
-
-
 def test_ties_go_to_the_lowest_expert_and_no_number_is_chosen_last() -> None:
     from holdfast.numerics.backends.triton.gemms import routing
 

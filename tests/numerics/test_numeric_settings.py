@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -47,31 +46,22 @@ print(json.dumps([first.as_dict(), later.as_dict(), again, refused, num_threads]
 """
 
 
-@pytest.fixture(scope="module")
-def child() -> list[Any]:
-    """The settings, those after the environment changed, what a second call applies, the error,
-    and OpenMP's threads in a new thread: before, inside and after a guard."""
+def test_threads_are_decided_once_and_variables_read_at_every_call() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
     environment["ONEDNN_MAX_CPU_ISA"] = "DEFAULT"
     done = subprocess.run(
         [sys.executable, "-c", _CHILD], capture_output=True, text=True, check=True, env=environment
     )
-    found: list[Any] = json.loads(done.stdout)
-    return found
-
-
-def test_number_of_threads_cannot_change_in_one_process(child: list[Any]) -> None:
-    settings, _, _, refused, _ = child
-    assert settings["threads"] == 1
-    assert settings["matmul_precision"] == "highest"
-    assert settings["environment"]["ONEDNN_MAX_CPU_ISA"] == "DEFAULT"
-    assert "cannot change to 2" in refused
-
-
-def test_variables_are_read_at_every_call(child: list[Any]) -> None:
-    environment = child[1]["environment"]
-    assert environment["MKL_CBWR"] == "AVX2"
-    assert environment["ONEDNN_MAX_CPU_ISA"] == "None (at start: DEFAULT)"
+    first, later, applied_again, refused, num_threads = json.loads(done.stdout)
+    assert first["threads"] == 1 and "cannot change to 2" in refused
+    assert first["matmul_precision"] == "highest"
+    assert first["environment"]["ONEDNN_MAX_CPU_ISA"] == "DEFAULT"
+    assert later["environment"]["MKL_CBWR"] == "AVX2"
+    assert later["environment"]["ONEDNN_MAX_CPU_ISA"] == "None (at start: DEFAULT)"
+    assert applied_again == ["highest", 1]
+    before, inside, after = num_threads  # OpenMP's in a new thread: before, inside and after a guard
+    assert inside == 1 and after >= 1
+    assert before > 1 or os.cpu_count() == 1  # the default of OpenMP
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -86,16 +76,3 @@ def test_variables_that_libraries_read_are_recorded(kind: str, monkeypatch: pyte
     found = dict(numeric_settings(device=torch.device(kind)).environment)
     expected = on_cpu if kind == "cpu" else (*on_cpu, *on_gpu)
     assert {name for name, value in found.items() if value.startswith("x")} == set(expected)
-
-
-def test_second_call_applies_the_settings_again(child: list[Any]) -> None:
-    assert child[2] == ["highest", 1]
-
-
-def test_guard_sets_the_threads_of_a_new_thread(child: list[Any]) -> None:
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("with one core every thread has one OpenMP thread")
-    before, inside, after = child[4]
-    assert before > 1  # the default of OpenMP
-    assert inside == 1
-    assert after >= 1

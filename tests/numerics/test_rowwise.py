@@ -101,44 +101,34 @@ def test_rope_rotates_views_in_place(
     assert torch.equal(fused[:, (heads + kv_heads) * width :], before[:, (heads + kv_heads) * width :])
 
 
-def test_silu_mul_is_near_and_rowwise(
-    backend: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None]
-) -> None:
-    gate_up = random(33, 2 * 1531, dtype=dtype) * 4
-    out = backend.silu_mul(gate_up)
-    gate, up = gate_up.double().chunk(2, -1)
-    assert_near(out, torch.nn.functional.silu(gate) * up)
-    for i in (0, 7, 32):
-        assert torch.equal(backend.silu_mul(gate_up[i : i + 1])[0], out[i])
-
-
-def test_gelu_mul_is_near_and_rowwise(
-    backend: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None]
-) -> None:
-    gate_up = random(5, 2 * 531, dtype=dtype) * 4
-    out = backend.gelu_mul(gate_up)
-    gate, up = gate_up.double().chunk(2, -1)
-    assert_near(out, torch.nn.functional.gelu(gate, approximate="tanh") * up)
-    for i in (0, 4):
-        assert torch.equal(backend.gelu_mul(gate_up[i : i + 1])[0], out[i])
-    far = torch.tensor([[-1e4, -20.0, 0.0, 90.0, 1.0, 1.0, 1.0, 1.0]], dtype=dtype)
-    capped = backend.gelu_mul(far)[0].float()
-    assert capped[:3].abs().max() < 1e-30 and capped[3] == 90.0
-
-
-def test_swiglu_mul_limits_gate_and_up(
-    backend: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None]
-) -> None:
-    gate_up = random(5, 2 * 531, dtype=dtype) * 6
-    gate_up[0, :3] = torch.tensor([-1e4, 1e4, float("nan")])
-    out = backend.swiglu_mul(gate_up, alpha=1.702, limit=7.0)
-    gate, up = gate_up.double().chunk(2, -1)
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-    wanted = gate * torch.sigmoid(1.702 * gate) * (up + 1)
-    assert out[0, 2].isnan() and abs(out[0, 0].item()) < 1e-30
-    assert_near(out.nan_to_num(), wanted.nan_to_num())
-    for i in (1, 4):
-        assert torch.equal(backend.swiglu_mul(gate_up[i : i + 1], alpha=1.702, limit=7.0)[0], out[i])
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
+ACTIVATIONS: dict[str, tuple[dict[str, float], Callable[[Tensor, Tensor], Tensor]]] = {
+    "silu_mul": ({}, lambda gate, up: torch.nn.functional.silu(gate) * up),
+    "gelu_mul": ({}, lambda gate, up: torch.nn.functional.gelu(gate, approximate="tanh") * up),
+    "swiglu_mul": ({"alpha": 1.702, "limit": 7.0}, _swiglu),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_is_near_rowwise_and_finite_far_from_zero(
+    backend: Backend, dtype: torch.dtype, name: str, assert_near: Callable[[Tensor, Tensor], None]
+) -> None:
+    settings, exact = ACTIVATIONS[name]
+    gate_up = random(33 if name == "silu_mul" else 5, 2 * 1531, dtype=dtype) * 5
+    gate_up[0, :2] = torch.tensor([-1e4, float("nan")])
+    out = getattr(backend, name)(gate_up, **settings)
+    assert out[0, 1].isnan() and abs(out[0, 0].item()) < 1e-30
+    assert_near(out.nan_to_num(), exact(*gate_up.double().chunk(2, -1)).nan_to_num())
+    for i in (1, len(gate_up) - 1):
+        assert torch.equal(getattr(backend, name)(gate_up[i : i + 1], **settings)[0], out[i])
+    if name != "swiglu_mul":  # it limits the gate
+        far = torch.tensor([[-1e4, -90.0, -0.0, 0.0, 90.0, 1e4]], dtype=dtype)
+        ends = getattr(backend, name)(torch.cat((far, torch.ones_like(far)), -1))[0]
+        assert ends[:4].float().abs().max() < 1e-30 and ends[4:].tolist() == far[0, 4:].tolist()
 
 
 def test_soft_cap_is_near_and_rowwise(backend: Backend, dtype: torch.dtype) -> None:
@@ -151,14 +141,6 @@ def test_soft_cap_is_near_and_rowwise(backend: Backend, dtype: torch.dtype) -> N
     alone = logits[1:2].clone()
     backend.soft_cap(alone, 30.0)
     assert torch.equal(alone[0], capped[1])
-
-
-def test_silu_mul_is_finite_far_from_zero(backend: Backend, dtype: torch.dtype) -> None:
-    gate = torch.tensor([[-1e4, -90.0, -0.0, 0.0, 90.0, 1e4]], dtype=dtype)
-    out = backend.silu_mul(torch.cat((gate, torch.ones_like(gate)), -1))
-    assert out.isfinite().all()
-    assert out[0, 4:].tolist() == gate[0, 4:].tolist()
-    assert out[0, :4].float().abs().max() < 1e-30
 
 
 def test_store_kv_writes_slots_and_skips_padding(backend: Backend, dtype: torch.dtype) -> None:

@@ -18,7 +18,6 @@ from holdfast.numerics.backends.c import kernels
 from holdfast.numerics.backends.c.backend import CBackend
 from holdfast.numerics.backends.c.build import build
 from holdfast.numerics.backends.torch.backend import TorchBackend
-from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend
 
 
@@ -134,22 +133,25 @@ def test_bf16_with_amx_is_a_recipe_of_its_own() -> None:
     assert variants == ["amx-bf16", "portable", "portable"]
 
 
-@pytest.mark.parametrize("path", ["torch", "triton"])
-def test_portable_needs_c_kernels(path: KernelBackend) -> None:
-    with pytest.raises(ConfigError, match="portable is a recipe of the C kernels"):
-        open_backend(torch.float32, kernels=path, num_threads=1, portable=True)
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kernels": "torch", "portable": True}, "portable is a recipe of the C kernels"),
+        ({"kernels": "triton", "portable": True}, "portable is a recipe of the C kernels"),
+        ({"portable": True, "device": torch.device("cuda")}, "use device cpu"),
+        ({"num_threads": 0}, "at least 1"),
+        ({"kernels": "gpu"}, "unknown kernels"),
+        ({"dtype": torch.float64}, "float64"),
+    ],
+)
+def test_settings_that_no_backend_has_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        open_backend(**{"dtype": torch.float32, "num_threads": 1, **settings})
+
+
+def test_portable_configuration_needs_c_kernels() -> None:
     with pytest.raises(ConfigError, match="use kernels c or auto"):
-        EngineConfig(kernels=path, portable=True)
-
-
-def test_portable_is_refused_on_a_gpu() -> None:
-    with pytest.raises(ConfigError, match="use device cpu"):
-        open_backend(torch.float32, num_threads=1, portable=True, device=torch.device("cuda"))
-
-
-def test_recipes_of_libraries_depend_on_the_device() -> None:
-    recipe = open_backend(torch.float32, kernels="torch", num_threads=1).recipe
-    assert recipe.depends_on_device and "compiler" not in recipe.as_dict()
+        EngineConfig(kernels="torch", portable=True)
 
 
 def test_recipe_is_json_and_independent_of_threads() -> None:
@@ -159,15 +161,6 @@ def test_recipe_is_json_and_independent_of_threads() -> None:
             recipe = open_backend(dtype, kernels=name, num_threads=1).recipe
             assert json.loads(json.dumps(recipe.as_dict())) == recipe.as_dict()
             assert recipe == open_backend(dtype, kernels=name, num_threads=2).recipe
-            assert recipe.rows == 16
+            assert recipe.rows == 16 and recipe.depends_on_device == (name == "torch")
             seen.add(recipe.digest())
     assert len(seen) == 4
-
-
-def test_open_backend_rejects_unknown_settings() -> None:
-    with pytest.raises(ConfigError, match="float64"):
-        open_backend(torch.float64, num_threads=1)
-    with pytest.raises(ConfigError, match="at least 1"):
-        open_backend(torch.float32, num_threads=0)
-    with pytest.raises(ConfigError, match="unknown kernels"):
-        open_backend(torch.float32, kernels="gpu", num_threads=1)  # type: ignore[arg-type]

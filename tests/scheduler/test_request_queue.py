@@ -234,14 +234,6 @@ def test_with_async_scheduling_a_wait_takes_two_passes(is_async: bool, num_pages
     assert bool(spans_of(driver.plan(), second)) == (is_async and num_pages == 2)
 
 
-def test_a_request_that_shares_nothing_starts_at_once() -> None:
-    driver = Driver("auto", certified=EVERY_SIZE, num_pages=400, seqs=8, rows=64, speculation="off")
-    for number in range(3):
-        driver.submit((*LONG[:40], number + 1), 1)
-    lonely = driver.submit((9, 9, 9), 1)
-    assert spans_of(driver.plan(), lonely)
-
-
 @pytest.mark.parametrize("limits", [{"seqs": 3}, {"num_pages": 36}])
 def test_a_place_and_pages_are_left_for_a_request_that_waits(limits: dict[str, int]) -> None:
     driver = Driver("auto", certified=EVERY_SIZE, rows=64, speculation="off", **limits)  # type: ignore[arg-type]
@@ -311,17 +303,6 @@ def test_the_next_oldest_leads_if_the_leader_ends(end: Callable[[Driver, int], N
     # What the leader had computed by then is of use unless it is not trusted; the rest is computed once.
     assert num_computed(driver) - num_before <= 102 + 4 * (2 + 4) + (
         2 * ROWS if end is end_by_revocation else 0
-    )
-
-
-def test_a_waiting_request_can_be_aborted() -> None:
-    driver = Driver("auto", certified=EVERY_SIZE, num_pages=400, speculation="off")
-    leader, one, *others = lead(driver)
-    driver.note(driver.scheduler.abort(one))
-    driver.finish()
-    assert driver.ended[one].reason == "abort"
-    assert all(
-        driver.answers[number] == truth((*LONG[:100], number + 1, 3), 4) for number in (leader, *others)
     )
 
 

@@ -1,16 +1,20 @@
 """One request's lengths, windows, pages and phases, without a scheduler."""
 
+import math
 from itertools import product
 
 import pytest
 
 from holdfast.core.request import Prepared, Request
+from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
+from holdfast.core.sent import Sent
+from holdfast.core.step_plan import NO_TOKEN, Sampled, Span, TokenLogprob
 from holdfast.errors import AnswerFailed, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.prefix_cache import PrefixCache
 from holdfast.scheduler.request_state import FIRST_WINDOW, LIVE, TRANSITIONS, Phase, RequestState
+from holdfast.scheduler.sent_tokens import SentTokens
 from holdfast.scheduler.spans import candidate_span, canonical_span
 from holdfast.scheduler.verification import verify
 from scheduler.driver import PAGE_SIZE, StopAt
@@ -265,3 +269,15 @@ def test_move_allows_exactly_the_transitions_of_the_table(source: Phase, target:
 def test_ended_phases_have_no_successor() -> None:
     assert set(Phase) - LIVE == {Phase.FINISHED, Phase.ABORTED, Phase.FAILED}
     assert all(not TRANSITIONS[phase] for phase in set(Phase) - LIVE)
+
+
+def test_unknown_logprobs_are_not_compared() -> None:
+    """Those of a client's own tokens, until this engine has computed them."""
+    sent = Sent()
+    sent.add(Delta(token_ids=(5, 6), token_logprobs=(math.nan, -1.0)))
+    tokens = SentTokens(keeps=True)
+    tokens.restore(sent)
+    five, six = (Sampled(id_, TokenLogprob(id_, -2.0)) for id_ in (5, 6))
+    assert tokens.confirms(1, five) and not tokens.confirms(1, six) and not tokens.confirms(2, six)
+    assert tokens.recompute(1, five) and tokens.confirms(1, five)
+    assert not tokens.confirms(1, Sampled(5, TokenLogprob(5, -3.0)))

@@ -155,10 +155,6 @@ def test_a_plan_must_be_read_before_the_next() -> None:
         driver.scheduler.plan()
 
 
-def test_an_idle_scheduler_plans_nothing() -> None:
-    assert not Driver().scheduler.plan()
-
-
 @pytest.mark.parametrize("mode", ["verify", "auto"])
 def test_a_warm_prefix_is_reused_and_counted(mode: str) -> None:
     driver = Driver(mode, certified=(64,))  # type: ignore[arg-type]

@@ -27,13 +27,6 @@ def test_commit_refuses_unverified_candidates() -> None:
         log.commit(3)
 
 
-def test_the_prompt_is_copied() -> None:
-    prompt = [1, 2]
-    log = TokenLog(prompt)
-    log.commit(3)
-    assert prompt == [1, 2]
-
-
 @given(IDS, st.lists(st.tuples(st.sampled_from(["propose", "drop", "commit"]), IDS), max_size=12))
 def test_token_log_behaves_like_two_lists(prompt: list[int], steps: list[tuple[str, list[int]]]) -> None:
     log, committed, candidates = TokenLog(prompt), list(prompt), []

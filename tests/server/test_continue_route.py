@@ -132,3 +132,133 @@ def test_thoughts_go_on_after_those_of_the_receipt(thinking_server: Server) -> N
     forged["choices"][0]["thoughts"].append([1 << 30, [5]])
     refused = thinking_server.post("/v1/continue", {"receipt": unsigned(forged), "max_tokens": 40})
     assert refused.status_code == 400 and "thought" in refused.json()["error"]["message"], refused.text
+
+
+MESSAGES = {"messages": [{"role": "user", "content": "the dog"}], "logprobs": True, "top_logprobs": 1}
+OWN = {
+    "/v1/completions": {**ASKED, "logprobs": 1, "max_tokens": 24},
+    "/v1/chat/completions": {**ASKED, **MESSAGES, "max_tokens": 24},
+}
+ORDINARY = {"deterministic": False, "return_receipt": False}
+del OWN["/v1/chat/completions"]["prompt"]
+
+
+def shown(choice: dict[str, Any]) -> tuple[str, list[float]]:
+    """The text of a choice, and its logprobs."""
+    logprobs = choice["logprobs"]
+    if "text" in choice:
+        return choice["text"], logprobs["token_logprobs"]
+    return choice["message"]["content"], [one["logprob"] for one in logprobs["content"]]
+
+
+@pytest.mark.parametrize("path", OWN)
+def test_rest_follows_own_tokens(tiny_server: Server, path: str) -> None:
+    whole = tiny_server.post(path, OWN[path]).json()
+    (choice,) = whole["choices"]
+    ids, (text, logprobs) = choice["token_ids"], shown(choice)
+    for length in (0, 1, 17, 23):
+        body = {"request": OWN[path], "token_ids": ids[:length]}
+        rest = tiny_server.post("/v1/continue", body).json()
+        assert rest["object"] == whole["object"] and rest["usage"]["completion_tokens"] == 24 - length
+        assert rest["holdfast"]["mode"] == whole["holdfast"]["mode"] != "none"
+        assert receipt_in(rest)["choices"] == receipt_in(whole)["choices"]
+        (end,) = rest["choices"]
+        assert end["token_ids"] == ids[length:] and end["finish_reason"] == choice["finish_reason"]
+        assert text.endswith(shown(end)[0]) and shown(end)[1] == logprobs[length:]
+        body["request"] = {**OWN[path], "stream": True}
+        streamed = Client(tiny_server, "/v1/continue", **body).wait()
+        assert streamed.is_done and streamed.status == 200, streamed.body
+        events = [one for event in streamed.events for one in event["choices"]]
+        assert [id_ for one in events for id_ in one.get("token_ids", ())] == ids[length:]
+        parts = [one["text"] if "text" in one else one["delta"].get("content", "") for one in events]
+        assert "".join(parts) == shown(end)[0]
+
+
+@pytest.mark.parametrize("path", OWN)
+def test_contradicting_tokens_are_a_conflict(tiny_server: Server, path: str) -> None:
+    """Those of an ordinary answer are committed as they are."""
+    (choice,) = tiny_server.post(path, OWN[path]).json()["choices"]
+    for at, stream in ((0, False), (9, True), (11, False)):
+        ids = choice["token_ids"][:12]
+        ids[at] = (ids[at] + 1) % 100 + 10
+        request = {**OWN[path], "stream": stream}
+        refused = tiny_server.post("/v1/continue", {"request": request, "token_ids": ids})
+        assert refused.status_code == 409 and refused.json()["error"]["code"] == "guarantee_lost"
+        request |= {**ORDINARY, "stream": False}
+        rest = tiny_server.post("/v1/continue", {"request": request, "token_ids": ids}).json()
+        assert rest["holdfast"]["mode"] == "none" and len(rest["choices"][0]["token_ids"]) == 12
+    tiny_server.wait_idle()
+    assert tiny_server.get("/v1/certificate").json()["revocation"] is None
+
+
+def test_calls_go_on_after_own_tokens(tools_server: Server) -> None:
+    tool = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+    request = {
+        **OWN["/v1/chat/completions"],
+        "ignore_eos": False,
+        "max_tokens": 60,
+        "tools": [{"type": "function", "function": tool}],
+        "tool_choice": "required",
+    }
+    answer = tools_server.post("/v1/chat/completions", request)
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    kept = set()
+    for length in range(0, len(choice["token_ids"]), 7):
+        body = {"request": request, "token_ids": choice["token_ids"][:length]}
+        (rest,) = tools_server.post("/v1/continue", body).json()["choices"]
+        assert rest["finish_reason"] == choice["finish_reason"]
+        for one in rest["message"].get("tool_calls", ()):
+            assert (one["id"], one["function"]["name"]) == (call["id"], "look")
+            assert call["function"]["arguments"].endswith(one["function"]["arguments"])
+            kept.add(len(one["function"]["arguments"]))
+    assert len(kept) > 2
+    for changes, code in (({}, "guarantee_lost"), (ORDINARY, "answer_impossible")):
+        body = {"request": {**request, **changes}, "token_ids": choice["token_ids"][:3] * 2}
+        refused = tools_server.post("/v1/continue", body).json()
+        assert refused["error"]["code"] == code, refused
+    assert tools_server.get("/health").status_code == 200
+
+
+def test_bad_tokens_are_refused(tiny_server: Server, thinking_server: Server) -> None:
+    request = {"prompt": "the dog", "max_tokens": 8}
+    (choice,) = tiny_server.post(
+        "/v1/completions", {**ASKED, "ignore_eos": False, "stop": ["e", "a", "o"], "max_tokens": 60}
+    ).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    for changes, token_ids, param, message in (
+        ({}, [1] * 8, "token_ids", "8 tokens and max_tokens is 8"),
+        ({}, [1, 1 << 20], "token_ids", "vocabulary"),
+        ({}, [-1], "token_ids[0]", ">= 0"),
+        ({}, ["1"], "token_ids[0]", "an integer"),
+        ({}, "1", "token_ids", "an array"),
+        ({}, None, "token_ids", "null"),
+        ({"stop_token_ids": [7]}, [5, 7, 5], "token_ids", "ends it"),
+        ({"stop": ["e", "a", "o"], "max_tokens": 99}, choice["token_ids"], "token_ids", "ends"),
+        ({"n": 2}, [1], "n", "one answer"),
+        ({"echo": True}, [1], "echo", "prompt"),
+        ({"return_receipt": True}, [1], "return_receipt", "ordinary"),
+        ({"prompt": ["a", "b"]}, [1], "prompt", "at most 1"),
+        ({"max_tokens": "8"}, [1], "request.max_tokens", "an integer"),
+        ({"model": "none"}, [1], "model", "does not exist"),
+        ({"messages": []}, [1], "request.messages", "too short"),
+    ):
+        body = {"request": {**request, **changes}, "token_ids": token_ids}
+        refused = tiny_server.post("/v1/continue", body)
+        error = refused.json()["error"]
+        status = 404 if param == "model" else 400
+        assert refused.status_code == status and error["param"] == param and message in error["message"], (
+            error
+        )
+    for body, param in (
+        ({"token_ids": [1]}, "request"),
+        ({"request": request}, "token_ids"),
+        ({"request": request, "token_ids": [], "max_tokens": 9}, "max_tokens"),
+        ({"request": [], "token_ids": []}, "request"),
+        ({}, "receipt"),
+    ):
+        assert tiny_server.post("/v1/continue", body).json()["error"]["param"] == param
+    thinking = {"request": {**request, "model": "thinker"}, "token_ids": [1]}
+    refused = thinking_server.post("/v1/continue", thinking)
+    assert refused.status_code == 400 and "thoughts" in refused.json()["error"]["message"], refused.text

@@ -165,6 +165,11 @@ def test_continuation_and_replay_survive(faulty: FaultyServer, fault: str) -> No
         if any(one["finish_reason"] == "length" for one in begun["choices"]):
             rest = {"receipt": begun, "max_tokens": 60, "return_receipt": True, "return_token_ids": True}
             asked += [("/v1/continue", rest), ("/v1/continue", {**rest, "stream": True})]
+        if begun["choices"][0]["finish_reason"] == "length":
+            request = {**body, "n": 1, "seed": seed, "max_tokens": 60, "return_token_ids": True}
+            asked.append(
+                ("/v1/continue", {"request": request, "token_ids": begun["choices"][0]["token_ids"]})
+            )
     expected = alone(server, asked)
     assert len(asked) > 12 and any(
         {one["finish_reason"] for one in answer["choices"]} == {"stop", "length"}

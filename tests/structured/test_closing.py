@@ -33,7 +33,6 @@ def nest(schema: Any) -> dict[str, Any]:
     ("schema", "allowed", "refused"),
     [
         (CLOSED, ['{"id": 1}', '{"id":1}', "{}"], ['{"z": 1}', '{"id": 1, "z": 1}']),
-        (nest(nest(CLOSED)), ['{"in": {"in": {"id": 1}}}'], ['{"in": {"in": {"z": 1}}}', '{"in": {"z": 1}}']),
         ({"type": "array", "items": CLOSED}, ['[{"id": 1}, {}]'], ['[{"z": 1}]']),
         ({"type": "array", "prefixItems": [CLOSED], "items": False}, ['[{"id": 1}]'], ['[{"z": 1}]']),
         ({"type": "object", "additionalProperties": CLOSED}, ['{"k": {"id": 1}}'], ['{"k": {"z": 1}}']),
@@ -42,7 +41,6 @@ def nest(schema: Any) -> dict[str, Any]:
         ({"type": "object", "properties": {}}, ["{}"], ['{"z": 1}']),
         # open because the schema says so
         ({"type": "object"}, ['{"z": 1}'], []),
-        (nest({"type": "object"}), ['{"in": {"z": {"y": 1}}}'], ['{"in": {}, "z": 1}']),
         ({**CLOSED, "additionalProperties": True}, ['{"id": 1, "z": 1}'], []),
         ({**CLOSED, "additionalProperties": NULL}, ['{"id": 1, "z": null}'], ['{"z": 1}']),
         ({**CLOSED, "patternProperties": {"^x": NULL}}, ['{"xy": null}'], []),
@@ -61,7 +59,6 @@ def nest(schema: Any) -> dict[str, Any]:
         (USED_TWICE, ['{"alone": {"id": 1}}', '{"mixed": {"id": 1, "x": null}}'],
          ['{"alone": {"z": 1}}', '{"alone": {"x": 1}}']),
         (ONE_OF_TWO, ['{"a": null}', '{"b": null}'], ["{}", '{"b": null, "z": 1}']),
-        ({"allOf": [nest(CLOSED), X]}, ['{"in": {"id": 1}, "x": null}'], ['{"in": {"z": 1}}']),
         ({"allOf": [nest(CLOSED), nest(X)]}, ['{"in": {"id": 1, "x": null}}'], ['{"in": {"x": 1}}']),
         # a required property counts as listed
         ({**CLOSED, "required": ["y"]}, ['{"id": 1, "y": [2]}'], ['{"id": 1}', '{"y": 1, "z": 1}']),
@@ -89,7 +86,6 @@ def test_grammar_of_a_closed_schema(schema: Any, allowed: list[str], refused: li
         {**CLOSED, "unevaluatedProperties": False},
         {**CLOSED, "propertyNames": {"pattern": "^x"}},
         {**CLOSED, "$ref": "#/$defs/none"},
-        {**CLOSED, "$ref": "https://example.com/other"},
         {**CLOSED, "$dynamicRef": "#meta"},
         {**CLOSED, "anyOf": [{"additionalProperties": True}]},
     ],

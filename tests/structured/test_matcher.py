@@ -132,10 +132,6 @@ def test_mask_ignores_rejected_candidates() -> None:
     assert grammar.masks((), 1)[0] == bytes([0b10_1000, 0, 0, 0])
 
 
-def spell(harness: GrammarHarness, text: str) -> list[int]:
-    return harness.encode(text)
-
-
 @pytest.fixture
 def harness() -> GrammarHarness:
     return byte_harness()
@@ -147,19 +143,9 @@ def bits(mask: bytes | None) -> set[int]:
     return {id_ for id_ in range(8 * len(mask)) if mask[id_ // 8] >> id_ % 8 & 1}
 
 
-def test_masks_are_those_of_the_last_positions(harness: GrammarHarness) -> None:
-    grammar = harness.compile(choice=["abc", "abd"])
-    a, b, c, d = spell(harness, "abcd")
-    rows = grammar.masks([a, b, c], 4)
-    assert [bits(row) for row in rows] == [{a}, {b}, {c, d}, set(BYTE_EOS)]
-    assert grammar.masks([a, b, c], 2) == rows[2:]
-    assert grammar.masks([a, b, c], 1) == rows[3:]
-    assert grammar.masks((), 1) == rows[:1]
-
-
 def test_no_mask_after_an_invalid_candidate(harness: GrammarHarness) -> None:
     grammar = harness.compile(choice=["abc"])
-    a, b, _, z = spell(harness, "abcz")
+    a, b, _, z = harness.encode("abcz")
     for wrong in (z, 257, BYTE_VOCAB - 1, BYTE_VOCAB, 1 << 40, -1, EOS):
         assert grammar.masks([a, wrong, b], 4)[2:] == [None, None]
         assert [bits(row) for row in grammar.masks([a, wrong, b], 4)[:2]] == [{a}, {b}]
@@ -171,7 +157,7 @@ def test_no_mask_after_an_invalid_candidate(harness: GrammarHarness) -> None:
 
 def test_eos_is_allowed_only_at_complete_text(harness: GrammarHarness) -> None:
     grammar = harness.compile(regex="ab?")
-    a, b = spell(harness, "ab")
+    a, b = harness.encode("ab")
     assert grammar.count_valid([a, b, EOS]) == 3
     assert grammar.count_valid([a, EOS, b]) == 2
     assert grammar.count_valid([EOS]) == 0
@@ -191,14 +177,6 @@ def test_eos_is_allowed_only_at_complete_text(harness: GrammarHarness) -> None:
     assert grammar.problem is None
     grammar.restart()
     assert bits(grammar.masks((), 1)[0]) == {a}
-
-
-def test_answers_of_one_grammar_are_independent(harness: GrammarHarness) -> None:
-    one, other = harness.compile(choice=["abc", "xyz"]), harness.compile(choice=["abc", "xyz"])
-    one.commit(spell(harness, "a")[0])
-    other.commit(spell(harness, "x")[0])
-    assert bits(one.masks((), 1)[0]) == set(spell(harness, "b"))
-    assert bits(other.masks((), 1)[0]) == set(spell(harness, "y"))
 
 
 def test_dead_end_sets_problem() -> None:

@@ -16,6 +16,7 @@ from holdfast.models.locate import locate
 from holdfast.sandbox.template_sandbox import TemplateLimits
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.tokenizer import open_tokenizer
+from support.chat_models import GPT_OSS, QWEN3
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TALK = [
@@ -25,6 +26,7 @@ TALK = [
     {"role": "user", "content": " And 你 😀? "},
 ]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"a": "<int> é"}}}]
+CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": "é"}'}}
 CHATML = """{% for message in messages %}
 {{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}
 {%- endfor %}
@@ -177,31 +179,46 @@ def test_unusual_messages_and_variables_are_rendered() -> None:
     assert template.render(HELLO, variables={"tokenize": True, "chat_template": "{{ 7 }}"}) == "Hello|0"
 
 
+def test_qwen3_drops_old_thinking_and_keeps_the_last() -> None:
+    thinking = {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [CALL]}
+    result = {"role": "tool", "content": "5", "tool_call_id": "a"}
+    kept = ChatTemplate(QWEN3).render([*HELLO, thinking, result], tools=TOOLS)
+    assert '<think>\nHm.\n</think>\n\n<tool_call>{"name": "add", "arguments": {"a": "é"}}</tool_call>' in kept
+    assert "Hm." not in ChatTemplate(QWEN3).render([*HELLO, thinking, result, *HELLO], tools=TOOLS)
+    off = ChatTemplate(QWEN3).render(HELLO, variables={"enable_thinking": False})
+    assert off.endswith("assistant\n<think>\n\n</think>\n\n")
+
+
+def test_gpt_oss_writes_calls_with_their_thinking() -> None:
+    message = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [CALL]}
+    text = ChatTemplate(GPT_OSS).render(
+        [*HELLO, message], tools=TOOLS, variables={"reasoning_effort": "high"}
+    )
+    assert "Today: 2024-07-26 Reasoning: high<|end|>" in text
+    assert "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.add<|channel|>" in text
+    assert text.endswith('json<|message|>{"a": "é"}<|call|><|start|>assistant')
+
+
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-DOUBLE = "{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}"
+
 HOSTILE = {
     "nested ranges": ENDLESS,
-    "range": "{% for a in range(10**12) %}{% endfor %}",
     "multiplication": "{{ 'a' * 10**10 }}",
     "power": "{{ 7 ** 99999999 }}",
-    "doubling": "{% set n = namespace(x='a') %}" + DOUBLE,
+    "doubling": "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
     "format width": "{{ '%09999999999d' % 1 }}",
     "format method": "{{ '{:>9999999999}'.format(1) }}",
-    "center": "{{ 'x' | center(10**10) }}",
     "indent": "{{ ('a\\n' * 10**6) | indent(10**6) }}",
-    "many lists": "{% set n = namespace(x=[0]) %}" + DOUBLE,
     "output": "{% for a in range(99999) %}{{ 'a' * 999 }}{% endfor %}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "nesting": "{{ " + "(" * 9999 + " }}",
     "attributes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "format attributes": "{{ '{0.__class__}'.format(messages) + 1 }}",
     "globals": "{{ raise_exception.__globals__.os }}",
-    "cycler": "{{ cycler.__init__.__globals__.os.system('true') }}",
     "mutation": "{{ messages.append(1) }}",
     "underscore": "{% set n = namespace(__init__=1) %}",
     "files": "{% include '/etc/passwd' %}",
     "random": "{{ [1, 2] | random }}",
-    "lipsum": "{{ lipsum() }}",
     "surrogate": "{{ '\\ud800' }}",
     "syntax": "{% if %}",
     "size": "a" * (2 << 20),
@@ -295,18 +312,13 @@ def test_template_digest_covers_source_and_special_tokens() -> None:
     ("messages", "words"),
     [
         ("hello", "must be a list"),
-        (None, "must be a list"),
         ([], "is empty"),
         (["hello"], r"messages\[0\] must be an object"),
-        ([5], r"messages\[0\] must be an object"),
-        ([None], r"messages\[0\] must be an object"),
-        ([{}], r"messages\[0\]\.role"),
         ([{"role": "", "content": "x"}], r"messages\[0\]\.role"),
         ([{"role": "\ud800", "content": "x"}], "lone surrogate"),
         ([{"content": "x"}], r"messages\[0\]\.role"),
         ([{"role": 3, "content": "x"}], r"messages\[0\]\.role"),
         ([*HELLO, {"role": "user"}], r"messages\[1\]\.content.*not nothing"),
-        ([{"role": "user", "content": None}], r"messages\[0\]\.content.*not nothing"),
         ([{"role": "user", "content": 7}], r"content.*not int"),
         ([{"role": "user", "content": [None]}], "may only contain"),
         ([{"role": "user", "content": [{"type": "text"}]}], "may only contain"),
@@ -317,7 +329,6 @@ def test_template_digest_covers_source_and_special_tokens() -> None:
             for part in (
                 {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data/"}},
                 {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
-                {"type": "image_url", "image_url": {"url": "data:video/jpeg;base64," + "a," * 9999}},
                 {"type": "input_audio", "input_audio": {"data": "a", "format": "wav"}},
                 {"type": "file", "file": {"file_id": "../../etc/passwd"}},
             )

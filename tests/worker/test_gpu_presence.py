@@ -57,7 +57,6 @@ def test_rocm_is_left_to_torch(machine, tmp_path):
     ("content", "is_cpu_only"),
     [
         ("__version__ = '2.11.0'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n", True),
-        ("cuda = None\n", True),
         ("cuda: Optional[str] = '12.8'\n", False),
         ("", False),
     ],

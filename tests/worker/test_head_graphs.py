@@ -173,14 +173,6 @@ def test_spans_with_other_settings_take_no_head_graph(head: HeadGraphs, other: S
         assert head.fits(8, batch(plain, plain), [plain, plain], canonical=False)
 
 
-def test_windows_take_a_head_graph(decoder: Decoder, hidden: Tensor, head: HeadGraphs) -> None:
-    window = replace(TOKEN, token_ids=(7, 8, 9))
-    assert head.fits(8, batch(window, TOKEN), [window, TOKEN], canonical=True)
-    with torch.inference_mode():
-        found = head.sample(8, 4, [window, TOKEN], HostCopies(torch.device("cpu")), canonical=True).read()
-    assert found == sampled_by_sampler(decoder, hidden, [TOKEN] * 4)
-
-
 def test_only_captured_sizes_take_a_head_graph(decoder: Decoder, head: HeadGraphs) -> None:
     one = batch(TOKEN)
     assert [size for size in (1, 2, 3, 8, 600) if head.fits(size, one, [TOKEN], canonical=False)] == [1, 3, 8]

@@ -9,7 +9,6 @@ import torch
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, Sampling, Span
-from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.worker.input_batch import (
     _MAX_ROWS,
     InputBatch,
@@ -29,12 +28,6 @@ SPANS = (
     Span(2, 37, (21,), tuple(range(20, 30)), 0, SAMPLING),
     Span(3, 3, (31, 32), (5, 2), 2, SAMPLING),
 )
-
-
-def forward_batch(pass_: Pass, tile_tokens: int = 0) -> ForwardBatch:
-    """The pass on the device, with pages of four slots."""
-    batch = make_input_batch(pass_, 4, lambda span_len: tile_tokens)
-    return send_batch(batch, pass_.num_tokens_padded, CPU).forward
 
 
 def batch(*spans: Span) -> InputBatch:
@@ -65,25 +58,12 @@ def test_logits_come_first_only_if_they_are_a_prefix() -> None:
     assert not batch(Span(4, 9, (1, 2), (0, 1, 2), 1, SAMPLING, scored_ids=(3,))).logits_come_first
 
 
-def test_tiles_split_spans_and_point_to_their_pages() -> None:
-    one = Pass(PassKind.FAST, SPANS, 9)
-    found = forward_batch(one, tile_tokens=3)
-    assert found.tiles is not None
-    assert found.num_short_tiles == len(found.tiles)
-    assert found.tiles.dtype == torch.int32
-    assert found.tiles.tolist() == [[0, 3, 0], [3, 1, 0], [4, 1, 10], [5, 2, 20]]
-    assert forward_batch(one).tiles is None
-    for first, count, page in found.tiles.tolist():
-        flat = found.page_table.view(-1)[page:]
-        for row in range(first, first + count):
-            at = found.positions[row]
-            assert found.slots[row] == flat[at // 4] * 4 + at % 4
-
-
 def test_tile_height_is_chosen_by_span_and_short_tiles_come_first() -> None:
     found = make_input_batch(Pass(PassKind.FAST, SPANS, 7), 4, lambda span_len: 3 if span_len > 2 else 2)
     assert found.tiles.tolist() == [[4, 1, 10], [5, 2, 20], [0, 3, 0], [3, 1, 0]]
     assert found.num_short_tiles == 2
+    without = make_input_batch(Pass(PassKind.FAST, SPANS, 7), 4, lambda span_len: 0)
+    assert send_batch(without, 7, CPU).forward.tiles is None
 
 
 def random_spans(rng: random.Random) -> tuple[Span, ...]:

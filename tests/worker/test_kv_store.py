@@ -40,12 +40,6 @@ def test_budget_is_never_exceeded(config: DecoderConfig) -> None:
         num_pages_in(one - 1, config, torch.float32, 16)
 
 
-def test_unwritten_slots_are_zero(config: DecoderConfig) -> None:
-    layer = KVStore(2, config, TorchBackend(torch.float32)).layers[0]
-    assert not layer.keys.any()
-    assert not layer.values.any()
-
-
 def test_store_larger_than_memory_is_a_config_error(config: DecoderConfig) -> None:
     with pytest.raises(ConfigError, match="cannot be allocated; lower kv_memory"):
         KVStore(1 << 45, config, TorchBackend(torch.float32))

@@ -164,14 +164,3 @@ def test_failing_pass_waits_for_its_grammar(runner: ModelRunner, monkeypatch: py
     with pytest.raises(RuntimeError, match="no forward today"):
         run(runner, chunk(0, 4, 3, constraint=Constraint(FixedGrammar(slow), ())))
     assert done.is_set()
-
-
-def test_failing_grammar_gives_no_token_and_affects_no_other_request(runner: ModelRunner) -> None:
-    def fail(candidates: Sequence[int], count: int) -> list[bytes | None]:
-        raise ValueError("broken")
-
-    other = Span(2, 0, PROMPT[:3], (12,), 2, GREEDY, logprobs=4)
-    broken = chunk(0, 12, 10, constraint=Constraint(FixedGrammar(fail), ()))
-    result = run(runner, broken, other)
-    assert [each.token_id for each in result.samples[0]] == [NO_TOKEN, NO_TOKEN]
-    assert result.samples[1] == run(runner, other).samples[0]

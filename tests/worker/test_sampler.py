@@ -1,6 +1,5 @@
-"""The sampler: a token does not depend on its neighbours, its window, or the logprobs that are
-reported.
-"""
+"""The sampler: logprobs, ties, masks, noise, and rows without a token. Windows and neighbours are in
+test_sampler_features.py."""
 
 from typing import Any
 
@@ -48,27 +47,6 @@ def one(backend: Backend, logits: Tensor, *spans: Span, masks: Any = None) -> li
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_sampling_a_window_equals_single_tokens(backend: Backend, logits: Tensor, kind: str) -> None:
-    params = SETTINGS[kind]
-    window = one(backend, logits, span(9, 12, params, logprobs=3))
-    alone = [
-        one(backend, logits[row : row + 1], span(9 + row, 1, params, logprobs=3))[0] for row in range(12)
-    ]
-    assert window == alone  # token ids and the exact bits of every logprob
-
-
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_tokens_do_not_depend_on_neighbours(backend: Backend, logits: Tensor, kind: str) -> None:
-    mine = span(9, 2, SETTINGS[kind], logprobs=2)
-    alone = one(backend, logits[5:7], mine)
-    before, after = (
-        span(3, 5, SETTINGS["truncated"], seed=1),
-        span(0, 2, SETTINGS["greedy"], logprobs=9),
-    )
-    assert one(backend, logits[:9], before, mine, after)[5:7] == alone
-
-
-@pytest.mark.parametrize("kind", SETTINGS)
 def test_logprobs_change_no_token(backend: Backend, logits: Tensor, kind: str) -> None:
     plain = one(backend, logits, span(9, 12, SETTINGS[kind]))
     asked = one(backend, logits, span(9, 12, SETTINGS[kind], logprobs=7))
@@ -100,6 +78,8 @@ def test_logprob_of_the_token_has_the_same_bits_in_the_top_list(backend: Backend
     for each in one(backend, logits, span(9, 12, SETTINGS["greedy"], logprobs=1)):
         assert each.logprob is not None
         assert each.logprob.top == ((each.token_id, each.logprob.logprob),)
+    for each in one(backend, logits, span(9, 12, SETTINGS["greedy"], logprobs=0)):
+        assert each.logprob is not None and each.logprob.top == ()
 
 
 def test_ties_go_to_the_lowest_token_id(backend: Backend) -> None:
@@ -109,12 +89,6 @@ def test_ties_go_to_the_lowest_token_id(backend: Backend) -> None:
     assert found.token_id == 30
     assert found.logprob is not None
     assert [token_id for token_id, _ in found.logprob.top] == [30, 31, 150, 0, 1]
-
-
-def test_logprobs_0_reports_the_token_alone(backend: Backend, logits: Tensor) -> None:
-    for each in one(backend, logits, span(9, 12, SETTINGS["greedy"], logprobs=0)):
-        assert each.logprob is not None
-        assert each.logprob.top == ()
 
 
 def test_more_logprobs_than_the_vocabulary_reports_all_tokens(backend: Backend) -> None:

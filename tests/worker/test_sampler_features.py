@@ -115,6 +115,12 @@ def test_window_of_a_random_request_equals_single_tokens(backend: Backend, seed:
         apply_logits_processors(logits, alone)
         assert torch.equal(bits(logits[0]), bits(changed[row]))
         assert sample(backend, asked.logits[row : row + 1].clone(), alone) == window[row : row + 1]
+        if asked.logprobs is None or window[row].token_id == NO_TOKEN:
+            assert window[row].logprob is None
+        else:  # those of the logits that no processor has changed
+            raw, token_ids = asked.logits[row : row + 1], [window[row].token_id]
+            found = gather_logprobs(backend, raw, torch.tensor(token_ids), [asked.logprobs], HostCopies(CPU))
+            assert [window[row].logprob] == found.read(token_ids)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -130,21 +136,6 @@ def test_neighbours_and_batch_sizes_change_nothing(backend: Backend, seed: int) 
     for index, each in enumerate(asked):
         alone = sample(backend, each.logits.clone(), slices_of(spans[index], masks=[each.masks]))
         assert found[index * WINDOW : (index + 1) * WINDOW] == alone
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_logprobs_ignore_all_logits_processors(backend: Backend, seed: int) -> None:
-    asked = random_request(2000 + seed)
-    window = sample(
-        backend, asked.logits.clone(), slices_of(asked.tokens_between(0, WINDOW), masks=[asked.masks])
-    )
-    for row, each in enumerate(window):
-        if asked.logprobs is None or each.token_id == NO_TOKEN:
-            assert each.logprob is None
-        else:
-            raw, chosen = asked.logits[row : row + 1], torch.tensor([each.token_id])
-            found = gather_logprobs(backend, raw, chosen, [asked.logprobs], HostCopies(CPU))
-            assert [each.logprob] == found.read([each.token_id])
 
 
 def test_random_requests_cover_every_feature() -> None:

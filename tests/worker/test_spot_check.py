@@ -1,4 +1,4 @@
-"""A spot check detects one wrong bit anywhere, and passes if there is none."""
+"""A spot check detects one wrong bit anywhere, and passes if there is none; so do checksums of logits."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +11,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampling, Span, StepPlan
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.model_runner import ModelRunner
+from holdfast.worker.spot_check import logits_checksums
 
 TOKENS = tuple(torch.randint(3, 320, (60,), generator=torch.Generator().manual_seed(8)).tolist())
 PAGES = (5, 9, 2, 7)
@@ -148,3 +149,45 @@ def test_spot_check_runs_in_canonical_form(runner: ModelRunner, monkeypatch: pyt
     monkeypatch.setattr(runner._decoder, "forward", noting)
     check(runner, bits)
     assert switches == [(32, True)]
+
+
+# Checksums of logits
+
+
+def checksums(logits: Tensor) -> list[int]:
+    found: list[int] = logits_checksums(logits).tolist()
+    return found
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 200])
+def test_checksum_changes_with_every_bit(vocab: int) -> None:
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(1))
+    before = checksums(logits)
+    for place in {0, vocab // 2, vocab - 1}:
+        for bit in range(32):
+            changed = logits.clone()
+            changed.view(torch.int32)[0, place] ^= 1 << bit if bit < 31 else -(1 << 31)
+            assert checksums(changed) != before, (place, bit)
+
+
+def test_checksum_differences_of_opposite_sign_do_not_cancel() -> None:
+    """One logit is one unit in the last place higher, another one lower, as after another order of
+    summation.
+    """
+    logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(1))
+    before = checksums(logits)
+    for place in range(199):
+        changed = logits.clone()
+        changed.view(torch.int32)[0, place] += 1
+        changed.view(torch.int32)[0, place + 1] -= 1
+        assert checksums(changed) != before
+
+
+def test_checksum_does_not_depend_on_the_batch() -> None:
+    logits = torch.randn(9, 333, generator=torch.Generator().manual_seed(1))
+    assert checksums(logits) == [checksums(row[None].clone())[0] for row in logits]
+
+
+def test_checksum_distinguishes_zeros_and_equals_for_nan() -> None:
+    assert checksums(torch.zeros(1, 8)) != checksums(-torch.zeros(1, 8))
+    assert checksums(torch.full((1, 8), torch.nan)) == checksums(torch.full((1, 8), torch.nan))

@@ -26,7 +26,8 @@ class Sent:
     """One answer, as far as it was sent: 8 bytes a token.
 
     token_ids      a stop token included
-    values         the fp32 logprob of each token of a deterministic answer
+    values         the fp32 logprob of each token of a deterministic answer; NaN: not known, so that only
+                   the token is compared
     num_chars      characters of text, an echoed prompt included
     thoughts       those after chunks 0, 1, 2, ...
     logprobs       whole ones of an ordinary answer, if its receipt will need them; a deterministic

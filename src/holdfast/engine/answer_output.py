@@ -28,7 +28,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent import NOTHING_SENT, Sent
 from holdfast.core.step_plan import Sampled, TokenLogprob
 from holdfast.core.stop_rules import find_stop, held_back_len
-from holdfast.errors import GuaranteeLost, InvalidRequest
+from holdfast.errors import AnswerEnded, GuaranteeLost
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.text.detokenizer import Detokenizer
 from holdfast.text.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ class AnswerOutput:
         confirmed."""
         for token_id in sent.token_ids:
             if self.push(token_id) and not sent.has_ended:
-                raise InvalidRequest(f"the answer that was sent ends at the stop string {self._stop!r}")
+                raise AnswerEnded(f"the answer that was sent ends at the stop string {self._stop!r}")
         self._detokenize()
         self._token_ids += sent.token_ids
         self._thoughts += thoughts

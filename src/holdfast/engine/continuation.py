@@ -6,6 +6,7 @@ client left, goes on later, elsewhere, as if it had never been interrupted. A co
 with `GuaranteeLost`.
 """
 
+import math
 import struct
 from array import array
 from collections.abc import Sequence
@@ -91,4 +92,7 @@ def _finish_reason(choice: ReceiptChoice, max_tokens: int) -> FinishReason | Non
 
 def _logprobs(choice: ReceiptChoice) -> tuple[float, ...]:
     bits = () if choice.logprobs is None else choice.logprobs.bits
-    return struct.unpack(f">{len(bits)}f", bytes.fromhex("".join(bits)))
+    logprobs = struct.unpack(f">{len(bits)}f", bytes.fromhex("".join(bits)))
+    if any(map(math.isnan, logprobs)):  # it would not be compared
+        raise InvalidRequest("a logprob of the receipt is not a number")
+    return logprobs

@@ -16,7 +16,7 @@ from holdfast.core.request import NO_DEFAULTS, Prepared, Request, RequestDefault
 from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.sent import Sent
 from holdfast.core.structured_output import Grammar, StructuredOutput
-from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
+from holdfast.errors import AnswerEnded, DeterminismRefused, InvalidRequest, PromptTooLong
 from holdfast.text.tokenizer import Tokenizer
 from holdfast.thinking.config import ThinkingConfig, check_forced
 
@@ -151,7 +151,7 @@ class InputProcessor:
                 )
             ends = {*params.stop_ids, *(() if params.ignore_eos else self.limits.eos_ids)}
             if not choice.has_ended and not ends.isdisjoint(ids):
-                raise InvalidRequest("the answer that was sent holds a token that ends it; nothing follows")
+                raise AnswerEnded("the answer that was sent holds a token that ends it; nothing follows")
             if params.deterministic and len(choice.values) != len(ids):
                 raise InvalidRequest(
                     "a deterministic answer that was sent needs the logprob of each of its tokens"

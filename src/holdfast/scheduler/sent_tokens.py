@@ -4,6 +4,7 @@ engine sent before this one continued the answer.
 """
 
 from collections.abc import Sequence
+from math import isnan
 
 from holdfast.core.sent import Sent
 from holdfast.core.step_plan import Sampled, TokenLogprob
@@ -30,7 +31,7 @@ class SentTokens:
             self._samples.append(sample)
 
     def restore(self, sent: Sent) -> None:
-        """Another engine sent this. Of its logprobs only those of the tokens themselves are known."""
+        """Another engine sent this. Of its logprobs at most those of the tokens themselves are known."""
         self._samples = [Sampled(one.token_id, one) for one in sent.own_logprobs]
         self._num_restored = len(self._samples)
 
@@ -45,11 +46,12 @@ class SentTokens:
 
     def confirms(self, number: int, sample: Sampled) -> bool:
         """Whether the sample is the number-th token that was sent, counted from 1, its logprobs
-        included."""
+        included if they are known."""
         sent = self._samples[number - 1]
         if self._num_recomputed < number <= self._num_restored:
             assert sent.logprob is not None and sample.logprob is not None
-            return (sent.token_id, sent.logprob.logprob) == (sample.token_id, sample.logprob.logprob)
+            is_same = isnan(sent.logprob.logprob) or sent.logprob.logprob == sample.logprob.logprob
+            return is_same and sent.token_id == sample.token_id
         return (sent.token_id, sent.logprob) == (sample.token_id, sample.logprob)
 
     def unconfirmed(self, num_output: int) -> tuple[int, ...]:

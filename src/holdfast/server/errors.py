@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from holdfast.errors import (
+    AnswerEnded,
     AnswerFailed,
     DeterminismRefused,
     EngineCrashed,
@@ -30,7 +31,11 @@ from holdfast.errors import (
     TooBusy,
 )
 
-_PARAMS = {DeterminismRefused.code: "deterministic", TemplateError.code: "messages"}
+_PARAMS = {
+    AnswerEnded.code: "token_ids",
+    DeterminismRefused.code: "deterministic",
+    TemplateError.code: "messages",
+}
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

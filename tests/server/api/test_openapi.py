@@ -63,7 +63,10 @@ def test_every_operation_documents_body_and_responses(document: dict[str, Any]) 
         if method == "post":
             reference = one["requestBody"]["content"]["application/json"]["schema"]["$ref"]
             body = schemas[reference.rpartition("/")[2]]
-            assert body["additionalProperties"] is False and body["properties"], path
+            for variant in [schemas[one["$ref"].rpartition("/")[2]] for one in body.get("oneOf", ())] or [
+                body
+            ]:
+                assert variant["additionalProperties"] is False and variant["properties"], path
             assert {"400", "413", "415"} <= set(one["responses"]), path
 
 

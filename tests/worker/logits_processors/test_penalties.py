@@ -80,17 +80,6 @@ def test_repetition_penalty_has_the_bits_of_transformers(logits: Tensor, penalty
         assert bits(found[row]) == bits(expected)
 
 
-@pytest.mark.parametrize("penalties", PENALTIES)
-def test_penalties_of_a_window_equal_single_tokens(logits: Tensor, penalties: dict[str, float]) -> None:
-    params = SamplingParams(temperature=0, **penalties)  # type: ignore[arg-type]
-    together = logits.clone()
-    apply_logits_processors(together, slices_of(span(TOKENS, 6, params)))
-    for row in range(6):
-        alone = logits[row : row + 1].clone()
-        apply_logits_processors(alone, slices_of(span(TOKENS[: 6 + row], 1, params)))
-        assert bits(alone) == bits(together[row])
-
-
 def test_penalties_change_only_their_own_request(logits: Tensor) -> None:
     found = logits.clone()
     plain, heavy = SamplingParams(temperature=0), SamplingParams(temperature=0, frequency_penalty=2)

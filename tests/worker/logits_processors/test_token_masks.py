@@ -59,13 +59,6 @@ def test_allowed_and_bad_token_ids_mask_the_others(logits: Tensor) -> None:
         assert torch.equal(found[row, [5, 7]], logits[row, [5, 7]])
 
 
-def test_bad_token_ids_alone(logits: Tensor) -> None:
-    apply_logits_processors(
-        logits, slices_of(span(TOKENS, 4, SamplingParams(temperature=0, bad_token_ids=[0, 199])))
-    )
-    assert [masked(row) for row in logits] == [{0, 199}] * 4
-
-
 def test_token_lists_are_cached_for_the_life_of_the_params(logits: Tensor) -> None:
     before = len(_lists)
     params = SamplingParams(temperature=0, allowed_token_ids=[1, 2])

@@ -34,11 +34,19 @@ def chat_routes(frontend: Frontend) -> APIRouter:
     )
     async def chat(request: Request) -> Response:
         """Create a chat completion."""
-        body = await frontend.read_body(request, ChatCompletionRequest)
-        _refuse_unsupported(body)
-        return await serve_chat(request, frontend, body, ChatCompletionWriter)
+        return await chat_completion(
+            request, frontend, await frontend.read_body(request, ChatCompletionRequest)
+        )
 
     return router
+
+
+async def chat_completion(
+    request: Request, frontend: Frontend, body: ChatCompletionRequest, token_ids: Sequence[int] | None = None
+) -> Response:
+    """Run a chat completion, streamed or not. token_ids: what the client has of the answer."""
+    _refuse_unsupported(body)
+    return await serve_chat(request, frontend, body, ChatCompletionWriter, token_ids)
 
 
 @dataclass(frozen=True)

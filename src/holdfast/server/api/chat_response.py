@@ -8,6 +8,7 @@ They differ in the JSON they write of a `ChatResponse`.
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from holdfast.errors import RequestError
 from holdfast.server.api.chat_plan import ChatPlan, plan_chat
 from holdfast.server.api.model_fields import ModelFields, check_fields
 from holdfast.server.api.response_fields import chat_logprobs, matched_stop
+from holdfast.server.api.sampling import submit_rest
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
@@ -85,6 +87,9 @@ class ChatChoice:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.matched_stop: str | int | None = None
+        self._num_skipped = 0  # tokens of thinking that the client has
+        self._begun: dict[int, ToolCallDelta] = {}  # calls that began in what it has, until they go on
+        self._num_calls = 0  # all calls in what it has
 
     @property
     def deltas(self) -> list[ChoiceDelta]:
@@ -96,7 +101,22 @@ class ChatChoice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        return self._parser.num_reasoning_tokens
+        return self._parser.num_reasoning_tokens - self._num_skipped
+
+    def skip(self, delta: Delta) -> None:
+        """Parse what the client has already, so that the rest is read as what follows it."""
+        self.add(delta)
+        self._num_skipped = self._parser.num_reasoning_tokens
+        self._begun = {one.index: one for one in self.deltas if isinstance(one, ToolCallDelta) and one.id}
+        self._num_calls = len(self._begun)
+        self.steps.clear()
+        self.token_ids.clear()
+
+    def _named(self, delta: ChoiceDelta) -> ChoiceDelta:
+        """The first delta of a call that goes on has its id and name again: the response is read alone."""
+        if not isinstance(delta, ToolCallDelta) or delta.index not in self._begun:
+            return delta
+        return replace(self._begun.pop(delta.index), arguments=delta.arguments)
 
     def add(self, delta: Delta) -> ParsedDelta:
         """Parse a delta's text."""
@@ -107,11 +127,13 @@ class ChatChoice:
             new += self._parser.finish()
         if not self._shows_reasoning:
             new = [one for one in new if not isinstance(one, ReasoningDelta)]
+        if self._begun:
+            new = [self._named(one) for one in new]
         num_hidden = self._parser.num_hidden_tokens - num_hidden
         self.steps.append(ParsedDelta(new, delta.logprobs or (), num_hidden))
         if delta.finish_reason is not None:
             num_calls = sum(isinstance(one, ToolCallDelta) and one.id is not None for one in self.deltas)
-            self.finish_reason = finish_reason(delta.finish_reason, num_calls)
+            self.finish_reason = finish_reason(delta.finish_reason, self._num_calls + num_calls)
             self.stop_reason = delta.stop_reason
             self.matched_stop = matched_stop(delta, self.token_ids)
         return self.steps[-1]
@@ -138,8 +160,9 @@ async def serve_chat(
     frontend: Frontend,
     body: ChatCompletionRequest,
     make_writer: Callable[[ChatResponse], ChatWriter],
+    token_ids: Sequence[int] | None = None,
 ) -> Response:
-    """Run a conversation, streamed or not."""
+    """Run a conversation, streamed or not. token_ids: what the client has of the answer."""
     size = len(await request.body())
     async with AsyncExitStack() as stack:
         call = await stack.enter_async_context(
@@ -151,7 +174,7 @@ async def serve_chat(
                 stream=bool(body.stream),
             )
         )
-        response = await run_until_disconnect(request, _submit(frontend, call, body, size))
+        response = await run_until_disconnect(request, _submit(frontend, call, body, size, token_ids))
         if body.stream:
             response.fingerprint = await run_until_disconnect(request, call.fingerprint())
             writer = make_writer(response)
@@ -165,18 +188,31 @@ async def serve_chat(
         return JSONResponse(make_writer(response).whole())
 
 
-async def _submit(frontend: Frontend, call: Call, body: ChatCompletionRequest, size: int) -> ChatResponse:
+async def _submit(
+    frontend: Frontend,
+    call: Call,
+    body: ChatCompletionRequest,
+    size: int,
+    token_ids: Sequence[int] | None,
+) -> ChatResponse:
     """Plan the chat and submit the request to the engine. size is that of its body."""
     check_fields(call, body)
     plan = await call.run(lambda token: plan_chat(frontend, body, token), size=size)
-    await call.submit(
-        plan.ids, plan.params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt
-    )
+    given = None
     try:
-        await call.accepted()
+        if token_ids is not None:
+            given = await submit_rest(frontend, call, body, plan.ids, plan.params, token_ids)
+        else:
+            await call.submit(
+                plan.ids, plan.params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt
+            )
+            await call.accepted()
     except RequestError as error:
         raise type(error)(plan.explain(str(error))) from None
-    return ChatResponse(frontend, call, body, plan)
+    response = ChatResponse(frontend, call, body, plan)
+    if given is not None:
+        response.choices[0].skip(given)
+    return response
 
 
 async def _collect(response: ChatResponse) -> None:

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,7 @@ from holdfast.server.api.sampling import (
     prompt_list,
     refuse_contradictions,
     sampling_params,
+    submit_rest,
     truncate_prompt,
 )
 from holdfast.server.api.schema.objects import Completion
@@ -54,25 +55,31 @@ def completion_routes(frontend: Frontend) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         """Create completions of one or several prompts."""
-        body = await frontend.read_body(request, CompletionRequest)
-        _refuse_unsupported(body)
-        prompts = prompt_list(body.prompt, frontend.config.max_prompts, "prompt")
-        params = await frontend.prepare(request, lambda token: _params(body, frontend))
-        async with AsyncExitStack() as stack:
-            call = await stack.enter_async_context(
-                frontend.call(
-                    request,
-                    "text_completion",
-                    deterministic=params.deterministic,
-                    num_choices=len(prompts) * params.n,
-                    stream=bool(body.stream),
-                )
-            )
-            response = CompletionResponse(frontend, call, body, params)
-            await run_until_disconnect(request, _submit(frontend, call, prompts, body, params))
-            return await send_completion(request, response, stack)
+        return await complete(request, frontend, await frontend.read_body(request, CompletionRequest))
 
     return router
+
+
+async def complete(
+    request: Request, frontend: Frontend, body: CompletionRequest, token_ids: Sequence[int] | None = None
+) -> Response:
+    """Run a completion, streamed or not. token_ids: what the client has of the answer."""
+    _refuse_unsupported(body)
+    prompts = prompt_list(body.prompt, 1 if token_ids is not None else frontend.config.max_prompts, "prompt")
+    params = await frontend.prepare(request, lambda token: _params(body, frontend))
+    async with AsyncExitStack() as stack:
+        call = await stack.enter_async_context(
+            frontend.call(
+                request,
+                "text_completion",
+                deterministic=params.deterministic,
+                num_choices=len(prompts) * params.n,
+                stream=bool(body.stream),
+            )
+        )
+        response = CompletionResponse(frontend, call, body, params)
+        await run_until_disconnect(request, _submit(frontend, call, prompts, body, params, token_ids))
+        return await send_completion(request, response, stack)
 
 
 async def send_completion(
@@ -93,6 +100,7 @@ async def _submit(
     prompts: list[str | list[int]],
     body: CompletionRequest,
     params: SamplingParams,
+    token_ids: Sequence[int] | None,
 ) -> None:
     check_fields(call, body)
     add_special_tokens = body.add_special_tokens is not False
@@ -104,6 +112,9 @@ async def _submit(
             given = await call.encode(given, add_special_tokens=add_special_tokens, whole=whole)
         ids = truncate_prompt(body, given, room)
         frontend.prompts.require_room(len(ids))
+        if token_ids is not None:
+            await submit_rest(frontend, call, body, ids, params, token_ids)
+            return
         await call.submit(
             ids,
             params,

@@ -1,7 +1,8 @@
-"""POST /v1/continue: the rest of a deterministic answer, from its receipt, with every bit checked.
+"""POST /v1/continue: the rest of an answer, from its receipt, or from its request and token ids.
 
-The receipt's tokens are confirmed first. Nothing is sent before that, so that a contradiction is a
-409. The response is that of a completion, and has what follows the receipt's answer.
+The tokens of a deterministic answer are confirmed first, with every bit of their logprobs if there is
+a receipt. Nothing is sent before that, so that a contradiction is a 409. The response is that of the
+request's own route, for a receipt that of a completion. It has what follows what the client has.
 """
 
 from contextlib import AsyncExitStack
@@ -15,11 +16,18 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent import Sent
 from holdfast.engine.continuation import continued_params, sent_of
 from holdfast.receipts.receipt import Receipt
-from holdfast.server.api.completions import CompletionResponse, send_completion
+from holdfast.server.api.chat import chat_completion
+from holdfast.server.api.completions import CompletionResponse, complete, send_completion
 from holdfast.server.api.replay import find_differences, read_receipt, require_limits
-from holdfast.server.api.schema.objects import Completion
+from holdfast.server.api.schema.objects import ChatCompletion, Completion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
-from holdfast.server.api.schema.requests import CompletionRequest, ContinueRequest
+from holdfast.server.api.schema.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ContinueBody,
+    ContinueRequest,
+    ContinueTokensRequest,
+)
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
@@ -31,12 +39,16 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/continue",
-        openapi_extra=body_schema(ContinueRequest),
-        responses=responses(Completion, (*ENGINE_ERRORS, 409), streams=True),
+        openapi_extra=body_schema(ContinueBody),
+        responses=responses(Completion | ChatCompletion, (*ENGINE_ERRORS, 409), streams=True),
     )
     async def continue_answer(request: Request) -> Response:
-        """Continue the deterministic answer of a receipt, after every bit of it was confirmed."""
-        body = await frontend.read_body(request, ContinueRequest)
+        """Continue an answer, after what the client has of a deterministic one was confirmed."""
+        body = (await frontend.read_body(request, ContinueBody)).root
+        if isinstance(body, ContinueTokensRequest):
+            if isinstance(body.request, ChatCompletionRequest):
+                return await chat_completion(request, frontend, body.request, body.token_ids)
+            return await complete(request, frontend, body.request, body.token_ids)
         receipt, _, prompt_ids = await read_receipt(request, frontend, body)
         params = continued_params(receipt, body.max_tokens)
         frontend.prompts.require_room(len(prompt_ids) + params.max_tokens)

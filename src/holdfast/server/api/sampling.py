@@ -1,18 +1,23 @@
-"""Builds prompts and `SamplingParams` from a body's fields.
+"""Builds prompts and `SamplingParams` from a body's fields, and submits the rest of an answer.
 
 `SamplingParams` and the server's limits validate the values.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams, show
+from holdfast.core.sent import Sent
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.api.model_fields import read_fields
 from holdfast.server.api.schema.requests import GenerationRequest
+from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
-from holdfast.server.errors import ApiError
+from holdfast.server.errors import ApiError, invalid_value
 from holdfast.server.frontend import Frontend
+from holdfast.text.detokenizer import Detokenizer
 
 _SAME_NAMES = (
     *("min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop_token_ids", "ignore_eos"),
@@ -101,6 +106,80 @@ def prompt_list(
         message = f"{param} has {len(value)} prompts; at most {max_prompts} are allowed"
         raise ApiError(400, message, param=param, code="invalid_value")
     return [one for one in value if not isinstance(one, int)]
+
+
+async def submit_rest(
+    frontend: Frontend,
+    call: Call,
+    body: GenerationRequest,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    token_ids: Sequence[int],
+) -> Delta:
+    """Send the engine a request of whose answer the client has these tokens. Wait until they are confirmed.
+
+    They are candidates of a deterministic answer. An ordinary one goes on after them. Return what the
+    client has, as a delta.
+    """
+    size = 8 * (len(prompt_ids) + len(token_ids))
+    given = await call.run(
+        lambda token: _given_answer(frontend, body, prompt_ids, params, token_ids), size=size
+    )
+    sent = Sent()
+    sent.add(given)
+    await call.submit(
+        prompt_ids,
+        params,
+        want_receipt=bool(body.return_receipt),
+        cache_salt=body.cache_salt,
+        sent=(sent,),
+    )
+    await call.accepted()
+    await call.confirmed([0])
+    return given
+
+
+def _given_answer(
+    frontend: Frontend,
+    body: GenerationRequest,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    token_ids: Sequence[int],
+) -> Delta:
+    """What a client has of an answer. No logprob is known. Slow: call it in a thread."""
+    ready, num_tokens = frontend.engines.ready, len(token_ids)
+    keeps_bits = frontend.defaults.is_deterministic(params.deterministic)
+    for param, is_wrong, why in (
+        ("n", params.n > 1, "only one answer can be continued from token ids"),
+        ("echo", params.echo, "an answer goes on without its prompt"),
+        (
+            "return_receipt",
+            bool(body.return_receipt) and not keeps_bits,
+            "the logprobs of the given tokens are not known, so there is no receipt of an ordinary answer",
+        ),
+        (
+            "request",
+            ready.thinking is not None,
+            "an answer with thoughts can only be continued from its receipt",
+        ),
+        (
+            "token_ids",
+            num_tokens >= params.max_tokens,
+            f"it has {num_tokens} tokens and max_tokens is {params.max_tokens}; ask for more tokens",
+        ),
+        (
+            "token_ids",
+            max(token_ids, default=0) >= ready.vocab_size,
+            f"{max(token_ids, default=0)} is not in the vocabulary of {ready.vocab_size} tokens",
+        ),
+    ):
+        if is_wrong:
+            raise invalid_value(param, why)
+    frontend.prompts.require_room(len(prompt_ids) + num_tokens)
+    tokenizer = frontend.prompts.tokenizer
+    known = [id_ for id_ in token_ids if id_ < tokenizer.vocab_size]
+    text = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens).extend(known)
+    return Delta(text, tuple(token_ids), token_logprobs=(math.nan,) * num_tokens)
 
 
 def _stops(stop: str | list[str], max_stops: int) -> str | list[str]:

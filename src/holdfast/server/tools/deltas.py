@@ -136,8 +136,8 @@ def merge_deltas(deltas: Iterable[ChoiceDelta]) -> ParsedMessage:
     """The message of these deltas."""
     texts: list[str] = []
     thoughts: list[str] = []
-    heads: list[tuple[str, str]] = []
-    arguments: list[list[str]] = []
+    heads: dict[int, tuple[str, str]] = {}
+    arguments: dict[int, list[str]] = {}
     for delta in deltas:
         if isinstance(delta, ContentDelta):
             texts.append(delta.text)
@@ -146,12 +146,10 @@ def merge_deltas(deltas: Iterable[ChoiceDelta]) -> ParsedMessage:
             thoughts.append(delta.text)
             continue
         if delta.id is not None:
-            heads.append((delta.id, delta.name or ""))
-            arguments.append([])
+            heads[delta.index] = delta.id, delta.name or ""
+            arguments[delta.index] = []
         arguments[delta.index].append(delta.arguments)
-    calls = tuple(
-        ToolCall(id_, name, "".join(parts)) for (id_, name), parts in zip(heads, arguments, strict=True)
-    )
+    calls = tuple(ToolCall(*head, "".join(arguments[index])) for index, head in heads.items())
     content, reasoning = "".join(texts), "".join(thoughts)
     return ParsedMessage(content if content or not calls else None, calls, reasoning or None)
 

@@ -4,6 +4,7 @@ The fuzz test compares every response of a running server with this document.
 """
 
 from collections.abc import Sequence
+from types import UnionType
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,7 +18,7 @@ from holdfast.server.api.schema.objects import AnthropicErrorResponse, ErrorResp
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
-    ContinueRequest,
+    ContinueBody,
     DetokenizeRequest,
     EmbeddingRequest,
     ReplayRequest,
@@ -39,14 +40,14 @@ _BODIES = (
     DetokenizeRequest,
     ScoreRequest,
     ReplayRequest,
-    ContinueRequest,
+    ContinueBody,
 )
 _ERRORS = {
     400: "A field is invalid; the message says which one, and what is expected.",
     401: "The API key is missing or wrong.",
     404: "The model does not exist.",
     413: "The body is too large.",
-    409: "The answer contradicts the receipt, or the receipt is of another engine.",
+    409: "The answer contradicts what the client has, or the receipt is of another engine.",
     415: "The body is not JSON, or is compressed.",
     429: "Too many requests are waiting; Retry-After says when to retry.",
     503: "The server is starting or shutting down; Retry-After says when to retry.",
@@ -121,7 +122,7 @@ def document_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
 
 
 def responses(
-    model: type[BaseModel] | None,
+    model: type[BaseModel] | UnionType | None,
     errors: Sequence[int],
     *,
     streams: bool = False,

@@ -7,7 +7,16 @@ supported must be null.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    RootModel,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from holdfast.core.pooling import PoolingType
 from holdfast.server.api.schema.field_schemas import (
@@ -324,6 +333,38 @@ class ContinueRequest(ReceiptFields, ServingFields):
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     return_receipt: bool | None = Field(None, description="Return a receipt of the whole answer.")
     return_token_ids: bool | None = Field(None, description="Return the token ids of the rest.")
+
+
+class ContinueTokensRequest(RequestModel):
+    """/v1/continue: what follows the tokens that a client has of an answer."""
+
+    request: Annotated[
+        Annotated[CompletionRequest, Tag("completion")] | Annotated[ChatCompletionRequest, Tag("chat")],
+        Discriminator(lambda body: "chat" if isinstance(body, dict) and "messages" in body else "completion"),
+    ] = Field(description="The body of `/v1/completions` or `/v1/chat/completions`, as it was sent.")
+    token_ids: TokenIds = Field(description="The beginning of the answer.")
+
+
+class ContinueBody(
+    RootModel[
+        Annotated[
+            Annotated[ContinueRequest, Tag("of a receipt")]
+            | Annotated[ContinueTokensRequest, Tag("of tokens")],
+            Discriminator(
+                lambda body: "of tokens" if {"request", "token_ids"} & set(body) else "of a receipt"
+            ),
+        ]
+    ]
+):
+    """/v1/continue: with a receipt, or with a request and token ids."""
+
+    @property
+    def model(self) -> str | None:
+        return (self.root if isinstance(self.root, ContinueRequest) else self.root.request).model
+
+    @property
+    def request_id(self) -> str | None:
+        return (self.root if isinstance(self.root, ContinueRequest) else self.root.request).request_id
 
 
 Mode = Literal["certified", "verified", "none"]
