@@ -139,6 +139,7 @@ OWN = {
     "/v1/completions": {**ASKED, "logprobs": 1, "max_tokens": 24},
     "/v1/chat/completions": {**ASKED, **MESSAGES, "max_tokens": 24},
 }
+ORDINARY = {"deterministic": False, "return_receipt": False}
 del OWN["/v1/chat/completions"]["prompt"]
 
 
@@ -183,7 +184,7 @@ def test_contradicting_tokens_are_a_conflict(tiny_server: Server, path: str) -> 
         request = {**OWN[path], "stream": stream}
         refused = tiny_server.post("/v1/continue", {"request": request, "token_ids": ids})
         assert refused.status_code == 409 and refused.json()["error"]["code"] == "guarantee_lost"
-        request |= {"deterministic": False, "return_receipt": False, "stream": False}
+        request |= {**ORDINARY, "stream": False}
         rest = tiny_server.post("/v1/continue", {"request": request, "token_ids": ids}).json()
         assert rest["holdfast"]["mode"] == "none" and len(rest["choices"][0]["token_ids"]) == 12
     tiny_server.wait_idle()
@@ -213,6 +214,11 @@ def test_calls_go_on_after_own_tokens(tools_server: Server) -> None:
             assert call["function"]["arguments"].endswith(one["function"]["arguments"])
             kept.add(len(one["function"]["arguments"]))
     assert len(kept) > 2
+    for changes, code in (({}, "guarantee_lost"), (ORDINARY, "answer_impossible")):
+        body = {"request": {**request, **changes}, "token_ids": choice["token_ids"][:3] * 2}
+        refused = tools_server.post("/v1/continue", body).json()
+        assert refused["error"]["code"] == code, refused
+    assert tools_server.get("/health").status_code == 200
 
 
 def test_bad_tokens_are_refused(tiny_server: Server, thinking_server: Server) -> None:

@@ -193,19 +193,6 @@ def test_disconnect_during_the_answer_frees_pages(server: Server, faulty: Faulty
     assert server.metric("holdfast_request_success_total{.*abort.*}") == aborted + 1
 
 
-def test_disconnect_in_the_queue_frees_its_place(server: Server, faulty: FaultyServer) -> None:
-    faulty.set_faults(slow=SLOW)
-    running = [long_request(server) for _ in range(MAX_RUNNING)]
-    wait_until(lambda: count(server, "running") == MAX_RUNNING)
-    connection = open_request(server, {"prompt": PROMPT, "max_tokens": 300})
-    wait_until(lambda: count(server, "waiting") == 1)
-    drop(connection)
-    wait_until(lambda: count(server, "waiting") == 0)
-    assert not any(one.is_over for one in running)
-    faulty.set_faults()
-    assert [one.wait().status for one in running] == [200] * MAX_RUNNING
-
-
 def test_disconnects_at_any_moment_leak_nothing(server: Server, undisturbed: str) -> None:
     """While the body is read, the prompt tokenised or rendered, a grammar compiled, and so on."""
     chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 50}

@@ -164,7 +164,7 @@ def test_other_models_have_no_thoughts_field(tiny_server: Server) -> None:
         assert "thoughts" not in chunk.get("holdfast", {})
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/score"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/score"])
 @pytest.mark.parametrize(
     "fields", [{"think": True}, {"forced_thoughts": {"0": [5]}}], ids=["think", "forced"]
 )

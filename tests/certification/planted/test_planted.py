@@ -177,10 +177,11 @@ def test_every_mutation_finds_its_text(package: str, mutations: tuple[Mutation, 
     origin = Path(backends.__file__).parent / package
     for number, mutation in enumerate(mutations):
         folder = tmp_path / str(number)
-        folder.mkdir()
-        shutil.copy(origin / mutation.file, folder)
+        copy = folder / mutation.file
+        copy.parent.mkdir(parents=True)
+        shutil.copy(origin / mutation.file, copy)
         mutation.apply(folder)
-        assert (folder / mutation.file).read_text() != (origin / mutation.file).read_text()
+        assert copy.read_text() != (origin / mutation.file).read_text()
 
 
 def test_mutation_of_changed_source_is_refused(tmp_path: Path) -> None:

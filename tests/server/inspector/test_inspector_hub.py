@@ -105,22 +105,6 @@ async def test_snapshot_comes_before_steps() -> None:
         assert (request["rolled_back_from"], request["rolled_back"]) == (3, ["<4>"])
 
 
-async def test_later_subscriber_gets_the_current_snapshot() -> None:
-    harness = Harness()
-    async with subscribed(harness.hub) as early:
-        await early.read()
-        harness.hub.publish(FIRST)
-        harness.hub.publish(step(2, replace(REQUEST, committed_start=3, committed_len=4, committed_ids=(9,))))
-        async with subscribed(harness.hub) as late:
-            kind, data = await late.read()
-            assert (kind, data["step"]) == ("snapshot", 2)
-            assert data["requests"][0]["tokens"] == ["<1>", "<2>", "<3>", "<9>"]
-            harness.hub.publish(step(3, ended=((7, "stop"),)))
-            assert (await late.read())[1]["ended"] == [[7, "stop"]]
-        async with subscribed(harness.hub) as last:
-            assert (await last.read())[1]["requests"] == []
-
-
 async def test_slow_subscriber_gets_a_new_snapshot() -> None:
     harness = Harness()
     async with subscribed(harness.hub) as slow, subscribed(harness.hub) as quick:

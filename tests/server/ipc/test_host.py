@@ -129,17 +129,14 @@ def submit(number: int, params: SamplingParams = PARAMS, prompt: tuple[int, ...]
     return m.Submit(Request(number, prompt, params, 1))
 
 
-def test_request_is_accepted_and_answered_in_deltas(process: Process) -> None:
+def test_request_is_accepted_and_answered_in_deltas(engine: Engine, process: Process) -> None:
+    assert process.receive(m.FingerprintReady).digest == engine.fingerprint.digest
     process.send(submit(3))
     accepted = process.receive(m.Accepted)
     assert accepted.request_id == 3
     deltas, results = process.receive_results()
     assert sum(len(delta.token_ids) for delta in deltas) == 8 and deltas[-1].finish_reason == "length"
     assert (results[3].determinism, results[3].error) == ("certified", None)
-
-
-def test_fingerprint_is_sent(engine: Engine, process: Process) -> None:
-    assert process.receive(m.FingerprintReady).digest == engine.fingerprint.digest
 
 
 @pytest.mark.parametrize(

@@ -138,11 +138,11 @@ def test_body_at_the_least_rate_may_take_longer() -> None:
     """A client with a slow line may send a large body; a pause still ends it."""
 
     async def run(pieces: list[bytes]) -> None:
-        app = BodyLimitMiddleware(read, ServerConfig(body_timeout=0.1))
+        app = BodyLimitMiddleware(read, ServerConfig(body_timeout=0.5))
         await app(scope_of("POST", "/"), Drip(pieces).receive, no_send)
 
-    sent = b"x" * (MIN_BYTES_PER_SECOND // 10)  # ten times the least rate
-    pieces = [sent] * 30  # 0.3 s
+    sent = b"x" * (MIN_BYTES_PER_SECOND // 50)  # twice the least rate
+    pieces = [sent] * 60  # 0.6 s
     with pytest.raises(ApiError) as caught:
         asyncio.run(asyncio.wait_for(run(pieces), 10))
     assert caught.value.code == "body_timeout"

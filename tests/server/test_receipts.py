@@ -1,16 +1,22 @@
-"""Untrusted receipts over HTTP: a bad one is refused, and a forged one gives no wrong result."""
+"""Receipts over HTTP: a bad one is refused, a forged one gives no wrong result, and those of a server with a key
+are signed. The private key is shown to no one."""
 
 import json
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from holdfast.receipts.check import check_signature
 from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.receipts.reader import parse_receipt
+from holdfast.receipts.signing import PublicKey, SigningKey
 from support.bodies import checked_client
-from support.receipts import prompt_of, unsigned
+from support.receipts import prompt_of, resealed, unsigned
 from support.serving import Server
 
 
@@ -105,3 +111,32 @@ def test_receipt_of_another_grammar_library_is_not_run(client: httpx.Client) -> 
     refused = client.post("/v1/continue", json={"receipt": other, "max_tokens": 12})
     assert refused.status_code == 409 and "grammar.masks" in refused.text
     assert client.post("/v1/continue", json={"receipt": made, "max_tokens": 12}).status_code == 200
+
+
+def test_receipts_are_signed_with_the_published_key(tiny_server: Server, receipt_key: Path) -> None:
+    offered = tiny_server.get("/v1/receipt_key").json()
+    public = PublicKey.parse(offered["public_key"].encode())
+    assert offered["key_id"] == public.key_id == PublicKey.read(receipt_key).key_id
+    body = {"prompt": "the fox", "max_tokens": 5, "deterministic": True, "return_receipt": True}
+    receipt = tiny_server.post("/v1/completions", body).json()["holdfast"]["receipt"]
+    assert check_signature(parse_receipt(receipt), public).signature == "valid"
+    outcome = tiny_server.post("/v1/replay", {"receipt": receipt}).json()
+    assert (outcome["same"], outcome["seal"], outcome["signature"]) == (True, "intact", "valid")
+    forged = tiny_server.post("/v1/replay", {"receipt": resealed(receipt, counts={})})
+    assert forged.status_code == 400
+    assert "its signature is wrong" in forged.json()["error"]["message"]
+    other = SigningKey.generate()
+    foreign = resealed(receipt, signer={"algorithm": "ed25519", "key_id": other.key_id})
+    foreign["signature"] = other.sign(foreign["seal"])
+    assert tiny_server.post("/v1/replay", {"receipt": foreign}).json()["signature"] == "not checked"
+
+
+def test_private_key_is_shown_nowhere(tiny_server: Server, receipt_key: Path) -> None:
+    secret = receipt_key.read_text().splitlines()[1]
+    raw = load_pem_private_key(receipt_key.read_bytes(), None).private_bytes_raw().hex()  # type: ignore[union-attr]
+    shown = [
+        tiny_server.get(path).text
+        for path in ("/metrics", "/v1/certificate", "/v1/receipt_key", "/openapi.json")
+    ]
+    for text in (*shown, tiny_server.text):
+        assert secret not in text and raw not in text
