@@ -2,6 +2,7 @@
 rollbacks are shown.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,6 +175,25 @@ def test_prove_it_shows_one_distinct_output(visit: Visit) -> None:
     assert re.match(r"Done after \d+ s\.", visit.page.inner_text("#prove-note"))
     assert len({url for url in visit.requested if url.endswith("/v1/completions")}) == 1, "there was no load"
     assert sum(url.endswith("/v1/chat/completions") for url in visit.requested) == 16
+
+
+def test_receipt_can_be_downloaded(visit: Visit, server: Server, tmp_path: Path) -> None:
+    visit.ask(max_tokens="8")
+    visit.wait_answered()
+    with visit.page.expect_download() as download:
+        visit.page.click("#receipt")
+    file = tmp_path / "receipt.json"
+    download.value.save_as(file)
+    assert server.post("/v1/replay", {"receipt": json.loads(file.read_text())}).status_code == 200
+
+
+def test_controls_have_accessible_names(visit: Visit) -> None:
+    nameless = visit.page.eval_on_selector_all(
+        "input, textarea, select, button, canvas",
+        """all => all.filter((one) => !(one.labels?.length || one.textContent.trim()
+              || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby"))).map((one) => one.outerHTML)""",
+    )
+    assert nameless == []
 
 
 def test_text_is_never_markup(visit: Visit) -> None:
