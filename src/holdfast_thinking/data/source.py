@@ -80,13 +80,18 @@ def _load_task(name: str) -> Callable[[TrainingSettings], TextTask]:
 def draw_prompts(task: str, count: int, seed: int) -> list[str]:
     """Prompts of a task as chat messages, of a file without those held out."""
     topic = open_topic(task, TrainingSettings(tasks=(task,)))
-    rng = random.Random(f"prompts {seed} {task}")
+    rng = random.Random(f"prompts {seed} {_file_name(task)}")
     if isinstance(topic, list):
         examples = _split(topic, held_out=False)
         examples = rng.sample(examples, min(count, len(examples)))
     else:
         examples = [topic.example(rng, rng.randint(1, _MOST_EVENTS)) for _ in range(count)]
     return [each.message for each in examples]
+
+
+def _file_name(task: str) -> str:
+    """Return the task without the folder of its file: where the file lies changes no text."""
+    return task.rpartition("/")[2]
 
 
 def vocabulary(settings: TrainingSettings) -> list[str]:
@@ -135,7 +140,9 @@ class BatchSource:
                 if not self._held[name]:
                     raise ConfigError(f"{name} has no examples to train on")
             elif s.examples is not None:
-                self._held[name] = self._make(topic, random.Random(f"train {s.seed} {name}"), s.examples)
+                self._held[name] = self._make(
+                    topic, random.Random(f"train {s.seed} {_file_name(name)}"), s.examples
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         """A process makes its tasks anew: it could not import the class of an own task."""
@@ -203,7 +210,7 @@ class BatchSource:
             if not held:
                 raise ConfigError(f"{name} has too few examples: one of {_HELD_OUT} is for validation")
             return [held[index % len(held)] for index in range(count)]
-        rng = random.Random(f"eval {self._settings.seed} {name} {events}")
+        rng = random.Random(f"eval {self._settings.seed} {_file_name(name)} {events}")
         make = getattr(topic, "eval_example", topic.example)
         return [make(rng, events) for _ in range(count)]
 
@@ -215,7 +222,8 @@ class BatchSource:
         if name not in self._held:
             topic = self._topics[name]
             assert not isinstance(topic, list)
-            return self._make(topic, random.Random(f"train {self._settings.seed} {name} {step}"), count)
+            rng = random.Random(f"train {self._settings.seed} {_file_name(name)} {step}")
+            return self._make(topic, rng, count)
         held = self._held[name]
         places = (divmod(at, len(held)) for at in range(step * count, (step + 1) * count))
         return [held[self._order(name, index, epoch)[place]] for epoch, place in places]

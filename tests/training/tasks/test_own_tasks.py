@@ -3,6 +3,7 @@
 import pickle
 import random
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from benchmarks.thinking.entities import Entities
 from benchmarks.thinking.gsm8k import read_gsm8k
 from benchmarks.thinking.two_hop import TwoHop
 from holdfast.errors import ConfigError
+from holdfast_thinking.data.source import draw_prompts
 from holdfast_thinking.data.text_examples import ChatFrame, TextExample, TextRules, TextTask, make_batch
 from holdfast_thinking.model.packed import IGNORED, PackSpec, pack
 from holdfast_thinking.model.tokenizer import build_tokenizer
@@ -47,6 +49,12 @@ GSM8K = (
 def examples(task: TextTask, count: int = 300, most: int = 9) -> list[TextExample]:
     rng = random.Random(5)
     return [task.example(rng, rng.randint(1, most)) for _ in range(count)]
+
+
+def test_texts_do_not_depend_on_where_a_file_lies(tmp_path: Path) -> None:
+    copy = shutil.copy(FOLDER / "two_hop.py", tmp_path)
+    there, here = (draw_prompts(f"{path}:TwoHop", 9, 1) for path in (FOLDER / "two_hop.py", copy))
+    assert there == here
 
 
 def test_class_in_a_file_is_a_task() -> None:
