@@ -81,7 +81,7 @@ def test_share_of_the_messages_follows_another_one(plain: Path) -> None:
     assert batch.num_given is not None
     is_continued = batch.num_given > 0
     assert 24 < is_continued.sum() < 52 and (resets[is_continued] == 0).all()
-    assert 4 < (resets == 1).sum() < 32 and (resets <= 1).all()
+    assert 8 < (resets == 1).sum() < 32 and (resets <= 1).all()
     with pytest.raises(ConfigError, match="follow_ups"):
         replace(settings, follow_ups=0.5, chat=False)
     with_template(plain, SAME + TURNS)
