@@ -73,17 +73,14 @@ def num_ready(server: Server) -> int:
 
 @pytest.mark.parametrize("victim", ["engine", "replica"])
 def test_killed_replica_loses_no_stream(pool_server: Server, lone_server: Server, victim: str) -> None:
-    def kill() -> None:
-        pid = engine_pids()[0]
-        if victim == "replica":
-            parent = psutil.Process(pid).parent()
-            assert parent is not None
-            pid = parent.pid
-        os.kill(pid, signal.SIGKILL)
-
     wait_until(lambda: num_ready(pool_server) == 2)  # also after the one killed before
+    pid = engine_pids()[0]  # before the streams begin: the search can outlast them
+    if victim == "replica":
+        parent = psutil.Process(pid).parent()
+        assert parent is not None
+        pid = parent.pid
     restarts = pool_server.metric("holdfast_engine_restarts_total")
-    found = stream_answers(pool_server, 8, kill)
+    found = stream_answers(pool_server, 8, lambda: os.kill(pid, signal.SIGKILL))
     assert found == stream_answers(lone_server, 8)
     assert pool_server.metric("holdfast_requests_resumed_total") > 0
     wait_until(lambda: pool_server.metric("holdfast_engine_restarts_total") == restarts + 1)

@@ -38,7 +38,7 @@ LONG = {
     "model": "tiny",
     "deterministic": True,
     "stream": True,
-    "max_tokens": 300,
+    "max_tokens": 450,  # long enough to be cut off by a kill
     "ignore_eos": True,
     "temperature": 1,
     "logprobs": 1,
