@@ -150,8 +150,8 @@ def _open_record(descriptor: int) -> PassRecord | None:
 def _send_fingerprint(engine: Engine, writer: FrameWriter) -> None:
     try:
         fingerprint = engine.fingerprint
-        parts, llguidance = fingerprint.plain_parts(), library_version("llguidance")
-        writer.send(m.FingerprintReady(fingerprint.digest, parts, llguidance))
+        llguidance = library_version("llguidance")
+        writer.send(m.FingerprintReady(fingerprint.digest, fingerprint.parts, llguidance))
     except BaseException:  # every response would wait for it
         _log.exception("the fingerprint could not be made")
         os._exit(1)
