@@ -25,7 +25,6 @@ from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 
-from holdfast.core.extension import RequestExtension
 from holdfast.core.pooling import HiddenStates, Pooling
 from holdfast.core.request import AnswerText, Prepared, branch_seed
 from holdfast.core.results import Determinism, Stats
@@ -37,6 +36,7 @@ from holdfast.errors import AnswerFailed, GuaranteeLost, NotFinite, NoTokenAllow
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
+from holdfast.scheduler.extension import RequestExtension
 from holdfast.scheduler.ngram_proposer import NgramProposer
 from holdfast.scheduler.policy import adapt_window
 from holdfast.scheduler.sent_tokens import SentTokens
