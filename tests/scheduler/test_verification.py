@@ -24,8 +24,10 @@ def test_the_longest_common_prefix_is_accepted(
 @pytest.mark.parametrize(
     ("candidates", "canonical", "num_accepted"),
     [
-        *(([1, 2, 3], [1, 2, 3, 4][:at] + [99] + [1, 2, 3, 4][at + 1 :], min(at, 3)) for at in range(4)),
-        ([1, 2, 3], [9, 2, 3, 4], 0),  # agreement after a mismatch does not count
+        ([1, 2, 3], [99, 2, 3, 4], 0),
+        ([1, 2, 3], [1, 99, 3, 4], 1),
+        ([1, 2, 3], [1, 2, 99, 4], 2),
+        ([1, 2, 3], [1, 2, 3, 99], 3),
         ([], [7], 0),
     ],
 )
