@@ -76,7 +76,7 @@ def test_receipt_with_another_fingerprint_requires_force(tiny_server: Server) ->
     receipt["fingerprint"]["parts"]["recipe"]["version"] = 77
     from holdfast.receipts.fingerprint import Fingerprint
 
-    receipt = unsigned(receipt, fingerprint=Fingerprint(receipt["fingerprint"]["parts"]).as_dict())
+    receipt = unsigned(receipt, fingerprint=Fingerprint.of(receipt["fingerprint"]["parts"]).as_dict())
     outcome = tiny_server.post("/v1/replay", {"receipt": receipt}).json()
     assert not outcome["compared"] and not outcome["same"]
     assert any("version" in line for line in outcome["fingerprint_differences"])
