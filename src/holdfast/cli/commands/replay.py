@@ -173,7 +173,7 @@ def _compare(source: str, against: str, line: int | None, public_key: Path | Non
     for title, lines in (("The requests differ:", request), ("The fingerprints differ:", fingerprints)):
         if lines:
             typer.echo("\n".join((title, *(f"  {each}" for each in lines))))
-    if None in (one.prompt_ids, other.prompt_ids) and one.prompt_digest != other.prompt_digest:
+    if None in (one.prompt.token_ids, other.prompt.token_ids) and one.prompt.digest != other.prompt.digest:
         note("a receipt without its prompt: the prompts were not compared")
     if first is not None:
         _show_difference(first)
@@ -216,7 +216,7 @@ def given_prompt(
 def _tokenize(llm: "LLM", prompt: str, receipt: "Receipt", salt: str | None) -> list[int]:
     """Return the prompt as raw text or as one chat message. Choose the one that has the receipt's digest."""
     raw = llm.engine.tokenizer.encode(prompt)
-    is_raw = receipt.is_of_prompt(raw, receipt.prompt_salt if salt is None else salt)
+    is_raw = receipt.is_of_prompt(raw, receipt.prompt.salt if salt is None else salt)
     if not is_raw and llm.engine.tokenizer.chat_template is not None:
         return llm.chat_tokens([{"role": "user", "content": prompt}])
     return raw
