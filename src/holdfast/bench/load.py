@@ -67,6 +67,7 @@ class StressLoad:
     schedule: SchedulerConfig
     num_pages: int
     fault_rate: float = 0.0
+    fault_seed: int = 0
 
 
 @dataclass(frozen=True)

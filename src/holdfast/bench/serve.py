@@ -26,21 +26,7 @@ import httpx
 
 from holdfast.errors import ConfigError, EngineStopped
 
-_WORDS = [
-    "sea",
-    "ship",
-    "cold",
-    "timber",
-    "wool",
-    "letter",
-    "shore",
-    "winter",
-    "storm",
-    "fish",
-    "snow",
-    "road",
-    "hill",
-]
+_WORDS = "sea ship cold timber wool letter shore winter storm fish snow road hill".split()
 _START_SECONDS = 300.0  # a first start certifies, and may download the model
 _STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.2
