@@ -37,7 +37,6 @@ def certify(
         typer.Option(
             help="On a GPU, without a model: the GEMMs of a published model shape, such as llama-3.1-70b, with random "
             "weights.",
-            show_default=False,
         ),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object.")] = False,

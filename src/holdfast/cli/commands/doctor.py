@@ -41,9 +41,7 @@ class Diagnostic:
 
 
 def doctor(
-    model: Annotated[
-        str | None, typer.Argument(help="Load this model and show its fingerprint.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="Load this model and show its fingerprint.")] = None,
     with_ray: Annotated[
         bool, typer.Option("--ray", help="Check Ray and the cluster at --ray-address as well.")
     ] = False,
@@ -52,7 +50,6 @@ def doctor(
         typer.Option(
             help="Address of a Ray cluster, such as 10.0.0.1:6379, or auto for the one on this machine.",
             metavar="ADDRESS",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

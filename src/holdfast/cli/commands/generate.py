@@ -70,7 +70,6 @@ def generate(
         typer.Option(
             "--chat/--raw",
             help="Apply the model's chat template, or use the prompt as it is. Default: the template, if the model has one.",
-            show_default=False,
         ),
     ] = None,
     json_output: Annotated[
@@ -104,7 +103,6 @@ def generate(
         typer.Option(
             help="Write the receipt to this file, for holdfast replay; for several prompts, one a line, in order. With "
             '--json, "-" adds it to the JSON instead.',
-            show_default=False,
         ),
     ] = None,
     no_prompt_in_receipt: Annotated[

@@ -21,26 +21,19 @@ if TYPE_CHECKING:
 
 @grouped(without=("receipt_key",))
 def score(
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt as raw text; or use --prompt-ids.", show_default=False)
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt as raw text; or use --prompt-ids.")] = None,
     completion: Annotated[
-        str | None,
-        typer.Argument(help="The completion as raw text; or use --completion-ids.", show_default=False),
+        str | None, typer.Argument(help="The completion as raw text; or use --completion-ids.")
     ] = None,
     prompt_ids: Annotated[
-        str | None,
-        typer.Option(help="The prompt as token ids, separated by commas.", show_default=False),
+        str | None, typer.Option(help="The prompt as token ids, separated by commas.")
     ] = None,
-    completion_ids: Annotated[
-        str | None, typer.Option(help="The completion as token ids.", show_default=False)
-    ] = None,
+    completion_ids: Annotated[str | None, typer.Option(help="The completion as token ids.")] = None,
     file: Annotated[
         Path | None,
         typer.Option(
             help='More pairs, one JSON object a line: {"prompt": ..., "completion": ...}, texts or lists of token '
             'ids; "-" is stdin.',
-            show_default=False,
         ),
     ] = None,
     model: o.ModelOption = None,
