@@ -32,12 +32,10 @@ _FILE_TASKS = ("jsonl", "chat")
 
 
 def known_tasks() -> str:
-    """Name the tasks, for messages."""
     return ", ".join((*TASKS, *(f"{kind}:FILE" for kind in _FILE_TASKS), "FILE.py:CLASS"))
 
 
 def require_tasks(names: Iterable[str]) -> None:
-    """Refuse names that are no task's."""
     for name in names:
         kind, _, rest = name.rpartition(":") if is_own_task(name) else name.partition(":")
         if name not in TASKS and not ((kind in _FILE_TASKS or is_own_task(name)) and rest):
@@ -51,8 +49,6 @@ def is_own_task(name: str) -> bool:
 
 @dataclass(frozen=True)
 class BackboneSize:
-    """Shape of a new backbone."""
-
     layers: int
     hidden: int
     inner: int

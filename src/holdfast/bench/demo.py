@@ -45,26 +45,20 @@ _LONG = "The tide went out and left the rocks bare, and on every rock the weed h
 
 @dataclass(frozen=True)
 class DemoRun:
-    """One answer, and the conditions it was given under."""
-
     name: str
     result: Result
 
     @property
     def bits(self) -> tuple[str, str]:
-        """What is compared."""
         return self.tokens, self.logprob_bits
 
     @property
     def tokens(self) -> str:
-        """A digest of the token ids."""
         return _digest(struct.pack(f"<{len(self.result.token_ids)}q", *self.result.token_ids))
 
     @property
     def logprob_bits(self) -> str:
-        """A digest of the fp32 bits of every reported logprob: of the sampled token and of the top
-        tokens.
-        """
+        """A digest of the fp32 bits of every reported logprob: of sampled and of top tokens."""
         values = [
             value
             for one in self.result.logprobs or ()
@@ -145,9 +139,7 @@ def _loads(tokenizer: Tokenizer) -> list[tuple[str, list[BackgroundRequest]]]:
 
 
 def _run_ordinary(engine: Engine, prompt_ids: list[int]) -> list[DemoRun]:
-    """Ordinary answers on the same kernels. Prefix cache and speculation are off: only the load
-    differs.
-    """
+    """Run without prefix cache and speculation, so that only the load differs."""
     schedule = replace(engine.scheduler.config, prefix_cache=False, speculation="off")
     return [
         DemoRun(name, _run_in(engine, schedule, prompt_ids, load, deterministic=False))
@@ -189,10 +181,7 @@ def _short_load(tokenizer: Tokenizer) -> list[BackgroundRequest]:
 
 
 def _mixed_load(tokenizer: Tokenizer) -> list[BackgroundRequest]:
-    """Twelve requests of all lengths, greedy and sampled.
-
-    The long ones arrive in the middle of the answer.
-    """
+    """Return twelve requests of all lengths. The long ones arrive in the middle of the answer."""
     return [
         BackgroundRequest(
             tuple(tokenizer.encode(_LONG * (1 + 2 * (number % 4)) + _SHORT[number % len(_SHORT)])),

@@ -47,8 +47,7 @@ _GPU_SCALE = LoadScale(max_background=31, max_prompt_len=1200, max_tokens=24, fa
 
 @dataclass(frozen=True)
 class CellResult:
-    """One feature on one engine. `summary` is None if the engine cannot run it. `remark` says why, or
-    what is wrong."""
+    """One feature on one engine. Without a summary the engine cannot run it; `remark` says why."""
 
     feature: str
     guarantee: bool
@@ -74,9 +73,7 @@ def run_cells(engine: Engine, num_runs: int, seed: int, log: Callable[[str], Non
     for number, feature in enumerate(features):
         if number % 8 == 0:
             log(f"{number} of {len(features)} cells done")
-        test = partial(
-            stress_test, num_runs=num_runs, seed=1000 * seed + number, scale=scale, others=others
-        )
+        test = partial(stress_test, num_runs=num_runs, seed=1000 * seed + number, scale=scale, others=others)
         try:
             found = test(engine, feature.probe(), ("auto", "verify"), verifier=plain)
             yield CellResult(feature.name, True, found, *judge(found))

@@ -42,9 +42,7 @@ class ChoiceBits:
 
 @dataclass(frozen=True)
 class ResultBits:
-    """What must not differ between runs: every answer, its thoughts, and the fp32 bits of every
-    requested logprob.
-    """
+    """What must not differ between runs: every answer, its thoughts, the bits of every requested logprob."""
 
     choices: tuple[ChoiceBits, ...]
     prompt_bits: tuple[bytes, ...] = ()
@@ -53,17 +51,13 @@ class ResultBits:
 
 @dataclass(frozen=True)
 class StressRun:
-    """One run of the probe: its result, and the counters of the engine."""
-
     result: Result
     counters: EngineCounters
 
 
 @dataclass
 class StressSummary:
-    """The distinct results of many runs, each with its number of runs, and the sums of what
-    happened in them.
-    """
+    """The distinct results of many runs, each with its number of runs, and what happened in them."""
 
     results: dict[ResultBits, int] = field(default_factory=dict)
     stats: Stats = field(default_factory=Stats)
@@ -87,7 +81,6 @@ class StressSummary:
 
 
 def result_bits(result: Result) -> ResultBits:
-    """What is compared of a result."""
     recorded = result.receipt["choices"] if result.receipt is not None else [None] * len(result.choices)
     return ResultBits(
         tuple(_choice_bits(choice, kept) for choice, kept in zip(result.choices, recorded, strict=True)),
@@ -123,10 +116,7 @@ def run_alone(engine: Engine, probe: ProbeRequest) -> Result:
 
 
 def run_in_load(engine: Engine, load: StressLoad, probe: ProbeRequest) -> StressRun:
-    """Run the probe inside one load, on a fresh scheduler.
-
-    Background requests are aborted once it is answered.
-    """
+    """Run the probe inside one load, on a fresh scheduler. Then abort the background requests."""
     engine = engine.restarted(load.schedule, load.num_pages)
     limits = engine.limits
     if load.fault_rate:
@@ -159,10 +149,7 @@ def run_in_load(engine: Engine, load: StressLoad, probe: ProbeRequest) -> Stress
 def _update_background(
     engine: Engine, load: StressLoad, step: int, ids: dict[int, int], *, over: bool
 ) -> None:
-    """Submit and abort the background requests of this step.
-
-    Once the probe is answered, abort all of them.
-    """
+    """Submit and abort the background requests of this step. Abort all once the probe is answered."""
     off = load.schedule.determinism == "off"
     for number, one in enumerate(load.background):
         if one.arrival_step == step and not over:
@@ -175,7 +162,6 @@ def _update_background(
 def submit(
     engine: Engine, prompt: str | Sequence[int], params: SamplingParams, *, want_receipt: bool = True
 ) -> int:
-    """Prepare and queue a request. Returns its id."""
     request = engine.prepare(prompt, params, want_receipt=want_receipt)
     engine.submit(request)
     return request.request_id

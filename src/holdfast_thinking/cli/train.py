@@ -115,7 +115,6 @@ def thinking(
 
 
 def _settings(preset: str | None, changes: dict[str, Any], more: list[str], out: Path) -> TrainingSettings:
-    """Return the preset with the options that are given."""
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"--preset is {preset!r}; expected one of {', '.join(PRESETS)}")
     base = TrainingSettings() if preset is None else PRESETS[preset]
@@ -136,7 +135,6 @@ def _settings(preset: str | None, changes: dict[str, Any], more: list[str], out:
 
 
 def _named_task(text: str) -> tuple[str, int]:
-    """Return a task and its share: 1 if none is given."""
     name, is_shared, share = text.rpartition("=")
     return (name, int(share)) if is_shared and share.isdecimal() else (text, 1)
 
@@ -180,7 +178,6 @@ def samples(
 
 
 def _require_place(out: Path, overwrite: bool) -> None:
-    """The folder can be written, and no run in it would be overwritten."""
     from holdfast_thinking.run.state import STATE_FILE
 
     if (out / STATE_FILE).exists() and not overwrite:

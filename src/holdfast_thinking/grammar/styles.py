@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Style:
-    """How sentences end and what stands between them."""
-
     end: str = "."
     gap: str = " "
     item: str = ""  # before each sentence; {} is its number
@@ -47,8 +45,6 @@ _INLINE = tuple(
 
 @dataclass(frozen=True)
 class Typing:
-    """Habits of one writer."""
-
     is_lower: bool
     drops_apostrophes: bool
     drops_commas: bool

@@ -22,8 +22,6 @@ from holdfast_thinking.settings import LossWeights
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """The number of tokens of a step that each term is the mean over."""
-
     answer: int
     text: int
     thought: int
@@ -51,7 +49,6 @@ def count_tokens(batch: Batch, while_answering: bool) -> TokenCounts:
 def compute_loss(
     model: ThinkingModel, batch: Batch, counts: TokenCounts, weights: LossWeights, device: torch.device
 ) -> Losses:
-    """The parallel form, teacher-forced: all chunks in one pass."""
     return packed_loss(model, send(pack(batch, model.pack_spec, weights.text != 0), device), counts, weights)
 
 
@@ -76,7 +73,6 @@ def _target_loss(model: ThinkingModel, rows: Tensor, targets: Targets[Tensor]) -
 def _thought_loss(
     model: ThinkingModel, h: Tensor, thoughts: Sequence[ThoughtList[Tensor]], targets: Targets[Tensor]
 ) -> Tensor:
-    """T over every chunk with a thought, grouped by the length of the thought."""
     assert model.thinking is not None
     chunks = h.view(-1, model.thinking.chunk, h.shape[-1])  # [R / c, c, hidden]
     rows = [model.thought_rows(chunks.index_select(0, each.chunks), each.tokens) for each in thoughts]

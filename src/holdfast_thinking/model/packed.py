@@ -51,9 +51,7 @@ class ThoughtList(Generic[A]):
 
 @dataclass(frozen=True)
 class WholeTexts(Generic[A]):
-    """For layers without a window: rows of each text [B, longest], the index of each packed row in it,
-    and the number of tokens of each text.
-    """
+    """For layers without a window: the rows of each text [B, longest], where each row went, lengths."""
 
     rows: A
     back: A
@@ -99,8 +97,6 @@ class Packed(Generic[A]):
 
 @dataclass(frozen=True)
 class PackSpec:
-    """The properties of a model that decide how texts are packed for it."""
-
     windows: tuple[int | None, ...]  # of each layer
     end_id: int | None  # end of a thought; None: the model does not think
     while_answering: bool = False
@@ -221,7 +217,6 @@ def _list_target_thoughts(
 def _list_thought_targets(
     batch: Batch, lists: Sequence[ThoughtList[Ints]], end_id: int, while_answering: bool
 ) -> Targets[Ints]:
-    """The tokens of each thought and its end."""
     lens = (batch.thoughts >= 0).sum(axis=2)[batch.is_thought_about(while_answering)]
     parts = []
     for each, (among, _) in zip(lists, _by_length(lens, batch.thoughts.shape[2]), strict=True):

@@ -52,8 +52,6 @@ ReportStep = Callable[[StepMetrics], None]
 
 @dataclass
 class TrainingRun:
-    """A training run: settings, model, optimizer, step, and the metrics so far."""
-
     settings: TrainingSettings
     device: torch.device
     built: BuiltModel
@@ -104,11 +102,9 @@ class StepBudget:
         return step in _MEASURED_AT and len(self._ends) > 1
 
     def is_final(self, step: int) -> bool:
-        """Whether no measurement follows."""
         return step >= _MEASURED_AT[-1]
 
     def step_seconds(self) -> float:
-        """The median of the last steps."""
         ends = self._ends[-_NUM_TIMED - 1 :]
         return statistics.median(b - a for a, b in pairwise(ends))
 
@@ -131,7 +127,6 @@ def start_run(settings: TrainingSettings, device: torch.device) -> TrainingRun:
 
 
 def resume_run(folder: Path, device: torch.device) -> TrainingRun:
-    """The run saved in a folder, with its own settings."""
     info = read_run_info(folder)
     run = start_run(settings_from_json(info["settings"]), device)
     load_state(folder, run.model, run.optimizer)
@@ -206,7 +201,6 @@ def measure_accuracy(run: TrainingRun, events: tuple[int, ...], count: int) -> d
 
 
 def learning_rate(settings: TrainingSettings, step: int) -> float:
-    """Linear warm-up, then cosine decay."""
     if step < settings.warmup:
         return settings.learning_rate * (step + 1) / settings.warmup
     done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
@@ -215,7 +209,6 @@ def learning_rate(settings: TrainingSettings, step: int) -> float:
 
 
 def _take_step(run: TrainingRun, step: Step[torch.Tensor]) -> torch.Tensor:
-    """One step of the optimizer; its losses [total, answer, thought], on the device."""
     s = run.settings
     sums = torch.zeros(3, device=run.device)
     run.optimizer.zero_grad(set_to_none=True)

@@ -27,16 +27,12 @@ from holdfast_thinking.settings import TrainingSettings
 
 @dataclass(frozen=True)
 class Step(Generic[A]):
-    """The packed passes of a step, on the host or on the device."""
-
     passes: tuple[Packed[A], ...]
     counts: TokenCounts
 
 
 @dataclass(frozen=True)
 class StepBuilder:
-    """Makes the passes of a step."""
-
     settings: TrainingSettings
     source: BatchSource
     pack_spec: PackSpec

@@ -62,8 +62,6 @@ class VariableTalk:
 
 
 class _Told:
-    """A text as it is told, and the values so far."""
-
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.text = ""
@@ -172,14 +170,12 @@ class _Told:
         self._compute(name, drawn.draw_set(self.rng), value, "+", 0, self._number(value))
 
     def _compare(self, target: str, other: str) -> None:
-        """A little more or less than another variable."""
         its, amount = self.values[other], self.rng.randint(1, 4)
         adds = its < amount or (its + amount <= LARGEST and self.rng.random() < 0.5)
         shape = self.rng.choice(parts.MORE_THAN if adds else parts.LESS_THAN).replace("{a}", other)
         self._compute(target, shape, its, "+" if adds else "-", amount, self._number(amount))
 
     def _combine(self, target: str) -> None:
-        """The sum or the difference of two variables."""
         one, other = self.rng.sample(list(self.values), 2)
         left, right = self.values[one], self.values[other]
         if left + right <= LARGEST:

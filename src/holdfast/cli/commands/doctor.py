@@ -30,10 +30,7 @@ _MARKS = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]missin
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One line of the table.
-
-    "bad": Holdfast cannot run. "note": it runs, but slower or with less.
-    """
+    """One line of the table. bad: Holdfast cannot run. note: it runs, but slower or with less."""
 
     what: str
     found: str
@@ -128,7 +125,6 @@ def _device() -> Diagnostic:
 
 
 def _gpu() -> Diagnostic:
-    """Return the GPUs torch sees, and whether they can be used."""
     import torch
 
     from holdfast.worker.device import cublas_version, has_triton
@@ -235,8 +231,6 @@ def _certificate() -> Diagnostic:
 
 
 def _fingerprint(model: str) -> Diagnostic:
-    """Return the fingerprint of a model with the default options of `generate`."""
-
     llm = o.open_llm(EngineConfig(model, determinism="off"))
     return Diagnostic("model", f"{model}, fingerprint {llm.engine.fingerprint.digest}", "good")
 

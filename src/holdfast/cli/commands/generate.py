@@ -176,7 +176,6 @@ def _check(
 def _answer(
     llm: "LLM", prompts: list[str], params: "SamplingParams", chat: bool | None, output: "Output"
 ) -> list[Result]:
-    """Submit all prompts, then show the answers in prompt order; the current one is streamed."""
     tokenizer = llm.engine.tokenizer
     through_template = tokenizer.chat_template is not None if chat is None else chat
     tokens: list[str | list[int]] = [
@@ -212,10 +211,7 @@ class Output:
         tokenizer: "Tokenizer",
         prompt: str | list[int],
     ) -> Result:
-        """Write the answers to one prompt and return its result.
-
-        The first choice is streamed. The other choices follow when all are complete.
-        """
+        """Write the answers to one prompt, the first as it is streamed, and return the result."""
         if not self.as_json:
             read = PromptText(tokenizer, prompt) if self.with_thoughts else None
             writer = self._begin(number, 0, num_choices, read)
@@ -242,16 +238,13 @@ class Output:
         return result
 
     def label(self, number: int, index: int, num_choices: int) -> str:
-        """ "2" is the second prompt's answer, or the only prompt's second; "2.3" the second
-        prompt's third.
-        """
+        """ "2" is the second prompt's answer, or the only prompt's second; "2.3" the second prompt's third."""
         parts = [number] if self.num_prompts > 1 or num_choices == 1 else []
         return ".".join(map(str, [*parts, index + 1] if num_choices > 1 else parts))
 
     def _begin(
         self, number: int, index: int, num_choices: int, prompt: PromptText | None = None
     ) -> AnswerWriter:
-        """Write the heading, if any, and make the writer of the answer under it."""
         writer = AnswerWriter(with_thoughts=self.with_thoughts, prompt=prompt)
         if self.num_prompts > 1 or num_choices > 1:
             first = number == 1 and index == 0

@@ -75,8 +75,6 @@ def score(
 
 @dataclass(frozen=True)
 class Scored:
-    """The tokens of a completion, with their texts and logprobs."""
-
     token_ids: list[int]
     texts: list[str]
     logprobs: list[float]
@@ -128,7 +126,6 @@ def _score(llm: "LLM", pairs: list[ScorePair], chat: bool, deterministic: bool, 
 
 
 def _tokenize(llm: "LLM", pair: ScorePair, chat: bool, deterministic: bool) -> tuple[list[int], list[int]]:
-    """Return the token ids of prompt and completion. An error names the pair's line."""
     try:
         prompt = pair.prompt
         if chat and isinstance(prompt, str):

@@ -75,13 +75,10 @@ def given_options(context: typer.Context, names: Collection[str]) -> list[str]:
 
 
 def parameter_names(config: type) -> set[str]:
-    """Return the names of a configuration's fields, as parameters of a command."""
     return {one.name for one in fields(config)} | {one.name for one in option_fields(config)}
 
 
 class _Group:
-    """The options of one dataclass instance."""
-
     def __init__(
         self, start: Any, without: Collection[str], only: Collection[str] | None, server: bool
     ) -> None:
@@ -121,7 +118,6 @@ def setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
 
 
 def _names(one: OptionField) -> tuple[str, ...]:
-    """Return the option's names, or none if typer finds them itself."""
     if not one.option.short and not one.option.only_on:
         return ()
     name = f"--{one.name.replace('_', '-')}"
@@ -143,7 +139,6 @@ def _typer_type(one: OptionField) -> Any:
 
 
 def _value(one: OptionField, value: Any, context: typer.Context) -> Any:
-    """Return the value of a field, from what typer read."""
     if one.option.file_chars:
         return None if value is None else _read_text(value, one)
     if one.type == tuple[str, ...]:
@@ -152,10 +147,7 @@ def _value(one: OptionField, value: Any, context: typer.Context) -> Any:
 
 
 def _several(name: str, values: list[str] | None, context: typer.Context) -> tuple[str, ...]:
-    """Return the values of an option that may be repeated.
-
-    In the environment, one variable holds them all, with commas.
-    """
+    """Return the values of a repeated option. In the environment one variable has them all, with commas."""
     if values and _source(context, name) == "ENVIRONMENT":
         values = [part for value in values for part in value.split(",") if part]
     variable = f"{context.auto_envvar_prefix}_{name.upper()}"

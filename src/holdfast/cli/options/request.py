@@ -30,8 +30,6 @@ _prompt = partial(option, panel="Options")
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """A group of options (`groups`)."""
-
     max_tokens: int = _sampling(128, "Maximum number of tokens of the answer.", short="-n")
     min_tokens: int = _sampling(0, "Minimum number of tokens of the answer.")
     temperature: float = _sampling(0.7, "Sampling temperature; 0 is greedy.", short="-t")
@@ -90,7 +88,6 @@ class SamplingOptions:
     echo: bool = _report(False, "Repeat the prompt before the answer.", only_on=True)
 
     def params(self, structured: StructuredOutput | None = None) -> SamplingParams:
-        """Return the settings of a request. Raise `InvalidRequest` for wrong ones."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         if self.deterministic:  # the same command gives the same answer
             given.setdefault("seed", 0)
@@ -110,8 +107,6 @@ def _parse_bias(text: str) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class StructuredOptions:
-    """A group of options (`groups`)."""
-
     json_schema: str | None = _structured(
         None, "JSON of this schema: a file, or the schema itself if it begins with {."
     )
@@ -125,7 +120,6 @@ class StructuredOptions:
     )
 
     def structured_output(self) -> StructuredOutput | None:
-        """Return the constraint, or None. Raise `InvalidRequest` for more than one."""
         schema, lark = self.json_schema, self.lark
         if schema is not None and not schema.lstrip().startswith("{"):
             schema = _read(schema, "JSON schema")
@@ -167,7 +161,6 @@ class PromptOptions:
 
 
 def _read(path: str, what: str) -> str:
-    """Return the text of a file, at most one character more than is allowed."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             return file.read(MAX_GRAMMAR_CHARS + 1)
