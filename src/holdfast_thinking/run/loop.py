@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from holdfast_thinking.model.model import BLOCKS, ThinkingModel
 from holdfast_thinking.run.prefetch import Step, StepBuilder, prefetch_steps
 from holdfast_thinking.run.state import load_state, read_run_info, save_state
 from holdfast_thinking.run.validation import validate
-from holdfast_thinking.settings import TrainingSettings, settings_from_json, settings_to_json
+from holdfast_thinking.settings import TrainingSettings, settings_from_json
 
 _EVAL_BATCH, _EVAL_BATCH_THINKING = 128, 512  # texts; chunk by chunk means many small passes
 _LOG_EVERY = 10
@@ -70,7 +70,7 @@ class TrainingRun:
         return StepBuilder(self.settings, self.source, self.model.pack_spec)
 
     def save(self, folder: Path) -> None:
-        info: dict[str, Any] = {"settings": settings_to_json(self.settings), "step": self.step}
+        info: dict[str, Any] = {"settings": asdict(self.settings), "step": self.step}
         info["moments"] = [vars(each) for each in self.metrics]
         save_state(folder, self.model, self.optimizer, info)
 

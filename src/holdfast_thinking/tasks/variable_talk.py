@@ -26,14 +26,6 @@ MOST_VARIABLES = 4
 UNKNOWN = " I do not know."
 _FEW = 8  # changes of a short text
 _WITH_IT = re.compile(r"[\w ]*\{v\}[\w ]*(\{n\})?[\w ]*")
-# The mark that ends a statement, what stands before the next one, what stands before each: {} is its number.
-_STYLES = (
-    *((".", " ", ""),) * 10, (";", " ", ""), (";", " ", ""), ("!", " ", ""), ("", "\n", ""), ("", "\n", ""), (".", "\n", ""),
-    (",", " ", ""), (",", " ", ""), (",", " then ", ""), (",", " and then ", ""), (";", " then ", ""), (" ->", " ", ""),
-    (" =>", " ", ""), ("...", " ", ""), (".", "\n", "{}. "), ("", "\n", "{}. "), ("", "\n", "- "), ("", "\n", "{}) "),
-    (".", "\n", "Step {}: "), ("", "\n", "Step {}: "), (".", " ", "({}) "), (";", "\n", ""), (" ...", " ", ""),
-    (" /", " ", ""),
-)  # fmt: skip
 
 
 class VariableTalk:
@@ -72,7 +64,7 @@ class _Told:
         self._names = rng.sample(named, rng.randint(1, MOST_VARIABLES))
         if rng.random() < 0.5:
             self._names.sort()
-        self._mark, self._gap, self._item = rng.choice(_STYLES)
+        self._mark, self._gap, self._item = rng.choice(styles.STATEMENTS)
         self._number_of_items = 0
         self._is_lower = named is not CAPITALS and rng.random() < 0.2
         self._typing = styles.draw_typing(rng)

@@ -32,7 +32,12 @@ def continue_answer(
     receipt: ReceiptArgument,
     max_tokens: Annotated[
         int,
-        typer.Option("-n", min=1, help="Maximum length of the whole answer, the receipt's tokens included."),
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            min=1,
+            help="Maximum length of the whole answer, the receipt's tokens included.",
+        ),
     ],
     model: ReceiptModelOption = None,
     line: LineOption = None,

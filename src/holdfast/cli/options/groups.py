@@ -4,7 +4,8 @@
     def chat(model: ModelArgument = None, engine: EngineConfig = ENGINE) -> None: ...
 
 A field is an option if it is declared with `holdfast.core.options.option`. The default is the value in
-the instance the command starts from.
+the instance the command starts from. For a class instead of an instance, as in
+`changes: Any = TrainingSettings`, the command gets a dict of the options that are given.
 """
 
 import inspect
@@ -85,20 +86,25 @@ class _Group:
         self._start = start
         self._fields = [
             one
-            for one in option_fields(type(start))
+            for one in option_fields(start if isinstance(start, type) else type(start))
             if one.field_name not in without
             and (only is None or one.field_name in only)
             and (server or not one.option.server_only)
         ]
-        self.parameters = [setting_parameter(one, getattr(start, one.field_name)) for one in self._fields]
+        self.parameters = [
+            _setting_parameter(one, None if isinstance(start, type) else getattr(start, one.field_name))
+            for one in self._fields
+        ]
 
     def gather(self, given: dict[str, Any], context: typer.Context) -> Any:
         """Return the dataclass with the values of its options, which are taken out of given."""
         values = {one.field_name: _value(one, given.pop(one.name), context) for one in self._fields}
+        if isinstance(self._start, type):
+            return {name: value for name, value in values.items() if value not in (None, ())}
         return replace(self._start, **values)
 
 
-def setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
+def _setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
     option = one.option
     metavar = option.metavar or ("NAME" if one.choices else None)
     hint = _typer_type(one)
