@@ -15,7 +15,6 @@ from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.ipc.engine_process import ProcessPort
 from holdfast.server.prompts import PromptReader
 from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.telemetry.traces import TracedRequest, Traces
 from holdfast.server.tenants.rate_limits import TokenMeter
 from holdfast.server.tenants.tenant import UNKNOWN_TENANT
 from support.engine_ports import PATIENCE, connected
@@ -29,16 +28,17 @@ PARAMS = SamplingParams()
 @asynccontextmanager
 async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncIterator[tuple[Call, ProcessPort]]:
     async with connected(start) as port:
-        traced = TracedRequest("chat", "model", "id")
         call = Call(
             "id",
+            "chat",
             port.requests,
             NO_DEFAULTS,
+            deterministic=False,
+            stream=False,
             tenant=UNKNOWN_TENANT,
             meter=TokenMeter(),
             prompts=cast(PromptReader, None),
             metrics=Metrics().request(False),
-            begin_span=lambda params: Traces().begin({}, traced),
             timeout=timeout,
         )
         try:

@@ -19,6 +19,7 @@ from typing import Any, cast
 import pytest
 from starlette.requests import Request as HttpRequest
 
+from holdfast.core.framing import read_frame
 from holdfast.core.request import Prepared, Request
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.start.builder import build
@@ -206,12 +207,11 @@ def way_to_the_queue(model: Path, frame: bytes, stations: list[Station]) -> None
     with noting(stations):
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        decoder = m.decoder_from_engine()
         ours.sendall(m.encode([m.Start(EngineConfig(), "text", "info")]))
-        while not isinstance(decoder.read(ours), m.Ready):
+        while not isinstance(m.decode_from_engine(read_frame(ours)), m.Ready):
             pass
         ours.sendall(frame)
-        while not isinstance(decoder.read(ours), m.Accepted):
+        while not isinstance(m.decode_from_engine(read_frame(ours)), m.Accepted):
             pass
     ours.sendall(m.encode([m.Stop()]))
     thread.join(PATIENCE)

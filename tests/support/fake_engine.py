@@ -14,7 +14,7 @@ import sys
 import time
 from enum import IntEnum
 
-from holdfast.core.framing import ConnectionLost
+from holdfast.core.framing import ConnectionLost, read_frame
 from holdfast.core.results import Delta, RequestOutput, Result, Stats
 from holdfast.engine.status import EngineCounters, EngineStatus
 from holdfast.server.ipc import messages as m
@@ -127,8 +127,7 @@ def main() -> None:
     settings = json.loads(os.environ.get("HOLDFAST_TEST_ENGINE", "{}"))
     start = sys.argv[1] if len(sys.argv) > 2 else settings.get("start", "ready")
     link = socket.socket(fileno=int(sys.argv[-1]))
-    decoder = m.decoder_to_engine()
-    decoder.read(link)
+    read_frame(link)
     if start == "dies":
         os._exit(3)
     if start == "loads":
@@ -146,7 +145,7 @@ def main() -> None:
             if not select.select([link], [], [], wait)[0]:
                 streams.send_more()
                 continue
-            message = decoder.read(link)
+            message = m.decode_to_engine(read_frame(link))
             if isinstance(message, m.Submit):
                 prompt = Prompt(message.request.prompt_ids[0])
                 if prompt in (Prompt.STREAM, Prompt.FLOOD):

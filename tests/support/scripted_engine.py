@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from fake_engine import READY, SEED, status
 
-from holdfast.core.framing import ConnectionLost
+from holdfast.core.framing import ConnectionLost, read_frame
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats
 from holdfast.core.step_plan import TokenLogprob
@@ -53,13 +53,12 @@ def deltas(tokenizer: Tokenizer, request: Request) -> list[Delta]:
 def main() -> None:
     tokenizer = open_tokenizer(Path(json.loads(os.environ["HOLDFAST_TEST_ENGINE"])["tokenizer"]))
     link = socket.socket(fileno=int(sys.argv[-1]))
-    decoder = m.decoder_to_engine()
-    decoder.read(link)
+    read_frame(link)
     ready = msgspec.structs.replace(READY, vocab_size=320, max_model_len=4096, num_kv_positions=4096)
     link.sendall(m.encode([ready, m.FingerprintReady("abc", {})]))
     with contextlib.suppress(ConnectionLost):
         while True:
-            message = decoder.read(link)
+            message = m.decode_to_engine(read_frame(link))
             if isinstance(message, m.Submit):
                 *first, last = deltas(tokenizer, message.request)
                 result = Result((), (), SEED, "none", Stats())

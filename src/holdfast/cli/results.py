@@ -144,6 +144,8 @@ def write_receipts(path: Path, results: Sequence[Result]) -> None:
 
 
 def drop_prompt(result: Result) -> Result:
-    from holdfast.receipts.receipt import without_prompt
+    from holdfast.receipts.receipt import redact
 
-    return result if result.receipt is None else replace(result, receipt=without_prompt(result.receipt))
+    return (
+        result if result.receipt is None else replace(result, receipt=redact(result.receipt, keep_salt=True))
+    )

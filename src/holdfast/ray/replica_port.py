@@ -14,7 +14,7 @@ import msgspec
 from holdfast.core.framing import pack_frame
 from holdfast.ray.messages import Hello, RoutedRequest
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort, OutputReceiver
+from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort, PortRequests
 
 _log = logging.getLogger("holdfast.server")
 _CONNECT_SECONDS = 5.0
@@ -51,7 +51,7 @@ class ReplicaPort(EnginePort):
         id: str,
         address: ReplicaAddress,
         callbacks: EngineCallbacks,
-        requests: OutputReceiver,
+        requests: PortRequests,
         call: Callable[[RoutedRequest], Awaitable[None]],
         on_change: Callable[[], None],
     ) -> None:

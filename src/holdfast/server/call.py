@@ -12,7 +12,7 @@ client disconnected.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.prompts import PromptReader
 from holdfast.server.telemetry.request_metrics import RequestMetrics
-from holdfast.server.telemetry.traces import TraceSpan
+from holdfast.server.telemetry.traces import Operation
 from holdfast.server.tenants.rate_limits import TokenMeter
 from holdfast.server.tenants.tenant import Tenant
 from holdfast.server.tenants.work_queue import Work
@@ -35,7 +35,6 @@ from holdfast.server.tenants.work_queue import Work
 _QUIET_SECONDS = 15.0
 _PAUSED_SECONDS = 5.0  # while the engine process is restarted
 _TIMER_SLACK = 0.1  # seconds that a timer of the event loop may fire early
-_CLIENT_LEFT = 499  # the status in the access log
 
 T = TypeVar("T")
 
@@ -46,36 +45,37 @@ class Call:
     def __init__(
         self,
         request_id: str,
+        operation: Operation,
         requests: RequestTable,
         defaults: RequestDefaults,
         *,
+        deterministic: bool,
+        stream: bool,
         tenant: Tenant,
         meter: TokenMeter,
         prompts: PromptReader,
         metrics: RequestMetrics,
-        begin_span: Callable[[SamplingParams | None], TraceSpan],
         timeout: float,
     ) -> None:
         self.request_id = request_id  # of the HTTP request
+        self.operation: Operation = operation
+        self.deterministic = deterministic
+        self.stream = stream
         self.tenant = tenant
-        self.began = time.monotonic()
-        self.first_token: float | None = None
+        self.metrics = metrics
         self.prompts: list[Sequence[int]] = []
-        self.num_completion_tokens = 0
-        self.finish_reasons: tuple[str, ...] = ()
+        self.params: SamplingParams | None = None  # of the first prompt, if it is to be answered
+        self.num_choices = 1  # for each prompt
+        self.finish_reasons: tuple[str, ...] = ()  # once every choice has ended
+        self.failure: tuple[str, int] | None = None  # error code and HTTP status, if it ended without that
         self.streams: list[ResponseStream] = []
         self._requests = requests
         self._defaults = defaults
         self._meter = meter
         self._prompts = prompts
-        self._metrics = metrics
-        self._begin_span = begin_span
-        self._span: TraceSpan | None = None
         self._error: Exception | None = None  # once the call is cancelled
         self._updated = asyncio.Event()
-        self._start_counted = False
         self._is_continued = False  # the client sent the beginning of the answer
-        self._num_choices = 1  # for each prompt
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.call_later(timeout, self._expire, timeout)
         self._timer: asyncio.TimerHandle | None = None  # ends a wait
@@ -125,10 +125,11 @@ class Call:
             max_running=self.tenant.limits.max_running,
             sent=sent,
         )
+        if not self.prompts and completion_ids is None and pooling is None:
+            self.params = params
         self.prompts.append(request.prompt_ids)
-        self._num_choices = params.n
+        self.num_choices = params.n
         self._is_continued = bool(sent)
-        self._trace_span(params if completion_ids is None and pooling is None else None)
         self.streams.append(self._requests.submit(self._updated, request))
         self._meter.add_prompt(request.prompt_len, params.n, request.params.max_tokens)
 
@@ -152,11 +153,15 @@ class Call:
         return sum(map(len, self.prompts))
 
     @property
+    def num_completion_tokens(self) -> int:
+        return self.metrics.num_generated
+
+    @property
     def num_answers(self) -> tuple[int, int]:
         """The answers that are being generated, and those that wait."""
         open_streams = [stream for stream in self.streams if not stream.is_over]
         num_started = sum(stream.queue_seconds is not None for stream in open_streams)
-        return num_started * self._num_choices, (len(open_streams) - num_started) * self._num_choices
+        return num_started * self.num_choices, (len(open_streams) - num_started) * self.num_choices
 
     @property
     def has_model_fields(self) -> bool:
@@ -239,24 +244,13 @@ class Call:
             stream.cancel(error)
 
     def finished(self, reasons: Sequence[str]) -> None:
-        """Every choice has ended, for these reasons."""
+        """Note that every choice has ended, for these reasons."""
         self.finish_reasons = tuple(reasons)
-        stats = self.stats
-        counts = self.num_prompt_tokens, self.num_completion_tokens
-        self._metrics.finished(reasons[-1], *counts, stats, self._num_choices)
-        self._last_span().finished(reasons, *counts, self.mode, stats)
-
-    def aborted(self) -> None:
-        """The client disconnected."""
-        self.finish_reasons = self.finish_reasons or ("abort",)
-        counts = self.num_prompt_tokens, self.num_completion_tokens
-        self._metrics.finished("abort", *counts, self.stats, self._num_choices)
-        self._last_span().failed("client_left", _CLIENT_LEFT)
 
     def failed(self, code: str, status: int) -> None:
-        """The client got an error."""
-        self._metrics.failed(code)
-        self._last_span().failed(code, status)
+        """Note that the client got an error, or left. What happens after the end of all choices does not count."""
+        if not self.finish_reasons:
+            self.failure = code, status
 
     def close(self) -> None:
         """Free everything."""
@@ -307,30 +301,11 @@ class Call:
         else:
             self._updated.set()
 
-    def _trace_span(self, params: SamplingParams | None = None) -> TraceSpan:
-        """The span. It begins with the first prompt, when the settings are known."""
-        if self._span is None:
-            self._span = self._begin_span(params)
-        return self._span
-
-    def _last_span(self) -> TraceSpan:
-        """The span of a request that is over."""
-        span = self._trace_span()
-        if self.replicas:
-            span.computed_by(self.replicas)
-        return span
-
     def _count(self, stream: ResponseStream, delta: Delta) -> None:
-        if not self._start_counted and stream.queue_seconds is not None:
-            self._start_counted = True
-            self._metrics.started(stream.queue_seconds)
-            self._trace_span().started(stream.queue_seconds)
-        self._metrics.received(stream.request_id + delta.index, delta)
+        if stream.queue_seconds is not None:
+            self.metrics.started(stream.queue_seconds)
+        self.metrics.received(stream.request_id + delta.index, delta)
         if delta.token_ids:
-            if self.first_token is None:
-                self.first_token = time.monotonic()
-                self._trace_span().first_token()
-            self.num_completion_tokens += len(delta.token_ids)
             self._meter.add_generated(len(delta.token_ids))
 
 

@@ -11,7 +11,6 @@ import time
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -35,7 +34,7 @@ from holdfast.server.middleware.request_log import AccessLogEntry, use_request_i
 from holdfast.server.prompts import PromptReader
 from holdfast.server.reasoning.chat_format import choose_chat_format
 from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.telemetry.traces import Operation, TracedRequest, open_traces
+from holdfast.server.telemetry.traces import Operation, open_traces
 from holdfast.server.tenants.admission import Admission
 from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.server.tenants.tenant import Tenant, tenant_of
@@ -45,6 +44,7 @@ from holdfast.version import __version__
 
 _INLINE_BYTES = 4096
 _TRIM_SECONDS = 5.0
+_CLIENT_LEFT = ("client_left", 499)  # its error and status in traces
 
 Connect = Callable[[ServerConfig, EngineConfig, EngineCallbacks], Engines]
 T = TypeVar("T")
@@ -100,17 +100,18 @@ class Frontend:
             on_trace=self.hub.publish,
             on_replicas=self._on_replicas,
             on_death=self._on_engine_death,
-            on_hang=self.metrics.engine_hung,
-            on_resume=self.metrics.request_resumed,
-            on_continue=self.metrics.pause_ended,
-            on_crash=self.metrics.request_crashed,
+            on_hang=self.metrics.hangs.inc,
+            on_resume=lambda deterministic: self.metrics.resumed[deterministic].inc(),
+            on_continue=self.metrics.pauses.observe,
+            on_crash=self.metrics.crashed.inc,
         )
         self.engines = connect(config, engine, callbacks)
 
     def close(self) -> None:
         """Free what needs no event loop."""
         self.prompts.close()
-        self.traces.close()
+        if self.traces is not None:
+            self.traces.close()
 
     @property
     def model(self) -> str:
@@ -149,18 +150,19 @@ class Frontend:
         _ = self.engines.ready  # raises before anything is prepared
         access: AccessLogEntry = request.state.access
         access.deterministic = deterministic
-        traced = TracedRequest(operation, self.model, request.state.request_id, None, stream, deterministic)
         tenant = tenant_of(request)
         with self.admission.admit(num_choices, tenant) as meter:
             call = Call(
                 request.state.request_id,
+                operation,
                 self.engines.requests,
                 self.defaults,
+                deterministic=deterministic,
+                stream=stream,
                 tenant=tenant,
                 meter=meter,
                 prompts=self.prompts,
                 metrics=self.metrics.request(deterministic),
-                begin_span=lambda params: self.traces.begin(request.headers, replace(traced, params=params)),
                 timeout=self.config.request_timeout,
             )
             self._calls.add(call)
@@ -168,7 +170,7 @@ class Frontend:
             try:
                 yield call
             except (ClientDisconnect, CancelledError):
-                call.aborted()
+                call.failed(*_CLIENT_LEFT)
                 raise
             except Exception as raised:
                 error = to_api_error(raised)
@@ -177,7 +179,9 @@ class Frontend:
                 raise
             finally:
                 self._calls.discard(call)
-                self._log_call(call, access)
+                self._record(call, access)
+                if self.traces is not None:
+                    self.traces.record(request.headers, self.model, call)
                 call.close()
 
     async def read_body(self, request: Request, model: type[M]) -> M:
@@ -229,18 +233,23 @@ class Frontend:
         for call in tuple(self._calls):
             call.cancel(NotReady("the server is going down", code="shutting_down"))
 
-    def _log_call(self, call: Call, access: AccessLogEntry) -> None:
+    def _record(self, call: Call, access: AccessLogEntry) -> None:
+        """Write a call that has ended to the metrics and the log's entry."""
+        metrics = call.metrics
+        if call.failure is not None and call.failure != _CLIENT_LEFT:
+            metrics.failed(call.failure[0])
+        else:
+            access.finish_reason = (call.finish_reasons or ("abort",))[-1]
+            metrics.finished(access.finish_reason, call.num_prompt_tokens, call.stats, call.num_choices)
+        if call.results:
+            self.admission.observe(metrics.seconds)
+            access.mode = call.mode
         access.engine_ids = tuple(stream.request_id for stream in call.streams) or None
         access.replicas = call.replicas or None
-        if call.results:
-            self.admission.observe(time.monotonic() - call.began)
-            access.mode = call.mode
-        if call.finish_reasons:
-            access.finish_reason = call.finish_reasons[-1]
         access.prompt_tokens = call.num_prompt_tokens
-        access.completion_tokens = call.num_completion_tokens
-        if call.first_token is not None:
-            access.first_token_ms = 1e3 * (call.first_token - call.began)
+        access.completion_tokens = metrics.num_generated
+        if metrics.first_token_seconds is not None:
+            access.first_token_ms = 1e3 * metrics.first_token_seconds
 
     async def trim_memory(self) -> None:
         """Give memory back once no call runs. glibc keeps freed memory for later; elsewhere do nothing."""
@@ -268,7 +277,7 @@ class Frontend:
         self._set_limits()
         self._describing = asyncio.create_task(self._describe())
         self.load_seconds = time.monotonic() - self._began
-        self.metrics.engine_loaded(self.load_seconds)
+        self.metrics.load_seconds.set(self.load_seconds)
         self.on_ready()
 
     def _on_replicas(self) -> None:
@@ -286,10 +295,6 @@ class Frontend:
     async def _describe(self) -> None:
         with contextlib.suppress(EngineStopped):
             fingerprint = await self.engines.requests.wait_for_fingerprint()
-            self.metrics.describe(
-                version=__version__,
-                model=self.model,
-                fingerprint=fingerprint.digest,
-                dtype=str(fingerprint.parts["dtype"]),
-                determinism=self.engine.determinism,
-            )
+            about = {"version": __version__, "model": self.model, "fingerprint": fingerprint.digest}
+            about |= {"dtype": str(fingerprint.parts["dtype"]), "determinism": self.engine.determinism}
+            self.metrics.info.info(about)

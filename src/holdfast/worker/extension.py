@@ -1,5 +1,5 @@
 """What a model may add to a pass besides the decoder. `holdfast.thinking.runner.ThoughtRunner` is the only
-`PassExtension`; a plain model has none. The scheduler's side is `holdfast.core.extension`."""
+`PassExtension`; a plain model has none. The scheduler's side is `holdfast.scheduler.extension`."""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from holdfast.core.cancel_token import CancelToken
+from holdfast.core.framing import read_frame
 from holdfast.core.request import Prepared, Request
 from holdfast.core.results import Delta, Result
 from holdfast.core.sampling_params import SamplingParams, StructuredOutput, score_params
@@ -36,7 +37,6 @@ class Process:
     def __init__(self, make: host_main.Build, config: EngineConfig) -> None:
         self._link, theirs = socket.socketpair()
         self._link.settimeout(PATIENCE)
-        self._decoder = m.decoder_from_engine()
         self._unread: list[m.FromEngine] = []
         self.code: int | None = None
 
@@ -60,7 +60,7 @@ class Process:
             if isinstance(known, kind):
                 del self._unread[at]
                 return known
-        while not isinstance(message := self._decoder.read(self._link), kind):
+        while not isinstance(message := m.decode_from_engine(read_frame(self._link)), kind):
             self._unread.append(message)
         return message
 
@@ -203,7 +203,7 @@ def test_request_aborted_before_the_loop_sees_it_is_never_submitted(engine: Engi
         host.loop.run()
         accepted = [one.request_id for one in sent if isinstance(one, m.Accepted)]
         assert accepted == [2]
-        assert not host._submissions
+        assert not host._preparing
     finally:
         engine.abort(2)
         host.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.framing import ConnectionLost, pack_frame
+from holdfast.core.framing import ConnectionLost, pack_frame, read_frame_async
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
@@ -48,7 +49,7 @@ MESSAGES: list[m.ToEngine] = [
 ]
 
 
-async def read_all(decoder: m.MessageDecoder[Any], *parts: bytes) -> list[Any]:
+async def read_all(decode: Callable[[bytes], Any], *parts: bytes) -> list[Any]:
     """What is read from a stream of these parts."""
     reader, read = asyncio.StreamReader(), []
     for part in parts:
@@ -56,7 +57,7 @@ async def read_all(decoder: m.MessageDecoder[Any], *parts: bytes) -> list[Any]:
     reader.feed_eof()
     try:
         while True:
-            read.append(await decoder.read_async(reader))
+            read.append(decode(await read_frame_async(reader)))
     except ConnectionLost:
         return read
 
@@ -66,7 +67,7 @@ def test_messages_round_trip_wherever_the_stream_is_split(cuts: list[int]) -> No
     data = m.encode(MESSAGES)
     at = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
     parts = [data[start:end] for start, end in pairwise(at)]
-    assert asyncio.run(read_all(m.decoder_to_engine(), *parts)) == MESSAGES
+    assert asyncio.run(read_all(m.decode_to_engine, *parts)) == MESSAGES
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_messages_round_trip_wherever_the_stream_is_split(cuts: list[int]) -> No
 )
 def test_invalid_message_is_an_error(content: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        asyncio.run(read_all(m.decoder_to_engine(), pack_frame(content)))
+        asyncio.run(read_all(m.decode_to_engine, pack_frame(content)))
 
 
 def test_step_output_arrives_unchanged() -> None:
@@ -82,4 +83,4 @@ def test_step_output_arrives_unchanged() -> None:
     delta = Delta("a", (5,), (TokenLogprob(5, -0.5, ((7, -1.0),)),), 1, "stop", thoughts)
     result = Result((), (), 3, "none", Stats(windows=2), {"format": "x"}, "failed", (None,), "pass_failed")
     sent = m.StepOutput((m.Started(1, 0.5),), (RequestOutput(1, delta, result), RequestOutput(2, Delta())))
-    assert asyncio.run(read_all(m.decoder_from_engine(), m.encode([sent]))) == [sent]
+    assert asyncio.run(read_all(m.decode_from_engine, m.encode([sent]))) == [sent]

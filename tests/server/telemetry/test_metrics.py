@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.core.results import Stats, Thought
+from holdfast.core.results import Delta, Stats, Thought
 from holdfast.engine.status import EngineCounters, EngineStatus
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.request_metrics import TokenHistogram
@@ -86,15 +86,19 @@ def test_every_engine_counter_is_exported():
 # One request
 
 
+def tokens(count):
+    return Delta(token_ids=(1,) * count)
+
+
 def test_request_latencies_and_counts(metrics, clock):
     measured = metrics.request(True)
     clock.now += 0.5
     measured.started(0.4)
-    measured.tokens(0, 1)
+    measured.received(0, tokens(1))
     clock.now += 0.25
-    measured.tokens(0, 2)
+    measured.received(0, tokens(2))
     clock.now += 0.25
-    measured.finished("stop", 10, 3, Stats())
+    measured.finished("stop", 10, Stats())
 
     assert measured.first_token_seconds == 0.5
     for name, count, total in (
@@ -115,9 +119,9 @@ def test_request_latencies_and_counts(metrics, clock):
 
 def test_delta_of_several_tokens_is_several_intervals(metrics, clock):
     measured = metrics.request(False)
-    measured.tokens(0, 1)
+    measured.received(0, tokens(1))
     clock.now += 0.008
-    measured.tokens(0, 8)
+    measured.received(0, tokens(8))
     assert of_request(metrics, "inter_token_latency_seconds_count") == 8
     assert of_request(metrics, "inter_token_latency_seconds_sum") == pytest.approx(0.008)
     assert of_request(metrics, "inter_token_latency_seconds_bucket", le="0.0025") == 8
@@ -127,35 +131,20 @@ def test_inter_token_latency_is_per_choice(metrics, clock):
     measured = metrics.request(False)
     for index in (0, 1):
         clock.now += 1
-        measured.tokens(index, 3)  # the first delta of each choice has no interval
+        measured.received(index, tokens(3))  # the first delta of each choice has no interval
     assert of_request(metrics, "time_to_first_token_seconds_count") == 1
     assert of_request(metrics, "inter_token_latency_seconds_count") == 0
     clock.now += 1
-    measured.tokens(0, 1)
+    measured.received(0, tokens(1))
     assert of_request(metrics, "inter_token_latency_seconds_sum") == 2
 
 
-def test_generation_tokens_are_counted_once(metrics):
-    streamed = metrics.request(False)
-    streamed.tokens(0, 2)
-    assert of_request(metrics, "generation_tokens_total") == 2  # while the request runs
-    streamed.finished("length", 1, 3, Stats())
-    metrics.request(False).finished("length", 1, 4, Stats())
-    assert of_request(metrics, "generation_tokens_total") == 7
-
-
-def test_request_ends_once(metrics):
-    for first, then in (("finished", "failed"), ("failed", "finished")):
-        measured = metrics.request(False)
-        for end in (first, then, first):
-            if end == "failed":
-                measured.failed("timeout")
-            else:
-                measured.finished("stop", 1, 0, Stats())
-        measured.tokens(0, 5)
+def test_failed_request_is_counted_by_its_code(metrics):
+    failing = metrics.request(False)
+    failing.received(0, tokens(2))
+    failing.failed("timeout")
     assert of_request(metrics, "request_errors_total", code="timeout") == 1
-    assert of_request(metrics, "request_success_total", finished_reason="stop") == 1
-    assert of_request(metrics, "generation_tokens_total") == 0
+    assert of_request(metrics, "generation_tokens_total") == 2
 
 
 def test_error_before_the_body_is_read_is_counted(metrics):
@@ -166,7 +155,7 @@ def test_error_before_the_body_is_read_is_counted(metrics):
 def test_stats_are_summed(metrics):
     stats = Stats(candidates=10, accepted=7, rolled_back=3, rollbacks=1, windows=2, preemptions=1)
     for _ in range(2):
-        metrics.request(True).finished("stop", 5, 9, stats)
+        metrics.request(True).finished("stop", 5, stats)
     for name, value in (
         ("candidate_tokens", 20),
         ("accepted_tokens", 14),
@@ -179,13 +168,13 @@ def test_stats_are_summed(metrics):
 
 
 def test_prefix_hits_are_never_more_than_queries(metrics):
-    metrics.request(False).finished("stop", 32, 1, Stats(cached_tokens=16))
+    metrics.request(False).finished("stop", 32, Stats(cached_tokens=16))
     assert of_request(metrics, "prefix_cache_queries_total") == 32
     assert of_request(metrics, "prefix_cache_hits_total") == 16
     # Each choice looks its prompt up.
-    metrics.request(False).finished("stop", 32, 2, Stats(cached_tokens=32), num_choices=2)
+    metrics.request(False).finished("stop", 32, Stats(cached_tokens=32), num_choices=2)
     assert of_request(metrics, "prefix_cache_queries_total") == 96
-    metrics.request(False).finished("stop", 32, 1, Stats(cached_tokens=500, preemptions=1))
+    metrics.request(False).finished("stop", 32, Stats(cached_tokens=500, preemptions=1))
     assert of_request(metrics, "prefix_cache_hits_total") == 548
     assert of_request(metrics, "prefix_cache_queries_total") == 596
 
@@ -243,9 +232,9 @@ def test_openmetrics_by_accept_header(metrics, version):
 
 def test_thoughts_are_counted_by_kind(metrics):
     request = metrics.request(True)
-    request.thoughts((Thought(0, 3, "", ()), Thought(1, 7, "tails", (9,))))
-    request.thoughts((Thought(2, 11, "", ()),))
-    request.finished("stop", 8, 4, Stats(guessed=3, guessed_right=2))
+    request.received(0, Delta(thoughts=(Thought(0, 3, "", ()), Thought(1, 7, "tails", (9,)))))
+    request.received(0, Delta(thoughts=(Thought(2, 11, "", ()),)))
+    request.finished("stop", 8, Stats(guessed=3, guessed_right=2))
     assert of_request(metrics, "thoughts_total", "true", kind="written") == 1
     assert of_request(metrics, "thoughts_total", "true", kind="trivial") == 2
     assert of_request(metrics, "thought_predictions_total", "true") == 3

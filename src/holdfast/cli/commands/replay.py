@@ -157,7 +157,7 @@ def _compare(source: str, against: str, line: int | None, public_key: Path | Non
     for title, lines in (("The requests differ:", request), ("The fingerprints differ:", fingerprints)):
         if lines:
             typer.echo("\n".join((title, *(f"  {each}" for each in lines))))
-    if None in (one.prompt_ids, other.prompt_ids) and one.prompt_digest != other.prompt_digest:
+    if None in (one.prompt.token_ids, other.prompt.token_ids) and one.prompt.digest != other.prompt.digest:
         note("a receipt without its prompt: the prompts were not compared")
     if first is not None:
         _show_difference(first)

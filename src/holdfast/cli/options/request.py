@@ -154,7 +154,7 @@ class PromptOptions:
         if self.prompt is None:
             return None
         raw = llm.engine.tokenizer.encode(self.prompt)
-        salt = receipt.prompt_salt if self.prompt_salt is None else self.prompt_salt
+        salt = receipt.prompt.salt if self.prompt_salt is None else self.prompt_salt
         if not receipt.is_of_prompt(raw, salt) and llm.engine.tokenizer.chat_template is not None:
             return llm.chat_tokens([{"role": "user", "content": self.prompt}])
         return raw

@@ -237,7 +237,7 @@ def _assemble(
         ),
         certificate,
         GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
-        ReceiptFactory(fingerprint, config.model, _describe_machine(setup.device, certificate), key),
+        ReceiptFactory(fingerprint.get, config.model, _describe_machine(setup.device, certificate), key),
         certifier,
     )
     if setup.device.type == "cuda":

@@ -9,13 +9,14 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from holdfast.core.framing import ConnectionLost
+from holdfast.core.framing import ConnectionLost, read_frame_async
 from holdfast.engine.status import EngineStatus
 from holdfast.engine.tracer import StepTrace
 from holdfast.errors import EngineStopped, HoldfastError, RequestError, make_error
@@ -49,8 +50,18 @@ class EngineCallbacks:
 NO_CALLBACKS = EngineCallbacks()
 
 
-class OutputReceiver(Protocol):
-    """Gets what a port's engine sends about requests."""
+class PortRequests(Protocol):
+    """The requests of an engine: a `RequestTable`, or the host of a replica, which has those of frontends.
+
+    resumes: they outlive the engine. ready: what engines said last. has_progressed: since the last death.
+    """
+
+    resumes: bool
+    ready: m.Ready | None
+    has_progressed: bool
+
+    @property
+    def num_live(self) -> int: ...
 
     def accept(self, port: Any, request_id: int, /) -> None: ...
 
@@ -59,6 +70,12 @@ class OutputReceiver(Protocol):
     def step(self, port: Any, message: m.StepOutput, /) -> None: ...
 
     def lose(self, port: Any, /) -> None: ...
+
+    def set_ports(
+        self, ports: "Iterable[EnginePort]", fingerprint: m.FingerprintReady | None, ready: m.Ready | None, /
+    ) -> None: ...
+
+    def close(self, error: HoldfastError, /) -> None: ...
 
 
 class EnginePort(ABC):
@@ -74,7 +91,7 @@ class EnginePort(ABC):
     def __init__(
         self,
         callbacks: EngineCallbacks,
-        requests: OutputReceiver,
+        requests: PortRequests,
         on_change: Callable[[], None] = _ignore,
         *,
         id: str = "",
@@ -155,12 +172,9 @@ class EnginePort(ABC):
 
     async def _read_messages(self, reader: asyncio.StreamReader) -> None:
         """Handle what arrives until the stream ends."""
-        decoder = m.decoder_from_engine()
-        try:
+        with suppress(ConnectionLost):
             while True:
-                self._handle(await decoder.read_async(reader))
-        except ConnectionLost:
-            pass
+                self._handle(m.decode_from_engine(await read_frame_async(reader)))
 
     def _on_closed(self) -> None:
         """Tell everything that waits: nothing will arrive any more."""

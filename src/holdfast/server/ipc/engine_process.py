@@ -16,13 +16,13 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from holdfast.engine.config import EngineConfig
-from holdfast.errors import ConfigError, EngineStopped, HoldfastError
+from holdfast.errors import ConfigError, EngineStopped
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort, OutputReceiver
+from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort, PortRequests
 from holdfast.server.ipc.engines import ReplicaStatus, Restart, not_ready
 from holdfast.server.ipc.pass_record import PassRecord, create_pass_record
 
@@ -39,24 +39,7 @@ _EXIT_SECONDS = 5.0
 _RETRY_SECONDS = 5  # while the model is loaded for the first time
 
 
-class ProcessRequests(OutputReceiver, Protocol):
-    """The requests of the engine process. resumes: they outlive it."""
-
-    resumes: bool
-    ready: m.Ready | None
-    has_progressed: bool
-
-    @property
-    def num_live(self) -> int: ...
-
-    def set_ports(
-        self, ports: Iterable[EnginePort], fingerprint: m.FingerprintReady | None, ready: m.Ready | None, /
-    ) -> None: ...
-
-    def close(self, error: HoldfastError, /) -> None: ...
-
-
-Requests = TypeVar("Requests", bound=ProcessRequests)
+Requests = TypeVar("Requests", bound=PortRequests)
 
 
 class ProcessPort(EnginePort):

@@ -35,16 +35,6 @@ _COMPILE_SECONDS = 0.05
 _NO_LIMIT = 1 << 30  # the frontend admits no more requests than it has places for
 
 
-class _Submission:
-    """A request that was read and is not submitted yet."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.arrived = 0.0  # when it was prepared
-        self.is_aborted = False
-        self.job: Job | None = None  # that prepares it
-
-
 class EngineHost:
     """Hosts one engine. `handle` and `close` are called in the reader's thread, the rest in the
     engine's, but for `_prepare`.
@@ -57,8 +47,9 @@ class EngineHost:
         self.loop = EngineLoop(engine, self._deliver)
         self._engine = engine
         self._send = send
-        self._submissions: dict[int, _Submission] = {}  # by request id; all threads
-        self._lock = threading.Lock()  # for all submissions
+        self._preparing: dict[int, Request] = {}  # by id, read and not submitted yet; all threads
+        self._jobs: dict[int, Job] = {}  # that prepare them
+        self._lock = threading.Lock()  # for both
         self._work = WorkQueue(
             "holdfast-prepare", workers=NUM_WORKERS, max_per_client=NUM_WORKERS - 1, max_waiting=_NO_LIMIT
         )
@@ -76,7 +67,7 @@ class EngineHost:
     def handle(self, message: m.ToEngine) -> None:
         """Handle one message."""
         if isinstance(message, m.Submit):
-            self._begin(_Submission(message.request))
+            self._begin(message.request)
         elif isinstance(message, m.Abort):
             self._cancel(message.request_id)
             self.loop.post(lambda: self._abort(message.request_id))
@@ -91,49 +82,41 @@ class EngineHost:
         """Prepare nothing more."""
         self._work.close()
 
-    def _begin(self, submission: _Submission) -> None:
+    def _begin(self, request: Request) -> None:
         """Prepare a request, now or in a thread."""
-        request = submission.request
-        self._submissions[request.request_id] = submission
+        self._preparing[request.request_id] = request
         if request.params.structured is None and not request.params.bad_words:
-            self._prepare(submission, CancelToken())
+            self._prepare(request, CancelToken())
         else:
-            self._queue(submission, self._prepare_if_quick, _QUICK_SECONDS)
+            self._queue(request, self._prepare_if_quick, _QUICK_SECONDS)
 
     def _cancel(self, request_id: int) -> None:
         """Never submit a request, unless the loop has done so already."""
         with self._lock:
-            submission = self._submissions.pop(request_id, None)
-            if submission is None:
-                return
-            submission.is_aborted = True
-        if submission.job is not None:
-            self._work.cancel(submission.job)
+            self._preparing.pop(request_id, None)
+            job = self._jobs.pop(request_id, None)
+        if job is not None:
+            self._work.cancel(job)
 
     # In the reader's thread, or in one that prepares
 
-    def _queue(
-        self,
-        submission: _Submission,
-        work: Callable[[_Submission, CancelToken], None],
-        cost: float,
-    ) -> None:
+    def _queue(self, request: Request, work: Callable[[Request, CancelToken], None], cost: float) -> None:
+        request_id = request.request_id
         with self._lock:
-            if not submission.is_aborted:
-                tenant = submission.request.tenant
-                submission.job = self._work.submit(tenant, lambda token: work(submission, token), cost=cost)
+            if self._preparing.get(request_id) is request:
+                job = self._work.submit(request.tenant, lambda token: work(request, token), cost=cost)
+                self._jobs[request_id] = job
 
-    def _prepare_if_quick(self, submission: _Submission, token: CancelToken) -> None:
+    def _prepare_if_quick(self, request: Request, token: CancelToken) -> None:
         """Prepare a request at once, or queue what takes time."""
-        if self._engine.prepares_quickly(submission.request.params):
-            self._prepare(submission, token)
+        if self._engine.prepares_quickly(request.params):
+            self._prepare(request, token)
         else:
-            self._queue(submission, self._prepare, _COMPILE_SECONDS)
+            self._queue(request, self._prepare, _COMPILE_SECONDS)
 
-    def _prepare(self, submission: _Submission, token: CancelToken) -> None:
+    def _prepare(self, request: Request, token: CancelToken) -> None:
         """Check the request, or refuse it. An error in it affects no other request."""
-        request = submission.request
-        submission.arrived = time.monotonic()
+        arrived = time.monotonic()
         try:
             prepared = self._engine.check_request(request, token)
         except Cancelled:
@@ -144,33 +127,35 @@ class EngineHost:
             _log.exception("request %d could not be prepared", request.request_id)
             refused = m.Refused(request.request_id, HoldfastError.code, "the request could not be prepared")
         else:
-            self.loop.post(lambda: self._submit(submission, prepared))
+            self.loop.post(lambda: self._submit(request, prepared, arrived))
             return
-        self.loop.post(lambda: self._refuse(submission, refused))
+        self.loop.post(lambda: self._refuse(request, refused))
 
     # In the engine's thread
 
-    def _was_aborted(self, submission: _Submission) -> bool:
-        """Return whether the request was aborted. If not, a later abort finds it in the engine."""
+    def _take(self, request: Request) -> bool:
+        """Return whether the request is not aborted. A later abort finds it in the engine."""
         with self._lock:
-            if not submission.is_aborted:
-                del self._submissions[submission.request.request_id]
-            return submission.is_aborted
+            if self._preparing.get(request.request_id) is not request:
+                return False
+            del self._preparing[request.request_id]
+            self._jobs.pop(request.request_id, None)
+            return True
 
-    def _refuse(self, submission: _Submission, refused: m.Refused) -> None:
-        if not self._was_aborted(submission):
+    def _refuse(self, request: Request, refused: m.Refused) -> None:
+        if self._take(request):
             self._send(refused)
 
-    def _submit(self, submission: _Submission, prepared: Prepared) -> None:
-        if self._was_aborted(submission):
+    def _submit(self, request: Request, prepared: Prepared, arrived: float) -> None:
+        if not self._take(request):
             return
-        request_id = prepared.request_id
+        request_id = request.request_id
         try:
             self._engine.submit(prepared)
         except HoldfastError as error:
             self._send(m.Refused(request_id, error.code, str(error)))
             return
-        self._arrived[request_id] = submission.arrived
+        self._arrived[request_id] = arrived
         self._send(m.Accepted(request_id))
 
     def _abort(self, request_id: int) -> None:
@@ -195,8 +180,11 @@ class EngineHost:
         ):
             self._send_certificate_state()
         self._step_ended = time.monotonic()
-        if self._pass_began is not None:
-            self._note_step(self._step_ended - self._pass_began)
+        if self._record is not None and self._pass_began is not None:
+            seconds = self._step_ended - self._pass_began
+            if seconds > self._longest_step:
+                self._longest_step = seconds
+                self._record.write_longest_step(seconds)
             self._pass_began = None
 
     def _before_pass(self) -> None:
@@ -204,11 +192,6 @@ class EngineHost:
         self._record.write_running(self._engine.scheduler.running_ids)
         if self._pass_began is None:
             self._pass_began = time.monotonic()
-
-    def _note_step(self, seconds: float) -> None:
-        if seconds > self._longest_step and self._record is not None:
-            self._longest_step = seconds
-            self._record.write_longest_step(seconds)
 
     def _send_certificate_state(self) -> None:
         """Tell where the certificate stands, if that has changed."""

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from holdfast.core.framing import ConnectionLost
+from holdfast.core.framing import ConnectionLost, read_frame
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import build
@@ -75,21 +75,17 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Reads the frontend's messages in a thread of its own.
+    """Reads the frontend's messages in a thread of its own. Until there is a host, any of them means: end."""
 
-    Until there is a host, any message means: end.
-    """
-
-    def __init__(self, connection: socket.socket, decoder: m.MessageDecoder[m.ToEngine]) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self.host: EngineHost | None = None
         self._connection = connection
-        self._decoder = decoder
         threading.Thread(target=self._read, name="holdfast-reader", daemon=True).start()
 
     def _read(self) -> None:
         try:
             while True:
-                message = self._decoder.read(self._connection)
+                message = m.decode_to_engine(read_frame(self._connection))
                 if self.host is None:
                     os._exit(0)
                 self.host.handle(message)
@@ -107,15 +103,14 @@ def serve(connection: socket.socket, make: Build = build) -> int:
 
     Returns the exit code.
     """
-    decoder = m.decoder_to_engine()
     try:
-        start = decoder.read(connection)
+        start = m.decode_to_engine(read_frame(connection))
     except ConnectionLost:
         return 0
     assert isinstance(start, m.Start)
     configure_logging(start.log_format, start.log_level)
     writer = FrameWriter(connection)
-    reader = FrameReader(connection, decoder)
+    reader = FrameReader(connection)
     try:
         engine = make(start.config, lambda stage, done, total: writer.send(m.Progress(stage, done, total)))
     except (ConfigError, ModelError) as error:
@@ -150,8 +145,8 @@ def _open_record(descriptor: int) -> PassRecord | None:
 def _send_fingerprint(engine: Engine, writer: FrameWriter) -> None:
     try:
         fingerprint = engine.fingerprint
-        parts, llguidance = fingerprint.plain_parts(), library_version("llguidance")
-        writer.send(m.FingerprintReady(fingerprint.digest, parts, llguidance))
+        llguidance = library_version("llguidance")
+        writer.send(m.FingerprintReady(fingerprint.digest, fingerprint.parts, llguidance))
     except BaseException:  # every response would wait for it
         _log.exception("the fingerprint could not be made")
         os._exit(1)

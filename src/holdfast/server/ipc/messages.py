@@ -11,15 +11,13 @@ Messages are msgpack, tagged with their type, in the frames of `core.framing`. A
 not fit its type is a bug.
 """
 
-import socket
 from array import array
-from asyncio import StreamReader
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
-from holdfast.core.framing import pack_frame, read_frame, read_frame_async
+from holdfast.core.framing import pack_frame
 from holdfast.core.request import Request
 from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
@@ -212,30 +210,8 @@ def dec_hook(kind: type, value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 
-T = TypeVar("T")
-
-
-class MessageDecoder(Generic[T]):
-    """Reads the messages of one direction. Raises `ConnectionLost` at the end of the stream."""
-
-    def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
-        self._decoder = decoder
-
-    def read(self, source: socket.socket) -> T:
-        """Wait for the next message on a socket."""
-        return self._decoder.decode(read_frame(source))
-
-    async def read_async(self, source: StreamReader) -> T:
-        """Wait for the next message on an asyncio stream."""
-        return self._decoder.decode(await read_frame_async(source))
-
-
-def decoder_to_engine() -> MessageDecoder[ToEngine]:
-    return MessageDecoder(msgspec.msgpack.Decoder(ToEngine, dec_hook=dec_hook))
-
-
-def decoder_from_engine() -> MessageDecoder[FromEngine]:
-    return MessageDecoder(msgspec.msgpack.Decoder(FromEngine))
+decode_to_engine = msgspec.msgpack.Decoder[ToEngine](ToEngine, dec_hook=dec_hook).decode
+decode_from_engine = msgspec.msgpack.Decoder[FromEngine](FromEngine).decode
 
 
 def encode(messages: Sequence[Any]) -> bytes:

@@ -75,7 +75,7 @@ class Metrics:
         self._clock = clock
         self._registry = registry = CollectorRegistry()
         self._families = RequestMetricFamilies(registry)
-        self._series = {yes: RequestSeries.of(self._families, str(yes).lower()) for yes in (False, True)}
+        self._series = {yes: RequestSeries(self._families, str(yes).lower()) for yes in (False, True)}
 
         def gauge(name: str, help: str) -> Gauge:
             return Gauge(f"holdfast_{name}", help, registry=registry)
@@ -89,42 +89,33 @@ class Metrics:
         self._seen: dict[str, dict[str, int]] = {}  # by replica; "" is the engine process of a single one
         self._latest: dict[str, EngineStatus] = {}
         self._restarts = counter("engine_restarts", "Engine processes that died.")
-        self._hangs = counter("engine_hangs", "Engine processes that were killed because they hung.")
-        self._load_seconds = gauge(
-            "engine_load_seconds", "Seconds the last start of the engine process took."
-        )
+        self.hangs = counter("engine_hangs", "Engine processes that were killed because they hung.")
+        self.load_seconds = gauge("engine_load_seconds", "Seconds the last start of the engine process took.")
         resumed = counter(
             "requests_resumed",
             "Requests submitted again after their engine process died or their pass failed.",
             "deterministic",
         )
-        self._resumed = {yes: resumed.labels(str(yes).lower()) for yes in (False, True)}
-        self._crashed = counter(
+        self.resumed = {yes: resumed.labels(str(yes).lower()) for yes in (False, True)}
+        self.crashed = counter(
             "requests_crashed", "Requests given up because the engine failed whenever they ran alone."
         )
-        self._pauses = Histogram(
+        self.pauses = Histogram(
             "holdfast_resume_pause_seconds",
             "From the death of a request's engine process to its next output.",
             buckets=_PAUSE_BUCKETS,
             registry=registry,
         )
-        self._info = Info("holdfast", "The served model and its settings.", registry=registry)
+        self.info = Info("holdfast", "The served model and its settings.", registry=registry)
         self.tenants = TenantMetrics()
         self.replicas: Sequence[ReplicaStatus] = ()  # of this moment
-
-    def describe(self, *, version: str, model: str, fingerprint: str, dtype: str, determinism: str) -> None:
-        """Set the labels of `holdfast_info`, once they are known."""
-        labels = {"version": version, "model": model, "fingerprint": fingerprint, "dtype": dtype}
-        self._info.info(labels | {"determinism": determinism})
 
     def request(self, deterministic: bool) -> RequestMetrics:
         """Start measuring a request. Its latencies count from now."""
         return RequestMetrics(self._series[deterministic], self._clock)
 
     def refused(self, code: str) -> None:
-        """Count a request that was refused before its body was read, so its `deterministic` label
-        is unknown.
-        """
+        """Count a request that was refused before its body was read: nobody knows whether it is deterministic."""
         self._families.errors.labels("unknown", code).inc()
 
     def update(self, status: EngineStatus, replica: str = "") -> None:
@@ -158,24 +149,6 @@ class Metrics:
         self._seen.pop("", None)
         self._latest.pop("", None)
         self._set_gauges()
-
-    def engine_hung(self) -> None:
-        self._hangs.inc()
-
-    def engine_loaded(self, seconds: float) -> None:
-        self._load_seconds.set(seconds)
-
-    def request_resumed(self, deterministic: bool) -> None:
-        """A request was submitted again."""
-        self._resumed[deterministic].inc()
-
-    def request_crashed(self) -> None:
-        """A request was given up."""
-        self._crashed.inc()
-
-    def pause_ended(self, seconds: float) -> None:
-        """A request continued, so long after its engine process died."""
-        self._pauses.observe(seconds)
 
     def render(self, accept: str = "", reader: Tenant | None = None) -> tuple[bytes, str]:
         """All metrics as text, with the content type. OpenMetrics if the Accept header names it.

@@ -12,14 +12,15 @@ first delta have no interval, because nothing precedes them.
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from holdfast.core.results import Delta, Stats, Thought
+from holdfast.core.results import Delta, Stats
 
 # fmt: off
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 320, 640)
@@ -48,25 +49,18 @@ class TokenSeries:
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self.sum = 0.0
         self.created = time.time()
 
     def observe(self, value: float, count: int = 1) -> None:
         """Observe a value so many times."""
         self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
+        self.sum += value * count
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """The number of values up to each bound."""
-        total, found = 0, []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            found.append((floatToGoString(bound), float(total)))  # type: ignore[no-untyped-call]
-        return found
-
-    @property
-    def sum(self) -> float:
-        return self._sum
+        """Return the number of values up to each bound."""
+        names = map(floatToGoString, (*self._bounds, float("inf")))
+        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
 
 
 class TokenHistogram(Collector):
@@ -137,89 +131,63 @@ class RequestMetricFamilies:
         self.stats = {field: counter(name, help) for field, (name, help) in _STATS.items()}
 
 
-@dataclass(frozen=True)
 class RequestSeries:
-    """The families at one value of the label.
+    """The families at one value of the label. Resolved once: resolving a label costs more than counting."""
 
-    Resolved once: resolving a label costs more than counting.
-    """
-
-    time_to_first_token: Histogram
-    inter_token_latency: TokenSeries
-    e2e_latency: Histogram
-    queue_time: Histogram
-    request_prompt_tokens: Histogram
-    request_generation_tokens: Histogram
-    prompt_tokens: Counter
-    generation_tokens: Counter
-    prefix_queries: Counter
-    prefix_hits: Counter
-    written_thoughts: Counter
-    trivial_thoughts: Counter
-    stats: dict[str, Counter]
-    count_success: Callable[[str], None]
-    count_error: Callable[[str], None]
-
-    @staticmethod
-    def of(families: RequestMetricFamilies, label: str) -> "RequestSeries":
-        """The series of one label. They exist from the start, so that rates begin at 0."""
-        for reason in ("stop", "length", "abort"):
-            families.success.labels(label, reason)
-        return RequestSeries(
-            families.time_to_first_token.labels(label),
-            families.inter_token_latency.labels(label),
-            families.e2e_latency.labels(label),
-            families.queue_time.labels(label),
-            families.request_prompt_tokens.labels(label),
-            families.request_generation_tokens.labels(label),
-            families.prompt_tokens.labels(label),
-            families.generation_tokens.labels(label),
-            families.prefix_queries.labels(label),
-            families.prefix_hits.labels(label),
-            families.thoughts.labels(label, "written"),
-            families.thoughts.labels(label, "trivial"),
-            {field: family.labels(label) for field, family in families.stats.items()},
-            lambda reason: families.success.labels(label, reason).inc(),
-            lambda code: families.errors.labels(label, code).inc(),
-        )
+    def __init__(self, families: RequestMetricFamilies, label: str) -> None:
+        self.time_to_first_token = families.time_to_first_token.labels(label)
+        self.inter_token_latency = families.inter_token_latency.labels(label)
+        self.e2e_latency = families.e2e_latency.labels(label)
+        self.queue_time = families.queue_time.labels(label)
+        self.request_prompt_tokens = families.request_prompt_tokens.labels(label)
+        self.request_generation_tokens = families.request_generation_tokens.labels(label)
+        self.prompt_tokens = families.prompt_tokens.labels(label)
+        self.generation_tokens = families.generation_tokens.labels(label)
+        self.prefix_queries = families.prefix_queries.labels(label)
+        self.prefix_hits = families.prefix_hits.labels(label)
+        self.written_thoughts = families.thoughts.labels(label, "written")
+        self.trivial_thoughts = families.thoughts.labels(label, "trivial")
+        self.stats = {field: family.labels(label) for field, family in families.stats.items()}
+        self.success = partial(families.success.labels, label)
+        self.errors = partial(families.errors.labels, label)
+        for reason in ("stop", "length", "abort"):  # they exist from the start, so that rates begin at 0
+            self.success(reason)
 
 
 class RequestMetrics:
-    """Measures one request. It ends once: calls after `finished` or `failed` are not counted."""
+    """Measures one request, from now on. Times are in seconds since then."""
 
     def __init__(self, series: RequestSeries, clock: Callable[[], float]) -> None:
+        self.queue_seconds: float | None = None
+        self.first_token_seconds: float | None = None
+        self.num_generated = 0
         self._series = series
         self._clock = clock
         self._arrived = clock()
         self._last_delta: dict[int, float] = {}  # time, by choice
-        self._num_counted = 0
-        self._ended = False
-        self.first_token_seconds: float | None = None  # from arrival
 
     @property
     def seconds(self) -> float:
-        """Time since the request arrived."""
         return self._clock() - self._arrived
 
     def started(self, queue_seconds: float) -> None:
-        """The request left the queue after this time."""
-        self._series.queue_time.observe(queue_seconds)
+        """Note that the request left the queue after this time. Only the first of its prompts counts."""
+        if self.queue_seconds is None:
+            self.queue_seconds = queue_seconds
+            self._series.queue_time.observe(queue_seconds)
 
     def received(self, index: int, delta: Delta) -> None:
-        """A delta of choice `index` arrived."""
+        """Count a delta of choice `index`."""
         if delta.thoughts:
-            self.thoughts(delta.thoughts)
-        if delta.token_ids:
-            self.tokens(index, len(delta.token_ids))
-
-    def tokens(self, index: int, count: int) -> None:
-        """A delta of `count` tokens of choice `index` arrived."""
-        if count < 1 or self._ended:
+            num_written = sum(bool(one.token_ids) for one in delta.thoughts)
+            self._series.written_thoughts.inc(num_written)
+            self._series.trivial_thoughts.inc(len(delta.thoughts) - num_written)
+        if not delta.token_ids:
             return
-        now = self._clock()
+        count, now = len(delta.token_ids), self._clock()
         last = self._last_delta.get(index)
         self._last_delta[index] = now
-        self._num_counted += count
+        self.num_generated += count
         self._series.generation_tokens.inc(count)
         if last is not None:
             self._series.inter_token_latency.observe((now - last) / count, count)
@@ -227,38 +195,22 @@ class RequestMetrics:
             self.first_token_seconds = now - self._arrived
             self._series.time_to_first_token.observe(self.first_token_seconds)
 
-    def thoughts(self, thoughts: Sequence[Thought]) -> None:
-        """Thoughts of a choice were committed."""
-        num_written = sum(bool(one.token_ids) for one in thoughts)
-        self._series.written_thoughts.inc(num_written)
-        self._series.trivial_thoughts.inc(len(thoughts) - num_written)
-
-    def finished(
-        self, reason: str, prompt_tokens: int, completion_tokens: int, stats: Stats, num_choices: int = 1
-    ) -> None:
-        """The request is complete, with num_choices choices for each prompt, or was aborted by its
-        client.
-        """
-        if self._ended:
-            return
-        self._ended = True
+    def finished(self, reason: str, num_prompt_tokens: int, stats: Stats, num_choices: int = 1) -> None:
+        """Count a request that is complete, with num_choices choices for each prompt, or that its client aborted."""
         series = self._series
-        series.count_success(reason)
+        series.success(reason).inc()
         series.e2e_latency.observe(self.seconds)
-        series.request_prompt_tokens.observe(prompt_tokens)
-        series.request_generation_tokens.observe(completion_tokens)
-        series.prompt_tokens.inc(prompt_tokens)
-        series.generation_tokens.inc(max(0, completion_tokens - self._num_counted))
+        series.request_prompt_tokens.observe(num_prompt_tokens)
+        series.request_generation_tokens.observe(self.num_generated)
+        series.prompt_tokens.inc(num_prompt_tokens)
         for field, counter in series.stats.items():
             counter.inc(getattr(stats, field))
         # Each choice looks its prompt up once, and again after each preemption; then the hit may be
         # longer than the prompt.
-        num_queried = prompt_tokens * (num_choices + stats.preemptions)
+        num_queried = num_prompt_tokens * (num_choices + stats.preemptions)
         series.prefix_queries.inc(max(num_queried, stats.cached_tokens))
         series.prefix_hits.inc(stats.cached_tokens)
 
     def failed(self, code: str) -> None:
-        """The request ended in an error, possibly after some tokens."""
-        if not self._ended:
-            self._ended = True
-            self._series.count_error(code)
+        """Count a request that ended in an error, possibly after some tokens."""
+        self._series.errors(code).inc()

@@ -1,9 +1,7 @@
 """Traces: one span for each request, sent over OTLP/HTTP by OpenTelemetry's SDK in a thread of the SDK.
 
-Without an OTLP endpoint nothing is traced, and OpenTelemetry is not even imported.
-
-    traces = open_traces(config.otlp_endpoint)
-    span = traces.begin(headers, request)      -> first_token() -> finished(...) or failed(...)
+Without an OTLP endpoint nothing is traced, and OpenTelemetry is not even imported. A span is made when its
+request has ended.
 
 Attributes follow OpenTelemetry's conventions for generative models (`gen_ai.*`); Holdfast's own are
 `holdfast.*`. A span never contains a prompt or a completion. The tracer provider belongs to this
@@ -13,20 +11,18 @@ attributes, sampler.
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from holdfast.core.results import Stats
-from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import ConfigError
 from holdfast.server.telemetry.logs import escape
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
-    from opentelemetry.trace import Span
+
+    from holdfast.server.call import Call
 
 _EXPORT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
@@ -44,58 +40,10 @@ _STATS = ("candidates", "accepted", "rolled_back", "rollbacks", "windows", "pree
 Operation = Literal["chat", "text_completion", "embeddings", "score", "replay"]
 
 
-@dataclass(frozen=True)
-class TracedRequest:
-    """The attributes of a request that a trace may contain."""
-
-    operation: Operation
-    model: str
-    request_id: str
-    params: SamplingParams | None = None
-    stream: bool = False
-    deterministic: bool = False
-
-
-class TraceSpan:
-    """The span of one request that is not traced. A span ends once: calls after `finished` or `failed` have
-    no effect."""
-
-    def started(self, queue_seconds: float) -> None:
-        """The request left the queue after this time."""
-
-    def first_token(self) -> None:
-        """The first token of any choice arrived; further calls have no effect."""
-
-    def computed_by(self, replicas: Sequence[str]) -> None:
-        """The replicas of a pool that computed the request, in order."""
-
-    def finished(
-        self, reasons: Sequence[str], prompt_tokens: int, completion_tokens: int, mode: str, stats: Stats
-    ) -> None:
-        """All choices are complete: their finish reasons, the determinism mode and the cost."""
-
-    def failed(self, code: str, status: int) -> None:
-        """The request ended in an error."""
-
-
-_NO_SPAN = TraceSpan()
-
-
-class Traces:
-    """Traces that go nowhere: no collector is configured."""
-
-    def begin(self, headers: Mapping[str, str], request: TracedRequest) -> TraceSpan:
-        """Start a span. The `traceparent` header says to which trace it belongs."""
-        return _NO_SPAN
-
-    def close(self) -> None:
-        """Send the remaining spans, within a short timeout."""
-
-
-def open_traces(endpoint: str | None) -> Traces:
-    """Traces that go to an OTLP collector, such as http://localhost:4318, or nowhere."""
+def open_traces(endpoint: str | None) -> "Traces | None":
+    """Return the traces that go to an OTLP collector, such as http://localhost:4318; None without one."""
     if endpoint is None:
-        return Traces()
+        return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -104,10 +52,10 @@ def open_traces(endpoint: str | None) -> Traces:
             "traces need OpenTelemetry; install it with: pip install 'holdfast[otel]'"
         ) from error
     exporter = OTLPSpanExporter(collector_url(endpoint), timeout=_EXPORT_SECONDS)
-    return OtelTraces(BatchSpanProcessor(exporter))
+    return Traces(BatchSpanProcessor(exporter))
 
 
-class OtelTraces(Traces):
+class Traces:
     """A tracer whose spans go to one span processor."""
 
     def __init__(self, processor: "SpanProcessor") -> None:
@@ -122,77 +70,31 @@ class OtelTraces(Traces):
         self._tracer = self._provider.get_tracer("holdfast", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, headers: Mapping[str, str], request: TracedRequest) -> TraceSpan:
-        from opentelemetry.trace import SpanKind
+    def record(self, headers: Mapping[str, str], model: str, call: "Call") -> None:
+        """Make the span of a call that has ended. The `traceparent` header says to which trace it belongs."""
+        from opentelemetry.trace import SpanKind, StatusCode
 
         span = self._tracer.start_span(
-            f"{request.operation} {request.model}",
+            f"{call.operation} {model}",
             context=self._propagator.extract(headers),
             kind=SpanKind.SERVER,
-            attributes=_attributes(request),
+            attributes=_attributes(model, call),
+            start_time=time.time_ns() - int(1e9 * call.metrics.seconds),
         )
-        return _OtelSpan(span)
+        _, status = call.failure or ("", 0)
+        if status >= 500:  # a 4xx is the client's error, not this server's
+            span.set_status(StatusCode.ERROR)
+        span.end()
 
     def close(self) -> None:
-        # The SDK waits up to 30 seconds for a collector that does not respond.
+        """Send the remaining spans. The SDK waits up to 30 seconds for a collector that does not respond."""
         closing = threading.Thread(target=self._provider.shutdown, name="holdfast-traces", daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
 
 
-class _OtelSpan(TraceSpan):
-    def __init__(self, span: "Span") -> None:
-        self._span = span
-        self._began = time.perf_counter()
-        self._has_token = False
-        self._ended = False
-
-    def started(self, queue_seconds: float) -> None:
-        self._span.set_attribute("holdfast.queue_seconds", queue_seconds)
-
-    def first_token(self) -> None:
-        if not self._has_token:
-            self._has_token = True
-            took = time.perf_counter() - self._began
-            self._span.set_attribute("gen_ai.response.time_to_first_chunk", took)
-
-    def computed_by(self, replicas: Sequence[str]) -> None:
-        if not self._ended:  # the SDK warns of an attribute of a span that has ended
-            self._span.set_attribute("holdfast.replicas", tuple(replicas))
-
-    def finished(
-        self, reasons: Sequence[str], prompt_tokens: int, completion_tokens: int, mode: str, stats: Stats
-    ) -> None:
-        self._end(
-            {
-                "gen_ai.response.finish_reasons": tuple(reasons),
-                "gen_ai.usage.input_tokens": prompt_tokens,
-                "gen_ai.usage.output_tokens": completion_tokens,
-                "gen_ai.usage.cache_read.input_tokens": stats.cached_tokens,
-                "holdfast.mode": mode,
-                **{f"holdfast.{name}": getattr(stats, name) for name in _STATS},
-            }
-        )
-
-    def failed(self, code: str, status: int) -> None:
-        if status >= 500 and not self._ended:  # a 4xx is the client's error, not this server's
-            from opentelemetry.trace import StatusCode
-
-            self._span.set_status(StatusCode.ERROR)
-        self._end({"error.type": code, "http.response.status_code": status})
-
-    def _end(self, attributes: dict[str, Any]) -> None:
-        if not self._ended:
-            self._ended = True
-            self._span.set_attributes(attributes)
-            self._span.end()
-
-
 def collector_url(endpoint: str) -> str:
-    """The URL for traces.
-
-    An address without a path gets the standard path; one with a path is used unchanged.
-    """
+    """Return the URL for traces: an address without a path gets the standard path."""
     try:
         parts = urlsplit(endpoint)
         fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -203,20 +105,34 @@ def collector_url(endpoint: str) -> str:
     return endpoint if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
 
 
-def _attributes(request: TracedRequest) -> dict[str, Any]:
+def _attributes(model: str, call: "Call") -> dict[str, Any]:
     given: dict[str, Any] = {
-        "gen_ai.operation.name": request.operation,
+        "gen_ai.operation.name": call.operation,
         "gen_ai.provider.name": "holdfast",
-        "gen_ai.request.model": request.model,
-        "gen_ai.response.model": request.model,
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
         # Invalid UTF-8 would make the exporter drop the whole batch.
-        "gen_ai.response.id": escape(request.request_id),
-        "gen_ai.request.stream": request.stream,
-        "holdfast.deterministic": request.deterministic,
+        "gen_ai.response.id": escape(call.request_id),
+        "gen_ai.request.stream": call.stream,
+        "gen_ai.response.time_to_first_chunk": call.metrics.first_token_seconds,
+        "holdfast.deterministic": call.deterministic,
+        "holdfast.queue_seconds": call.metrics.queue_seconds,
+        "holdfast.replicas": call.replicas or None,
     }
-    if request.params is not None:
-        given |= {f"gen_ai.request.{name}": getattr(request.params, name) for name in _REQUEST_PARAMS}
-        given["gen_ai.request.choice.count"] = request.params.n
-        if (request.params.seed or 0) >= 1 << 63:  # so would a value above int64
+    if call.params is not None:
+        given |= {f"gen_ai.request.{name}": getattr(call.params, name) for name in _REQUEST_PARAMS}
+        given["gen_ai.request.choice.count"] = call.params.n
+        if (call.params.seed or 0) >= 1 << 63:  # so would a value above int64
             del given["gen_ai.request.seed"]
+    if call.failure is not None:
+        given["error.type"], given["http.response.status_code"] = call.failure
+    else:
+        given |= {
+            "gen_ai.response.finish_reasons": call.finish_reasons,
+            "gen_ai.usage.input_tokens": call.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": call.metrics.num_generated,
+            "gen_ai.usage.cache_read.input_tokens": call.stats.cached_tokens,
+            "holdfast.mode": call.mode,
+            **{f"holdfast.{name}": getattr(call.stats, name) for name in _STATS},
+        }
     return {name: value for name, value in given.items() if value is not None}

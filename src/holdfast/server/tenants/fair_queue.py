@@ -58,15 +58,12 @@ class FairQueue(Generic[T]):
         if client in self._clients:
             self._clients[client].taken += cost
 
-    def remove(self, client: str, item: T) -> bool:
-        """Drop a waiting item. False: it is not waiting any more."""
-        state = self._clients.get(client)
-        found = [] if state is None else [entry for entry in state.items if entry[0] is item]
-        if state is None or not found:
-            return False
-        state.items = deque(entry for entry in state.items if entry[0] is not item)
-        self._forget_if_empty(client)
-        return True
+    def remove(self, client: str, item: T) -> None:
+        """Drop an item, if it is still waiting."""
+        if client in self._clients:
+            state = self._clients[client]
+            state.items = deque(entry for entry in state.items if entry[0] is not item)
+            self._forget_if_empty(client)
 
     def pop_last_of_longest(self) -> T:
         """Drop the newest item of the client that has most waiting."""

@@ -16,13 +16,12 @@ one queue for all and cannot cancel what runs.
 """
 
 import asyncio
-import contextlib
 import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from holdfast.core.cancel_token import CancelToken
@@ -38,36 +37,28 @@ Work = Callable[[CancelToken], T]
 
 
 class Job:
-    """One piece of work. `done` is called once, in any thread, unless the job is cancelled first."""
+    """One piece of work."""
 
-    def __init__(
-        self, lane: "_Lane", client: str, work: Work[Any], cost: float, done: Callable[["Job"], None] | None
-    ) -> None:
+    def __init__(self, lane: "_Lane", client: str, work: Work[Any], cost: float) -> None:
         self.lane = lane
         self.client = client
         self.cost = cost
         self.token = CancelToken()
-        self.result: Any = None
-        self.error: BaseException | None = None
+        self.result: Future[Any] = Future()
         self._work = work
-        self._done = done
 
     def run(self) -> None:
         """Do the work, in the thread of a worker."""
-        try:
-            self.result = self._work(self.token)
-        except BaseException as error:
-            self.error = error
-        self._finish()
+        if self.result.set_running_or_notify_cancel():
+            try:
+                self.result.set_result(self._work(self.token))
+            except BaseException as error:
+                self.result.set_exception(error)
 
     def refuse(self, error: Exception) -> None:
         """End the job without running it."""
-        self.error = error
-        self._finish()
-
-    def _finish(self) -> None:
-        if self._done is not None and not self.token.is_cancelled:
-            self._done(self)
+        if self.result.set_running_or_notify_cancel():
+            self.result.set_exception(error)
 
 
 class _Lane:
@@ -85,17 +76,15 @@ class _Lane:
         self.num_threads = 0  # that run jobs now
 
     def next_job(self) -> Job | None:
-        """The job to run now, which counts as running from now on."""
+        """Return the job to run now, which counts as running from now on."""
         job = self.waiting.pop(lambda client: self.running[client] < self.max_per_client)
         if job is not None:
             self.running[job.client] += 1
         return job
 
     def ended(self, job: Job, seconds: float) -> None:
-        """A job ended after this time."""
-        self.running[job.client] -= 1
-        if not self.running[job.client]:
-            del self.running[job.client]
+        """Note that a job ended after this time."""
+        self.running -= Counter((job.client,))
         self.waiting.charge(job.client, max(0.0, seconds - job.cost))
 
 
@@ -120,12 +109,10 @@ class WorkQueue:
     def num_running(self) -> int:
         return self._short.running.total() + self._long.running.total()
 
-    def submit(
-        self, client: str, work: Work[Any], *, cost: float, done: Callable[[Job], None] | None = None
-    ) -> Job:
+    def submit(self, client: str, work: Work[Any], *, cost: float) -> Job:
         """Queue work. Raises `TooBusy` if too much of this client's work waits."""
         lane = self._short if cost <= SHORT_SECONDS else self._long
-        job = Job(lane, client, work, cost, done)
+        job = Job(lane, client, work, cost)
         refused = None
         with self._lock:
             lane.waiting.push(client, job, cost)
@@ -141,36 +128,20 @@ class WorkQueue:
         return job
 
     async def run(self, client: str, work: Work[T], *, cost: float = 0.001) -> T:
-        """The result of the work. If this task is cancelled, so is the work."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def settle(job: Job) -> None:
-            if future.done():
-                return
-            if job.error is not None:
-                future.set_exception(job.error)
-            else:
-                future.set_result(job.result)
-
-        def done(job: Job) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(settle, job)
-
-        job = self.submit(client, work, cost=cost, done=done)
+        """Return the result of the work. If this task is cancelled, so is the work."""
+        job = self.submit(client, work, cost=cost)
         try:
-            return await future
+            result: T = await asyncio.wrap_future(job.result)
         except asyncio.CancelledError:
             self.cancel(job)
             raise
+        return result
 
-    def cancel(self, job: Job) -> bool:
-        """Give a job up: a waiting one never starts, a running one is told to end. Whether it was
-        still waiting."""
+    def cancel(self, job: Job) -> None:
+        """Give a job up: a waiting one never starts, a running one is told to end."""
         with self._lock:
-            was_waiting = job.lane.waiting.remove(job.client, job)
+            job.lane.waiting.remove(job.client, job)
         job.token.cancel()
-        return was_waiting
 
     def close(self) -> None:
         """Start nothing more."""
