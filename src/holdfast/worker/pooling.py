@@ -68,8 +68,7 @@ def _normalized(vector: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @contextmanager
 def _default_environment() -> Iterator[None]:
-    """Round to nearest and keep subnormal numbers, whatever the caller's thread does. Infinite and
-    undefined numbers are no warning: `finish` finds them."""
+    """Round to nearest and keep subnormal numbers. Infinite and undefined numbers are no warning."""
     saved = fp_environment.enter_default()
     try:
         with np.errstate(all="ignore"):
