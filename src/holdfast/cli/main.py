@@ -14,7 +14,7 @@ from typer.main import get_command, get_group
 
 from holdfast.cli.console import show_error
 from holdfast.cli.help_format import App, HelpGroup
-from holdfast.core.other_engines import command_hint, option_hint
+from holdfast.engine.other_engines import command_hint, option_hint
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.version import __version__
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.core.extension import NewExtension
 from holdfast.core.step_plan import SAMPLED_RING_SIZE
 from holdfast.errors import ConfigError
+from holdfast.scheduler.extension import NewExtension
 
 DeterminismMode = Literal["auto", "verify", "off"]
 Speculation = Literal["off", "ngram"]

@@ -25,7 +25,6 @@ from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 
-from holdfast.core.extension import RequestExtension
 from holdfast.core.pooling import HiddenStates, Pooling
 from holdfast.core.request import AnswerText, Prepared, branch_seed
 from holdfast.core.results import Determinism, Stats
@@ -38,6 +37,7 @@ from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
 from holdfast.scheduler.confirm_log import ConfirmLog
+from holdfast.scheduler.extension import RequestExtension
 from holdfast.scheduler.ngram_proposer import NgramProposer
 from holdfast.scheduler.token_log import TokenLog
 

@@ -19,13 +19,13 @@ from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.core.extension import NewExtension, TokensOf
 from holdfast.core.request import Request
 from holdfast.core.results import Thought, ThoughtIds
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent import Sent
 from holdfast.core.step_plan import Span
 from holdfast.errors import InvalidRequest
+from holdfast.scheduler.extension import NewExtension, TokensOf
 from holdfast.thinking.predictor import ThoughtPredictor
 
 if TYPE_CHECKING:
