@@ -1,10 +1,5 @@
-<<<<<<< HEAD
 """What a model may add to a pass besides the decoder; a plain model has none. The scheduler's side is
-`holdfast.core.extension`."""
-=======
-"""What a model may add to a pass besides the decoder. `holdfast.thinking.runner.ThoughtRunner` is the only
-`PassExtension`; a plain model has none. The scheduler's side is `holdfast.scheduler.extension`."""
->>>>>>> main
+`holdfast.scheduler.extension`."""
 
 from collections.abc import Callable
 from typing import Protocol
