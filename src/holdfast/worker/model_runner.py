@@ -27,7 +27,7 @@ from holdfast.core.step_plan import (
 from holdfast.models.decoder import Decoder, LayerHook
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.settings_guard import SettingsGuard, without_modes
+from holdfast.numerics.settings_guard import our_settings, without_contexts
 from holdfast.worker.cuda_graphs import CudaGraphs, CudaRecorder, Progress
 from holdfast.worker.extension import PassExtension
 from holdfast.worker.head import HeadGraphs, HeadTokens, LastLayer
@@ -72,7 +72,6 @@ class ModelRunner:
         self._group = config.num_heads // config.num_kv_heads
         self._max_logits_tokens = max_logits_tokens(self._device)
         self._certified_head = backend.can.certifies_head
-        self._own_workers = backend.can.uses_torch_workers
         self._stream = DeviceStream(self._device)
         self._ring = SampledRing(self._device)
         history = backend.new_token_history(store.num_pages)
@@ -93,20 +92,17 @@ class ModelRunner:
     def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
         """Enqueue the passes of a plan in order. Return a function that waits for them and reads their
         results. Once this returns or raises, the plan's grammars are not used any more."""
-        with self._settings(), torch.inference_mode(), self._stream.entered():
+        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
             copies = HostCopies(self._device)
             started = [self._start_pass(pass_, copies) for pass_ in plan.passes]
             copies.finish()
 
         def read() -> list[PassResult]:
-            with without_modes():
+            with without_contexts():
                 copies.wait()
                 return [each() for each in started]
 
         return read
-
-    def _settings(self) -> SettingsGuard:
-        return SettingsGuard(self._device, own_workers=self._own_workers)
 
     def capture(
         self,
@@ -123,7 +119,7 @@ class ModelRunner:
             return
         page_size = self._decoder.backend.page_size
         max_pages = min(self._store.num_pages, -(-max_len // page_size))
-        with self._settings(), torch.inference_mode(), self._stream.entered():
+        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
             recorder = CudaRecorder(self._stream.cuda)
             if self._extension is not None:
                 self._extension.capture(max((*sizes, *canonical_sizes)), recorder)
@@ -135,12 +131,12 @@ class ModelRunner:
 
     def capture_next(self) -> bool:
         """Capture one more graph that no pass has used yet. Return False if there is none."""
-        with self._settings(), torch.inference_mode(), self._stream.entered():
+        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
             return self._graphs.capture_next() or self._head_graphs.capture_next()
 
     def list_kernels(self) -> tuple[str, ...]:
         """Return the names of the GPU kernels of passes. They must have run once."""
-        with self._settings(), torch.inference_mode(), self._stream.entered():
+        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
             return tuple(sorted(self._graphs.list_kernels() | self._head_graphs.list_kernels()))
 
     def release(self) -> None:
