@@ -35,7 +35,7 @@ from holdfast.worker.input_batch import DeviceBatch, InputBatch, PageTableCache,
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.logits import Masks, batch_slices, gather_logprobs, max_logits_tokens
 from holdfast.worker.logits_processors.device_history import DeviceTokens
-from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
+from holdfast.worker.logits_processors.token_masks import GrammarMaskWorker
 from holdfast.worker.pooling import PooledStates, pool
 from holdfast.worker.sampler import SampledTokens, sample
 from holdfast.worker.spot_check import SpotCheck
@@ -58,11 +58,8 @@ def _release_all() -> None:
 
 
 class ModelRunner:
-    """Runs a decoder over a KV store, with what the model adds to a pass.
-
-    What an extension finds is awaited when a pass is started, so the plans of such a model are never in
-    flight.
-    """
+    """Runs a decoder over a KV store, with what the model adds to a pass. What an extension finds is awaited
+    when a pass is started, so the plans of such a model are never in flight."""
 
     def __init__(self, decoder: Decoder, store: KVStore, extension: PassExtension | None = None) -> None:
         self._decoder = decoder
@@ -93,11 +90,8 @@ class ModelRunner:
         return self.start(plan)()
 
     def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
-        """Enqueue the passes of a plan in order. Returns a function that waits for them and reads
-        their results.
-
-        Once this returns or raises, the plan's grammars are not used any more.
-        """
+        """Enqueue the passes of a plan in order. Return a function that waits for them and reads their
+        results. Once this returns or raises, the plan's grammars are not used any more."""
         with our_settings(self._device), torch.inference_mode(), self._stream.entered():
             copies = HostCopies(self._device)
             started = [self._start_pass(pass_, copies) for pass_ in plan.passes]
@@ -119,8 +113,8 @@ class ModelRunner:
         max_len: int = 32768,
         lazily: bool = False,
     ) -> None:
-        """Capture CUDA graphs for passes of these padded sizes, with requests of up to max_len.
-        Does nothing on a CPU. lazily: each when it is first used."""
+        """Capture CUDA graphs for passes of these padded sizes, with requests of up to max_len. On a CPU do
+        nothing. lazily: each when it is first used."""
         if self._stream.cuda is None:
             return
         page_size = self._decoder.backend.page_size
@@ -136,7 +130,7 @@ class ModelRunner:
             self._head_graphs.capture(output, sizes, canonical_sizes, recorder, lazily=lazily)
 
     def capture_next(self) -> bool:
-        """Capture one more graph that no pass has used yet. False: there is none."""
+        """Capture one more graph that no pass has used yet. Return False if there is none."""
         with our_settings(self._device), torch.inference_mode(), self._stream.entered():
             return self._graphs.capture_next() or self._head_graphs.capture_next()
 
@@ -196,8 +190,8 @@ class ModelRunner:
         )
 
     def _prefers_short_tiles(self, pass_: Pass) -> bool:
-        """Return whether short tiles in a CUDA graph cost less than tall ones without a graph. Every
-        short tile reads all positions before it. Spot checks are rare and always take short tiles."""
+        """Return whether short tiles in a CUDA graph cost less than tall ones without a graph: every tile
+        reads all positions before it. Spot checks are rare and always take short tiles."""
         tile_tokens = self._decoder.backend.tile_tokens(1, self._group) or 1
         num_reads = sum(
             -(-span.num_tokens // tile_tokens) * span.stop for span in pass_.spans if span.num_tokens > 1
@@ -222,25 +216,22 @@ class ModelRunner:
         if size is None:
             sent = send_batch(batch, pass_.num_tokens_padded, self._device)
             self._read_ring(batch, sent)
-            layer_hook = None if extension is None else extension.hook(sent.forward, given)
-            if not self._last_layer.is_separate(pass_.num_tokens_padded, len(batch.logits_indices)):
-                hidden = self._decoder.forward(
-                    sent.forward, layers, canonical=canonical, layer_hook=layer_hook
-                )
-                if batch.logits_come_first:
-                    return sent, hidden[: len(batch.logits_indices)], None
-                return sent, hidden[sent.logits_indices], None
-            body = self._decoder.forward_body(
-                sent.forward, layers, canonical=canonical, layer_hook=layer_hook
-            )
-            return sent, self._last_layer.run(batch, sent, body, canonical=canonical, exact=exact), None
-        sent = self._graphs.load(batch, size, canonical=canonical)
-        self._read_ring(batch, sent)
-        if extension is not None and given is not None:
-            extension.load(given, size)
-        hidden = self._graphs.replay(size, canonical=canonical)
-        if self._last_layer.is_separate(size):
-            body = self._graphs.residual(size), hidden
+            hook = None if extension is None else extension.hook(sent.forward, given)
+            is_separate = self._last_layer.is_separate(pass_.num_tokens_padded, len(batch.logits_indices))
+            if is_separate:
+                body = self._decoder.forward_body(sent.forward, layers, canonical=canonical, layer_hook=hook)
+            else:
+                hidden = self._decoder.forward(sent.forward, layers, canonical=canonical, layer_hook=hook)
+        else:
+            sent = self._graphs.load(batch, size, canonical=canonical)
+            self._read_ring(batch, sent)
+            if extension is not None and given is not None:
+                extension.load(given, size)
+            hidden = self._graphs.replay(size, canonical=canonical)
+            is_separate = self._last_layer.is_separate(size)
+            if is_separate:
+                body = self._graphs.residual(size), hidden
+        if is_separate:
             return sent, self._last_layer.run(batch, sent, body, canonical=canonical, exact=exact), None
         if batch.logits_come_first:
             return sent, hidden[: len(batch.logits_indices)], size
@@ -281,7 +272,7 @@ class ModelRunner:
     def _collect(
         self, found: Sequence[SampledTokens | HeadTokens], spans: Sequence[Span], sent: DeviceBatch
     ) -> Callable[[], Samples]:
-        """Write the sampled tokens to the ring. Returns a function that reads them by span."""
+        """Write the sampled tokens to the ring. Return a function that reads them by span."""
         self._write_ring(found, sent)
         is_one_each = all(span.num_sampled == 1 for span in spans)
 
@@ -327,12 +318,10 @@ class ModelRunner:
 
 
 class SampledRing:
-    """The last sampled tokens of every request, on the device, for passes that are already
-    enqueued.
+    """The last sampled tokens of every request, on the device, for passes that are already enqueued.
 
-    A table int64 [request indices, SAMPLED_RING_SIZE]: the token at position p of a request is in
-    column p % SAMPLED_RING_SIZE of its row. It grows with the request indices in use. NO_TOKEN is
-    embedded as token 0; the result is discarded, because the request has ended.
+    A table int64 [request indices, SAMPLED_RING_SIZE], as `core/step_plan.py` says. NO_TOKEN is embedded
+    as token 0; the result is discarded, because the request has ended.
     """
 
     def __init__(self, device: torch.device) -> None:
