@@ -113,12 +113,6 @@ def test_server_without_a_key_has_no_public_key(thinking_server: Server) -> None
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "no_receipt_key"
 
 
-def test_receipt_with_a_forced_thought_replays(thinking_server: Server) -> None:
-    made = complete(thinking_server, forced_thoughts={"0": [70]}, return_receipt=True)
-    replayed = thinking_server.post("/v1/replay", {"receipt": made["holdfast"]["receipt"]}).json()
-    assert replayed["same"] and replayed["compared"]
-
-
 @pytest.mark.parametrize(
     ("body", "expected_message"),
     [
@@ -139,16 +133,6 @@ def test_invalid_thinking_fields_are_refused(
     answer = thinking_server.post(path, {**request, **body})
     assert answer.status_code == 400, answer.text
     assert expected_message in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("how", [{}, {"think": False}, {"forced_thoughts": {"0": [7], "2": []}}], ids=str)
-def test_score_uses_the_same_thoughts(thinking_server: Server, how: dict[str, Any]) -> None:
-    answer = complete(thinking_server, logprobs=0, return_token_ids=True, **how)["choices"][0]
-    request = {"prompt": PROMPT, "completion": answer["token_ids"]}
-    scored = thinking_server.post("/v1/score", {**request, **how}).json()
-    assert scored["logprobs"] == answer["logprobs"]["token_logprobs"]
-    if how:
-        assert thinking_server.post("/v1/score", request).json()["logprobs"] != scored["logprobs"]
 
 
 def test_other_models_have_no_thoughts_field(tiny_server: Server) -> None:
