@@ -15,11 +15,7 @@ from holdfast.engine.engine import PlanRunner
 
 
 class FaultyProposer:
-    """Runs plans and replaces each candidate with the given probability.
-
-    The replacement is a random token, which a grammar may not allow, or one of `ends`: tokens that
-    end an answer.
-    """
+    """Replace candidates by random tokens, which a grammar may not allow, or by one of `ends`."""
 
     def __init__(
         self, runner: PlanRunner, vocab_size: int, chance: float, *, seed: int = 0, ends: Sequence[int] = ()

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 MODEL_HELP = "Folder, .gguf file, Hugging Face id or built-in name. Default: the default model."
 
-ModelOption = Annotated[str | None, typer.Option("--model", "-m", help=MODEL_HELP, show_default=False)]
-ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)]
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", help=MODEL_HELP)]
+ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP)]
 
 ENGINE = EngineConfig()
 
