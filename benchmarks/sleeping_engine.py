@@ -148,7 +148,7 @@ def build_sleeping(config: EngineConfig, times: StepTime) -> Engine:
     max_len = opened.limits.max_model_len
     num_positions = max(max_len, schedule.max_num_seqs * min(max_len, _KV_POSITIONS))
     key = None if config.receipt_key is None else SigningKey.read(Path(config.receipt_key).expanduser())
-    fingerprint = _KnownFingerprint(_fingerprint(opened, times))
+    fingerprint = _fingerprint(opened, times)
     machine = describe_machine("cpu", "sleeping engine", cpu_name(), ())
     return Engine(
         Scheduler(schedule, PagePool(-(-num_positions // _PAGE_SIZE) + 1, _PAGE_SIZE)),
@@ -157,7 +157,7 @@ def build_sleeping(config: EngineConfig, times: StepTime) -> Engine:
         opened.limits,
         None,
         _NoGrammars(),
-        ReceiptFactory(fingerprint, config.model, machine, key),
+        ReceiptFactory(lambda: fingerprint, config.model, machine, key),
     )
 
 
@@ -192,23 +192,13 @@ def _schedule(config: EngineConfig) -> SchedulerConfig:
 
 
 def _fingerprint(opened: OpenedModel, times: StepTime) -> Fingerprint:
-    return Fingerprint(
+    return Fingerprint.of(
         {
             "weights": f"sleeping, {1e3 * times.step:g} ms a step, {1e6 * times.token:g} us a token",
             "dtype": opened.config.dtype,
             "tokenizer": opened.tokenizer.digest(),
         }
     )
-
-
-class _KnownFingerprint:
-    """In place of a `FingerprintTask`: there are no weights to hash."""
-
-    def __init__(self, fingerprint: Fingerprint) -> None:
-        self._fingerprint = fingerprint
-
-    def get(self) -> Fingerprint:
-        return self._fingerprint
 
 
 class _NoGrammars:

@@ -42,7 +42,6 @@ DECIDES_NOTHING = {
     "thinking/predictor.py": "proposes candidates, which are verified",
     "worker/device.py": "describes the device for the fingerprint",
     "worker/extension.py": "names the hooks of a pass",
-    "worker/gpu_presence.py": "refuses a device that is not there",
     "worker/spot_check.py": "compares",
 }
 COMPONENT_OF = {  # the first pattern that fits

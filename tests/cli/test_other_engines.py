@@ -7,7 +7,7 @@ import pytest
 from typer.main import get_command
 
 from holdfast.cli.main import app
-from holdfast.core import other_engines
+from holdfast.engine.other_engines import answers, option_hint
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,14 @@ def test_mistyped_words_are_answered_with_the_near_one(holdfast, arguments, near
 def test_hints_name_what_exists():
     group = get_command(app)
     commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
-    assert not set(other_engines.COMMANDS) & set(commands)
+    assert not set(answers("commands")) & set(commands)
     options = {
         name
         for one in commands.values()
         for param in one.params
         for name in (*param.opts, *param.secondary_opts)
     }
-    assert {ours.split(",")[0] for ours in other_engines.OPTIONS.values()} <= options
+    assert {ours.split(",")[0] for ours in answers("options").values()} <= options
 
 
 def test_vllm_flags_of_the_documentation_exist_or_have_a_hint():
@@ -69,6 +69,4 @@ def test_vllm_flags_of_the_documentation_exist_or_have_a_hint():
     serve = get_command(app).get_command(None, "serve")
     options = {name for param in serve.params for name in (*param.opts, *param.secondary_opts)}
     assert len(flags) > 40
-    assert {
-        one for one in flags - options if other_engines.option_hint("serve", one, options) is None
-    } == set()
+    assert {one for one in flags - options if option_hint("serve", one, options) is None} == set()

@@ -35,7 +35,7 @@ def compare(holdfast, tmp_path, monkeypatch):
 def other_threads(receipt):
     parts = {**PARTS.parts, "settings": {**PARTS.parts["settings"], "threads": 4}}
     engine = {**receipt["engine"], "num_threads": 4}
-    return resealed(receipt, fingerprint=Fingerprint(parts).as_dict(), engine=engine)
+    return resealed(receipt, fingerprint=Fingerprint.of(parts).as_dict(), engine=engine)
 
 
 def test_equal_receipts_exit_with_0(compare):

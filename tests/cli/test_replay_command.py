@@ -140,7 +140,7 @@ def test_force_compares_despite_another_fingerprint(holdfast, made, write, tmp_p
     stranger = copy.deepcopy(made)
     stranger["fingerprint"]["parts"]["recipe"]["version"] = "1"
     stranger = receipts.resealed(
-        stranger, fingerprint=Fingerprint(stranger["fingerprint"]["parts"]).as_dict()
+        stranger, fingerprint=Fingerprint.of(stranger["fingerprint"]["parts"]).as_dict()
     )
     result = holdfast("replay", write(stranger), "--force")
     assert result.exit_code == 0

@@ -51,7 +51,7 @@ def test_replay_of_several_choices_scores_and_echo(auto_llm: LLM, verify_llm: LL
         assert (again.num_choices, again.num_tokens, again.num_logprobs) == (
             3,
             48,
-            48 + len(receipt.prompt_ids or ()) - 1,
+            48 + len(receipt.prompt.token_ids or ()) - 1,
         )
 
 
@@ -65,11 +65,11 @@ def score_of(llm: LLM) -> dict[str, Any]:
 
 def test_replay_of_a_score(auto_llm: LLM, verify_llm: LLM) -> None:
     receipt = parse_receipt(score_of(auto_llm))
-    assert receipt.prompt_logprobs is not None and receipt.prompt_ids is not None
+    assert receipt.prompt_logprobs is not None and receipt.prompt.token_ids is not None
     num_prompt = len(auto_llm.engine.tokenizer.encode(PROMPT))
     assert receipt.prompt_logprobs.first == num_prompt and receipt.read_len is None
     again = replay(verify_llm, receipt)
-    assert again.same and again.num_logprobs == len(receipt.prompt_ids) - num_prompt
+    assert again.same and again.num_logprobs == len(receipt.prompt.token_ids) - num_prompt
 
 
 def test_replay_uses_the_reported_seed(auto_llm: LLM) -> None:
@@ -250,7 +250,7 @@ def test_another_grammar_library_is_named(auto_llm: LLM, part: str, monkeypatch:
     (line,) = structured.differences(engine)
     assert line.startswith(f"grammar.{part}: {getattr(other, part)[:3]}") and "in the receipt" in line
     assert plain.differences(engine) == []
-    assert compare_engines(structured, replace(structured, grammar=other)) != []
+    assert compare_engines(structured, msgspec.structs.replace(structured, grammar=other)) != []
     assert compare_engines(structured, plain) == []
     with pytest.raises(InvalidRequest, match=f"another engine .grammar.{part}"):
         auto_llm.continue_answer(unfinished(made), max_tokens=16)

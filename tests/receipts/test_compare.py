@@ -1,11 +1,10 @@
 """The first difference between two receipts is located and named."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from holdfast import SamplingParams
 from holdfast.receipts.compare import compare
@@ -18,18 +17,18 @@ BASE = parse_receipt(receipt_of(SamplingParams(max_tokens=16, n=2, deterministic
 
 def with_choice(index: int, **changes: Any) -> Receipt:
     choices = list(BASE.choices)
-    choices[index] = msgspec.structs.replace(choices[index], **changes)
+    choices[index] = replace(choices[index], **changes)
     return replace(BASE, choices=tuple(choices))
 
 
 def bits(index: int, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> LogprobBits:
     before = BASE.choices[index].logprobs
     assert before is not None
-    return msgspec.structs.replace(before, bits=change(before.bits))
+    return replace(before, bits=change(before.bits))
 
 
 def scored(first: int, *bits: str, digest: str = "") -> Receipt:
-    return replace(BASE, prompt_logprobs=PromptLogprobBits(first, LogprobBits(bits, digest)))
+    return replace(BASE, prompt_logprobs=PromptLogprobBits(bits, digest, first))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,7 @@ def test_first_difference(
     ("expected", "got"),
     [
         (BASE, BASE),
-        (BASE, replace(BASE, mode="certified", counts={}, seed=99)),
+        (BASE, replace(BASE, mode="certified", counts={}, seed_text="99")),
         (with_choice(1, logprobs=None), BASE),  # an ordinary request that did not ask for them
         (BASE, with_choice(1, logprobs=None)),
     ],

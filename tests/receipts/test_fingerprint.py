@@ -306,7 +306,7 @@ def start_process(folder: Path, threads: int, kernels: str, **environment: str) 
 def fingerprint_from(process: "subprocess.Popen[str]") -> Fingerprint:
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0
-    return Fingerprint(json.loads(output))
+    return Fingerprint.of(json.loads(output))
 
 
 def test_other_processes_agree_and_settings_differences_are_listed(plain: Fingerprint, folder: Path) -> None:
@@ -348,18 +348,18 @@ IDLE: dict[str, Any] = {
 def test_every_config_field_is_included_or_excluded(folder: Path) -> None:
     assert {one.name for one in dataclasses.fields(DecoderConfig)} == {*CHANGES, *IDLE}
     config = open_checkpoint(folder).config
-    before = Fingerprint(config_parts(config, [0]))
+    before = Fingerprint.of(config_parts(config, [0]))
     for name, value in CHANGES.items():
-        changed = Fingerprint(config_parts(dataclasses.replace(config, **{name: value}), [0]))
+        changed = Fingerprint.of(config_parts(dataclasses.replace(config, **{name: value}), [0]))
         assert different_parts(changed, before) == [name]
     for name, value in IDLE.items():
-        assert Fingerprint(config_parts(dataclasses.replace(config, **{name: value}), [0])) == before
-    assert different_parts(Fingerprint(config_parts(config, [0, 2])), before) == ["eos_token_ids"]
+        assert Fingerprint.of(config_parts(dataclasses.replace(config, **{name: value}), [0])) == before
+    assert different_parts(Fingerprint.of(config_parts(config, [0, 2])), before) == ["eos_token_ids"]
 
 
 def test_rope_scaling_differences_are_listed_by_field(folder: Path) -> None:
     def parts(scaling: Any) -> Fingerprint:
-        return Fingerprint(config_parts(dataclasses.replace(config, rope_scaling=scaling), [0]))
+        return Fingerprint.of(config_parts(dataclasses.replace(config, rope_scaling=scaling), [0]))
 
     config = open_checkpoint(folder).config
     assert different_parts(parts(YarnRope(2.0, 128)), parts(YarnRope(2.0, 256))) == [
@@ -385,7 +385,7 @@ def test_library_versions_depend_on_the_backend() -> None:
 
 def test_integral_floats_equal_integers() -> None:
     def digest(value: Any) -> str:
-        return Fingerprint({"a": value}).digest
+        return Fingerprint.of({"a": value}).digest
 
     assert digest({"b": 1.0, "c": [2.0]}) == digest({"c": [2], "b": 1})
     assert len({digest(1.5), digest(1), digest(True), digest("1")}) == 4
@@ -406,7 +406,7 @@ def test_integral_floats_equal_integers() -> None:
     ],
 )
 def test_differences_of_unusual_values(mine: Any, theirs: Any, lines: list[str]) -> None:
-    assert Fingerprint(mine).differences(Fingerprint(theirs)) == lines
+    assert Fingerprint.of(mine).differences(Fingerprint.of(theirs)) == lines
 
 
 class Slow:

@@ -127,7 +127,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("signature", "A" * 86 + "==", "it must have a signer and a signature, or neither"),
     ("signature", "A" * 85 + "B==", "signature: expected `str` matching regex"),
     ("seal", "0" * 64, "its seal is broken: something was changed after it was made"),
-    ("fingerprint.parts.x", (1 << 53) + 1, "the fingerprint has no digest: it has a number that is no double"),
+    ("fingerprint.parts.x", (1 << 53) + 1, "fingerprint: it has no digest: it has a number that is no double"),
     ("settings.__class__", "x", "settings contains '__class__', which this version does not know"),
     ("settings.temperature", -1, "temperature must be a finite number"),
     ("settings.n", 10**9, "n must be from"),
@@ -202,7 +202,7 @@ def test_score_logprobs_start_anywhere_and_end_with_the_prompt() -> None:
     )
     read = read_receipt(json.dumps(score)).prompt_logprobs
     assert read is not None
-    assert (read.first, len(read.logprobs.bits)) == (2, 1)
+    assert (read.first, len(read.bits)) == (2, 1)
     shifted = {**score, "prompt_logprobs": {**score["prompt_logprobs"], "first": 1}}
     assert "there are 1 prompt_logprobs, but 2 tokens from position 1 on" in refused(json.dumps(shifted))
     shifted["prompt_logprobs"] = {**score["prompt_logprobs"], "digest": "0" * 64}

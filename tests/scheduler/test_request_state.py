@@ -13,8 +13,9 @@ from holdfast.core.step_plan import NO_TOKEN, Sampled, Span, TokenLogprob
 from holdfast.errors import AnswerFailed, NotFinite, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.prefix_cache import PrefixCache
+from holdfast.scheduler import commit
+from holdfast.scheduler.confirm_log import ConfirmLog
 from holdfast.scheduler.request_state import FIRST_WINDOW, LIVE, TRANSITIONS, Phase, RequestState
-from holdfast.scheduler.sent_tokens import SentTokens
 from holdfast.scheduler.spans import candidate_span, canonical_span
 from holdfast.scheduler.verification import verify
 from scheduler.driver import PAGE_SIZE, StopAt
@@ -38,7 +39,8 @@ def apply(
 ) -> tuple[int, ...]:
     """What is new to the client after a pass that sampled these tokens."""
     samples = tuple(Sampled(token_id) for token_id in token_ids)
-    new, _ = state.apply(verify(state, span, samples, is_canonical=canonical, is_certified=certified))
+    outcome = verify(state, span, samples, is_canonical=canonical, is_certified=certified)
+    new, _ = commit.apply(state, outcome)
     return tuple(sample.token_id for sample in new)
 
 
@@ -58,7 +60,7 @@ def propose(state: RequestState, *token_ids: int) -> None:
         assert apply(state, candidate_span(state), token_id, canonical=False) == ()
 
 
-def judge(state: RequestState, *canonical: int) -> tuple[int, ...]:
+def decide(state: RequestState, *canonical: int) -> tuple[int, ...]:
     state.page_table.grow(state.tokens.total_len)
     state.move(Phase.VERIFY)
     return apply(state, canonical_span(state, 64), *canonical)
@@ -89,7 +91,7 @@ def test_rollback_truncates_to_the_first_mismatch(wrong_at: int) -> None:
     propose(state, 60, 61, 62)
     canonical = [60, 61, 62, 63]
     canonical[wrong_at] = 77
-    assert judge(state, *canonical) == tuple(canonical[: wrong_at + 1])
+    assert decide(state, *canonical) == tuple(canonical[: wrong_at + 1])
     assert state.tokens.num_candidates == 0
     assert state.canonical_len == state.computed_len == state.tokens.committed_len - 1
     assert len(state.page_table) == -(-state.tokens.committed_len // PAGE_SIZE)
@@ -103,7 +105,7 @@ def test_rollback_frees_pages() -> None:
     propose(state, 60, 61, 62, 63, 64)  # positions 4 .. 8, in pages 1 and 2
     state.page_table.grow(state.tokens.total_len)
     assert len(state.page_table) == 3
-    assert judge(state, 77, 0, 0, 0, 0, 0) == (77,)
+    assert decide(state, 77, 0, 0, 0, 0, 0) == (77,)
     assert len(state.page_table) == 2
     assert state.page_table._pool.num_held == 2
 
@@ -111,7 +113,7 @@ def test_rollback_frees_pages() -> None:
 def test_stop_string_inside_a_window_ends_the_answer() -> None:
     state = prefilled(text=StopAt(3))
     propose(state, 60, 61, 62)
-    assert judge(state, 60, 61, 62, 63) == (60, 61)
+    assert decide(state, 60, 61, 62, 63) == (60, 61)
     assert (state.phase, state.finish_reason) == (Phase.FINISHED, "stop")
     assert (state.stats.accepted, state.stats.rolled_back, state.stats.canonical_tokens) == (2, 1, 1)
 
@@ -120,7 +122,7 @@ def test_stop_token_before_min_tokens_does_not_end_the_answer() -> None:
     state = prefilled(min_tokens=3, eos=60)
     assert state.sampling.suppressed_ids == (60,)
     propose(state, 60, 61)
-    assert judge(state, 60, 61, 62) == (60, 61, 62)
+    assert decide(state, 60, 61, 62) == (60, 61, 62)
     assert state.phase is Phase.VERIFY
     ignoring = make(min_tokens=3, ignore_eos=True, stop_token_ids=[4])
     assert ignoring.sampling.suppressed_ids == (4,)
@@ -134,16 +136,16 @@ def test_window_grows_when_accepted_and_shrinks_when_rejected() -> None:
         ids = range(200, 200 + state.window_cap)
         propose(state, *ids)
         assert state.is_window_due
-        judge(state, *ids, 9)
+        decide(state, *ids, 9)
         state.move(Phase.DECODE)
         caps.append(state.window_cap)
     assert caps == [FIRST_WINDOW, 2, 4, 7, 7]
     propose(state, 1, 2, 3, 4, 5, 6, 7)
-    judge(state, 1, 2, 0, 0, 0, 0, 0, 0)
+    decide(state, 1, 2, 0, 0, 0, 0, 0, 0)
     assert state.window_cap == 2
     state.move(Phase.DECODE)
     propose(state, 1)
-    judge(state, 0, 0)
+    decide(state, 0, 0)
     assert state.window_cap == 1
 
 
@@ -188,7 +190,7 @@ def test_only_full_canonical_pages_are_cached() -> None:
     propose(state, 60, 61, 62)
     state.cache_pages()
     assert state.prefix_cursor._prefix_cache.num_pages == 0  # 3 canonical positions, 7 computed ones
-    judge(state, 60, 61, 62, 63)
+    decide(state, 60, 61, 62, 63)
     state.cache_pages()
     assert state.prefix_cursor._prefix_cache.num_pages == 1  # 7 canonical positions
     assert state.prefix_cursor._prefix_cache.root.children[(0, 1, 2, 50)].canonical == state.page_table[0]
@@ -203,24 +205,22 @@ def test_verify_changes_nothing(token_ids: tuple[int, ...]) -> None:
     state.page_table.grow(state.tokens.total_len)
     samples = tuple(Sampled(token_id) for token_id in token_ids)
     span = canonical_span(state, 64)
-    before = (
-        state.stats,
-        state.tokens.ids(0, 99),
-        state.tokens.committed_len,
-        state.canonical_len,
-        state.page_table.pages,
-    )
-    text = list(state._text.seen)  # type: ignore[attr-defined]
+
+    def parts() -> tuple[object, ...]:
+        text, tokens = list(state.text.seen), state.tokens  # type: ignore[attr-defined]
+        return (
+            state.stats,
+            tokens.ids(0, 99),
+            tokens.committed_len,
+            state.canonical_len,
+            state.page_table.pages,
+            text,
+        )
+
+    before = parts()
     first = verify(state, span, samples, is_canonical=True)
     assert first == verify(state, span, samples, is_canonical=True)
-    after = (
-        state.stats,
-        state.tokens.ids(0, 99),
-        state.tokens.committed_len,
-        state.canonical_len,
-        state.page_table.pages,
-    )
-    assert (before, text) == (after, state._text.seen)  # type: ignore[attr-defined]
+    assert parts() == before
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_place_without_a_token_fails_the_request(
     """By the request's own settings, or because no logit is a number."""
     state = prefilled(**params)
     propose(state, 60, 61)
-    assert judge(state, 60, NO_TOKEN, 0) == (60,)
+    assert decide(state, 60, NO_TOKEN, 0) == (60,)
     assert state.phase is Phase.FAILED and type(state.failure) is failure
 
 
@@ -275,7 +275,7 @@ def test_unknown_logprobs_are_not_compared() -> None:
     """Those of a client's own tokens, until this engine has computed them."""
     sent = Sent()
     sent.add(Delta(token_ids=(5, 6), token_logprobs=(math.nan, -1.0)))
-    tokens = SentTokens(keeps=True)
+    tokens = ConfirmLog(keeps=True)
     tokens.restore(sent)
     five, six = (Sampled(id_, TokenLogprob(id_, -2.0)) for id_ in (5, 6))
     assert tokens.confirms(1, five) and not tokens.confirms(1, six) and not tokens.confirms(2, six)

@@ -1,4 +1,4 @@
-"""OpenAI's client with the default model: chat, streams, logprobs, JSON, tools, determinism."""
+"""OpenAI's client with the default model: logprobs and determinism."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,14 +22,16 @@ def client(smollm2_server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_tokenizer_info_of_the_default_model(smollm2_server: Server) -> None:
-    """In this file, so that one server of the default model is enough."""
-    info = smollm2_server.get("/tokenizer_info").json()
-    assert info["eos_token"] == "<|im_end|>" and info["bos_token"] == "<|im_start|>"
-    for text in (info["eos_token"], info["bos_token"]):
-        answer = smollm2_server.post("/tokenize", {"prompt": text, "add_special_tokens": False})
-        assert len(answer.json()["tokens"]) == 1
-    assert "<|im_start|>" in info["chat_template"] and not info["add_bos_token"]
+def test_logprobs(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="smollm2", messages=QUESTION, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None and len(logprobs.content) == 6
+    for one in logprobs.content:
+        assert len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob == one.logprob <= 0
+        assert bytes(one.bytes or ()).decode() == one.token
+    assert "".join(one.token for one in logprobs.content) == answer.choices[0].message.content
 
 
 def test_deterministic_request_is_bitwise_equal_under_load(client: openai.OpenAI) -> None:

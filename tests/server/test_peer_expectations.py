@@ -20,13 +20,14 @@ VLLM = "vLLM tests/entrypoints/openai/"
 VLLM_TESTS = "vLLM tests/"
 SGLANG = "SGLang test/"
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+TOKEN = 70  # any that is not special
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
 PREFILL = [{"role": "user", "content": "the best book"}, {"role": "assistant", "content": "Whill"}]
 PROMPT = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
 FORCED = {"structured_outputs": {"choice": ["yes#no"]}, "max_tokens": 20}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 CONTINUOUS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
 YES = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
 FINITE = {"type": "object", "properties": {"in": YES}, "required": ["in"]}
 FINITE_TOOL = {"type": "function", "function": {"name": "g", "parameters": FINITE}}
@@ -73,6 +74,9 @@ ROWS = [
     Row(LLAMA + "test_chat_completion.py::test_completion_with_response_format", CHAT,
         {**HELLO, "max_tokens": 9, "response_format": {"type": "json_object", "schema": {"const": "42"}}},
         check=lambda answer: content(answer) == '"42"'),
+    Row(LLAMA + "test_chat_completion.py::test_completion_with_response_format", CHAT,
+        {**HELLO, "max_tokens": 40, "response_format": {"type": "json_object", "schema": SCHEMA}},
+        check=lambda answer: json.loads(content(answer)) == {"a": 1}),
     # objects that list their properties are closed, so answers of a finite schema end
     *[
         Row("OpenAI: strict schemas; xgrammar: strict_mode", CHAT,
@@ -80,9 +84,6 @@ ROWS = [
             check=lambda answer: (first(answer)["finish_reason"], json.loads(written(answer)).keys()) in ENDS)
         for body in (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": FINITE}}},
-            {"response_format": {"type": "json_object", "schema": FINITE}},
-            {"structured_outputs": {"json": FINITE}},
-            {"guided_json": json.dumps(FINITE)},
             {"tools": [FINITE_TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
             {"tools": [FINITE_TOOL], "tool_choice": "required", "parallel_tool_calls": False,
              "include_stop_str_in_output": True, "skip_special_tokens": False},
@@ -92,9 +93,6 @@ ROWS = [
     Row(LLAMA + "test_chat_completion.py::test_chat_template_continue_final_message_mutual_exclusion", CHAT,
         {**HELLO, "messages": PREFILL, "continue_final_message": True, "add_generation_prompt": True},
         400, "continue_final_message"),
-    Row("vLLM TokenizeChatRequest", TOKENIZE,
-        {"messages": PREFILL, "continue_final_message": True, "add_generation_prompt": True}, 400,
-        "continue_final_message"),
     # usage in streams
     Row(VLLM + "chat_completion/test_chat.py::test_chat_completion_stream_options", CHAT,
         {**HELLO, "stream": False, "stream_options": {"include_usage": None}}, 400, "stream_options"),
@@ -104,12 +102,20 @@ ROWS = [
         and all(one["usage"]["prompt_tokens"] + count == one["usage"]["total_tokens"]
                 for one, count in zip(chunks, counts(chunks), strict=True))
         and counts(chunks) == sorted(counts(chunks))),
+    Row(VLLM + "completion/test_completion.py::test_completion_stream_options", COMPLETIONS,
+        {**PROMPT, **CONTINUOUS, "min_tokens": 4}, check=lambda chunks: counts(chunks)[-2:] == [4, 4]),
     Row(SGLANG + "manual/openai_server/features/test_continuous_usage_stats.py::test_continuous_usage_stats_disabled",
         CHAT, {**HELLO, **USAGE}, check=lambda chunks: [bool(one["choices"]) for one in chunks if one["usage"]] == [False]),
     # the end of an answer
     Row(VLLM_TESTS + "detokenizer/test_stop_reason.py::test_stop_reason", COMPLETIONS,
         {**PROMPT, **FORCED, "stop": ["x", "#"]},
         check=lambda answer: (first(answer)["text"], first(answer)["stop_reason"]) == ("yes", "#")),
+    Row(VLLM_TESTS + "detokenizer/test_stop_reason.py::test_stop_reason", COMPLETIONS,
+        {**PROMPT, "allowed_token_ids": [TOKEN], "stop_token_ids": [TOKEN]},
+        check=lambda answer: (first(answer)["finish_reason"], first(answer)["stop_reason"]) == ("stop", TOKEN)),
+    Row(VLLM_TESTS + "detokenizer/test_stop_reason.py::test_stop_reason", COMPLETIONS,
+        {**PROMPT, "allowed_token_ids": [EOS]},
+        check=lambda answer: (first(answer)["finish_reason"], first(answer)["stop_reason"]) == ("stop", None)),
     Row(VLLM_TESTS + "detokenizer/test_stop_strings.py::test_stop_strings", COMPLETIONS,
         {**PROMPT, **FORCED, "stop": "#", "include_stop_str_in_output": True},
         check=lambda answer: first(answer)["text"] == "yes#"),
@@ -118,6 +124,13 @@ ROWS = [
     Row(SGLANG + "registered/openai_server/validation/test_matched_stop.py::test_finish_stop_eos", CHAT,
         {**HELLO, "allowed_token_ids": [EOS]},
         check=lambda answer: first(answer)["matched_stop"] == EOS),
+    Row(SGLANG + "registered/openai_server/validation/test_matched_stop.py::test_finish_length", CHAT,
+        {**HELLO, "min_tokens": 4},
+        check=lambda answer: (first(answer)["finish_reason"], first(answer)["matched_stop"]) == ("length", None)),
+    Row(VLLM + "completion/test_completion.py::test_completion_streaming", COMPLETIONS,
+        {**PROMPT, "stream": True, "min_tokens": 4},
+        check=lambda chunks: [one["choices"][0]["finish_reason"] for one in chunks] == [None] * 3 + ["length"]
+        and last_choice(chunks)["text"] != ""),
     Row(VLLM + "test_return_token_ids.py::test_chat_completion_with_emoji_and_token_ids", CHAT,
         {**HELLO, "allowed_token_ids": [EOS], "stream": True, "return_token_ids": True, "logprobs": True},
         check=lambda chunks: last_choice(chunks)["token_ids"] == [EOS]
@@ -138,6 +151,13 @@ ROWS = [
         {**HELLO, "logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True},
         check=lambda answer: [one["token"] for one in first(answer)["logprobs"]["content"]]
         == [f"token_id:{one}" for one in first(answer)["token_ids"]]),
+    *[
+        Row(VLLM + "chat_completion/test_chat.py::test_prompt_logprobs_chat", CHAT,
+            {**HELLO, "prompt_logprobs": count},
+            check=lambda answer: answer["prompt_logprobs"][0] is None
+            and len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"])
+        for count in (0, 1)
+    ],
     Row(VLLM + "completion/test_completion.py::test_prompt_logprobs_completion", COMPLETIONS,
         {**PROMPT, "prompt": ["A robot may not", "My name is"], "prompt_logprobs": 1},
         check=lambda answer: all(len(one["prompt_logprobs"]) > 1 for one in answer["choices"])),
@@ -161,7 +181,6 @@ ROWS = [
     Row("vLLM CompletionRequest", COMPLETIONS,
         {**PROMPT, "allowed_token_ids": [EOS], "ignore_eos": True, "max_tokens": 2, "skip_special_tokens": False},
         check=lambda answer: first(answer)["text"] == SPECIAL_TOKENS[EOS] * 2),
-    Row("vLLM CompletionRequest", COMPLETIONS, {**PROMPT, "stream": True, "prompt_logprobs": 1}, 400, "prompt_logprobs"),
     # another base URL
     Row(LLAMA + "test_chat_completion.py::test_chat_completion", "/chat/completions", HELLO, 404,
         "POST /v1/chat/completions"),

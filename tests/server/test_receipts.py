@@ -55,7 +55,7 @@ def with_prompt(receipt: dict[str, Any], ids: list[int]) -> dict[str, Any]:
 
 def with_fingerprint(receipt: dict[str, Any], parts: Any) -> dict[str, Any]:
     """With another fingerprint, and the digest of it."""
-    return unsigned(receipt, fingerprint={"parts": parts, "digest": Fingerprint(parts).digest})
+    return unsigned(receipt, fingerprint={"parts": parts, "digest": Fingerprint.of(parts).digest})
 
 
 def test_forged_receipt_with_right_digests_is_refused_or_compared(

@@ -12,12 +12,12 @@ from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.llm.llm import LLM
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.machine import describe_machine
-from holdfast.receipts.receipt import digest_prompt, make_receipt, seal_of, seal_receipt
+from holdfast.receipts.receipt import digest_prompt, make_receipt, seal_of
 from holdfast.receipts.signing import SigningKey
 
 FieldPath = tuple[str | int, ...]
 
-PARTS = Fingerprint(
+PARTS = Fingerprint.of(
     {
         "weights": "0" * 64,
         "config": {},
@@ -58,7 +58,7 @@ def receipt_of(
     params = NO_DEFAULTS.decide(params, 3, 64)
     request = Request(1, result.prompt_token_ids, params, result.seed, read_len=scored)
     logprobs = [[TokenLogprob(id_, -id_ / 3) for id_ in one.token_ids] for one in answers]
-    return seal_receipt(make_receipt(PARTS, "a" * 64, "some/model", request, result, logprobs, MACHINE), key)
+    return make_receipt(PARTS, "a" * 64, "some/model", request, result, logprobs, MACHINE, key)
 
 
 def resealed(receipt: dict[str, Any], **changes: Any) -> dict[str, Any]:

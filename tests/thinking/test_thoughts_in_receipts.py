@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace as edit
 
 from holdfast import LLM, SamplingParams
 from holdfast.core.sampling_params import score_params
@@ -48,12 +48,12 @@ def test_receipt_holds_thoughts_and_replay_compares_them(llm: LLM) -> None:
     assert replay(llm, receipt, num_neighbours=2).difference is None
     (chunk, ids), *rest = told
     for others in (rest, [(chunk, (*ids[:-1], ids[-1] - 1)), *rest], [*told, (chunk + 500, ids)]):
-        other = replace(receipt, choices=(msgspec.structs.replace(choice, thoughts=tuple(others)),))
+        other = edit(receipt, choices=(edit(choice, thoughts=tuple(others)),))
         found = compare(other, receipt, str)
         assert found is not None and "thought" in found.what
-    left = msgspec.structs.replace(choice, thoughts=told[:1], finish_reason="abort")
-    assert compare(replace(receipt, choices=(left,)), replace(receipt, choices=(left,)), str) is None
-    unaware = replace(receipt, choices=(msgspec.structs.replace(choice, thoughts=None),))
+    left = edit(choice, thoughts=told[:1], finish_reason="abort")
+    assert compare(edit(receipt, choices=(left,)), edit(receipt, choices=(left,)), str) is None
+    unaware = edit(receipt, choices=(edit(choice, thoughts=None),))
     assert compare(unaware, receipt, str) is None
     assert "thoughts" not in unaware.as_dict()["choices"][0]
 
@@ -77,7 +77,7 @@ def test_score_is_replayed_as_a_score(tmp_path: Path, thinking: dict[str, Any], 
     assert [one and one.logprob for one in scores] != [
         one.logprob for one in result.prompt_logprobs or () if one is not None
     ]
-    older = replace(receipt, read_len=None)
+    older = edit(receipt, read_len=None)
     assert replay(llm, older).same == (read_len > 1)
 
 

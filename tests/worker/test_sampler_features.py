@@ -17,7 +17,7 @@ from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker import sampler
 from holdfast.worker.logits import LogitsSlice, Masks, batch_slices, gather_logprobs
-from holdfast.worker.logits_processors.pipeline import apply_logits_processors
+from holdfast.worker.sampler import apply_logits_processors
 from holdfast.worker.transfer import HostCopies
 from worker.sampler_spans import VOCAB, mask, slices_of, span
 

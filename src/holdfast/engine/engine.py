@@ -377,7 +377,7 @@ class Engine:
         assert answers.result is not None
         if answers.request.want_receipt:
             certificate = self.certificate.digest if self.certificate is not None else None
-            receipt = self.receipts.later(answers.request, answers.result, answers.logprobs, certificate)
+            receipt = self.receipts(answers.request, answers.result, answers.logprobs, certificate)
             answers.result = with_changes(answers.result, receipt=receipt)
         for id_ in answers.request.ids:
             del self._answers[id_]

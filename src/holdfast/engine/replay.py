@@ -77,8 +77,7 @@ def compare_result(receipt: Receipt, result: Result, text: TokenText) -> ReplayR
 
 
 def _num_logprobs(receipt: Receipt) -> int:
-    scores = receipt.prompt_logprobs
-    all_logprobs = [None if scores is None else scores.logprobs, *(one.logprobs for one in receipt.choices)]
+    all_logprobs = [receipt.prompt_logprobs, *(one.logprobs for one in receipt.choices)]
     return sum(len(each.bits) for each in all_logprobs if each is not None)
 
 
@@ -86,10 +85,10 @@ def require_prompt(
     receipt: Receipt, prompt_ids: Sequence[int] | None, prompt_salt: str | None = None
 ) -> list[int]:
     """The prompt to replay: the receipt's, or the given one if its digest is the receipt's."""
-    if prompt_ids is None and receipt.prompt_ids is None:
+    if prompt_ids is None and receipt.prompt.token_ids is None:
         raise InvalidRequest("the receipt does not contain its prompt; give the prompt to replay the request")
-    ids = list(receipt.prompt_ids or () if prompt_ids is None else prompt_ids)
-    salt = receipt.prompt_salt if prompt_salt is None else prompt_salt
+    ids = list(receipt.prompt.token_ids or () if prompt_ids is None else prompt_ids)
+    salt = receipt.prompt.salt if prompt_salt is None else prompt_salt
     if salt is None:
         raise InvalidRequest(
             "the receipt does not contain the salt of its prompt; give prompt_salt, the salt in the whole receipt"
@@ -100,8 +99,7 @@ def require_prompt(
 
 
 def split_score(receipt: Receipt, ids: list[int]) -> tuple[list[int], list[int] | None]:
-    """The prompt, and the completion that was scored after it, if any. A model that thinks may read a prompt
-    otherwise than a completion.
+    """The prompt, and the completion that was scored after it, if any: a model may read them otherwise.
 
     Receipts made before `read_len` was recorded have the first position that was scored.
     """

@@ -59,7 +59,6 @@ class Capabilities:
     certifies_head: bool = False
     # Routers and experts follow the form of the pass. If not, they are always in canonical form.
     certifies_experts: bool = False
-    uses_torch_workers: bool = False  # torch's OpenMP workers compute bits
     is_interpreted: bool = False  # each pass takes seconds: only what is indispensable is tested
     libraries: tuple[str, ...] = ()  # whose versions decide bits, besides torch
 

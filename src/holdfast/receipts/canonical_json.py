@@ -15,9 +15,11 @@ import math
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from typing import Annotated
 
 import msgspec
 
+Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 JsonValue = None | bool | int | float | str | list["JsonValue"] | Mapping[str, "JsonValue"]
 
 _MAX_EXACT = 1 << 53  # every smaller integer is a double

@@ -7,8 +7,10 @@ after its prompt. Then everything must be equal.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
+
+from msgspec.structs import asdict, replace
 
 from holdfast.core.results import Choice, Result, ThoughtIds
 from holdfast.core.sampling_params import params_to_json, show
@@ -19,7 +21,6 @@ from holdfast.receipts.receipt import (
     ReceiptChoice,
     digest_logprobs,
     grammar_differences,
-    is_aborted_in_prefill,
     logprob_bits,
 )
 
@@ -80,15 +81,15 @@ def _truncate_scores(expected: Receipt, got: Receipt, result: Result) -> PromptL
     if other is None:
         return None
     first = other.first if one is None else max(one.first, other.first)
-    stop = _scores_end(one) if is_aborted_in_prefill(expected.choices) else _scores_end(other)
+    stop = _scores_end(one) if expected.is_aborted_in_prefill else _scores_end(other)
     scores = [score for score in result.prompt_logprobs or () if score is not None]
     kept = scores[first - other.first : max(0, stop - other.first)]
-    return PromptLogprobBits(first, logprob_bits(kept)) if kept else None
+    return PromptLogprobBits(**asdict(logprob_bits(kept)), first=first) if kept else None
 
 
 def _scores_end(scores: PromptLogprobBits | None) -> int:
     """The position after the last prompt token that has a logprob; 0 if none has."""
-    return 0 if scores is None else scores.first + len(scores.logprobs.bits)
+    return 0 if scores is None else scores.first + len(scores.bits)
 
 
 def compare(expected: Receipt, got: Receipt, text: TokenText | None = None) -> Difference | None:
@@ -113,20 +114,16 @@ def compare_requests(one: Receipt, other: Receipt) -> list[str]:
     The prompts are compared only if both receipts have their tokens.
     """
     differences = []
-    if one.prompt_ids is not None and other.prompt_ids is not None and one.prompt_ids != other.prompt_ids:
-        at = next(
-            (at for at, (a, b) in enumerate(zip(one.prompt_ids, other.prompt_ids, strict=False)) if a != b),
-            min(len(one.prompt_ids), len(other.prompt_ids)),
-        )
-        differences.append(
-            f"prompt: {len(one.prompt_ids)} and {len(other.prompt_ids)} tokens, which differ from token {at} on"
-        )
+    ids, others = one.prompt.token_ids, other.prompt.token_ids
+    if ids is not None and others is not None and ids != others:
+        at = next(at for at, (a, b) in enumerate(zip_longest(ids, others)) if a != b)
+        differences.append(f"prompt: {len(ids)} and {len(others)} tokens, which differ from token {at} on")
     if one.seed != other.seed:
         differences.append(f"seed: {one.seed}, {other.seed}")
-    settings, others = params_to_json(one.params), params_to_json(other.params)
-    for name in dict.fromkeys((*settings, *others)):
-        if name != "seed" and settings.get(name) != others.get(name):
-            differences.append(f"{name}: {show(settings.get(name))}, {show(others.get(name))}")
+    mine, theirs = params_to_json(one.params), params_to_json(other.params)
+    for name in dict.fromkeys((*mine, *theirs)):
+        if name != "seed" and mine.get(name) != theirs.get(name):
+            differences.append(f"{name}: {show(mine.get(name))}, {show(theirs.get(name))}")
     return differences
 
 
@@ -194,14 +191,12 @@ def _compare_prompts(one: PromptLogprobBits | None, other: PromptLogprobBits | N
         return f"expected {expected} logprobs of the prompt's tokens, got {got}"
     if one.first != other.first:
         return f"expected the prompt's logprobs to begin at token {one.first}, got {other.first}"
-    for at, (expected, got) in enumerate(
-        zip(one.logprobs.bits, other.logprobs.bits, strict=False), one.first
-    ):
+    for at, (expected, got) in enumerate(zip(one.bits, other.bits, strict=False), one.first):
         if expected != got:
             return (
                 f"the bits of the logprob of the prompt's token {at} differ: expected {expected}, got {got}"
             )
-    num_expected, num_got = len(one.logprobs.bits), len(other.logprobs.bits)
+    num_expected, num_got = len(one.bits), len(other.bits)
     if num_expected != num_got:
         return f"expected {num_expected} logprobs of the prompt's tokens, got {num_got}"
     if one != other:

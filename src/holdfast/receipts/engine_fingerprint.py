@@ -205,7 +205,7 @@ class FingerprintTask:
         try:
             # First: it leaves Python's lock to the loading of weights.
             weights = digest_weights(checkpoint, self._is_leaving.is_set)
-            self._made.set_result(Fingerprint({"weights": weights, **describe()}))
+            self._made.set_result(Fingerprint.of({"weights": weights, **describe()}))
         except BaseException as error:  # raised by `get`
             self._made.set_exception(error)
         finally:

@@ -7,41 +7,62 @@ part by part.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import cached_property
+from typing import Any
 
 import msgspec
 
 from holdfast.core.sampling_params import show
-from holdfast.receipts.canonical_json import JsonValue, canonical_json, digest_of, digest_text, join_object
+from holdfast.receipts.canonical_json import (
+    Digest,
+    JsonValue,
+    canonical_json,
+    digest_of,
+    digest_text,
+    join_object,
+)
 
 _DIGEST_DIGITS = 12
 _ABSENT: Any = object()
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """Parts by name, nested, and the digest over all of them."""
+class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """Parts by name, nested, and the digest over all of them, which is always right."""
 
-    parts: Mapping[str, JsonValue]
-    digest: str = field(init=False)
-    canonical: str = field(init=False, repr=False, compare=False)  # canonical JSON of digest and parts
-    _plain_json: bytes = field(init=False, repr=False, compare=False)  # of the parts, as a receipt has them
+    digest: Digest
+    parts: dict[str, Any]
 
     def __post_init__(self) -> None:
-        parts = canonical_json(self.parts)
-        plain = {name: _plain(part) for name, part in self.parts.items()}
-        object.__setattr__(self, "_plain_json", msgspec.json.encode(plain))
-        object.__setattr__(self, "digest", digest_text(parts))
-        object.__setattr__(self, "canonical", join_object({"digest": f'"{self.digest}"', "parts": parts}))
+        try:
+            digest = digest_text(self._canonical_parts)
+        except ValueError as error:
+            raise ValueError(f"it has no digest: {error}") from error
+        if digest != self.digest:
+            raise ValueError("its digest is not that of its parts")
 
-    def as_dict(self) -> dict[str, JsonValue]:
-        """Return a copy, for JSON."""
-        return {"digest": self.digest, "parts": self.plain_parts()}
+    @classmethod
+    def of(cls, parts: Mapping[str, JsonValue]) -> "Fingerprint":
+        """Return the fingerprint with these parts."""
+        return cls(digest_of(parts), {name: _plain(part) for name, part in parts.items()})
 
-    def plain_parts(self) -> dict[str, JsonValue]:
-        """Return a copy of the parts. Reading their text takes a fifth of the time of a copy in Python."""
-        return cast(dict[str, JsonValue], msgspec.json.decode(self._plain_json))
+    @cached_property
+    def _canonical_parts(self) -> str:
+        return canonical_json(self.parts)
+
+    @cached_property
+    def canonical(self) -> str:
+        """Canonical JSON of digest and parts."""
+        return join_object({"digest": f'"{self.digest}"', "parts": self._canonical_parts})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a copy, for JSON. Reading its text takes a fifth of the time of a copy in Python."""
+        copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return copy
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """Return a part that is an object. It is empty if there is none."""
+        part = self.parts.get(name)
+        return part if isinstance(part, dict) else {}
 
     def differences(
         self, other: "Fingerprint", *, here: str = "here", there: str = "in the receipt"

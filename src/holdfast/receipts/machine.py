@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from holdfast.receipts.canonical_json import digest_of
+from holdfast.receipts.canonical_json import Digest, digest_of
 from holdfast.version import __version__
 
 _DRIVER = re.compile(r"\b\d{3,}\.\d+(\.\d+)?\b")  # 550.54.15, in a line that begins with NVRM version
@@ -30,7 +30,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     device: Text
     driver: Text | None
-    kernels: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None
+    kernels: Digest | None
     cpu: Text
     system: Text
     architecture: Text

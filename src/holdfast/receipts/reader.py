@@ -12,41 +12,29 @@ import json
 import math
 import re
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import msgspec
-from msgspec import Meta
 
 from holdfast.core.results import Determinism
-from holdfast.core.sampling_params import MAX_SEED, MAX_TOKEN_ID, SamplingParams, params_from_json, show
+from holdfast.core.sampling_params import MAX_SEED, SamplingParams, show
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.numerics.recipe import KERNEL_BACKENDS
-from holdfast.receipts.fingerprint import Fingerprint
-from holdfast.receipts.machine import Machine
 from holdfast.receipts.receipt import (
     FORMAT,
-    Bits,
-    Digest,
     EngineHints,
-    LogprobBits,
-    PromptLogprobBits,
     Receipt,
     ReceiptChoice,
-    Salt,
-    Signature,
-    Signer,
-    TokenId,
+    SaltedPrompt,
     digest_logprobs,
     digest_prompt,
-    is_aborted_in_prefill,
     is_score,
     seal_of,
 )
-from holdfast.structured.behaviour import GrammarLibrary
 
 MAX_BYTES = 32 << 20
 _MAX_DEPTH = 16
@@ -57,45 +45,6 @@ _ALLOWED = {
     "dtype": get_args(get_type_hints(EngineHints)["dtype"]),
     "finish_reason": get_args(get_type_hints(ReceiptChoice)["finish_reason"]),
 }
-
-
-class _FingerprintJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    digest: Digest
-    parts: dict[str, Any]
-
-
-class _PromptJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    digest: Digest
-    token_ids: tuple[TokenId, ...] | None
-    salt: Salt | None
-
-
-class _PromptLogprobsJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    first: Annotated[int, Meta(ge=1, le=MAX_TOKEN_ID)]
-    bits: tuple[Bits, ...]
-    digest: Digest
-
-
-class _ReceiptJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A receipt as it is written."""
-
-    format: str
-    mode: Determinism
-    fingerprint: _FingerprintJson
-    certificate: Digest | None
-    engine: EngineHints
-    prompt: _PromptJson
-    settings: dict[str, Any]
-    seed: Annotated[str, Meta(pattern=r"\A[0-9]{1,20}\Z")]
-    choices: Annotated[tuple[ReceiptChoice, ...], Meta(min_length=1)]
-    prompt_logprobs: _PromptLogprobsJson | None
-    counts: Annotated[dict[str, Annotated[int, Meta(ge=0, le=1 << 53)]], Meta(max_length=64)]
-    machine: Machine
-    signer: Signer | None
-    seal: Digest
-    signature: Signature | None
-    grammar: GrammarLibrary | None = None
-    read_len: Annotated[int, Meta(ge=1, le=MAX_TOKEN_ID)] | None = None
 
 
 def read_receipt(source: Path | str | bytes, line: int | None = None) -> Receipt:
@@ -153,41 +102,28 @@ def parse_receipt(content: object) -> Receipt:
     """Return a receipt out of parsed JSON."""
     require_format(content)
     assert isinstance(content, dict)
-    given = _convert(content)
-    _check_prompt(given.prompt)
-    params, seed = _params(given.settings), _seed(given.seed)
-    if params.seed not in (None, seed):
-        _refuse(f"its settings give the seed {params.seed}, but {seed} was used")
-    if len(given.choices) != params.n:
-        _refuse(f"it has {len(given.choices)} choices, but its settings ask for {params.n}")
-    for choice in given.choices:
+    receipt = _convert(content)
+    _check_prompt(receipt.prompt)
+    _check_settings(receipt)
+    _check_seed(receipt)
+    params = receipt.params
+    if len(receipt.choices) != params.n:
+        _refuse(f"it has {len(receipt.choices)} choices, but its settings ask for {params.n}")
+    for choice in receipt.choices:
         _check_choice(choice, params)
     if any("thoughts" in one and one["thoughts"] is None for one in content["choices"]):
         _refuse("the thoughts of a choice must be a list where they are given")
-    _check_mode(given.mode, params, given.choices)
-    fingerprint = _fingerprint(given.fingerprint)
-    engine = _engine_hints(given.engine)
-    scores = _prompt_logprobs(
-        given.prompt_logprobs,
-        given.prompt.token_ids,
-        params,
-        is_aborted=is_aborted_in_prefill(given.choices),
-    )
-    receipt = Receipt(
-        mode=given.mode,
-        fingerprint=fingerprint,
-        certificate=given.certificate,
-        engine=engine,
-        prompt_ids=given.prompt.token_ids,
-        prompt_digest=given.prompt.digest,
-        params=params,
-        seed=seed,
-        choices=given.choices,
-        prompt_logprobs=scores,
-        counts=given.counts,
-        machine=given.machine,
-    )
-    return _sealed(receipt, given, content)
+    _check_mode(receipt)
+    if receipt.engine.kernels not in KERNEL_BACKENDS[1:]:
+        known = ", ".join(KERNEL_BACKENDS[1:])
+        _refuse(f"engine.kernels must be one of {known}, not {show(receipt.engine.kernels)}")
+    _check_scores(receipt)
+    _check_seal(receipt, content)
+    if receipt.grammar is not None and params.structured is None:
+        _refuse("it names a grammar library, but its settings ask for no structured output")
+    if receipt.read_len is not None:
+        _check_read_len(receipt.read_len, receipt)
+    return receipt
 
 
 def require_format(content: object) -> None:
@@ -198,29 +134,16 @@ def require_format(content: object) -> None:
         _refuse(f"its format is {show(content['format'])}; this version reads {FORMAT}")
 
 
-def _sealed(receipt: Receipt, given: _ReceiptJson, content: dict[str, Any]) -> Receipt:
-    """Check the seal against the content. Return the receipt with its other fields, or refuse it."""
+def _check_seal(receipt: Receipt, content: dict[str, Any]) -> None:
+    """Check the seal against the content, which a `Receipt` may write otherwise."""
     try:
         seal = seal_of(content)
     except ValueError as error:
         _refuse(str(error))
-    if seal != given.seal:
+    if seal != receipt.seal:
         _refuse("its seal is broken: something was changed after it was made")
-    if (given.signer is None) != (given.signature is None):
+    if (receipt.signer is None) != (receipt.signature is None):
         _refuse("it must have a signer and a signature, or neither")
-    if given.grammar is not None and receipt.params.structured is None:
-        _refuse("it names a grammar library, but its settings ask for no structured output")
-    if given.read_len is not None:
-        _check_read_len(given.read_len, receipt)
-    return replace(
-        receipt,
-        prompt_salt=given.prompt.salt,
-        grammar=given.grammar,
-        signer=given.signer,
-        seal=given.seal,
-        signature=given.signature,
-        read_len=given.read_len,
-    )
 
 
 def _check_read_len(read_len: int, receipt: Receipt) -> None:
@@ -229,10 +152,9 @@ def _check_read_len(read_len: int, receipt: Receipt) -> None:
     first = None if receipt.prompt_logprobs is None else receipt.prompt_logprobs.first
     if first not in (None, read_len):
         _refuse(f"its read_len is {read_len}, but its prompt_logprobs begin at token {first}")
-    if receipt.prompt_ids is not None and read_len >= len(receipt.prompt_ids):
-        _refuse(
-            f"its read_len is {read_len}, but prompt and completion have {len(receipt.prompt_ids)} tokens"
-        )
+    ids = receipt.prompt.token_ids
+    if ids is not None and read_len >= len(ids):
+        _refuse(f"its read_len is {read_len}, but prompt and completion have {len(ids)} tokens")
 
 
 def _read_file(path: Path) -> bytes:
@@ -282,12 +204,12 @@ def _check_depth(value: object, depth: int) -> None:
 
 # msgspec describes a type when it is first used, and crashes if two threads do that at once. So it is
 # done here, by the one thread that imports this module.
-msgspec.json.Decoder(_ReceiptJson)
+msgspec.json.Decoder(Receipt)
 
 
-def _convert(content: dict[str, Any]) -> _ReceiptJson:
+def _convert(content: dict[str, Any]) -> Receipt:
     try:
-        return msgspec.convert(content, _ReceiptJson)
+        return msgspec.convert(content, Receipt)
     except msgspec.ValidationError as error:
         _refuse(_printable(_explain(str(error), content)))
 
@@ -317,31 +239,7 @@ def _explain(error: str, content: dict[str, Any]) -> str:
     return f"{path}: {expected}{'; expected one of ' + ', '.join(allowed) if allowed else ''}"
 
 
-def _seed(text: str) -> int:
-    seed = int(text)
-    if seed > MAX_SEED:
-        _refuse(f"a seed must be a number from 0 to {MAX_SEED}, written as text, not {show(text)}")
-    return seed
-
-
-def _fingerprint(given: _FingerprintJson) -> Fingerprint:
-    try:
-        fingerprint = Fingerprint(given.parts)
-    except ValueError as error:  # a number that no double represents
-        _refuse(f"the fingerprint has no digest: {error}")
-    if fingerprint.digest != given.digest:
-        _refuse("the fingerprint's digest is not that of its parts")
-    return fingerprint
-
-
-def _engine_hints(given: EngineHints) -> EngineHints:
-    known = KERNEL_BACKENDS[1:]
-    if given.kernels not in known:
-        _refuse(f"engine.kernels must be one of {', '.join(known)}, not {show(given.kernels)}")
-    return given
-
-
-def _check_prompt(prompt: _PromptJson) -> None:
+def _check_prompt(prompt: SaltedPrompt) -> None:
     if prompt.token_ids is None:
         return
     if prompt.salt is None:
@@ -350,8 +248,8 @@ def _check_prompt(prompt: _PromptJson) -> None:
         _refuse("the prompt's digest is not that of its token ids")
 
 
-def _params(settings: dict[str, Any]) -> SamplingParams:
-    """A missing setting has its default: the receipt may be older than the setting."""
+def _check_settings(receipt: Receipt) -> None:
+    settings = receipt.settings
     _check_known(settings, "settings", SamplingParams)
     seed, structured = settings.get("seed"), settings.get("structured")
     if seed is not None and (not isinstance(seed, str) or not re.fullmatch("[0-9]{1,20}", seed)):
@@ -361,9 +259,17 @@ def _params(settings: dict[str, Any]) -> SamplingParams:
             _refuse(f"settings.structured must be an object, not {show(structured)}")
         _check_known(structured, "settings.structured", StructuredOutput)
     try:
-        return params_from_json(settings)
+        _ = receipt.params
     except InvalidRequest as error:
         _refuse(f"its settings are wrong: {error}")
+
+
+def _check_seed(receipt: Receipt) -> None:
+    seed, given = receipt.seed, receipt.params.seed
+    if seed > MAX_SEED:
+        _refuse(f"a seed must be a number from 0 to {MAX_SEED}, written as text, not {show(str(seed))}")
+    if given not in (None, seed):
+        _refuse(f"its settings give the seed {given}, but {seed} was used")
 
 
 def _check_known(value: dict[str, Any], path: str, kind: type) -> None:
@@ -372,11 +278,12 @@ def _check_known(value: dict[str, Any], path: str, kind: type) -> None:
         _refuse(f"{path} contains {show(unknown[0])}, which this version does not know")
 
 
-def _check_mode(mode: Determinism, params: SamplingParams, choices: tuple[ReceiptChoice, ...]) -> None:
+def _check_mode(receipt: Receipt) -> None:
     """Only an aborted answer may lack the guarantee its settings ask for."""
-    if mode != "none" and not params.deterministic:
+    mode, asked = receipt.mode, receipt.params.deterministic
+    if mode != "none" and not asked:
         _refuse(f"its mode is {mode}, but its settings do not ask for determinism")
-    if mode == "none" and params.deterministic and all(one.finish_reason != "abort" for one in choices):
+    if mode == "none" and asked and all(one.finish_reason != "abort" for one in receipt.choices):
         _refuse("its mode is none, but its settings ask for determinism")
 
 
@@ -394,31 +301,25 @@ def _check_choice(choice: ReceiptChoice, params: SamplingParams) -> None:
         _refuse("the chunks of a choice's thoughts are not in order")
 
 
-def _prompt_logprobs(
-    given: _PromptLogprobsJson | None,
-    prompt_ids: tuple[int, ...] | None,
-    params: SamplingParams,
-    *,
-    is_aborted: bool,
-) -> PromptLogprobBits | None:
-    """Without the prompt's token ids, their number is checked only by a replay."""
-    if given is None:
-        if params.prompt_logprobs is not None and len(prompt_ids or ()) > 1 and not is_aborted:
+def _check_scores(receipt: Receipt) -> None:
+    """Check the logprobs of the prompt. Without the prompt's token ids, their number is checked only by a
+    replay."""
+    scores, ids, params = receipt.prompt_logprobs, receipt.prompt.token_ids, receipt.params
+    may_lack = receipt.is_aborted_in_prefill
+    if scores is None:
+        if params.prompt_logprobs is not None and len(ids or ()) > 1 and not may_lack:
             _refuse("it lacks prompt_logprobs, which its settings ask for")
-        return None
+        return
     if params.prompt_logprobs is None:
         _refuse("it has prompt_logprobs, which its settings do not ask for")
-    if given.first != 1 and not is_score(params):
-        _refuse(f"prompt_logprobs.first must be 1, not {given.first}: the settings are not those of a score")
-    bits = given.bits
+    first, bits = scores.first, scores.bits
+    if first != 1 and not is_score(params):
+        _refuse(f"prompt_logprobs.first must be 1, not {first}: the settings are not those of a score")
     if not bits:
         _refuse("prompt_logprobs must be null where there are none")
-    if prompt_ids is not None:
-        ids = prompt_ids[given.first :]
-        if len(bits) > len(ids) or (len(bits) < len(ids) and not is_aborted):
-            _refuse(
-                f"there are {len(bits)} prompt_logprobs, but {len(ids)} tokens from position {given.first} on"
-            )
-        if not params.prompt_logprobs and digest_logprobs(ids[: len(bits)], bits) != given.digest:
+    if ids is not None:
+        ids = ids[first:]
+        if len(bits) > len(ids) or (len(bits) < len(ids) and not may_lack):
+            _refuse(f"there are {len(bits)} prompt_logprobs, but {len(ids)} tokens from position {first} on")
+        if not params.prompt_logprobs and digest_logprobs(ids[: len(bits)], bits) != scores.digest:
             _refuse("the digest of prompt_logprobs is not that of their bits")
-    return PromptLogprobBits(given.first, LogprobBits(bits, given.digest))

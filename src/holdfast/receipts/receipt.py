@@ -14,27 +14,26 @@ prompt's digest, the seal and its signature, and in `counts`, which depend on th
 import logging
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Annotated, Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from holdfast.core.request import Request
-from holdfast.core.results import Choice, Determinism, Pending, Result, Stats
-from holdfast.core.sampling_params import MAX_TOKEN_ID, SamplingParams, params_to_json
+from holdfast.core.results import Choice, Determinism, Pending, Result
+from holdfast.core.sampling_params import (
+    MAX_TOKEN_ID,
+    SamplingParams,
+    params_from_json,
+    params_to_json,
+)
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.numerics.recipe import PORTABLE
-from holdfast.receipts.canonical_json import (
-    JsonValue,
-    canonical_json,
-    digest_of,
-    digest_text,
-    join_object,
-)
+from holdfast.receipts.canonical_json import Digest, canonical_json, digest_of, digest_text, join_object
 from holdfast.receipts.fingerprint import Fingerprint, list_differences
 from holdfast.receipts.machine import Machine, with_kernels
 from holdfast.receipts.signing import SigningKey
@@ -42,22 +41,19 @@ from holdfast.structured.behaviour import GrammarLibrary, grammar_library
 
 FORMAT = "holdfast-receipt/2"
 _SALT_BYTES = 16
-_COUNTS = tuple(one.name for one in fields(Stats))
 
 _log = logging.getLogger(__name__)
 
-Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Bits = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}\Z")]
-Salt = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
-Signature = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9+/]{85}[AQgw]==\Z")]  # the base64 of 64 bytes
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-DtypeName = Literal["bfloat16", "float16", "float32"]
+Position = Annotated[int, Meta(ge=1, le=MAX_TOKEN_ID)]
 
 
-# These are written and read as they are: their constraints are checked when a receipt is read.
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a receipt, written and read as it is. Its constraints are checked when it is read."""
 
 
-class LogprobBits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LogprobBits(_Part, frozen=True):
     """The fp32 bits of the sampled tokens' logprobs, eight hexadecimal digits each. The digest
     covers the top logprobs, too."""
 
@@ -65,7 +61,13 @@ class LogprobBits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: Digest
 
 
-class ReceiptChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class PromptLogprobBits(LogprobBits, frozen=True):
+    """The same of the prompt's own tokens, from position `first` on."""
+
+    first: Position
+
+
+class ReceiptChoice(_Part, frozen=True, omit_defaults=True):
     """One answer's bits. An ordinary request has logprobs only if it asked for them. Thoughts, as
     (chunk, token ids), exist only in a thinking model; trivial ones are left out."""
 
@@ -75,79 +77,84 @@ class ReceiptChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     thoughts: tuple[tuple[TokenId, tuple[TokenId, ...]], ...] | None = None
 
 
-class EngineHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EngineHints(_Part, frozen=True):
     """How to open a similar engine. Only the fingerprint says whether it gives the same bits."""
 
     model: Annotated[str, Meta(min_length=1, max_length=4096)] | None
     device: Annotated[str, Meta(min_length=1, max_length=32)]
-    dtype: DtypeName
+    dtype: Literal["bfloat16", "float16", "float32"]
     kernels: str
     num_threads: Annotated[int, Meta(ge=1, le=1024)]
 
 
-class Signer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SaltedPrompt(_Part, frozen=True):
+    """The digest of the prompt's tokens and a salt, both of which may be left out."""
+
+    digest: Digest
+    salt: Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")] | None
+    token_ids: tuple[TokenId, ...] | None
+
+
+class Signer(_Part, frozen=True):
     """Who signs the seal. Sealed itself, so a signature cannot be removed unnoticed."""
 
     algorithm: Literal["ed25519"]
     key_id: Digest
 
 
-@dataclass(frozen=True)
-class PromptLogprobBits:
-    """Logprobs of the prompt's own tokens, from position `first` on."""
+class Receipt(_Part, frozen=True, omit_defaults=True, kw_only=True, dict=True):
+    """A receipt that was read (`reader`): its digests are those of its content.
 
-    first: int
-    logprobs: LogprobBits
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"first": self.first, **_plain(self.logprobs)}
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """A consistent receipt: its digests are those of its content.
-
-    `prompt_ids` and `prompt_salt` may be left out. `grammar` is None for an answer without structured
-    output, and `read_len`, the length of the prompt that a completion was scored after, unless the model
-    thinks. `seal` is None until the receipt is sealed.
+    `grammar` is None for an answer without structured output. `read_len`, the length of the prompt that
+    a completion was scored after, is None unless the model thinks.
     """
 
+    format: str
     mode: Determinism
     fingerprint: Fingerprint
-    certificate: str | None
+    certificate: Digest | None
     engine: EngineHints
-    prompt_ids: tuple[int, ...] | None
-    prompt_digest: str
-    params: SamplingParams
-    seed: int
-    choices: tuple[ReceiptChoice, ...]
+    prompt: SaltedPrompt
+    settings: dict[str, Any]
+    seed_text: Annotated[str, Meta(pattern=r"\A[0-9]{1,20}\Z")] = msgspec.field(name="seed")
+    choices: Annotated[tuple[ReceiptChoice, ...], Meta(min_length=1)]
     prompt_logprobs: PromptLogprobBits | None
-    counts: Mapping[str, int]
-    machine: Machine
-    prompt_salt: str | None = None
+    counts: Annotated[dict[str, Annotated[int, Meta(ge=0, le=1 << 53)]], Meta(max_length=64)]
     grammar: GrammarLibrary | None = None
-    signer: Signer | None = None
-    seal: str | None = None
-    signature: str | None = None
-    read_len: int | None = None
+    read_len: Position | None = None
+    machine: Machine
+    signer: Signer | None
+    seal: Digest
+    signature: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9+/]{85}[AQgw]==\Z")] | None  # base64 of 64 bytes
+
+    @cached_property
+    def params(self) -> SamplingParams:
+        """The settings. A missing one has its default: the receipt may be older than the setting."""
+        return params_from_json(self.settings)
+
+    @property
+    def seed(self) -> int:
+        return int(self.seed_text)
 
     @property
     def is_portable(self) -> bool:
         """Whether it names the recipe that every CPU computes with the same bits."""
-        recipe = self.fingerprint.parts.get("recipe")
-        return isinstance(recipe, Mapping) and recipe.get("variant") == PORTABLE
+        return self.fingerprint.part("recipe").get("variant") == PORTABLE
 
     @property
     def keeps_blocks(self) -> bool:
         """Whether weights stayed in the quantised blocks of the file, as with the dtype auto."""
-        recipe = self.fingerprint.parts.get("recipe")
-        return isinstance(recipe, Mapping) and bool(recipe.get("blocks"))
+        return bool(self.fingerprint.part("recipe").get("blocks"))
 
     @property
     def names_threads(self) -> bool:
         """Whether the number of threads is a part of the fingerprint."""
-        settings = self.fingerprint.parts.get("settings")
-        return isinstance(settings, Mapping) and "threads" in settings
+        return "threads" in self.fingerprint.part("settings")
+
+    @property
+    def is_aborted_in_prefill(self) -> bool:
+        """Whether the request was aborted during prefill: the first choice computes the prompt."""
+        return self.choices[0].finish_reason == "abort" and not self.choices[0].token_ids
 
     def differences(self, fingerprint: Fingerprint) -> list[str]:
         """Return one line for each part that decides this answer's bits and is another one here. fingerprint
@@ -158,40 +165,18 @@ class Receipt:
         return found + grammar_differences(grammar_library(), self.grammar, "here", "in the receipt")
 
     def as_dict(self) -> dict[str, Any]:
-        ids = None if self.prompt_ids is None else list(self.prompt_ids)
-        return {
-            "format": FORMAT,
-            "mode": self.mode,
-            "fingerprint": self.fingerprint.as_dict(),
-            "certificate": self.certificate,
-            "engine": _plain(self.engine),
-            "prompt": {"digest": self.prompt_digest, "salt": self.prompt_salt, "token_ids": ids},
-            "settings": msgspec.json.decode(_settings(self.params)[0]),
-            "seed": str(self.seed),
-            "choices": _plain(self.choices),
-            "prompt_logprobs": None if self.prompt_logprobs is None else self.prompt_logprobs.as_dict(),
-            "counts": dict(self.counts),
-            **({} if self.grammar is None else {"grammar": _plain(self.grammar)}),
-            **({} if self.read_len is None else {"read_len": self.read_len}),
-            "machine": _plain(self.machine),
-            "signer": _plain(self.signer),
-            "seal": self.seal,
-            "signature": self.signature,
-        }
+        content: dict[str, Any] = _plain(self)
+        return content
 
     def is_of_prompt(self, ids: Sequence[int], salt: str | None) -> bool:
         """Whether this is the prompt that the receipt has the digest of."""
-        return salt is not None and digest_prompt(ids, salt) == self.prompt_digest
+        return salt is not None and digest_prompt(ids, salt) == self.prompt.digest
 
 
 def grammar_differences(one: GrammarLibrary, other: GrammarLibrary, here: str, there: str) -> list[str]:
     """Return one line for each part of the grammar library that differs."""
-    return list_differences(
-        {"grammar": msgspec.to_builtins(one)},
-        {"grammar": msgspec.to_builtins(other)},
-        here=here,
-        there=there,
-    )
+    mine, theirs = ({"grammar": msgspec.to_builtins(each)} for each in (one, other))
+    return list_differences(mine, theirs, here=here, there=there)
 
 
 def digest_prompt(ids: Sequence[int], salt: str) -> str:
@@ -220,22 +205,7 @@ def redact(receipt: Mapping[str, Any], *, keep_salt: bool = False) -> dict[str, 
     but guesses of the prompt can be tried against the digest.
     """
     prompt = {**receipt["prompt"], "token_ids": None}
-    if not keep_salt:
-        prompt["salt"] = None
-    return {**receipt, "prompt": prompt}
-
-
-def without_prompt(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same receipt with only the prompt's digest and salt: a replay then needs the prompt."""
-    return redact(receipt, keep_salt=True)
-
-
-class FingerprintSource(Protocol):
-    """Where an engine's fingerprint comes from: in production a `FingerprintTask`."""
-
-    def get(self) -> Fingerprint:
-        """Return the fingerprint. Waits until it is computed."""
-        ...
+    return {**receipt, "prompt": prompt if keep_salt else {**prompt, "salt": None}}
 
 
 class ReceiptFactory:
@@ -243,12 +213,13 @@ class ReceiptFactory:
 
     def __init__(
         self,
-        fingerprinter: FingerprintSource,
+        fingerprint: Callable[[], Fingerprint],
         model: str | None,
         machine: Machine,
         key: SigningKey | None = None,
     ) -> None:
-        self._fingerprinter = fingerprinter
+        """fingerprint may wait until the weights are hashed."""
+        self._fingerprint = fingerprint
         self._model = model
         self._machine = machine
         self.key = key
@@ -260,7 +231,7 @@ class ReceiptFactory:
     @property
     def fingerprint(self) -> Fingerprint:
         """The engine's own fingerprint. Waits while the weights are being hashed."""
-        return self._fingerprinter.get()
+        return self._fingerprint()
 
     def __call__(
         self,
@@ -268,25 +239,8 @@ class ReceiptFactory:
         result: Result,
         logprobs: Sequence[Sequence[TokenLogprob]],
         certificate: str | None,
-    ) -> dict[str, Any] | None:
-        """The receipt of a result; None for a result that ended in an error."""
-        if result.error is not None:
-            return None
-        made = make_receipt(
-            self.fingerprint, certificate, self._model, request, result, logprobs, self._machine
-        )
-        if request.params.structured is not None:
-            made = replace(made, grammar=grammar_library())
-        return seal_receipt(made, self.key)
-
-    def later(
-        self,
-        request: Request,
-        result: Result,
-        logprobs: Sequence[Sequence[TokenLogprob]],
-        certificate: str | None,
     ) -> Pending[dict[str, Any] | None] | None:
-        """Return the same receipt, made when it is read.
+        """Return the receipt of a result, made when it is read; None if the result has an error.
 
         Everything it is made of is kept by value, without the engine.
         """
@@ -296,30 +250,21 @@ class ReceiptFactory:
 
         def make() -> dict[str, Any] | None:
             try:
-                return self(request, kept, logprobs, certificate)
+                return make_receipt(
+                    self._fingerprint(),
+                    certificate,
+                    self._model,
+                    request,
+                    kept,
+                    logprobs,
+                    self._machine,
+                    self.key,
+                )
             except Exception:  # the client shall have its answer all the same
                 _log.exception("the receipt of request %d could not be made", request.request_id)
                 return None
 
         return Pending(make)
-
-
-def seal_receipt(receipt: Receipt, key: SigningKey | None = None) -> dict[str, Any]:
-    """Return the receipt as JSON with its seal, signed if there is a key."""
-    content = replace(receipt, signer=None if key is None else Signer("ed25519", key.key_id)).as_dict()
-    # Names, small integers and hexadecimal digits: `msgspec` writes their canonical text.
-    choices, counts = (
-        msgspec.json.encode(value, order="sorted").decode() for value in (receipt.choices, receipt.counts)
-    )
-    known = {
-        "fingerprint": receipt.fingerprint.canonical,
-        "settings": _settings(receipt.params)[1],
-        "choices": choices,
-        "counts": counts,
-    }
-    content["seal"] = seal = seal_of(content, known)
-    content["signature"] = None if key is None else key.sign(seal)
-    return content
 
 
 def make_receipt(
@@ -330,39 +275,57 @@ def make_receipt(
     result: Result,
     logprobs: Sequence[Sequence[TokenLogprob]],
     machine: Machine,
-) -> Receipt:
-    """Return a receipt without its seal. `certificate` is its digest, `model` the name the user gave,
-    `logprobs` those of each choice, asked for or not."""
-    choices = zip(result.choices, logprobs, strict=True)
+    key: SigningKey | None = None,
+) -> dict[str, Any]:
+    """Return the receipt of a result with its seal, as JSON. It is signed if there is a key.
+
+    certificate  its digest
+    model        the name that the user gave
+    logprobs     of each choice, asked for or not
+    """
     thinks = "thinking" in fingerprint.parts
+    params, ids, salt = request.params, result.prompt_token_ids, os.urandom(_SALT_BYTES).hex()
+    settings, canonical_settings = _settings(params)
+    answers = zip(result.choices, logprobs, strict=True)
+    choices = tuple(_choice(choice, given, params, thinks=thinks) for choice, given in answers)
     scored = [one for one in result.prompt_logprobs or () if one is not None]
-    salt = os.urandom(_SALT_BYTES).hex()
-    return Receipt(
-        mode=result.determinism,
-        fingerprint=fingerprint,
-        certificate=certificate,
-        engine=engine_hints(fingerprint, model),
-        prompt_ids=result.prompt_token_ids,
-        prompt_digest=digest_prompt(result.prompt_token_ids, salt),
-        params=request.params,
-        seed=result.seed,
-        choices=tuple(_choice(choice, given, request.params, thinks=thinks) for choice, given in choices),
-        prompt_logprobs=PromptLogprobBits(request.score_from or 0, logprob_bits(scored)) if scored else None,
-        counts={name: getattr(result.stats, name) for name in _COUNTS},
-        prompt_salt=salt,
-        machine=machine,
-        read_len=request.read_len if thinks else None,
-    )
+    scores = {"first": request.score_from or 0, **_plain(logprob_bits(scored))} if scored else None
+    counts = asdict(result.stats)
+    content = {
+        "format": FORMAT,
+        "mode": result.determinism,
+        "fingerprint": fingerprint.as_dict(),
+        "certificate": certificate,
+        "engine": _plain(engine_hints(fingerprint, model)),
+        "prompt": {"digest": digest_prompt(ids, salt), "salt": salt, "token_ids": list(ids)},
+        "settings": msgspec.json.decode(settings),
+        "seed": str(result.seed),
+        "choices": _plain(choices),
+        "prompt_logprobs": scores,
+        "counts": counts,
+        **({} if params.structured is None else {"grammar": _plain(grammar_library())}),
+        **({"read_len": request.read_len} if thinks and request.read_len is not None else {}),
+        "machine": _plain(machine),
+        "signer": None if key is None else {"algorithm": "ed25519", "key_id": key.key_id},
+    }
+    # Names, small integers and hexadecimal digits: `msgspec` writes their canonical text.
+    known = {
+        "fingerprint": fingerprint.canonical,
+        "settings": canonical_settings,
+        "choices": msgspec.json.encode(choices, order="sorted").decode(),
+        "counts": msgspec.json.encode(counts, order="sorted").decode(),
+    }
+    seal = seal_of(content, known)
+    return {**content, "seal": seal, "signature": None if key is None else key.sign(seal)}
 
 
 def engine_hints(fingerprint: Fingerprint, model: str | None) -> EngineHints:
     """Return what the engine chose, not what it was asked for: "auto" may choose differently elsewhere."""
-    parts = fingerprint.parts
-    device, recipe, settings = (_mapping(parts.get(name, {})) for name in ("device", "recipe", "settings"))
-    threads = settings.get("threads", 1)  # on a GPU and with C kernels no bit depends on them
-    assert isinstance(threads, int)
-    dtype = cast(DtypeName, parts["dtype"])
-    return EngineHints(model, str(device["kind"]), dtype, str(recipe["path"]), threads)
+    device, path = str(fingerprint.part("device")["kind"]), str(fingerprint.part("recipe")["path"])
+    threads = fingerprint.part("settings").get(
+        "threads", 1
+    )  # on a GPU and with C kernels no bit depends on them
+    return EngineHints(model, device, fingerprint.parts["dtype"], path, threads)
 
 
 def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
@@ -392,11 +355,6 @@ def _digest_entries(entries: Iterable[tuple[int, str, tuple[tuple[int, str], ...
 def is_score(params: SamplingParams) -> bool:
     """Whether these may be a score's settings: its prompt_logprobs start at the completion."""
     return params.max_tokens == 0 and params.prompt_logprobs == 0
-
-
-def is_aborted_in_prefill(choices: Sequence[ReceiptChoice]) -> bool:
-    """Whether the request was aborted during prefill: the first choice computes the prompt."""
-    return choices[0].finish_reason == "abort" and not choices[0].token_ids
 
 
 def _choice(
@@ -433,8 +391,3 @@ def _plain(value: object) -> Any:
 def _hex(values: Sequence[float]) -> list[str]:
     """Return the fp32 bits of each."""
     return struct.pack(f">{len(values)}f", *values).hex(",", 4).split(",") if values else []
-
-
-def _mapping(part: JsonValue) -> Mapping[str, JsonValue]:
-    assert isinstance(part, Mapping)
-    return part

@@ -53,6 +53,7 @@ class Batcher:
         optimistic: bool,
     ) -> None:
         """in_flight: a plan is in flight. optimistic: its windows are assumed to be accepted."""
+        reference = config.reference_tokens
         self._config = config
         self._pool = pool
         self._queue = queue
@@ -64,13 +65,11 @@ class Batcher:
         self._certified = config.commits_at_once
         self._has_one_pass = self._certified or config.determinism == "off"
         # The largest canonical pass without a certificate: whole reference passes.
-        self._max_canonical_tokens = (
-            config.max_pass_tokens // config.reference_tokens * config.reference_tokens
-        )
+        self._max_canonical_tokens = config.max_pass_tokens // reference * reference
 
     @property
     def must_wait(self) -> bool:
-        """Whether a request needs a result that is still in flight. Then the whole step waits."""
+        """Whether a request needs a result that is in flight. Then the whole step waits."""
         if self._has_one_pass:
             return False
         return any(
@@ -80,10 +79,7 @@ class Batcher:
 
     def _is_assumed_accepted(self, state: RequestState) -> bool:
         """Return whether tokens are planned after the request's window in flight as if it were accepted.
-
-        They are not if the candidates are known: they are drafted, or would be drafted next. They are
-        not if candidates without logprobs are in flight: their window is not planned yet.
-        """
+        They are not after drafted candidates, nor if the window is not planned yet."""
         if not self._optimistic or state.in_flight.spans[-1].logprobs is None:
             return False
         return not state.tokens.num_candidates and not self._drafts_windows(state)
@@ -123,14 +119,13 @@ class Batcher:
             if count > 1:
                 self._open_window(state)
         num_tokens = max_tokens - budget
-        if certified:
-            budget = self._prefill_budget(prefilling, num_tokens, budget)
+        if certified:  # fewer prefill tokens than there are if that saves padding
+            budget = min(budget, sum(state.prefill_len + 1 - state.next_start for state in prefilling))
+            budget -= prefill_to_defer(num_tokens, budget, sizes)
         num_tokens += self._add_prefill(prefilling, planned, budget)
         size = certified_size(num_tokens, sizes) if certified else None
         running = self._queue.running
-        deterministic_ids = frozenset(
-            request_id for request_id in planned if running[request_id].deterministic
-        )
+        deterministic_ids = frozenset(number for number in planned if running[number].deterministic)
         spans = tuple(planned.values())
         if size is not None and (deterministic_ids or size == num_tokens):
             spans = self._spot_checker.mark(spans, deterministic_ids)
@@ -140,11 +135,6 @@ class Batcher:
             one = Pass(PassKind.FAST, spans, num_tokens)
         self._add_in_flight(spans)
         return one
-
-    def _prefill_budget(self, prefilling: list[RequestState], num_decode: int, budget: int) -> int:
-        """Return how many prefill tokens the pass may have: fewer than there are if that saves padding."""
-        num_prefill = min(budget, sum(state.prefill_len + 1 - state.next_start for state in prefilling))
-        return num_prefill - prefill_to_defer(num_decode, num_prefill, self._config.certified_sizes)
 
     # Two passes: verify
 
@@ -207,8 +197,7 @@ class Batcher:
     # A burst: verify with async scheduling
 
     def _burst(self) -> list[Pass]:
-        """Plan fast passes, each sampling from the tokens of the one before, and then the windows. The
-        host waits once for all of them."""
+        """Plan fast passes, and then the windows over their tokens. The host waits once for all."""
         decoding, prefilling = self._split(self._max_canonical_tokens)
         ordinary = [state for state in decoding if not state.deterministic]
         proposing = [state for state in decoding if state.deterministic]
@@ -233,8 +222,7 @@ class Batcher:
     def _num_fast_tokens(
         self, proposing: list[RequestState], ordinary: list[RequestState], num_prefill: int
     ) -> dict[int, int]:
-        """Return the number of fast tokens of each request in the burst. It is at most one if prefill
-        waits or pages are short."""
+        """Return the number of fast tokens of each request: at most one if prefill waits or pages are short."""
         reference = self._config.reference_tokens
         budget = self._max_canonical_tokens - (reference if num_prefill else 0)
         limit = choose_burst(len(proposing), reference, num_prefill)
@@ -256,8 +244,7 @@ class Batcher:
     def _burst_pass(
         self, number: int, decoding: list[RequestState], counts: dict[int, int], prompts: list[RequestState]
     ) -> Pass:
-        """Plan fast pass `number` of a burst: a token of each request that has one left, and chunks of
-        ordinary prompts."""
+        """Plan fast pass `number` of a burst: a token of each request that has one left, and chunks of prompts."""
         spans: list[Span] = []
         for state in decoding:
             if counts[state.request_id] <= number:
@@ -289,8 +276,7 @@ class Batcher:
         return _fast_pass(tuple(spans))
 
     def _canonical_pass(self, windows: list[tuple[RequestState, int]], chunks: list[RequestState]) -> Pass:
-        """Plan the windows that end a burst, given as (request, start), and chunks of deterministic
-        prompts."""
+        """Plan the windows that end a burst, as (request, start), and chunks of deterministic prompts."""
         planned: dict[int, Span] = {}
         for state, start in windows:
             planned[state.request_id] = window_span(state, start)
@@ -303,23 +289,16 @@ class Batcher:
     # Shared by all
 
     def _split(self, budget: int) -> tuple[list[RequestState], list[RequestState]]:
-        """Return the requests that decode in this step, and those that prefill. If several tenants have
-        any, each gets its share of `budget` tokens."""
+        """Return the requests that decode in this step, and those that prefill. Tenants share `budget`."""
         decoding, prefilling = self._queue.split()
         if self._queue.shares.is_shared:
-            self._quotas = Quotas.of(
-                decoding,
-                prefilling,
-                budget,
-                self._config.reference_tokens,
-                is_padded=not self._has_one_pass,
-            )
+            reference, is_padded = self._config.reference_tokens, not self._has_one_pass
+            self._quotas = Quotas.of(decoding, prefilling, budget, reference, is_padded=is_padded)
             decoding = self._quotas.choose(decoding, prefilling, self._step)
         return decoding, prefilling
 
     def _has_room(self, state: RequestState, length: int, planned: Collection[int]) -> bool:
-        """Return whether positions 0 .. length - 1 have slots. A request that is not planned may be
-        preempted for them."""
+        """Return whether the first positions have slots. Others that are not planned may be preempted."""
         return length <= state.page_table.capacity or self._queue.make_room(
             state, length, planned, self._step, in_flight=self._in_flight
         )
@@ -335,8 +314,7 @@ class Batcher:
         return Pass(PassKind.CANONICAL, together, round_up(num_tokens, self._config.reference_tokens))
 
     def _add_prefill(self, prefilling: Iterable[RequestState], planned: dict[int, Span], budget: int) -> int:
-        """Plan chunks of prompts, oldest first. They got their pages at admission. Return the number of
-        tokens."""
+        """Plan chunks of prompts, oldest first. Return the number of tokens."""
         used = 0
         for state in prefilling:
             if used >= budget:
@@ -358,12 +336,8 @@ class Batcher:
     def _draft(
         self, decoding: list[RequestState], prefilling: list[RequestState], budget: int
     ) -> list[RequestState]:
-        """Draft candidates from the requests' own text if they are worth their time and pages are not
-        short.
-
-        Return the requests of this plan. One with a token in flight is left out once if waiting for a
-        draft commits more.
-        """
+        """Draft candidates from the requests' own text if they are worth their time and pages are not short.
+        Return the requests of this plan. One with a token in flight is left out if waiting commits more."""
         if self._config.speculation == "off" or self._pool.num_available <= len(self._queue.running):
             return decoding
         num_prefill = sum(state.prefill_len - state.next_start for state in prefilling)
@@ -380,16 +354,15 @@ class Batcher:
             if state.in_flight.spans:
                 if proposer.has_match and is_worth_waiting(proposer.hit_rate, max_candidates):
                     left_out.add(state.request_id)
-            elif max_candidates > 0 and self._pool.num_available > len(self._queue.running):
-                state.propose(max_candidates)
-                self._quotas.take(state.tenant, state.tokens.num_candidates, state.sampled_cost)
-                num_spare -= state.tokens.num_candidates
-                num_tokens += state.tokens.num_candidates
+            elif self._pool.num_available > len(self._queue.running):
+                num_drafted = self._propose(state, max_candidates)
+                num_spare -= num_drafted
+                num_tokens += num_drafted
         return [state for state in decoding if state.request_id not in left_out] if left_out else decoding
 
     def _draft_unconfirmed(self, decoding: list[RequestState], budget: int) -> list[RequestState]:
-        """Draft tokens that another engine sent, as many as fit the pass. Return the requests of this
-        plan: one with a token in flight drafts in the next."""
+        """Draft tokens that another engine sent. Return the requests of this plan: one with a token in
+        flight drafts in the next."""
         confirming = self._queue.confirming
         if not confirming:
             return decoding
@@ -399,24 +372,28 @@ class Batcher:
             if not state.is_confirming:
                 confirming.discard(state.request_id)
                 continue
-            left = self._quotas.left(state.tenant, state.sampled_cost)
-            max_candidates = min(num_spare, left, self._pool.num_available * self._pool.page_size)
             if state.in_flight.spans:
                 left_out.add(state.request_id)
-            elif max_candidates > 0 and not state.tokens.num_candidates:
-                state.propose(max_candidates)
-                self._quotas.take(state.tenant, state.tokens.num_candidates, state.sampled_cost)
-                num_spare -= state.tokens.num_candidates
+            elif not state.tokens.num_candidates:
+                most = min(num_spare, self._pool.num_available * self._pool.page_size)
+                num_spare -= self._propose(state, most)
         return [state for state in decoding if state.request_id not in left_out]
 
     def _draft_windows(self, decoding: list[RequestState]) -> None:
         """Draft whole windows: tokens to be confirmed, or n-grams that are nearly always right."""
         for state in decoding:
-            left = min(state.max_window, self._quotas.left(state.tenant, state.sampled_cost))
             is_free = not state.in_flight.spans and not state.tokens.num_candidates
-            if left > 0 and is_free and self._drafts_windows(state):
-                state.propose(left)
-                self._quotas.take(state.tenant, state.tokens.num_candidates, state.sampled_cost)
+            if is_free and self._drafts_windows(state):
+                self._propose(state, state.max_window)
+
+    def _propose(self, state: RequestState, most: int) -> int:
+        """Draft up to `most` candidates, and no more than the tenant's quota. Return how many."""
+        most = min(most, self._quotas.left(state.tenant, state.sampled_cost))
+        if most < 1:
+            return 0
+        state.propose(most)
+        self._quotas.take(state.tenant, state.tokens.num_candidates, state.sampled_cost)
+        return state.tokens.num_candidates
 
     def _drafts_windows(self, state: RequestState) -> bool:
         if state.is_confirming:
@@ -425,12 +402,11 @@ class Batcher:
 
 
 def choose_windows(proposing: Iterable[RequestState], max_count: int, budget: int) -> dict[int, int]:
-    """Return the number of fast tokens that each window of a burst gets in addition to its known
-    candidates: at most `max_count`.
+    """Return the fast tokens that each window of a burst gets beside its known candidates: at most
+    `max_count`, none with a grammar.
 
-    The request that was verified longest ago goes first. A request whose window does not fit `budget` is
-    left for the next step. A request with a grammar gets no fast token: the host must know a token
-    before the next.
+    The request that was verified longest ago goes first. If its window does not fit `budget`, it is left
+    for the next step.
     """
     counts: dict[int, int] = {}
     for state in sorted(proposing, key=lambda state: (state.last_verified, state.request_id)):

@@ -1,10 +1,8 @@
 """The n-gram proposer: candidates from the request's own text. It proposes what followed the last
 NGRAM tokens before.
 
-Before a token is committed, it is predicted silently, and the prediction is compared with it.
-Candidates are proposed only for requests whose predictions were right, so text without repetition
-costs nothing. Only committed tokens are kept here, so there is nothing to roll back, and a proposal
-changes no bit.
+Each token is predicted silently before it is committed. Candidates are proposed only for requests whose
+predictions were right, so text without repetition costs nothing. Only committed tokens are kept here.
 """
 
 from collections.abc import Sequence
@@ -25,11 +23,8 @@ def token_share(num_tokens: int) -> float:
 
 
 def num_worthwhile(hit_rate: float, num_tokens: int) -> int:
-    """Return how many candidates are worth their time in a pass that has `num_tokens` without them.
-
-    The k-th is accepted with probability hit_rate^k. It is worth its time if that is more than its share
-    of the pass, which is small in a small pass and nearly 1 in a large one.
-    """
+    """Return how many candidates are worth their time in a pass that has `num_tokens` without them. The
+    k-th is accepted with probability hit_rate^k, which must be more than its share of the pass."""
     share = token_share(num_tokens)
     if hit_rate <= share:
         return 0
@@ -37,22 +32,15 @@ def num_worthwhile(hit_rate: float, num_tokens: int) -> int:
 
 
 def is_worth_waiting(hit_rate: float, num_candidates: int) -> bool:
-    """Return whether a pass with `num_candidates` should commit more than the two tokens of two passes
-    without candidates.
-
-    A proposal needs known tokens, so a request with a token in flight skips one pass before it can
-    propose.
-    """
+    """Return whether a pass with `num_candidates` should commit more than two passes without candidates:
+    a request with a token in flight skips one pass before it can propose."""
     if hit_rate >= 1:
         return num_candidates > 1
     return (1 - hit_rate ** (num_candidates + 1)) / (1 - hit_rate) > 2
 
 
 class NgramProposer:
-    """The committed tokens of one request, and the tokens they predict.
-
-    The prompt is read at the first use: a request that never runs costs nothing.
-    """
+    """The committed tokens of one request, and the tokens they predict. The prompt is read at first use."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._unread = token_ids
@@ -75,7 +63,6 @@ class NgramProposer:
         return self._hits / (self._hits + self._misses)
 
     def commit(self, token_id: int) -> None:
-        """Append a committed token, and compare it with the prediction."""
         self._read()
         match = self._match
         if match is None:

@@ -5,20 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.core.extension import NewExtension
 from holdfast.core.step_plan import SAMPLED_RING_SIZE
 from holdfast.errors import ConfigError
+from holdfast.scheduler.extension import NewExtension
 
 DeterminismMode = Literal["auto", "verify", "off"]
 Speculation = Literal["off", "ngram"]
 
 DRAFT_HIT_RATE = 0.8  # n-grams that are right this often fill a window sooner than fast passes do
-# Windows that are accepted this often are assumed to be accepted before their verdict is read. To
-# wait for the verdict costs about a tenth of a burst, a wrong assumption costs the request one
-# burst.
+# Windows that are accepted this often are assumed to be accepted before their verdict is read. To wait
+# for it costs about a tenth of a burst, a wrong assumption costs the request one burst.
 MIN_ACCEPTANCE_RATE = 0.9
-# In passes. After a longer burst a new request would wait too long, and waiting for the verdict
-# costs little.
+# In passes. After a longer burst a new request would wait too long.
 MAX_OPTIMISTIC_BURST = 17
 _MIN_DECODE_TO_DEFER, _MIN_TOKENS_SAVED = 64, 64
 _RATE_WINDOWS = 32  # windows over which the acceptance rate is averaged
@@ -51,10 +49,10 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs must be at least 1, not {self.max_num_seqs}")
-        if self.max_pass_tokens < 2 * self.reference_tokens:
+        least = 2 * self.reference_tokens
+        if self.max_pass_tokens < least:
             raise ConfigError(
-                f"max_pass_tokens must be at least {2 * self.reference_tokens} (two reference passes), "
-                f"not {self.max_pass_tokens}"
+                f"max_pass_tokens must be at least {least} (two reference passes), not {self.max_pass_tokens}"
             )
         if self.max_pass_tokens < self.max_num_seqs:
             raise ConfigError(
@@ -73,8 +71,7 @@ class SchedulerConfig:
 
     @property
     def one_pass_suffices(self) -> bool:
-        """Whether the largest certified size holds a token of every running request and a reference
-        pass of prefill."""
+        """Whether the largest size holds a token of every running request and a reference pass of prefill."""
         sizes = self.certified_sizes
         return bool(sizes) and sizes[-1] >= self.max_num_seqs + self.reference_tokens
 
@@ -86,8 +83,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class PendingWindow:
-    """A deterministic request with candidates. num_tokens: of its window. is_due: it should be verified
-    now."""
+    """A deterministic request with candidates. num_tokens: of its window."""
 
     request_id: int
     num_tokens: int
@@ -98,11 +94,9 @@ class PendingWindow:
 def choose_burst(num_windows: int, reference_tokens: int, num_prefill: int = 0) -> int:
     """Return how many candidates each window gets before the next canonical pass, which also computes
     `num_prefill` tokens of prompts. If more tokens are committed in the same time without candidates,
-    return 0.
+    return 0: if the requests fill a reference pass alone, or a long prompt hides what they cost.
 
-    The time of a pass of n tokens is about that of reference_tokens + n. Without candidates a canonical
-    pass decodes one token of every request. That is faster if the requests fill a reference pass alone,
-    or if a long prompt hides what they cost.
+    The time of a pass of n tokens is about that of reference_tokens + n.
     """
     if not num_windows:
         return 1
@@ -121,21 +115,19 @@ def choose_burst(num_windows: int, reference_tokens: int, num_prefill: int = 0) 
 
 
 def adapt_window(window_cap: int, max_window: int, *, num_accepted: int, num_rejected: int) -> int:
-    """Return the number of candidates of the next window: twice as many if all were accepted, otherwise
-    about as many as were accepted."""
+    """Return the candidates of the next window: twice as many if all were accepted, else as many as were."""
     if num_rejected:
         return max(1, num_accepted)
     return min(max_window, max(window_cap, 2 * num_accepted))
 
 
 def update_acceptance_rate(rate: float, *, accepted: bool) -> float:
-    """Return the running share of windows that were accepted as a whole, after one more verdict."""
+    """Return the running share of windows that were accepted as a whole."""
     return rate + (accepted - rate) / _RATE_WINDOWS
 
 
 def assume_accepted(acceptance_rate: float, num_passes: int) -> bool:
-    """Return whether the next burst is planned before the verdict on a burst of `num_passes` passes is
-    read."""
+    """Return whether the next burst is planned before the verdict on this one is read."""
     return acceptance_rate >= MIN_ACCEPTANCE_RATE and num_passes <= MAX_OPTIMISTIC_BURST
 
 
@@ -148,9 +140,8 @@ def certified_size(num_tokens: int, sizes: Sequence[int]) -> int | None:
 def prefill_to_defer(num_decode: int, num_prefill: int, sizes: Sequence[int]) -> int:
     """Return how many prefill tokens wait for the next pass, because this one is then padded less.
 
-    The next pass decodes the same requests and takes the deferred tokens along, padded itself. The last
-    prompt gets its first token one pass later. So this is done only for many tokens, and only while many
-    requests decode: they share the gain.
+    The last prompt gets its first token one pass later. So this is done only for many tokens, and only
+    while many requests decode: they share the gain.
     """
     size = certified_size(num_decode + num_prefill, sizes)
     at = bisect_left(sizes, num_decode + num_prefill)
@@ -170,11 +161,7 @@ def round_up(num_tokens: int, multiple: int) -> int:
 
 def choose_due(pending: Sequence[PendingWindow], reference_tokens: int, budget: int) -> list[PendingWindow]:
     """Return the windows of the next canonical pass: those that are due. If all together fill reference
-    passes, return as many as fill them.
-
-    Short windows are the cheapest: a window of n candidates commits n + 1 tokens for n fast ones. The
-    request that was verified longest ago goes first, so that every window gets its turn if not all fit.
-    """
+    passes, return as many as fill them. The request that was verified longest ago goes first."""
     ordered = sorted(
         pending,
         key=lambda window: (not window.is_due, window.last_verified, -window.num_tokens, window.request_id),
@@ -206,17 +193,14 @@ def _fill(ordered: Sequence[PendingWindow], budget: int) -> list[PendingWindow]:
 
 
 def may_admit(num_needed: int, num_available: int, num_running: int) -> bool:
-    """Return whether a request's pages are available, and one more for each running request: it will
-    need one soon."""
+    """Return whether a request's pages are available, and one more for each running request."""
     return num_needed + num_running <= num_available
 
 
 def is_sooner_shared(num_shared: int, num_forgone: int, cost: int) -> bool:
-    """Return whether a request waits until another one has computed the `num_shared` tokens that both
-    need.
+    """Return whether a request waits until another one has computed the `num_shared` tokens that both need.
 
     num_forgone: of these tokens, what requests that did not wait compute again. cost: of waiting, in
-    tokens. The time of a pass of n tokens is about that of reference_tokens + n, and all that wait for
-    the other one lose a pass together. So no more tokens than that are computed again.
+    tokens. All that wait for the other one lose a pass together, so no more tokens are computed again.
     """
     return num_forgone + num_shared >= cost

@@ -7,10 +7,9 @@ request is preempted: if one must be, nothing more is planned until it is read.
 Tenants share places and pages (`share_policy.py`).
 
 A request waits for pages that a running one computes, if that is sooner (`is_sooner_shared` in
-policy.py). It is passed over until they are in the prefix cache, or until the other one ends or is
-preempted. Younger ones may start meanwhile, but leave it a place and its pages. A request waits only
-for an older one of its tenant, which comes before it in each pass as well. So it loses at most the
-pass after the one with these pages, two with async scheduling, and no other tenant can hold it up.
+policy.py). Younger ones may start meanwhile, but leave it a place and its pages. It waits only for an
+older one of its tenant, which comes before it in each pass as well. So it loses at most the pass after
+the one with these pages, two with async scheduling, and no other tenant can hold it up.
 """
 
 from collections.abc import Collection, Iterator
@@ -28,8 +27,7 @@ class PlanInFlight(Exception):
 
 
 class RequestQueue:
-    """The live requests: those that wait, by arrival, and those that run and hold pages and a
-    request index."""
+    """The live requests: those that wait, and those that run and hold pages and a request index."""
 
     def __init__(
         self, config: SchedulerConfig, pool: PagePool, prefix_cache: PrefixCache, spot_checker: SpotChecker
@@ -53,8 +51,7 @@ class RequestQueue:
             self.confirming.add(state.request_id)
 
     def admit(self, step: int, *, in_flight: bool, has_checks: bool) -> None:
-        """Start waiting requests while there are places and pages. in_flight: a plan is in flight.
-        has_checks: spot checks hold pages."""
+        """Start waiting requests while there are places and pages. has_checks: spot checks hold pages."""
         lines = {tenant: self._startable(tenant) for tenant in self.waiting.tenants}
         is_short = False  # of pages, for one of them
         while lines:
@@ -78,8 +75,8 @@ class RequestQueue:
         assert not (is_idle and self.waiting), "an idle engine must be able to admit"
 
     def _startable(self, tenant: str) -> Iterator[tuple[RequestState, PrefixMatch]]:
-        """Yield the waiting requests of a tenant that can start now, oldest first, with their matches.
-        Pass over those that wait for another one's pages, but leave a place and pages for them."""
+        """Yield the waiting requests of a tenant that can start, oldest first. Pass over those that wait for
+        another one's pages, but leave a place and pages for them."""
         num_passed = num_pages = 0
         for state in tuple(self.waiting.of(tenant)):
             if not self.shares.may_run(state, num_passed):
@@ -104,10 +101,8 @@ class RequestQueue:
     def _try_start(
         self, state: RequestState, match: PrefixMatch, step: int, *, in_flight: bool, others_wait: bool
     ) -> bool:
-        """Start the request if its pages are available, or can be taken from other tenants.
-
-        others_wait: another tenant waits for pages. Then only tenants within their share get any.
-        """
+        """Start the request if its pages are available, or can be taken from other tenants. others_wait:
+        another tenant waits for pages, so only tenants within their share get any."""
         length = state.tokens.committed_len
         for page in match.pages:
             self._pool.hold(page)
@@ -134,7 +129,12 @@ class RequestQueue:
             state.announce_pages()
         if match.leader is not None:
             match.leader.num_forgone += match.leader_len - state.computed_len
-        self._start(state, step)
+        self.shares.started(state, step)
+        state.admitted_at, state.admitted_len = step, length
+        if self._config.async_scheduling:
+            state.request_index = self._free_indices.pop()
+        self.running[state.request_id] = state
+        self._by_arrival = None
         return True
 
     def _preempt(self, victim: RequestState, *, in_flight: bool) -> None:
@@ -146,7 +146,6 @@ class RequestQueue:
         self.enqueue(victim)
 
     def _match(self, state: RequestState) -> PrefixMatch:
-        """Return the request's match in the prefix cache."""
         if not self._config.prefix_cache:
             return self._prefix_cache.no_match()
         return state.prefix_cursor.match(state.tokens.ids(0, state.cacheable_len))
@@ -156,21 +155,13 @@ class RequestQueue:
         if match.leader is None:
             return False
         num_shared = match.leader_len - len(match.pages) * self._pool.page_size
-        num_passes = 2 if self._config.async_scheduling else 1  # results are read one pass later
-        return is_sooner_shared(
-            num_shared, match.leader.num_forgone, num_passes * self._config.reference_tokens
-        )
-
-    def _start(self, state: RequestState, step: int) -> None:
-        self.shares.started(state, step)
-        state.admitted_at, state.admitted_len = step, state.tokens.committed_len
-        if self._config.async_scheduling:
-            state.request_index = self._free_indices.pop()
-        self.running[state.request_id] = state
-        self._by_arrival = None
+        cost = self._config.reference_tokens
+        if self._config.async_scheduling:  # results are read one pass later
+            cost *= 2
+        return is_sooner_shared(num_shared, match.leader.num_forgone, cost)
 
     def remove(self, state: RequestState) -> int:
-        """Take a request from those that run. Return its request index, which the caller frees, or -1."""
+        """Stop a request. Return its request index, which the caller frees, or -1 if it did not run."""
         if self.running.pop(state.request_id, None) is None:
             return -1
         self._by_arrival = None
@@ -179,7 +170,7 @@ class RequestQueue:
         return request_index
 
     def free_index(self, request_index: int) -> None:
-        """Let another request use this index: no plan in flight does any more."""
+        """Let another request use this index."""
         if request_index >= 0:
             assert request_index not in self._free_indices, "a request index was freed twice"
             self._free_indices.append(request_index)
@@ -194,8 +185,7 @@ class RequestQueue:
         return self._by_arrival
 
     def split(self) -> tuple[list[RequestState], list[RequestState]]:
-        """Return the running requests that decode and those that prefill, both by arrival. Leave out
-        blocked ones."""
+        """Return the running requests that decode and those that prefill, without blocked ones."""
         decoding: list[RequestState] = []
         prefilling: list[RequestState] = []
         for state in self.by_arrival():
@@ -207,8 +197,8 @@ class RequestQueue:
     def make_room(
         self, state: RequestState, length: int, planned: Collection[int], step: int, *, in_flight: bool
     ) -> bool:
-        """Grow the request's page table. While pages are short, preempt a request that is not in this
-        plan, at last the request itself. Return False if it does not run any more."""
+        """Grow the request's page table. While pages are short, preempt requests that are not planned, at
+        last this one: then return False."""
         if not self.is_running(state):
             return False
         while state.page_table.num_missing(length) > self._pool.num_available:
@@ -221,8 +211,7 @@ class RequestQueue:
         return True
 
     def check_indices(self, in_flight: Collection[int]) -> None:
-        """Raise unless every request index is free, or used by one running request or by an ended
-        one in flight."""
+        """Raise unless every request index is free, or used by one request."""
         held = [state.request_index for state in self.running.values() if state.request_index >= 0]
         assert len(held) == (len(self.running) if self._config.async_scheduling else 0)
         indices = [*held, *self._free_indices, *(index for index in in_flight if index >= 0)]

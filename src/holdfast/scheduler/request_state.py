@@ -13,10 +13,10 @@ that changes.
     scored_len      tokens at positions score_from .. scored_len - 1 have logprobs, if asked for
 
 After the prefill of a deterministic request canonical_len == committed_len - 1: the last committed
-token has no canonical KV yet. Rollback is truncation: drop the candidates, cut canonical_len and
-computed_len to committed_len - 1, free the pages after that.
+token has no canonical KV yet.
 
 These lengths cover results that are read. Spans whose results are not read yet are in `in_flight`.
+`commit.py` applies a result.
 """
 
 from array import array
@@ -25,7 +25,6 @@ from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 
-from holdfast.core.extension import RequestExtension
 from holdfast.core.pooling import HiddenStates, Pooling
 from holdfast.core.request import AnswerText, Prepared, branch_seed
 from holdfast.core.results import Determinism, Stats
@@ -33,15 +32,14 @@ from holdfast.core.sent import Sent
 from holdfast.core.shares import prompt_cost, sampled_cost
 from holdfast.core.step_plan import Sampled, Sampling, Span
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
-from holdfast.errors import AnswerFailed, GuaranteeLost, NotFinite, NoTokenAllowed
+from holdfast.errors import AnswerFailed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
+from holdfast.scheduler.confirm_log import ConfirmLog
+from holdfast.scheduler.extension import RequestExtension
 from holdfast.scheduler.ngram_proposer import NgramProposer
-from holdfast.scheduler.policy import adapt_window
-from holdfast.scheduler.sent_tokens import SentTokens
 from holdfast.scheduler.token_log import TokenLog
-from holdfast.scheduler.verification import SpanOutcome
 
 FIRST_WINDOW = 1  # candidates in a request's first window, so that its client gets a token soon
 
@@ -78,14 +76,11 @@ LIVE = frozenset(phase for phase, targets in TRANSITIONS.items() if targets)
 
 
 class InFlightSpans:
-    """The spans of one request that are planned and whose results are not read yet, oldest first.
+    """The spans of one request that are planned and whose results are not read yet, oldest first. The
+    next span starts after the last of them.
 
-        position    ... canonical_len / computed_len ......... spans[-1].stop
-        KV          read                    | in flight       | next span starts here
-
-    With async scheduling the next plan is made before the results of the last one are read. A result is
-    used only if it belongs to the oldest span. A request that ends, restarts or is rolled back clears the
-    list, and the results of those spans are discarded.
+    A result is used only if it belongs to the oldest span. A request that ends, restarts or is rolled
+    back clears the list, and the results of those spans are discarded.
     """
 
     __slots__ = ("num_new_tokens", "spans")
@@ -119,12 +114,9 @@ class InFlightSpans:
 class PooledPrompt:
     """The running sum of the hidden states of a request that asks for an embedding.
 
-        position    0 ......... first ........... pooled_len ........... prompt_len
-        state       not needed  | in the sum      | still needed         |
-
-    A state is added once. A position that is computed again after a preemption is not added again, and
-    positions from pooled_len on never come from the prefix cache. A restart begins a new sum. `embedding`
-    is set once the whole prompt is pooled.
+    Those of positions up to pooled_len - 1 are in the sum, once: a position that is computed again after
+    a preemption is not added again, and positions from pooled_len on never come from the prefix cache. A
+    restart begins a new sum. `embedding` is set once the whole prompt is pooled.
     """
 
     def __init__(self, pooling: Pooling, prompt_len: int) -> None:
@@ -148,7 +140,6 @@ class PooledPrompt:
         return max(0, stop - max(start, pooled_len))
 
     def add(self, states: HiddenStates, num_states: int) -> None:
-        """Add the states of the next positions."""
         self._total = states.add_to(self._total, num_states)
         self.pooled_len += num_states
         if self.is_complete:
@@ -218,8 +209,8 @@ class RequestState:
         self._restart_grammar = False  # at admission: a pass in flight may still use the grammar
         self.proposer = NgramProposer(request.prompt_ids) if speculates else None
         self.extension = extension
-        self.sent = SentTokens(request.deterministic)
-        self._text = text
+        self.sent = ConfirmLog(request.deterministic)
+        self.text = text
         self._pool = pool
         self._page_size = pool.page_size
         self._eos_ids = eos_ids
@@ -241,15 +232,15 @@ class RequestState:
             self._restore(request.sent[index])
 
     def _restore(self, sent: Sent) -> None:
-        """Continue an answer of another engine. What a deterministic request was sent must be confirmed.
-        An ordinary one goes on after it."""
+        """Continue an answer of another engine. A deterministic request confirms what was sent, an ordinary
+        one goes on after it."""
         if self.extension is not None:
             self.extension.restore(sent)
         if self.deterministic:
             self.sent.restore(sent)
             return
         for token_id in sent.token_ids:
-            self._add_token(token_id)
+            self.add_token(token_id)
         self.stats.candidates += len(sent.token_ids)
         self.stats.accepted += len(sent.token_ids)
 
@@ -283,8 +274,7 @@ class RequestState:
 
     @property
     def prefill_len(self) -> int:
-        """Positions that need KV before a token can be sampled. If the prompt is only scored or pooled:
-        before the request is done."""
+        """Positions that need KV before a token is sampled; of a prompt that is only scored or pooled, all."""
         if self.pooled is not None:
             return self.tokens.prompt_len
         return max(1, self.tokens.prompt_len - 1) if self.only_scored else self.tokens.committed_len - 1
@@ -311,8 +301,7 @@ class RequestState:
 
     @property
     def cacheable_len(self) -> int:
-        """Positions that may come from the prefix cache: no position whose logits or hidden state is
-        still needed."""
+        """Positions that may come from the prefix cache: none whose logits or hidden state is needed."""
         length = self.tokens.committed_len - 1
         if self.pooled is not None:
             length = min(length, self.pooled.pooled_len)
@@ -330,16 +319,15 @@ class RequestState:
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Whether its spans need the ids of the tokens before the sampled ones: for a grammar; for
-        penalties and bad words if the device does not read the ids beside the KV."""
+        """Whether its spans need the ids of the tokens before: for a grammar; for penalties and bad words
+        if the device does not read the ids beside the KV."""
         return self.is_synchronous or (self.request_index < 0 and self.sampling.needs_history)
 
     @property
     def is_unverified(self) -> bool:
-        """Whether candidates of a deterministic request are in flight, or a window. Canonical spans
-        always have logprobs."""
+        """Whether candidates of a deterministic request, or a window, are in flight."""
         last = self.in_flight.spans[-1]
-        return self.deterministic and (last.num_sampled > 1 or last.logprobs is None)
+        return self.deterministic and (last.num_sampled > 1 or last.logprobs is None)  # None: not canonical
 
     @property
     def is_blocked(self) -> bool:
@@ -361,8 +349,7 @@ class RequestState:
 
     @property
     def is_window_due(self) -> bool:
-        """Whether the candidates should be verified now: there are enough, or the last one may end the
-        answer."""
+        """Whether to verify the candidates now: there are enough, or the last one may end the answer."""
         tokens = self.tokens
         if tokens.num_candidates == 0:
             return False
@@ -372,7 +359,7 @@ class RequestState:
 
     @property
     def is_confirming(self) -> bool:
-        """Whether tokens that were sent to the client are being verified again."""
+        """Whether something that was sent must be confirmed."""
         return self.sent.has_unconfirmed(self.tokens.num_output)
 
     @property
@@ -383,8 +370,7 @@ class RequestState:
         return "certified" if self.certified_only else "verified"
 
     def propose(self, max_candidates: int) -> None:
-        """Draft candidates without a pass: tokens that were sent and must be confirmed; if there are
-        none, repeated n-grams."""
+        """Draft candidates without a pass: tokens that must be confirmed, else repeated n-grams."""
         tokens, params = self.tokens, self.request.params
         assert tokens.num_candidates == 0
         max_candidates = min(max_candidates, params.max_tokens - tokens.num_output - 1)
@@ -401,128 +387,7 @@ class RequestState:
         self.stats.candidates += tokens.num_candidates
         self.stats.looked_up += tokens.num_candidates
 
-    # What a pass returned
-
-    def apply(self, outcome: SpanOutcome) -> tuple[tuple[Sampled, ...], tuple[object, ...]]:
-        """Apply the outcome of the oldest span in flight.
-
-        Return the tokens, and the items of the extension, that are committed and that the client does
-        not have yet.
-        """
-        stats, span = self.stats, outcome.span
-        if self.extension is not None:
-            num_guessed, num_right = self.extension.update(span, outcome.extra)
-            stats.guessed += num_guessed
-            stats.guessed_right += num_right
-        if outcome.num_scored:
-            self.scored_len += outcome.num_scored
-            self.sent.add_scores(outcome.num_scored, outcome.new_scores)
-        if outcome.is_lost and outcome.committed is None:
-            self._lose_guarantee()
-            return (), ()
-        if outcome.states is not None and self.pooled is not None:
-            self._pool_states(self.pooled, outcome.states, span.num_pooled)
-        stop = span.start + len(span.token_ids)
-        if outcome.is_canonical:
-            stats.canonical_passes += 1
-            if span.start <= self.canonical_len < stop:
-                self.canonical_len = stop
-            if self.computed_len < stop:
-                self.computed_len = stop
-            if not outcome.is_certified:
-                self.certified_only = False
-        else:
-            stats.fast_passes += 1
-            self.computed_len = stop
-        if self.phase is Phase.PREFILL:
-            stats.prefill_passes += 1
-        new_tokens: tuple[Sampled, ...] = ()
-        if outcome.committed is not None:
-            new_tokens = self._commit(outcome, outcome.committed)
-        elif outcome.candidate is not None:
-            stats.candidates += 1
-            self.tokens.propose(outcome.candidate)
-        if self.only_scored and self.failure is None and not self.needs_prefill:
-            self.finish_reason = "length"
-            self.move(Phase.FINISHED)
-        return new_tokens, () if self.extension is None else self._commit_extra(self.extension)
-
-    def _commit(self, outcome: SpanOutcome, committed: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
-        """Replace the candidates by the committed tokens, up to a stop string. Return those not sent
-        before."""
-        tokens, stats, verdict = self.tokens, self.stats, outcome.verdict
-        if verdict is not None:
-            tokens.drop_candidates()
-            if not self.has_draft:
-                self.window_cap = adapt_window(
-                    self.window_cap,
-                    self.max_window,
-                    num_accepted=verdict.num_accepted,
-                    num_rejected=verdict.num_rejected,
-                )
-            self.has_draft = False
-        num_committed = 0
-        reason = outcome.finish_reason
-        for sample in committed:
-            token_id = sample.token_id
-            self._add_token(token_id)
-            num_committed += 1
-            if num_committed <= outcome.num_sent_before:
-                if self.sent.recompute(tokens.num_output, sample):
-                    self.confirmed.append(sample)
-                continue
-            self.sent.add(sample)
-            if self._text.push(token_id):
-                stop = self.finish_reason_after(token_id, tokens.num_output, text_stopped=True)
-                if stop is not None:
-                    reason = stop
-                    break
-        else:
-            if outcome.is_lost:
-                self._lose_guarantee()
-            elif outcome.has_no_token:
-                self._fail_without_token()
-        if reason is not None:
-            self.finish_reason = reason
-            self.move(Phase.FINISHED)
-        num_accepted = 0
-        if verdict is not None:
-            num_accepted = min(verdict.num_accepted, num_committed)
-            stats.windows += 1
-            stats.rollbacks += verdict.num_rejected > 0
-            stats.rolled_back += verdict.num_accepted + verdict.num_rejected - num_accepted
-        if outcome.is_canonical:
-            stats.accepted += num_accepted
-            stats.canonical_tokens += num_committed - num_accepted
-        else:  # an ordinary request's fast tokens count as candidates that are accepted at once
-            stats.accepted += num_committed
-            stats.candidates += num_committed - num_accepted
-        self._truncate_kv()
-        return committed[outcome.num_sent_before : num_committed]
-
-    def _add_token(self, token_id: int) -> None:
-        """Commit a token to everything that follows the answer."""
-        self.tokens.commit(token_id)
-        if self.proposer is not None:
-            self.proposer.commit(token_id)
-        if self.grammar is not None:
-            self.grammar.commit(token_id)
-
-    def _pool_states(self, pooled: PooledPrompt, states: HiddenStates, num_states: int) -> None:
-        pooled.add(states, num_states)
-        if pooled.is_complete and pooled.embedding is None:
-            self._fail(
-                NotFinite(
-                    "the hidden states of this prompt are not finite numbers, so it has no embedding; if the "
-                    "model runs in fp16, load it with dtype bf16 or fp32"
-                )
-            )
-
-    def _commit_extra(self, extension: RequestExtension) -> tuple[object, ...]:
-        new, is_same = extension.commit(self.valid_len)
-        if not is_same:
-            self._lose_guarantee()
-        return new
+    # What changes its tokens and its KV
 
     def finish_reason_after(
         self, token_id: int, num_output: int, *, text_stopped: bool
@@ -530,35 +395,16 @@ class RequestState:
         """Return why the answer ends with this token, its num_output-th, or None."""
         return finish_reason(token_id, num_output, text_stopped, self.request.params, self._eos_ids)
 
-    def _fail(self, failure: AnswerFailed) -> None:
-        self.failure = failure
-        if self.is_live:  # the same tokens may have finished the answer
-            self.move(Phase.FAILED)
+    def add_token(self, token_id: int) -> None:
+        """Commit a token to everything that follows the answer."""
+        self.tokens.commit(token_id)
+        if self.proposer is not None:
+            self.proposer.commit(token_id)
+        if self.grammar is not None:
+            self.grammar.commit(token_id)
 
-    def _fail_without_token(self) -> None:
-        problem = self.grammar.problem if self.grammar is not None else None
-        params, sampling = self.request.params, self.sampling
-        has_lists = params.bad_token_ids or params.allowed_token_ids is not None
-        if self.grammar is not None or has_lists or sampling.bad_words or sampling.suppressed_ids:
-            reason = "no token is left to choose: what is allowed and what is forbidden leave none"
-            self._fail(NoTokenAllowed(problem or reason))
-        else:
-            reason = "the model's logits are not finite numbers, so there is no token to choose"
-            self._fail(NotFinite(f"{reason}; if it runs in fp16, load it with dtype bf16 or fp32"))
-
-    def _lose_guarantee(self) -> None:
-        # Bits of another engine prove nothing about this one's certificate.
-        self.is_lost = not self.request.sent
-        if self.failure is None:
-            self._fail(
-                GuaranteeLost(
-                    "tokens, logprobs or thoughts that were already sent are not those of a verified pass"
-                )
-            )
-
-    def _truncate_kv(self) -> None:
-        """Roll back KV and pages to before the last committed token. Pages of spans in flight
-        stay."""
+    def truncate_kv(self) -> None:
+        """Roll back KV and pages to before the last committed token. Pages of spans in flight stay."""
         last = self.tokens.committed_len - 1
         if self.canonical_len > last:
             self.canonical_len = last
@@ -568,8 +414,6 @@ class RequestState:
         length = spans[-1].stop if spans else last + 1
         if self.page_table.capacity >= length + self._page_size:
             self.page_table.truncate(length)
-
-    # Start, preemption, end
 
     def move(self, phase: Phase) -> None:
         if phase not in TRANSITIONS[self.phase]:
@@ -592,8 +436,7 @@ class RequestState:
         self.move(Phase.PREFILL)
 
     def preempt(self) -> None:
-        """Free every page and drop the candidates; the committed tokens stay. Nothing may be in
-        flight."""
+        """Free every page and drop the candidates. The committed tokens stay."""
         assert not self.in_flight.spans
         self.drop_candidates()
         self.page_table.release()
@@ -604,14 +447,10 @@ class RequestState:
         self.move(Phase.QUEUED)
 
     def restart(self) -> None:
-        """Discard everything computed so far, back to the prompt. What was sent must be confirmed
-        token by token.
-
-        Spans in flight may still write to the old pages, so the request gets a new page table.
-        """
+        """Discard everything computed so far, back to the prompt. What was sent must be confirmed."""
         self.drop_candidates()
         self.give_up_pages()
-        self.page_table = PageTable(self._pool)
+        self.page_table = PageTable(self._pool)  # spans in flight may still write to the old pages
         self._reset_kv()
         self.scored_len = self.score_from or 0
         if self.pooled is not None:
@@ -641,14 +480,13 @@ class RequestState:
         self.has_draft = False
 
     def give_up_pages(self) -> None:
-        """Free the pages for good. Pinned ones are freed when the last pin is removed."""
+        """Free the pages for good, pinned ones when the last pin is removed."""
         self.in_flight.clear()
         self.page_table.give_up()
         self.prefix_cursor.reset()
 
     def distrust_pages(self) -> None:
-        """Share no page from now on. An ordinary request goes on with its pages and with what is in
-        flight."""
+        """Share no page from now on. An ordinary request goes on with its own."""
         self.canonical_len = 0
         self.prefix_cursor.close()
 
@@ -660,10 +498,8 @@ class RequestState:
         self.prefix_cursor.announce(length, self.tokens.ids)
 
     def cache_pages(self) -> None:
-        """Add full pages to the prefix cache: canonical ones for all requests, fast ones for
-        ordinary requests."""
-        length = self.canonical_len if self.deterministic else self.computed_len
-        length = min(length, self.tokens.committed_len)
+        """Add full pages to the prefix cache: canonical ones for all requests, fast ones for ordinary ones."""
+        length = min(self.valid_len, self.tokens.committed_len)
         extra = None
         if self.extension is not None:
             length = self.extension.shareable_len(length, self.tokens.ids)
@@ -677,9 +513,8 @@ class RequestState:
         )
 
     def final_stats(self) -> Stats:
-        """Return the counts of an answer that ended. Tokens that were sent and not confirmed again are
-        canonical tokens, too."""
+        """Return the counts of an answer that ended."""
         stats = replace(self.stats)
         if self.deterministic:
-            stats.canonical_tokens = self.sent.num_sent - stats.accepted
+            stats.canonical_tokens = self.sent.num_sent - stats.accepted  # also those not confirmed again
         return stats

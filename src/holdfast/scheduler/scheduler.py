@@ -4,16 +4,6 @@
     results = runner.run(plan)                     PassResult for each pass
     events = scheduler.update(plan, results)       tokens committed, requests ended, ...
 
-One result takes one trip: `verify` (verification.py) turns a span's samples into an outcome,
-`RequestState.apply` applies it and frees pages, and the scheduler fills the prefix cache and emits
-events. The lengths of a request during that trip:
-
-                          canonical_len
-                          |    committed_len   total_len
-    before   canonical KV | T0 | T1'  T2'  T3' |      T0 is committed, T1' T2' T3' are candidates
-    window                | T0   T1'  T2'  T3' |      samples T1 T2 T3 T4, and T2 != T2'
-    after    canonical KV   T0   T1 | T2 |            T1 T2 are committed, pages after T2 are freed
-
 With `async_scheduling` the next plan may be made before the last one is read. Then it starts after
 the spans in flight (`RequestState.in_flight`), and is empty if a result is needed first. Plans are
 read in the order they were made.
@@ -43,20 +33,14 @@ from holdfast.core.events import (
     TokensConfirmed,
 )
 from holdfast.core.request import AnswerText, Prepared
-from holdfast.core.step_plan import (
-    UNKNOWN_TOKEN,
-    Pass,
-    PassKind,
-    PassResult,
-    Sampled,
-    StepPlan,
-)
+from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, PassResult, Sampled, StepPlan
 from holdfast.core.stop_rules import FinishReason
 from holdfast.errors import AnswerFailed, GuaranteeLost, PassFailed, PromptTooLong
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache
 from holdfast.scheduler.batching import Batcher
+from holdfast.scheduler.commit import apply
 from holdfast.scheduler.policy import SchedulerConfig, assume_accepted, update_acceptance_rate
 from holdfast.scheduler.request_queue import PlanInFlight, RequestQueue
 from holdfast.scheduler.request_state import LIVE, Phase, RequestState
@@ -68,16 +52,14 @@ from holdfast.scheduler.verification import SpanOutcome, verify
 class InFlightPlan:
     """A plan whose results are not read yet, and what is released when they are.
 
-    checks        its spot checks
-    to_release    page tables (pinned) and request indices of requests that ended, restarted or were rolled
-                  back meanwhile
-    is_stale      it was made before the certificate was revoked
+    to_release: page tables (pinned) and request indices of requests that ended, restarted or were rolled
+    back meanwhile. is_stale: it was made before the certificate was revoked.
     """
 
     plan: StepPlan
     checks: list[PendingCheck]
     to_release: list[tuple[PageTable, int]] = field(default_factory=list)
-    is_stale: bool = False  # made before the certificate was revoked
+    is_stale: bool = False
 
 
 class Scheduler:
@@ -107,7 +89,6 @@ class Scheduler:
 
     @property
     def running_ids(self) -> Iterable[int]:
-        """The requests that hold pages, as they are now."""
         return self._queue.running.keys()
 
     @property
@@ -153,14 +134,15 @@ class Scheduler:
         )
 
     def abort(self, request_id: int) -> list[Event]:
-        """End a request now. Pages that a pass in flight writes to are freed when its result is
-        read."""
-        for state in self._queue.waiting:
-            if state.request_id == request_id:
-                self._queue.waiting.remove(state)
-                return [self._end(state, Phase.ABORTED, "abort")]
-        running = self._queue.running.get(request_id)
-        return [] if running is None else [self._end(running, Phase.ABORTED, "abort")]
+        """End a request now. Pages that a pass in flight writes to are freed when its result is read."""
+        state = self._queue.running.get(request_id)
+        if state is None:
+            waiting = (one for one in self._queue.waiting if one.request_id == request_id)
+            state = next(waiting, None)
+            if state is None:
+                return []
+            self._queue.waiting.remove(state)
+        return [self._end(state, Phase.ABORTED, "abort")]
 
     def fail(self, plan: StepPlan, message: str) -> list[Event]:
         """End every request in flight with an error: a pass of this plan raised. The others go on."""
@@ -180,22 +162,15 @@ class Scheduler:
     # The certificate
 
     def adopt(self, certified_sizes: tuple[int, ...]) -> None:
-        """Take passes of these sizes as canonical, from the next plan on. Such a pass verifies the
-        candidates that wait for their verdict."""
+        """Take passes of these sizes as canonical, from the next plan on."""
         assert not self._in_flight, "the plans made before must be read first"
         self.config = replace(self.config, certified_sizes=certified_sizes)
 
     def refuse_deterministic(self, message: str) -> list[Event]:
         """End every deterministic request with an error: the reference contradicts itself."""
         assert not self._in_flight, "the plans made before must be read first"
-        self.config = replace(self.config, certified_sizes=())
-        self.prefix_cache.clear()
-        self._spot_checker.forget_due()
         events: list[Event] = []
-        for state in (*self._queue.waiting, *self._queue.by_arrival()):
-            if not state.deterministic:
-                state.distrust_pages()
-                continue
+        for state in self._forget_certified():
             if not self._queue.is_running(state):
                 self._queue.waiting.remove(state)
             state.failure = GuaranteeLost(message)
@@ -234,8 +209,7 @@ class Scheduler:
     # Plan
 
     def plan(self) -> StepPlan:
-        """Return the passes of the next step. The plan is empty if there is nothing to do, or if a
-        result must be read first."""
+        """Return the passes of the next step: none if there is nothing to do or a result must be read first."""
         in_flight = bool(self._in_flight)
         assert len(self._in_flight) <= self.config.async_scheduling, "the last plan was not read"
         batcher = Batcher(
@@ -267,8 +241,8 @@ class Scheduler:
     def update(
         self, plan: StepPlan, results: Sequence[PassResult], between: Callable[[], None] | None = None
     ) -> list[Event]:
-        """Commit, roll back and finish requests by the results of the oldest plan. `between` is
-        called between passes."""
+        """Commit, roll back and finish requests by the results of the oldest plan. between: called between
+        passes."""
         if not plan:
             return []
         flight = self._in_flight.popleft()
@@ -314,9 +288,9 @@ class Scheduler:
     def _update_request(
         self, state: RequestState, outcome: SpanOutcome, samples: Sequence[Sampled], events: list[Event]
     ) -> None:
-        new_tokens, new_items = state.apply(outcome)
+        new_tokens, new_items = apply(state, outcome)
         span = outcome.span
-        if outcome.verdict is not None and span.token_ids[-1] == UNKNOWN_TOKEN:
+        if outcome.is_window and span.token_ids[-1] == UNKNOWN_TOKEN:
             self._update_acceptance_rate(state, outcome)
         if outcome.new_scores:
             events.append(PromptScored(state.request_id, outcome.new_scores))
@@ -339,13 +313,11 @@ class Scheduler:
             self._update_phase(state, outcome, events)
 
     def _update_acceptance_rate(self, state: RequestState, outcome: SpanOutcome) -> None:
-        """Count the verdict on candidates that were in flight together with their window. After a
-        rollback the spans that were planned on it are discarded. Their pages stay until the passes in
-        flight are over."""
-        self._acceptance_rate = update_acceptance_rate(
-            self._acceptance_rate, accepted=not outcome.is_rollback
-        )
-        if outcome.is_rollback and state.in_flight.spans:
+        """Count the verdict on candidates that were in flight together with their window. After a rollback
+        discard the spans that were planned on it. Their pages stay until the passes are over."""
+        accepted = outcome.num_rejected == 0
+        self._acceptance_rate = update_acceptance_rate(self._acceptance_rate, accepted=accepted)
+        if not accepted and state.in_flight.spans:
             state.in_flight.clear()
             state.page_table.pin()
             self._in_flight[-1].to_release.append((state.page_table, -1))
@@ -366,23 +338,27 @@ class Scheduler:
             state.move(Phase.DECODE)
 
     def _revoke(self) -> None:
-        """Do without the certificate, which is wrong: forget all cached pages, verify from now on,
-        restart every deterministic request."""
-        self.config = replace(self.config, certified_sizes=())
-        self.prefix_cache.clear()
-        self._spot_checker.forget_due()
+        """Do without the certificate, which is wrong: restart every deterministic request."""
         for flight in self._in_flight:
             flight.is_stale = True
-        for state in (*self._queue.waiting, *self._queue.by_arrival()):
+        for state in self._forget_certified():
             self._spot_checker.forget(state)
-            if not state.deterministic:
-                state.distrust_pages()
-                continue
             was_running = self._queue.is_running(state)
             self._stop_running(state)
             state.restart()
             if was_running:
                 self._queue.enqueue(state)
+
+    def _forget_certified(self) -> list[RequestState]:
+        """Verify from now on, and share no page of before. Return the deterministic requests."""
+        self.config = replace(self.config, certified_sizes=())
+        self.prefix_cache.clear()
+        self._spot_checker.forget_due()
+        states = (*self._queue.waiting, *self._queue.by_arrival())
+        for state in states:
+            if not state.deterministic:
+                state.distrust_pages()
+        return [state for state in states if state.deterministic]
 
     # The end of a request
 
@@ -404,8 +380,7 @@ class Scheduler:
         return RequestEnded(state.request_id, reason, state.determinism, state.final_stats(), error, code)
 
     def _stop_running(self, state: RequestState) -> None:
-        """Take the request from those that run. Its request index and its pages stay reserved until no
-        plan in flight uses them."""
+        """Stop the request. Its index and its pages stay reserved until no plan in flight uses them."""
         request_index = self._queue.remove(state)
         if self._in_flight and (state.in_flight.spans or state.page_table.is_pinned):
             state.page_table.pin()
@@ -423,7 +398,7 @@ class Scheduler:
     # Integrity
 
     def check(self) -> None:
-        """Raise if a page leaked or is held too often, or if lengths contradict each other."""
+        """Raise if a page leaked or is held too often, or lengths contradict each other."""
         checks = [
             *self._spot_checker.due,
             *(check for flight in self._in_flight for check in flight.checks),

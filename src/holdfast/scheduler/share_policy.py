@@ -13,10 +13,9 @@ many, the one that was admitted longest ago. A request is preempted for another 
 These conditions are not true the other way round afterwards, so two tenants never preempt each other
 in turn.
 
-**Tokens of a step.** The time of a pass of n tokens is about that of reference_tokens + n tokens: below
-the reference's batch size a pass takes as long as reading the weights does. Shares are fair in this
-measure, not in seconds: no clock decides a plan. A token whose settings cost more than the model does
-counts as several (`core/shares.py`).
+**Tokens of a step.** The time of a pass of n tokens is about that of reference_tokens + n tokens. Shares
+are fair in this measure, not in seconds: no clock decides a plan. A token whose settings cost more than
+the model does counts as several (`core/shares.py`).
 
 Of N tenants, the one with the least work in a step has w tokens in it. Every other one adds at most
 reference_tokens + w, so the step takes at most N times as long as without them; and each of these is
@@ -51,7 +50,6 @@ class WaitingRequests:
 
     @property
     def tenants(self) -> list[str]:
-        """The tenants with waiting requests."""
         return list(self._queues)
 
     def of(self, tenant: str) -> list[RequestState]:
@@ -99,7 +97,6 @@ class SharePolicy:
         return len(self._num_running) > 1
 
     def started(self, state: RequestState, step: int) -> None:
-        """Note that the request runs from this step on."""
         self._num_running[state.tenant] += 1
         self._num_admissions += 1
         self._last_admitted[state.tenant] = self._num_admissions
@@ -107,7 +104,6 @@ class SharePolicy:
             state.short_since, state.protected_until = None, step + PATIENCE_STEPS
 
     def stopped(self, state: RequestState) -> None:
-        """Note that the request does not run any more."""
         self._num_running[state.tenant] -= 1
         if not self._num_running[state.tenant]:
             del self._num_running[state.tenant]
@@ -119,15 +115,13 @@ class SharePolicy:
 
     def next_waiting(self, tenants: Collection[str]) -> str:
         """Return the tenant whose turn it is."""
-        return min(tenants, key=self._turn)
 
-    def _turn(self, tenant: str) -> tuple[int, int, int]:
-        waiting = self._waiting.of(tenant)
-        return (
-            self._num_running[tenant],
-            self._last_admitted.get(tenant, 0),
-            waiting[0].request_id if waiting else 0,
-        )
+        def turn(tenant: str) -> tuple[int, int, int]:
+            oldest = self._waiting.of(tenant)[:1]
+            first_id = oldest[0].request_id if oldest else 0
+            return self._num_running[tenant], self._last_admitted.get(tenant, 0), first_id
+
+        return min(tenants, key=turn)
 
     def may_run(self, state: RequestState, num_before: int) -> bool:
         """Return whether the limit of its tenant lets the request run, and num_before others that wait."""
@@ -135,8 +129,7 @@ class SharePolicy:
         return limit is None or self._num_running[state.tenant] + num_before < limit
 
     def place_victim(self, tenant: str, step: int) -> RequestState | None:
-        """Return the running request of another tenant that gives up its place, if all are taken, so that
-        one of this tenant may run."""
+        """Return the running request that gives up its place for one of this tenant, if all are taken."""
         num_own = self._num_running[tenant]
         # The largest tenant, its youngest request; of tenants with one request each, the one that ran longest.
         victim = max(
@@ -161,14 +154,12 @@ class SharePolicy:
     # Pages
 
     def may_grow(self, state: RequestState, num_pages: int) -> bool:
-        """Return whether the tenant of the request would hold at most an equal part of all pages if it got
-        `num_pages` more."""
+        """Return whether the request's tenant would hold at most an equal part of the pages with these more."""
         num_held = self._num_held()[state.tenant] + num_pages
         return num_held <= self._pool.num_pages // self.num_tenants
 
     def page_victim(self, state: RequestState, num_pages: int, step: int) -> RequestState | None:
-        """Return the running request that gives up its pages for one of another tenant, which waits and
-        needs `num_pages`."""
+        """Return the running request that gives up its pages for this one, which waits for `num_pages`."""
         if self.num_tenants < 2:
             return None
         if state.short_since is None:
@@ -187,8 +178,8 @@ class SharePolicy:
         return self._youngest_of_largest(others, least)
 
     def growth_victim(self, states: Sequence[RequestState], step: int) -> RequestState:
-        """Return the one of these that gives up its pages for a running request: the youngest of the tenant
-        that holds the most pages, if that is more than an equal part; else the youngest of all."""
+        """Return which of these gives up its pages for a running request: the youngest of the tenant that
+        holds the most, if that is more than an equal part; else the youngest of all."""
         states = [other for other in states if step >= other.protected_until] or states
         victim = None
         if self.num_tenants > 1:
@@ -196,7 +187,7 @@ class SharePolicy:
         return max(states, key=lambda other: other.request_id) if victim is None else victim
 
     def _unprotected(self, step: int) -> list[RequestState]:
-        """Return the requests that may be preempted for a waiting one: not those of this step."""
+        """Return the requests that may be preempted for a waiting one."""
         return [
             state
             for state in self._running.values()
@@ -211,8 +202,7 @@ class SharePolicy:
         return held
 
     def _youngest_of_largest(self, states: Iterable[RequestState], least: int) -> RequestState | None:
-        """Return the youngest request of the tenant that holds the most pages, if that are more than
-        `least`."""
+        """Return the youngest request of the tenant with the most pages, if these are more than `least`."""
         held = self._num_held()
         return max(
             (state for state in states if held[state.tenant] > least),
@@ -239,7 +229,7 @@ class Quotas:
         *,
         is_padded: bool,
     ) -> "Quotas":
-        """Give each tenant of these requests the same quota. Without a second tenant there is none."""
+        """Give each tenant of these requests the same quota, if there are several."""
         demands: dict[str, int] = {}
         for state in decoding:
             demands[state.tenant] = demands.get(state.tenant, 0) + _decode_cost(state)

@@ -3,15 +3,14 @@ tokens are UNKNOWN_TOKEN."""
 
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Span
 from holdfast.core.structured_output import Constraint
-from holdfast.kv_cache.page_table import PageTable
 from holdfast.scheduler.request_state import RequestState
 
 _UNKNOWN_TOKENS = (UNKNOWN_TOKEN,)
 
 
 def next_token_span(state: RequestState, logprobs: int | None) -> Span:
-    """Return a span that samples one token after everything known or in flight. For a request whose
-    tokens the host need not know."""
+    """Return one token after everything known or in flight. For a request whose tokens the host need not
+    know."""
     in_flight = state.in_flight.spans
     if in_flight:
         start, token_ids = in_flight[-1].stop, _UNKNOWN_TOKENS
@@ -19,23 +18,33 @@ def next_token_span(state: RequestState, logprobs: int | None) -> Span:
         tokens = state.tokens
         start, token_ids = tokens.total_len - 1, (tokens.last,)
     extra = None if state.extension is None else state.extension.guess(start, start + 1)
-    return _new_span(state, start, token_ids, sample_from=0, logprobs=logprobs, extra=extra)
+    # By position: a class called with keywords takes twice as long, and each decode token needs a span.
+    return Span(
+        state.request_id,
+        start,
+        token_ids,
+        state.page_table.pages,
+        0,
+        state.sampling,
+        logprobs,
+        (),
+        (),
+        None,
+        False,
+        state.request_index,
+        extra,
+    )
 
 
 def candidate_span(state: RequestState) -> Span:
-    """Return a span with one fast token of a deterministic request, after everything known. It proposes
-    the next candidate."""
+    """Return one fast token of a deterministic request, which proposes the next candidate."""
     if not state.needs_known_tokens:
         return next_token_span(state, None)
     return _span(state, state.computed_len, state.tokens.total_len, None)
 
 
 def canonical_span(state: RequestState, max_tokens: int) -> Span:
-    """Return up to `max_tokens` tokens from canonical_len on: prefill, recomputation and windows are the
-    same thing.
-
-    Every canonical token gets its logprob, because the receipt holds its bits.
-    """
+    """Return up to `max_tokens` tokens from canonical_len on: prefill, recomputation or a window."""
     in_flight = state.in_flight.spans
     start = in_flight[-1].stop if in_flight else state.canonical_len
     return _span(state, start, start + max_tokens, state.canonical_logprobs)
@@ -54,38 +63,8 @@ def next_span(state: RequestState, max_tokens: int) -> Span:
 
 
 def window_span(state: RequestState, start: int) -> Span:
-    """Return the tokens from the last committed one, at `start`, to the last candidate, known or in
-    flight."""
+    """Return the tokens from the last committed one, at `start`, to the last candidate."""
     return _span(state, start, state.expected_len, state.canonical_logprobs)
-
-
-def check_span(
-    state: RequestState,
-    page_table: PageTable,
-    *,
-    start: int,
-    stop: int,
-    scratch_pages: tuple[int, ...],
-    num_sampled: int,
-) -> Span:
-    """Return tokens that were computed before, to be computed again.
-
-    page_table       of the first computation
-    start, stop      positions of the tokens
-    scratch_pages    where their KV is written, in place of the last pages of the table
-    num_sampled      the last tokens, whose logits are compared
-    """
-    num_pages = page_table.pages_for(stop)
-    token_ids = state.tokens.ids(start, stop)
-    return Span(
-        request_id=state.request_id,
-        start=start,
-        token_ids=token_ids,
-        pages=page_table.pages[: num_pages - len(scratch_pages)] + scratch_pages,
-        sample_from=len(token_ids) - num_sampled,
-        sampling=state.sampling,
-        extra=None if state.extension is None else state.extension.guess(start, stop),
-    )
 
 
 def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> Span:
@@ -108,36 +87,8 @@ def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> S
     constraint = None
     if state.grammar is not None and samples:
         constraint = Constraint(state.grammar, tokens.ids(tokens.committed_len, stop))
-    return _new_span(
-        state,
-        start,
-        token_ids,
-        sample_from=sample_from,
-        logprobs=logprobs,
-        scored_ids=_scored_ids(state, stop),
-        history=tokens.ids(0, start)
-        if samples and state.sampling.needs_history and state.needs_known_tokens
-        else (),
-        constraint=constraint,
-        extra=None if extension is None else extension.guess(start, stop),
-        num_pooled=0 if state.pooled is None else state.pooled.num_pooled(start, stop, state.in_flight.spans),
-    )
-
-
-def _new_span(
-    state: RequestState,
-    start: int,
-    token_ids: tuple[int, ...],
-    *,
-    sample_from: int,
-    logprobs: int | None,
-    scored_ids: tuple[int, ...] = (),
-    history: tuple[int, ...] = (),
-    constraint: Constraint | None = None,
-    extra: object = None,
-    num_pooled: int = 0,
-) -> Span:
-    # By position: a class called with keywords takes twice as long, and each decode token needs a span.
+    has_history = samples and state.sampling.needs_history and state.needs_known_tokens
+    in_flight = state.in_flight.spans
     return Span(
         state.request_id,
         start,
@@ -146,19 +97,17 @@ def _new_span(
         sample_from,
         state.sampling,
         logprobs,
-        scored_ids,
-        history,
+        _scored_ids(state, stop),
+        tokens.ids(0, start) if has_history else (),
         constraint,
-        False,  # with_checksums
-        state.request_index,
-        extra,
-        num_pooled,
+        request_index=state.request_index,
+        extra=None if extension is None else extension.guess(start, stop),
+        num_pooled=0 if state.pooled is None else state.pooled.num_pooled(start, stop, in_flight),
     )
 
 
 def _scored_ids(state: RequestState, stop: int) -> tuple[int, ...]:
-    """Return the tokens of the prompt up to position `stop` whose logprobs the client asks for and that
-    are not in flight yet."""
+    """Return the prompt's tokens up to `stop` whose logprobs are asked for and that are not in flight."""
     if state.score_from is None:
         return ()
     scored_len = state.scored_len + sum(len(span.scored_ids) for span in state.in_flight.spans)

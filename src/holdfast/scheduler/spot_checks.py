@@ -21,7 +21,6 @@ from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.scheduler.policy import round_up
 from holdfast.scheduler.request_state import RequestState
-from holdfast.scheduler.spans import check_span
 
 
 @dataclass(slots=True)
@@ -67,8 +66,7 @@ class SpotChecker:
         return tuple(self._due)
 
     def mark(self, spans: Sequence[Span], deterministic_ids: frozenset[int]) -> tuple[Span, ...]:
-        """Return the spans of a certified pass, with checksums if a window is open. Open windows as the
-        budget allows."""
+        """Open windows on the spans of a certified pass as the budget allows. Return them with checksums."""
         if self._rate <= 0:
             return tuple(spans)
         deterministic = [span for span in spans if span.request_id in deterministic_ids]
@@ -91,8 +89,7 @@ class SpotChecker:
         return self._budget >= self._reference_tokens or self._rate >= 1
 
     def _stays_small(self, span: Span) -> bool:
-        """Return whether a window opened on the span can never fill a reference pass. Other requests go
-        first."""
+        """Return whether a window on this span can never fill a reference pass."""
         max_len = span.sampling.prompt_len + span.sampling.params.max_tokens
         return max_len - span.start < self._reference_tokens
 
@@ -104,7 +101,6 @@ class SpotChecker:
         self._last_id = span.request_id
 
     def record(self, span: Span, samples: Sequence[Sampled]) -> None:
-        """Keep the checksums of a span's sampled tokens."""
         window = self._open.get(span.request_id)
         if window is None:
             return
@@ -113,8 +109,7 @@ class SpotChecker:
                 window.checksums[position] = sample.logits_checksum
 
     def advance(self, state: RequestState, *, ended: bool = False) -> None:
-        """Note that the request has more canonical KV. Its window is due if it is full, or if the
-        request ended."""
+        """Note that the request has more canonical KV. Its window is due if it is full, or the request ended."""
         window = self._open.get(state.request_id)
         if window is None:
             return
@@ -136,8 +131,7 @@ class SpotChecker:
             self._budget -= self._reference_tokens
 
     def plan_checks(self, num_running: int) -> tuple[list[Pass], list[PendingCheck]]:
-        """Return a pass for each window that is due, and these checks. If pages are short, a check is
-        given up; others follow."""
+        """Return a pass for each window that is due, and these checks. If pages are short, give a check up."""
         due, self._due = self._due, []
         passes, planned = [], []
         for check in due:
@@ -156,15 +150,18 @@ class SpotChecker:
         window, num_scratch = check.window, len(check.scratch_pages)
         positions = range(window.start, window.stop)
         checksums = tuple(window.checksums[at] for at in positions if at in window.checksums)
-        span = check_span(
-            check.state,
-            check.page_table,
-            start=window.start,
-            stop=window.stop,
-            scratch_pages=check.scratch_pages,
-            num_sampled=len(checksums),
+        state, start, stop = check.state, window.start, window.stop
+        num_pages = check.page_table.pages_for(stop)
+        token_ids = state.tokens.ids(start, stop)
+        span = Span(
+            request_id=state.request_id,
+            start=start,
+            token_ids=token_ids,
+            pages=check.page_table.pages[: num_pages - num_scratch] + check.scratch_pages,
+            sample_from=len(token_ids) - len(checksums),
+            sampling=state.sampling,
+            extra=None if state.extension is None else state.extension.guess(start, stop),
         )
-        num_pages = len(span.pages)
         return Pass(
             PassKind.CHECK,
             (span,),
@@ -179,12 +176,11 @@ class SpotChecker:
         self._budget += window.cost if window is not None else 0
 
     def forget_due(self) -> None:
-        """Drop all checks that are due."""
         due, self._due = self._due, []
         self.close(due)
 
     def close(self, checks: Sequence[PendingCheck]) -> None:
-        """Free what these checks hold: they are done, or given up."""
+        """Free what these checks hold."""
         for check in checks:
             for page in check.scratch_pages:
                 self._pool.drop(page)

@@ -3,8 +3,7 @@
     position   0 ........ prompt_len ........ committed_len ........ total_len
                | prompt   | committed answer  | candidates           |
 
-Candidates are only appended, and all dropped when their window is verified: a verdict commits the
-canonical tokens anew, it does not turn candidates into committed tokens.
+Candidates are only appended, and all dropped when their window is verified, which commits anew.
 """
 
 from collections.abc import Sequence
@@ -37,11 +36,9 @@ class TokenLog:
         return self._ids[-1]
 
     def ids(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return the tokens at positions start .. stop - 1, candidates included."""
         return tuple(self._ids[start:stop])
 
     def propose(self, token_id: int) -> None:
-        """Append a candidate."""
         self._ids.append(token_id)
         self.num_candidates += 1
 
@@ -51,7 +48,7 @@ class TokenLog:
         self.committed_len += 1
 
     def drop_candidates(self) -> int:
-        """Drop the candidates. Return how many there were."""
+        """Return how many there were."""
         num_dropped = self.num_candidates
         if num_dropped:
             del self._ids[self.committed_len :]

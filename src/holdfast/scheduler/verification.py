@@ -12,45 +12,29 @@ makes progress.
 
 A result takes one trip through the scheduler:
 
-    verify(state, span, samples)   ->  SpanOutcome         a pure function, here
-    RequestState.apply(outcome)    ->  what is new         the only place where a result changes a request
+    verify(state, span, samples)   ->  SpanOutcome      a pure function, here
+    apply(state, outcome)          ->  what is new      commit.py: the only place where a result changes a request
     Scheduler                          fills the prefix cache, emits events
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from holdfast.core.pooling import HiddenStates
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span, TokenLogprob
 from holdfast.core.stop_rules import FinishReason
-
-if TYPE_CHECKING:
-    from holdfast.scheduler.request_state import RequestState
+from holdfast.scheduler.request_state import RequestState
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """On the candidates of a window: the first `num_accepted` are accepted, the other `num_rejected` are
-    rejected."""
-
-    num_accepted: int
-    num_rejected: int
-
-    @property
-    def num_committed(self) -> int:
-        return self.num_accepted + 1
-
-
-def judge(candidates: Sequence[int], canonical: Sequence[int]) -> Verdict:
-    """Compare candidates with the canonical tokens of their window."""
+def count_accepted(candidates: Sequence[int], canonical: Sequence[int]) -> int:
+    """Return how many leading candidates equal the canonical tokens of their window."""
     assert len(canonical) == len(candidates) + 1, "a window of n candidates has n + 1 canonical tokens"
     num_accepted = 0
     for candidate, decided in zip(candidates, canonical, strict=False):
         if candidate != decided:
             break
         num_accepted += 1
-    return Verdict(num_accepted, len(candidates) - num_accepted)
+    return num_accepted
 
 
 @dataclass(init=False)
@@ -64,7 +48,10 @@ class SpanOutcome:
     is_canonical: bool
     is_certified: bool
     candidate: int | None = None  # proposed by a fast pass for a deterministic request
-    verdict: Verdict | None = None  # on the request's candidates, if it had any
+    # If the request had candidates: the first num_accepted are accepted, the other num_rejected rejected.
+    is_window: bool = False
+    num_accepted: int = 0
+    num_rejected: int = 0
     # The tokens to commit, in order, or None if the span samples none. The first num_sent_before of
     # them were sent to the client before the request restarted.
     committed: tuple[Sampled, ...] | None = None
@@ -86,13 +73,9 @@ class SpanOutcome:
         self.is_canonical = is_canonical
         self.is_certified = is_certified
 
-    @property
-    def is_rollback(self) -> bool:
-        return self.verdict is not None and self.verdict.num_rejected > 0
-
 
 def verify(
-    state: "RequestState",
+    state: RequestState,
     span: Span,
     samples: tuple[Sampled, ...],
     *,
@@ -124,17 +107,19 @@ def verify(
         return outcome
     if state.tokens.num_candidates:
         candidates = state.tokens.candidates
-        verdict = judge(candidates[: len(samples) - 1], [sample.token_id for sample in samples])
-        samples = samples[: verdict.num_committed]
+        canonical = [sample.token_id for sample in samples]
+        num_accepted = count_accepted(candidates[: len(samples) - 1], canonical)
+        samples = samples[: num_accepted + 1]
+        outcome.is_window, outcome.num_accepted = True, num_accepted
         # Candidates after a wrong guess of the extension were not sampled. They are rejected, too.
-        outcome.verdict = Verdict(verdict.num_accepted, len(candidates) - verdict.num_accepted)
+        outcome.num_rejected = len(candidates) - num_accepted
     else:
         assert len(samples) == 1, "a span without candidates samples one token"
     _commit(state, samples, outcome)
     return outcome
 
 
-def _commit(state: "RequestState", samples: tuple[Sampled, ...], outcome: SpanOutcome) -> None:
+def _commit(state: RequestState, samples: tuple[Sampled, ...], outcome: SpanOutcome) -> None:
     """Commit samples until one ends the answer, is not allowed, or contradicts what was sent."""
     num_output, num_committed = state.tokens.num_output, 0
     num_sent, max_tokens, stop_ids = state.sent.num_sent, state.max_tokens, state.stop_ids

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.responses import Response
 
-from holdfast.core.other_engines import ROUTES
+from holdfast.engine.other_engines import answers
 from holdfast.server.api.anthropic.routes import message_routes
 from holdfast.server.api.chat import chat_routes
 from holdfast.server.api.completions import completion_routes
@@ -61,7 +61,7 @@ def make_app(frontend: Frontend) -> FastAPI:
         continuation_routes(frontend),
     ):
         app.include_router(routes)
-    for path, why in ROUTES.items():
+    for path, why in answers("routes").items():
         _refuse(app, path, why)
     if frontend.config.has_inspector:
         app.include_router(inspector_router(frontend.hub, frontend.config.send_timeout))

@@ -15,8 +15,8 @@ from holdfast.core.results import Pending
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm.llm import LLM
+from holdfast.receipts import receipt as receipt_module
 from holdfast.receipts.reader import parse_receipt
-from holdfast.receipts.receipt import ReceiptFactory
 from support.tiny import tiny_engine
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0, deterministic=True, ignore_eos=True)
@@ -26,13 +26,13 @@ PARAMS = SamplingParams(max_tokens=6, temperature=0, deterministic=True, ignore_
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ids of requests whose receipts were made."""
     ids: list[int] = []
-    make = ReceiptFactory.__call__
+    make = receipt_module.make_receipt
 
-    def count(self: ReceiptFactory, request: Any, *rest: Any) -> dict[str, Any] | None:
-        ids.append(request.request_id)
-        return make(self, request, *rest)
+    def count(*given: Any) -> dict[str, Any]:
+        ids.append(given[3].request_id)
+        return make(*given)
 
-    monkeypatch.setattr(ReceiptFactory, "__call__", count)
+    monkeypatch.setattr(receipt_module, "make_receipt", count)
     return ids
 
 

@@ -7,12 +7,12 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from holdfast.core.options import takes_fields_of
-from holdfast.core.other_engines import argument_hint
 from holdfast.core.request import Prepared
 from holdfast.core.results import Result, decode_result
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.llm.chat_tokenizer import ChatTokenizer
 from holdfast.engine.llm.engine_thread import EngineThread
+from holdfast.engine.other_engines import argument_hint
 from holdfast.engine.start.compile_ahead import compile_ahead
 from holdfast.engine.start.preflight import OpenedModel, open_model
 from holdfast.engine.status import ShowProgress

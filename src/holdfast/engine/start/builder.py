@@ -57,7 +57,7 @@ from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend, uses_c_kernels, uses_triton
 from holdfast.numerics.settings import NumericSettings, numeric_settings
-from holdfast.numerics.settings_guard import SettingsGuard
+from holdfast.numerics.settings_guard import our_settings
 from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts
 from holdfast.receipts.machine import Machine, describe_machine
 from holdfast.receipts.receipt import ReceiptFactory
@@ -136,7 +136,7 @@ def assemble(
     """Build an engine for an open checkpoint. worker: compiles its kernels meanwhile."""
     device = choose_device(config.device, config.kernels)
     settings = numeric_settings(config.num_threads, device=device)
-    with SettingsGuard(device, own_workers=True):
+    with our_settings(device):
         setup = _make_setup(config, checkpoint, device, settings)
         try:
             return _assemble(setup, checkpoint, tokenizer, worker or CompileWorker(), show)
@@ -237,7 +237,7 @@ def _assemble(
         ),
         certificate,
         GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
-        ReceiptFactory(fingerprint, config.model, _describe_machine(setup.device, certificate), key),
+        ReceiptFactory(fingerprint.get, config.model, _describe_machine(setup.device, certificate), key),
         certifier,
     )
     if setup.device.type == "cuda":

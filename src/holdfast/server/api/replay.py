@@ -71,7 +71,7 @@ async def read_receipt(
 
 async def find_differences(frontend: Frontend, receipt: Receipt) -> list[str]:
     """What decides the receipt's bits and is another here. A grammar library is tried in a thread."""
-    here = Fingerprint((await frontend.fingerprint()).parts)
+    here = Fingerprint.of((await frontend.fingerprint()).parts)
     return await asyncio.to_thread(receipt.differences, here)
 
 

@@ -145,8 +145,8 @@ def _open_record(descriptor: int) -> PassRecord | None:
 def _send_fingerprint(engine: Engine, writer: FrameWriter) -> None:
     try:
         fingerprint = engine.fingerprint
-        parts, llguidance = fingerprint.plain_parts(), library_version("llguidance")
-        writer.send(m.FingerprintReady(fingerprint.digest, parts, llguidance))
+        llguidance = library_version("llguidance")
+        writer.send(m.FingerprintReady(fingerprint.digest, fingerprint.parts, llguidance))
     except BaseException:  # every response would wait for it
         _log.exception("the fingerprint could not be made")
         os._exit(1)
@@ -163,7 +163,7 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
         refusal=engine.limits.refusal,
         certificate=None if engine.certificate is None else engine.certificate.as_dict(),
         receipt_key=None if engine.receipts.key is None else engine.receipts.key.public_key.pem,
-        thinking=thought_logs(engine.scheduler.config.new_extension),
+        extension=thought_logs(engine.scheduler.config.new_extension),
         certificate_state=engine.certificate_state,
         revocation=engine.revocation,
     )

@@ -41,11 +41,7 @@ def has_native_gemm(dtype: torch.dtype) -> bool:
 class TorchBackend(CpuBackend):
     """Implements `Backend` with torch operations."""
 
-    can = Capabilities(
-        cpu_batch_sizes,
-        layer_sizes=(1, 2, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS),
-        uses_torch_workers=True,
-    )
+    can = Capabilities(cpu_batch_sizes, layer_sizes=(1, 2, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS))
     build = ""
 
     def __init__(self, dtype: torch.dtype, *, split_k: int = 1) -> None:

@@ -1,6 +1,5 @@
-"""What a client has been sent. After a revocation every deterministic answer is computed again, and
-what was sent must come out again, bit for bit. Until it has, it is unconfirmed. So is what another
-engine sent before this one continued the answer.
+"""What a client has been sent and must come out again, bit for bit: after a revocation all of it, and
+what another engine sent before this one continued the answer. Until it has, it is unconfirmed.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from holdfast.core.sent import Sent
 from holdfast.core.step_plan import Sampled, TokenLogprob
 
 
-class SentTokens:
+class ConfirmLog:
     """The tokens and scores of one deterministic request, in the order they were sent. Empty for
     ordinary requests."""
 
@@ -36,8 +35,8 @@ class SentTokens:
         self._num_restored = len(self._samples)
 
     def recompute(self, number: int, sample: Sampled) -> bool:
-        """The number-th token is confirmed by this sample. Whether another engine sent it, and this
-        one computed it for the first time."""
+        """Note that this sample confirms the number-th token. Return whether another engine sent it, and
+        this one computed it for the first time."""
         if not self._num_recomputed < number <= self._num_restored:
             return False
         self._samples[number - 1] = sample
@@ -45,7 +44,7 @@ class SentTokens:
         return True
 
     def confirms(self, number: int, sample: Sampled) -> bool:
-        """Whether the sample is the number-th token that was sent, counted from 1, its logprobs
+        """Return whether the sample is the number-th token that was sent, counted from 1, its logprobs
         included if they are known."""
         sent = self._samples[number - 1]
         if self._num_recomputed < number <= self._num_restored:
@@ -55,28 +54,23 @@ class SentTokens:
         return (sent.token_id, sent.logprob) == (sample.token_id, sample.logprob)
 
     def unconfirmed(self, num_output: int) -> tuple[int, ...]:
-        """The tokens sent after the first num_output, which are confirmed."""
-        if num_output >= len(self._samples):
-            return ()
+        """Return the tokens that were sent after the first num_output, which are confirmed."""
         return tuple(sample.token_id for sample in self._samples[num_output:])
 
     def has_unconfirmed(self, num_output: int) -> bool:
-        """Whether anything sent is unconfirmed, the first num_output tokens being confirmed."""
         return num_output < len(self._samples) or self._num_scored < len(self._scores)
 
     def compare_scores(self, scores: Sequence[TokenLogprob]) -> tuple[tuple[TokenLogprob, ...], bool]:
-        """Those of the next scores that are new, and whether the others are the ones that were
-        sent."""
+        """Return those of the next scores that are new, and whether the others are the ones that were sent."""
         known = self._scores[self._num_scored : self._num_scored + len(scores)]
-        is_same = list(scores[: len(known)]) == known
-        return tuple(scores[len(known) :]), is_same
+        return tuple(scores[len(known) :]), list(scores[: len(known)]) == known
 
     def add_scores(self, num_scored: int, new_scores: Sequence[TokenLogprob]) -> None:
-        """num_scored more scores were computed; the last of them are new."""
+        """Note that num_scored more scores were computed, of which the last are new."""
         self._num_scored += num_scored
         if self._keeps:
             self._scores.extend(new_scores)
 
     def unconfirm(self) -> None:
-        """Everything sent must be confirmed again. The tokens are counted by the caller."""
+        """Everything sent must be confirmed again. The caller counts the tokens."""
         self._num_scored = 0
