@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdfast.errors import ConfigError
 from holdfast.numerics import settings_guard as guard
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import numeric_settings
-from holdfast.numerics.settings_guard import Setting, _of_gpus, _Process, check_workers, our_settings
+from holdfast.numerics.settings_guard import Setting, _of_gpus, _Process, compute_by_default, our_settings
 
 CPU = torch.device("cpu")
 CUDA = torch.backends.cuda.matmul
@@ -278,11 +278,10 @@ def restored() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     guard.enter_default_environment()
-    guard._own_workers(THREADS)
+    guard.own_workers(THREADS)
     yield
     guard.enter_default_environment()
-    guard._own_workers(THREADS)
-    check_workers(THREADS)
+    guard.own_workers(THREADS)
     torch.set_num_threads(threads)
 
 
@@ -314,18 +313,25 @@ def _make_workers(change: Callable[[], None]) -> None:
 def test_thread_and_workers_compute_in_the_default_environment(
     change: Callable[[], None], restored: None
 ) -> None:
-    _make_workers(change)
-    with pytest.raises(ConfigError, match="flushes subnormal numbers to zero or rounds in another way"):
-        check_workers(THREADS)
-    change()
-    with our_settings(CPU):
-        check_workers(THREADS)
-    check_workers(THREADS)
+    def enter() -> None:
+        torch.set_num_threads(THREADS)
+        _make_workers(change)
+        assert not compute_by_default(THREADS)
+        change()
+        with our_settings(CPU):
+            assert compute_by_default(THREADS)
+        change()
+        with our_settings(CPU):
+            assert compute_by_default(THREADS)
+        assert compute_by_default(THREADS)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(enter).result()
 
 
 def _enter() -> None:
     with our_settings(CPU):
-        check_workers(THREADS)
+        assert compute_by_default(THREADS)
 
 
 @needs_glibc
@@ -385,7 +391,6 @@ def test_c_kernels_do_not_depend_on_the_environment(change: Callable[[], None], 
     with_workers = _compute(backend, inputs)
     change()
     with_thread = _compute(backend, inputs)
-    with pytest.raises(ConfigError):  # the kernels have restored the caller's
-        check_workers(1)
+    assert not compute_by_default(1)  # the kernels have restored the caller's
     for found in (with_workers, with_thread):
         assert all(torch.equal(out, again) for out, again in zip(expected, found, strict=True))

@@ -81,7 +81,7 @@ _PRODUCTS = (
 
 
 class _Thread(threading.local):
-    is_checked = False  # whether it and its workers compute as they should
+    has_own_workers = False  # whose environment is ours
 
 
 _thread = _Thread()
@@ -97,7 +97,7 @@ def enter_default_environment() -> None:
 
 
 def own_thread(device: torch.device) -> None:
-    """Give the calling thread and its OpenMP workers our settings, for good."""
+    """Give the calling thread our settings, for good, and once its OpenMP workers too."""
     num_threads = decide_num_threads(None)
     enter_default_environment()
     torch.get_num_threads()  # a new thread takes the number of the last one that set it
@@ -106,36 +106,36 @@ def own_thread(device: torch.device) -> None:
         _set_dynamic_threads(0)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
-    if device.type == "cpu" or not _thread.is_checked:
-        _own_workers(num_threads)
+    if not _thread.has_own_workers:
+        own_workers(num_threads)
+        _thread.has_own_workers = True
 
 
-def _own_workers(num_threads: int) -> None:
-    """Give the OpenMP workers, which inherited the environment of their creator, the default one."""
+def own_workers(num_threads: int) -> None:
+    """Give the OpenMP workers, which inherited the environment of their creator, the default one.
+
+    Raises ConfigError if one of them or the calling thread flushes or rounds differently all the same.
+    """
     if _fesetenv is not None and _run_in_workers is not None:
         address = ctypes.cast(_fesetenv, ctypes.c_void_p)
         _run_in_workers(address, _DEFAULT_ENVIRONMENT, num_threads, 0)
-    if not _thread.is_checked:
-        check_workers(num_threads)
-        _thread.is_checked = True
-
-
-def check_workers(num_threads: int) -> None:
-    """Multiply subnormal and rounded numbers in all of torch's threads.
-
-    Raises ConfigError if a thread flushes or rounds differently.
-    """
-    signed = [each for one in _PRODUCTS for each in (one, (one[0] - (1 << 31), one[1], one[2] - (1 << 31)))]
-    left, right, expected = torch.tensor(signed, dtype=torch.int32).T
-    count = 2 * num_threads * _GRAIN // len(signed)
-    factors = (part.contiguous().view(torch.float32).repeat(count) for part in (left, right))
-    found = torch.mul(*factors)
-    if not torch.equal(found.view(torch.int32), expected.repeat(count)):
+    if not compute_by_default(num_threads):
         raise ConfigError(
             "a thread of torch's thread pool flushes subnormal numbers to zero or rounds in another way "
             "(torch.set_flush_denormal or fesetround was in effect when it started), and this system has no way to "
             "reset it; start a new process, and do not switch it on before the engine is built"
         )
+
+
+def compute_by_default(num_threads: int) -> bool:
+    """Multiply subnormal and rounded numbers in all of torch's threads. Return whether all products are
+    those of the default environment."""
+    signed = [each for one in _PRODUCTS for each in (one, (one[0] - (1 << 31), one[1], one[2] - (1 << 31)))]
+    left, right, expected = torch.tensor(signed, dtype=torch.int32).T
+    count = 2 * num_threads * _GRAIN // len(signed)
+    factors = (part.contiguous().view(torch.float32).repeat(count) for part in (left, right))
+    found = torch.mul(*factors)
+    return torch.equal(found.view(torch.int32), expected.repeat(count))
 
 
 # Of a context

@@ -31,7 +31,7 @@ def open_model(config: EngineConfig) -> "OpenedModel":
 
 
 def show_hint(model: str | None) -> None:
-    """Say on stderr what a built-in thinking model understands, if that is the model."""
+    """Say on stderr what a small built-in model understands, if that is the model."""
     from holdfast.cli.console import note
     from holdfast.models.locate import COIN, COIN_ADAPTER, locate
 

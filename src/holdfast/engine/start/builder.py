@@ -51,11 +51,11 @@ from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.locate import locate
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.backends.c.layers import MAX_HEAD_DIM
+from holdfast.numerics.backends.select_backend import open_backend, uses_c_kernels, uses_triton
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.blocks import BlockSource
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.numerics.select_backend import open_backend, uses_c_kernels, uses_triton
 from holdfast.numerics.settings import NumericSettings, numeric_settings
 from holdfast.numerics.settings_guard import our_settings
 from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts
