@@ -217,7 +217,8 @@ class Engine:
     def certify(self, progress: Progress | None = None) -> Certificate | None:
         """Make the certificate now, if there is none yet. Only for an engine without requests."""
         assert not self._in_flight and not self.has_requests
-        self.background.finish_certificate(progress)
+        if self.background.certifier is not None:
+            self.background.certifier.finish(progress)
         self._adopt_certificate()
         return self.certificate
 
