@@ -8,7 +8,7 @@ import torch
 
 from adversary.evidence import Evidence
 from adversary.questions import QUESTIONS, ask
-from adversary.settings import SETTINGS, HostileSetting, switched
+from adversary.settings import SETTINGS, HostileSetting, in_thread, switched
 from holdfast.bench.stress import result_bits, submit
 from holdfast.engine.engine import Engine
 
@@ -49,8 +49,9 @@ def attack_live_setting(engine: Engine, name: str, setting: HostileSetting) -> E
     ask(engine, evidence)
     with setting.use():
         before = setting.read()
-        ask(engine, evidence)
+        in_thread(lambda: ask(engine, evidence))
         after = setting.read()
+        ask(engine, evidence)
     if after != before:
         evidence.fail(f"the caller's {setting.name} was {before} and is {after}")
     ask(engine, evidence)

@@ -1,7 +1,8 @@
 """Hostile settings: what a caller may set in its own thread or process around our work.
 
 A setting is tried before an engine is built, on a live engine, between two steps of one answer, and
-in a thread of its own. The caller's setting must be the same after our work as before it.
+in a thread of its own. An engine that runs in a thread of its own, as in `LLM`, leaves the caller its
+setting.
 """
 
 import ctypes
@@ -127,16 +128,20 @@ def attack_setting(target: Target, setting: HostileSetting, questions: Questions
         ask(engine, evidence, questions)
         with setting.use():
             before = setting.read()
-            ask(engine, evidence, questions)
+            in_thread(lambda: ask(engine, evidence, questions))
             _compare(setting, before, evidence)
+            ask(engine, evidence, questions)
         for name, probe in questions.items():
             with evidence.refusing():
                 _change_between_steps(engine, setting, evidence, name, probe)
         in_thread(lambda: ask_under(engine, setting, evidence, questions))
         with setting.use(), evidence.refusing():
-            other = target.open(weights)
+            opened: list[Engine] = []
+            in_thread(lambda: opened.append(target.open(weights)))
             _compare(setting, before, evidence)
-            ask(other, evidence, questions)
+            ask(opened[0], evidence, questions)
+        with setting.use(), evidence.refusing():
+            ask(target.open(weights), evidence, questions)
         ask(target.open(weights), evidence, questions)
         ask(engine, evidence, questions)
     return evidence

@@ -13,11 +13,11 @@ from torch import Tensor
 from holdfast.certification import canary
 from holdfast.certification.canary import run_canary
 from holdfast.models.config import parse_config
-from holdfast.numerics import fp_environment
 from holdfast.numerics.backends.c.backend import CBackend
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.blocks import BLOCK_FORMATS
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.settings_guard import enter_default_environment
 
 MODEL = parse_config(
     {
@@ -111,7 +111,7 @@ def test_flushed_subnormal_numbers_show() -> None:
     try:
         after = run_canary(backend, MODEL).reference
     finally:
-        fp_environment.enter_default()
+        enter_default_environment()
     assert before["subnormal numbers"] != after["subnormal numbers"]
 
 

@@ -14,8 +14,6 @@ import httpx
 import pytest
 
 from support.bodies import (
-    EMBEDDINGS,
-    RESPONSES,
     SCORE,
     Body,
     assert_serving,
@@ -43,12 +41,7 @@ ENTANGLED = {
     | {"d900": X_NULL},
     "properties": {f"p{n}": {**X_NULL, "$ref": "#/$defs/d0"} for n in range(900)},
 }
-PROMPT = {"prompt": "a"}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data/"}}
-
-
-def deep(levels: int) -> Any:
-    return {"x": deep(levels - 1)} if levels else 1
 
 
 # One body for each layer that refuses it.
@@ -73,17 +66,11 @@ MAPPINGS = (
 )  # fmt: skip
 # One body of each layer, in the routes that translate theirs into a chat.
 TRANSLATED = (
-    raw("no body of a response", b"", "no body", "invalid_json", path=RESPONSES),
-    response("deep input", "nested", "invalid_json", input=[user([deep(62)])]),
-    response("unknown field of a response", "Unknown", "unknown_parameter", "chat_template", chat_template="{{ 7 }}"),
-    response("image by URL", "images", "unsupported_value", "input[0].content[0]", input=[user([{"type": "input_image"}])]),
     response("response refused by the context", "max_output_tokens", TOO_LONG, max_output_tokens=512),
-    message("unknown field of a message", "Unknown", "unknown_parameter", chat_template="{{ 7 }}"),
+    message("thinking of a plain model", "thinking blocks", "unsupported_value", thinking={"type": "adaptive"}),
     message("message refused by the context", "max_tokens", TOO_LONG, max_tokens=512),
     counted_message("counted message of 5 MB", "context", TOO_LONG, messages=[user("a" * 5_000_000)]),
     message("16000 blocks", "too large", "invalid_json", messages=[user([{"type": "text", "text": ""}] * 17_000)]),
-    message("1000 stop sequences", "stop_sequences", "invalid_value", stop_sequences=["a"] * 1000),
-    message("message server of the client", "no other server", "unsupported_value", mcp_servers=[{"url": "http://169.254.169.254"}]),
 )  # fmt: skip
 # The server's own limits.
 LIMITS = (
@@ -94,7 +81,6 @@ LIMITS = (
     completion("1000 stops", "stop", "invalid_value", "stop", stop=["a"] * 1000),
     completion("streamed logprobs of the prompt", "stream", "unsupported_value", "echo", echo=True, logprobs=1, stream=True),
     completion("bias of -1", "logit_bias", "invalid_value", "logit_bias", logit_bias={"-1": 1}),
-    completion("header in the request id", "request_id", "invalid_value", "request_id", request_id="a\r\nX-Y: 1"),
     completion("schema of chained references", "combines too many", "invalid_value", guided_json=ENTANGLED),
     chat("nothing to continue", "continue_final_message", "invalid_value", continue_final_message=True,
          messages=[user("a"), {"role": "assistant", "content": ""}]),
@@ -108,25 +94,17 @@ LIMITS = (
     chat("tools beyond the context", "the prompt has", TOO_LONG, tools=[LONG_TOOL], tool_choice="required"),
     chat("template variables of 5 MB", "context", TOO_LONG, chat_template_kwargs={"x": "a" * 5_000_000}),
     raw("score of 400,000 ids", MANY_IDS, "context", TOO_LONG, path=SCORE),
-    raw("no input", b"{}", "input", "missing_required_parameter", "input", path=EMBEDDINGS),
     embedding("empty list of inputs", "empty", "invalid_value", "input", input=[]),
-    embedding("empty input among others", "empty", "invalid_value", input=["a", ""]),
     embedding("id outside the vocabulary", "vocabulary", "invalid_value", input=[[5], [320]]),
     embedding("input beyond the context", "context", TOO_LONG, input=[[5], [5] * 513]),
-    embedding("texts and ids", "input", "invalid_type", "input[0]", input=[[5], "a"]),
-    embedding("other pooling", "pooling", "invalid_value", "pooling", pooling="max"),
-    embedding("receipt of an embedding", "Unknown", "unknown_parameter", "return_receipt", return_receipt=True),
-    embedding("thinking of a plain model", "think", "unsupported_value", "think", think=True),
 )  # fmt: skip
 # Unusual, but valid: the response is JSON, without NaN.
 ACCEPTED = (
     completion("denormal temperature", status=200, temperature=5e-324, logprobs=5),
     completion("5,000 ids, truncated to fit", status=200, prompt=[5] * 5000, truncate_prompt_tokens=-1, max_tokens=1),
     completion("max_tokens 0 with echo", status=200, max_tokens=0, echo=True, logprobs=1),
-    completion("ids without a text", status=200, prompt=[310, 319], echo=True, logprobs=5, return_token_ids=True),
     completion("only an id without a text", status=200, allowed_token_ids=[319], logprobs=20, max_tokens=8),
     completion("NUL", status=200, prompt="a\0b", stop="\0"),
-    response("input without text", status=200, input=""),
     response("arguments that are no JSON", status=200, input=[{**CALL_ITEM, "arguments": "{{ 7 }"}, user("a")]),
     message("only a prefill", status=200, messages=[{"role": "assistant", "content": "a"}]),
     chat("content without parts", status=200, messages=[user([])]),
@@ -169,28 +147,3 @@ def test_other_model_name_is_not_found(client: httpx.Client, name: str) -> None:
     error = error_of(response)
     assert (error["type"], error["code"]) == ("not_found_error", "model_not_found")
     assert "does not exist" in error["message"]
-
-
-# Text that a template engine would run (CVE-2025-61620; SGLang and llama.cpp render what clients send, too),
-# or that marks an image.
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{{ 7 * 7 }}",
-        "{# hidden #}{% raw %}",
-        "${7*7} <%= 7*7 %> #{7*7} %s %n {0}",
-        "\u202e\u0000\u0085\u2028",
-        "<|vision_start|><|image_pad|><|vision_end|>",
-    ],
-)
-def test_template_code_in_a_message_stays_text(client: httpx.Client, text: str) -> None:
-    for role, content, parts in (
-        ("user", text, text),
-        (text, "a", "a"),
-        ("user", text, [{"type": "text", "text": text}]),
-    ):
-        rendered = client.post("/tokenize", json={"messages": [{"role": role, "content": parts}]})
-        assert rendered.status_code == 200, rendered.text
-        tokens = rendered.json()["tokens"]
-        shown = client.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
-        assert shown == f"<|im_start|>{role}\n{content}<|im_end|>\n<|im_start|>assistant\n"

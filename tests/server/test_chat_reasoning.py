@@ -106,21 +106,6 @@ def test_thinking_is_separated(client: openai.OpenAI, family: str) -> None:
     assert 0 < counts.completion_tokens_details.reasoning_tokens < counts.completion_tokens
 
 
-@pytest.mark.parametrize("choice", ["auto", "none"])
-def test_call_after_thinking(client: openai.OpenAI, family: str, choice: Any) -> None:
-    fields = {"tools": [TOOL], "tool_choice": choice}
-    (answer,) = whole(client, CALLS[family], **fields).choices
-    calls = [(one.function.name, one.function.arguments) for one in answer.message.tool_calls or ()]
-    assert answer.message.reasoning_content == "Hm."
-    if choice == "auto":
-        assert (calls, answer.message.content) == ([("weather", ARGUMENTS)], None)
-        assert answer.finish_reason == "tool_calls"
-    else:
-        assert ARGUMENTS in answer.message.content and answer.finish_reason == "stop"
-    found = ("Hm.", answer.message.content or "", calls, answer.finish_reason)
-    assert streamed(client, CALLS[family], **fields) == found
-
-
 def test_responses_have_reasoning_items(client: openai.OpenAI, family: str) -> None:
     tool = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
     fields: dict[str, Any] = {"model": "tiny", "input": say(CALLS[family]), "tools": [tool]}

@@ -76,14 +76,6 @@ def test_required_call(client: openai.OpenAI, parallel: bool) -> None:
     assert streamed(client, **settings, max_tokens=500) == (content, calls, reason)
 
 
-def test_truncated_call_has_finish_reason_length(client: openai.OpenAI) -> None:
-    settings = {"tool_choice": {"type": "function", "function": {"name": "time"}}, "max_tokens": 52}
-    content, ((_, name, arguments),), reason = whole(client, **settings)
-    assert (content, name, reason) == ("", "time", "length")
-    assert not arguments.endswith("}")
-    assert streamed(client, **settings) == (content, [[_, name, arguments]], reason)
-
-
 def test_conversation_continues_with_tool_results(client: openai.OpenAI) -> None:
     message = ask(client, tool_choice="required").choices[0].message
     results = [
@@ -95,11 +87,6 @@ def test_conversation_continues_with_tool_results(client: openai.OpenAI) -> None
     assert dumped.choices[0].message == answer.choices[0].message
     again = ask(client, messages=[*QUESTION, message, *results], tool_choice="required").choices[0].message
     assert {call.id for call in again.tool_calls}.isdisjoint(call.id for call in message.tool_calls)
-
-
-def test_auto_gives_the_same_message_in_a_stream(client: openai.OpenAI) -> None:
-    settings = {"max_tokens": 60}
-    assert whole(client, **settings) == streamed(client, **settings)
 
 
 def test_calls_with_response_format(client: openai.OpenAI) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.receipts.receipt import digest_logprobs, redact
+from holdfast.receipts.receipt import digest_logprobs
 from support.receipts import receipt_of, unsigned
 from support.serving import Server
 from support.streams import Client
@@ -94,17 +94,10 @@ def test_other_engine_is_a_conflict_unless_forced(tiny_server: Server) -> None:
 
 def test_bad_continuations_are_refused(tiny_server: Server) -> None:
     receipt = receipt_in(ask(tiny_server, 8))
-    ordinary = receipt_in(ask(tiny_server, 8, deterministic=False))
-    complete = receipt_in(ask(tiny_server, 60, ignore_eos=False, stop=["e", "a", "o"]))
-    assert complete["choices"][0]["finish_reason"] == "stop"
     for body, message in (
         ({"receipt": receipt, "max_tokens": 8}, "ask for more tokens"),
         ({"receipt": receipt, "max_tokens": 1 << 20}, "context"),
         ({"receipt": receipt}, "max_tokens"),
-        ({"receipt": ordinary, "max_tokens": 16}, "ordinary"),
-        ({"receipt": complete, "max_tokens": 99}, "complete"),
-        ({"receipt": redact(receipt), "max_tokens": 16}, "does not contain its prompt"),
-        ({"receipt": {**receipt, "seed": "1"}, "max_tokens": 16}, "receipt"),
         ({"receipt": receipt, "max_tokens": 16, "temperature": 0}, "temperature"),
     ):
         refused = tiny_server.post("/v1/continue", body)
@@ -231,9 +224,6 @@ def test_bad_tokens_are_refused(tiny_server: Server, thinking_server: Server) ->
         ({}, [1] * 8, "token_ids", "8 tokens and max_tokens is 8"),
         ({}, [1, 1 << 20], "token_ids", "vocabulary"),
         ({}, [-1], "token_ids[0]", ">= 0"),
-        ({}, ["1"], "token_ids[0]", "an integer"),
-        ({}, "1", "token_ids", "an array"),
-        ({}, None, "token_ids", "null"),
         ({"stop_token_ids": [7]}, [5, 7, 5], "token_ids", "ends it"),
         ({"stop": ["e", "a", "o"], "max_tokens": 99}, choice["token_ids"], "token_ids", "ends"),
         ({"n": 2}, [1], "n", "one answer"),
@@ -255,8 +245,6 @@ def test_bad_tokens_are_refused(tiny_server: Server, thinking_server: Server) ->
         ({"token_ids": [1]}, "request"),
         ({"request": request}, "token_ids"),
         ({"request": request, "token_ids": [], "max_tokens": 9}, "max_tokens"),
-        ({"request": [], "token_ids": []}, "request"),
-        ({}, "receipt"),
     ):
         assert tiny_server.post("/v1/continue", body).json()["error"]["param"] == param
     thinking = {"request": {**request, "model": "thinker"}, "token_ids": [1]}

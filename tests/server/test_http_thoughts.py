@@ -14,7 +14,6 @@ from holdfast import LLM, SamplingParams
 from support.serving import Server
 from support.streams import events_of
 
-CHUNK = 4
 PROMPT = "heads tails the coin is flips heads heads tails the"
 QUESTION: Any = [{"role": "user", "content": PROMPT}]
 SETTINGS: dict[str, Any] = {"max_tokens": 14, "seed": 5, "ignore_eos": True, "deterministic": True}
@@ -94,29 +93,9 @@ def test_other_chat_apis_have_the_same_thoughts(thinking_server: Server, path: s
     assert declined["holdfast"]["thoughts"] == []
 
 
-def test_forced_thought_replaces_the_models_own(thinking_server: Server) -> None:
-    own = complete(thinking_server)
-    forced = complete(thinking_server, forced_thoughts={"0": [70, 71], "1": []})
-    first, second = forced["holdfast"]["thoughts"][:2]
-    assert (first["token_ids"], second["token_ids"], second["text"]) == ([70, 71], [], "")
-    assert forced["choices"] != own["choices"]
-    same = {str(one["chunk"]): one["token_ids"] for one in own["holdfast"]["thoughts"]}
-    assert complete(thinking_server, forced_thoughts=same)["choices"] == own["choices"]
-    chat = thinking_server.post(
-        "/v1/chat/completions", {"messages": QUESTION, **SETTINGS, "forced_thoughts": {"0": [9]}}
-    )
-    assert chat.json()["holdfast"]["thoughts"][0]["token_ids"] == [9]
-
-
 def test_server_without_a_key_has_no_public_key(thinking_server: Server) -> None:
     answer = thinking_server.get("/v1/receipt_key")
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "no_receipt_key"
-
-
-def test_receipt_with_a_forced_thought_replays(thinking_server: Server) -> None:
-    made = complete(thinking_server, forced_thoughts={"0": [70]}, return_receipt=True)
-    replayed = thinking_server.post("/v1/replay", {"receipt": made["holdfast"]["receipt"]}).json()
-    assert replayed["same"] and replayed["compared"]
 
 
 @pytest.mark.parametrize(
@@ -129,26 +108,12 @@ def test_receipt_with_a_forced_thought_replays(thinking_server: Server) -> None:
         ({"forced_thoughts": {"0": [5]}, "think": False}, "forced_thoughts are for a request that thinks"),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/score"])
 def test_invalid_thinking_fields_are_refused(
-    thinking_server: Server, path: str, body: dict[str, Any], expected_message: str
+    thinking_server: Server, body: dict[str, Any], expected_message: str
 ) -> None:
-    request = {"messages": QUESTION, **SETTINGS} if "chat" in path else {"prompt": PROMPT, **SETTINGS}
-    if path == "/v1/score":
-        request = {"prompt": PROMPT, "completion": " heads"}
-    answer = thinking_server.post(path, {**request, **body})
+    answer = thinking_server.post("/v1/completions", {"prompt": PROMPT, **SETTINGS, **body})
     assert answer.status_code == 400, answer.text
     assert expected_message in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("how", [{}, {"think": False}, {"forced_thoughts": {"0": [7], "2": []}}], ids=str)
-def test_score_uses_the_same_thoughts(thinking_server: Server, how: dict[str, Any]) -> None:
-    answer = complete(thinking_server, logprobs=0, return_token_ids=True, **how)["choices"][0]
-    request = {"prompt": PROMPT, "completion": answer["token_ids"]}
-    scored = thinking_server.post("/v1/score", {**request, **how}).json()
-    assert scored["logprobs"] == answer["logprobs"]["token_logprobs"]
-    if how:
-        assert thinking_server.post("/v1/score", request).json()["logprobs"] != scored["logprobs"]
 
 
 def test_other_models_have_no_thoughts_field(tiny_server: Server) -> None:
@@ -164,14 +129,11 @@ def test_other_models_have_no_thoughts_field(tiny_server: Server) -> None:
         assert "thoughts" not in chunk.get("holdfast", {})
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/score"])
 @pytest.mark.parametrize(
     "fields", [{"think": True}, {"forced_thoughts": {"0": [5]}}], ids=["think", "forced"]
 )
-def test_other_models_refuse_thinking_fields(tiny_server: Server, path: str, fields: dict[str, Any]) -> None:
-    body: dict[str, Any] = {"messages": QUESTION} if "chat" in path else {"prompt": PROMPT}
-    body |= {"completion": " heads"} if path == "/v1/score" else {"max_tokens": 4}
-    answer = tiny_server.post(path, {**body, **fields})
+def test_other_models_refuse_thinking_fields(tiny_server: Server, fields: dict[str, Any]) -> None:
+    answer = tiny_server.post("/v1/score", {"prompt": PROMPT, "completion": " heads", **fields})
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] in fields and error["code"] == "unsupported_value"
     assert "thinking models, and this model is none" in error["message"]

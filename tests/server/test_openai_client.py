@@ -1,6 +1,5 @@
-"""OpenAI's client with the default model: chat, streams, logprobs, JSON, tools, determinism."""
+"""OpenAI's client with the default model: logprobs and determinism."""
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,16 +22,6 @@ def client(smollm2_server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_tokenizer_info_of_the_default_model(smollm2_server: Server) -> None:
-    """In this file, so that one server of the default model is enough."""
-    info = smollm2_server.get("/tokenizer_info").json()
-    assert info["eos_token"] == "<|im_end|>" and info["bos_token"] == "<|im_start|>"
-    for text in (info["eos_token"], info["bos_token"]):
-        answer = smollm2_server.post("/tokenize", {"prompt": text, "add_special_tokens": False})
-        assert len(answer.json()["tokens"]) == 1
-    assert "<|im_start|>" in info["chat_template"] and not info["add_bos_token"]
-
-
 def test_logprobs(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="smollm2", messages=QUESTION, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
@@ -43,42 +32,6 @@ def test_logprobs(client: openai.OpenAI) -> None:
         assert len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob == one.logprob <= 0
         assert bytes(one.bytes or ()).decode() == one.token
     assert "".join(one.token for one in logprobs.content) == answer.choices[0].message.content
-
-
-def test_tool_call(client: openai.OpenAI) -> None:
-    tool: Any = {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "The weather in a city.",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string", "maxLength": 20}},
-                "required": ["city"],
-            },
-        },
-    }
-    settings: Any = {
-        "model": "smollm2",
-        "messages": [{"role": "user", "content": "How is the weather in Paris?"}],
-        "tools": [tool],
-        "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
-        "max_tokens": 80,
-        "temperature": 0,
-        "extra_body": DETERMINISTIC,
-    }
-    answer = client.chat.completions.create(**settings)
-    (call,) = answer.choices[0].message.tool_calls or ()
-    assert answer.choices[0].finish_reason == "tool_calls"
-    assert call.type == "function" and call.function.name == "get_weather"
-    assert set(json.loads(call.function.arguments)) == {"city"}
-    chunks = [chunk.choices[0].delta for chunk in client.chat.completions.create(**settings, stream=True)]
-    pieces = [piece for delta in chunks for piece in delta.tool_calls or ()]
-    assert pieces[0].id == call.id
-    assert (
-        "".join(piece.function.arguments or "" for piece in pieces if piece.function)
-        == call.function.arguments
-    )
 
 
 def test_deterministic_request_is_bitwise_equal_under_load(client: openai.OpenAI) -> None:

@@ -70,20 +70,6 @@ def test_receipt_replays(tiny_server: Server, extra: dict[str, Any]) -> None:
         assert "digest" in answer.json()["error"]["message"]
 
 
-def test_receipt_with_another_fingerprint_requires_force(tiny_server: Server) -> None:
-    made = ask(tiny_server, deterministic=True, return_receipt=True)
-    receipt = made["holdfast"]["receipt"]
-    receipt["fingerprint"]["parts"]["recipe"]["version"] = 77
-    from holdfast.receipts.fingerprint import Fingerprint
-
-    receipt = unsigned(receipt, fingerprint=Fingerprint.of(receipt["fingerprint"]["parts"]).as_dict())
-    outcome = tiny_server.post("/v1/replay", {"receipt": receipt}).json()
-    assert not outcome["compared"] and not outcome["same"]
-    assert any("version" in line for line in outcome["fingerprint_differences"])
-    forced = tiny_server.post("/v1/replay", {"receipt": receipt, "force": True}).json()
-    assert forced["compared"] and forced["same"]
-
-
 def test_receipt_without_prompt_requires_it(tiny_server: Server) -> None:
     made = ask(tiny_server, deterministic=True, return_receipt=True)
     receipt = made["holdfast"]["receipt"]
@@ -172,7 +158,3 @@ def test_unsupported_route_error_names_an_alternative(tiny_server: Server) -> No
     for path, ours in (("/generate", "/v1/completions"), ("/rerank", "/v1/score"), ("/slots", "/metrics")):
         assert ours in tiny_server.post(path, {"text": "hi"}).json()["error"]["message"]
     assert tiny_server.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
-
-
-def test_server_is_idle_at_the_end(tiny_server: Server) -> None:
-    tiny_server.wait_idle()

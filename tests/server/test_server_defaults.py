@@ -31,16 +31,6 @@ def test_request_without_fields_is_deterministic_with_seed_0(client: openai.Open
     assert mode in ("certified", "verified") and seed == 0
 
 
-def test_request_may_decline_or_bring_its_own_seed(client: openai.OpenAI) -> None:
-    assert told(complete(client, extra_body={"deterministic": False})) == ("none", 0)
-    assert told(complete(client, seed=7))[1] == 7
-
-
-def test_stream_names_the_seed(client: openai.OpenAI) -> None:
-    *_, last = complete(client, stream=True)
-    assert told(last)[1] == 0
-
-
 def test_every_chat_api_has_the_defaults(deterministic_server: Server) -> None:
     asked = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
     bodies = {

@@ -1,9 +1,6 @@
 """The grammar compiler: without llguidance, from many threads, its cache and its worker process."""
 
-import gc
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -91,47 +88,6 @@ def test_threads_compile_concurrently(compiler: GrammarCompiler) -> None:
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(work, range(16)))
     assert results == [results[0]] * 16
-    compiler.close()
-
-
-@needs_llguidance
-def test_killed_worker_is_replaced(compiler: GrammarCompiler) -> None:
-    compiler.compile(OUTPUT)
-    backend = compiler._backend
-    assert backend is not None
-    (lost,) = backend.sandbox.pids
-    os.kill(lost, signal.SIGKILL)
-    os.waitid(os.P_PID, lost, os.WEXITED | os.WNOWAIT)  # dead, and left for its parent to reap
-    compiler.compile(StructuredOutput(choice=["another"]))
-    assert backend.sandbox.pids and lost not in backend.sandbox.pids
-    compiler.close()
-    compiler.close()
-    compiler.compile(StructuredOutput(choice=["and another"]))
-    compiler.close()
-
-
-@needs_llguidance
-def test_worker_ends_with_its_compiler(compiler: GrammarCompiler) -> None:
-    own = GrammarCompiler(byte_harness().tokenizer, BYTE_VOCAB, BYTE_EOS)
-    own.compile(OUTPUT)
-    assert own._backend is not None
-    (pid,) = own._backend.sandbox.pids
-    os.kill(pid, 0)
-    del own
-    gc.collect()
-    with pytest.raises(ProcessLookupError):  # killed and reaped
-        os.kill(pid, 0)
-
-
-@needs_llguidance
-def test_worker_that_cannot_start_is_an_error(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(InvalidRequest, match="process it was tried in failed"):
-        compiler.compile(OUTPUT)
-    monkeypatch.undo()
-    compiler.compile(OUTPUT)
     compiler.close()
 
 

@@ -31,8 +31,6 @@ _SAME_NAMES = (
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete answer. `error` says what went wrong, if anything did; `summary` is a line about it."""
-
     text: str
     error: str | None
     summary: str
@@ -90,8 +88,6 @@ class Conversation(ABC):
 
 
 class LocalConversation(Conversation):
-    """A conversation with a model in this process."""
-
     def __init__(
         self,
         llm: "LLM",
@@ -125,8 +121,6 @@ class LocalConversation(Conversation):
 
 
 class RemoteConversation(Conversation):
-    """A conversation with a server. An error of the server is raised as `ServerError`."""
-
     def __init__(
         self,
         server: "ChatServer",
@@ -172,7 +166,6 @@ def request_fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def answer_line(answer: "StreamedAnswer") -> str:
-    """Return mode, length, seed and finish reason as in `mode_line`, as far as the server sends them."""
     about = answer.holdfast or {}
     parts = [f"{answer.num_tokens} tokens", str(answer.finish_reason)]
     if "mode" in about:

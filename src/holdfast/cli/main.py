@@ -73,9 +73,7 @@ class _Commands(HelpGroup):
 
 
 def _import_command(name: str) -> Any:
-    """Return the command, made of its function and its module's COMMAND_SETTINGS, or the group of
-    an App.
-    """
+    """Return the group of an App, or a command made of a function and its module's COMMAND_SETTINGS."""
     module, attribute = _COMMANDS[name]
     imported = import_module(module if "." in module else f"holdfast.cli.commands.{module}")
     found = getattr(imported, attribute)
@@ -89,7 +87,6 @@ def _import_command(name: str) -> Any:
 
 
 def _refuse_option(error: Any) -> None:
-    """Raise `ConfigError` if another engine has this option and the command has ours for it."""
     command = error.ctx.command
     names = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
     hint = option_hint(command.name, error.option_name, names)

@@ -24,10 +24,7 @@ _MAX_ERROR_BYTES = 1 << 16
 
 
 class RequestRefused(ServerError):
-    """The server answered with an error status.
-
-    The message is the server's, on one line; code is its error code, if any.
-    """
+    """The server answered with an error status. The message is the server's; code is its error code."""
 
     def __init__(self, status: int, body: bytes) -> None:
         said, code = _parse_error(body)
@@ -88,7 +85,6 @@ class ChatServer:
         )
 
     def first_model(self) -> str:
-        """Return the name of the first model the server lists."""
         try:
             with self._send("GET", "/v1/models") as response:
                 return str(json.loads(response.read())["data"][0]["id"])
@@ -161,7 +157,6 @@ def _key_header(api_key: str | None) -> dict[str, str]:
 
 
 def _events(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the data of each server-sent event. Comments and other fields are skipped."""
     rest, data = b"", []
     for block in blocks:
         *lines, rest = (rest + block).split(b"\n")
@@ -198,7 +193,6 @@ def _parse_error(body: bytes) -> tuple[str, str | None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the system's words for a failure, without its number."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -208,7 +202,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _thoughts(chunk: dict[str, Any]) -> tuple[Thought, ...]:
-    """Return the thoughts of one event. Only Holdfast's server sends them."""
     try:
         sent = (chunk.get("holdfast") or {}).get("thoughts") or ()
         return tuple(

@@ -99,8 +99,7 @@ def require_prompt(
 
 
 def split_score(receipt: Receipt, ids: list[int]) -> tuple[list[int], list[int] | None]:
-    """The prompt, and the completion that was scored after it, if any. A model that thinks may read a prompt
-    otherwise than a completion.
+    """The prompt, and the completion that was scored after it, if any: a model may read them otherwise.
 
     Receipts made before `read_len` was recorded have the first position that was scored.
     """

@@ -167,7 +167,7 @@ class Call:
     def has_model_fields(self) -> bool:
         """Whether the model adds fields to bodies and responses (`api/model_fields.py`)."""
         ready = self._requests.ready
-        return ready is not None and ready.thinking is not None
+        return ready is not None and ready.extension is not None
 
     async def accepted(self) -> None:
         """Wait until the engine accepted every prompt. Raises if it refused one."""

@@ -9,17 +9,22 @@ Its files, of which only the first is required:
     chat_template.jinja       replaces the default chat template
     generation_config.json,
     config.json               more ids that end an answer
+
+The file is untrusted. Replacements that could make a text much longer are refused. A pattern that
+backtracks without end is stopped by the `tokenizers` library after a fixed number of steps
+(`guard_backend`).
 """
 
+import base64
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from holdfast.errors import ModelError, ModelNotFound, TokenizerError, UnsupportedModel
-from holdfast.sandbox.tokenizer_sandbox import require_bounded
 from holdfast.text.tokenizer_data import (
     DEFAULT_CLASS,
     TextAffixes,
@@ -32,6 +37,8 @@ from holdfast.text.tokenizer_data import (
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TEMPLATE_BYTES = 1 << 20
+_MAX_GROWTH = 256
+_MAX_STEPS = 64
 
 
 def read_folder_tokenizer(folder: Path) -> TokenizerData:
@@ -80,13 +87,49 @@ def _parse_backend(folder: Path, content: str) -> Tokenizer:
         with guard_backend():
             backend = Tokenizer.from_str(content)
             parts = (backend.normalizer, backend.pre_tokenizer, backend.decoder)
-            states = [None if part is None else part.__getstate__().decode() for part in parts]
+            states = [None if part is None else json.loads(part.__getstate__()) for part in parts]
     except TokenizerError as error:
         raise ModelError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
-    require_bounded(*states)
+    for name, state in zip(("normalizer", "pre_tokenizer", "decoder"), states, strict=True):
+        _require_bounded(name, list(_steps(state)))
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def _require_bounded(name: str, steps: list[dict[str, Any]]) -> None:
+    """Refuse steps that could make a text much longer."""
+    growth = math.prod(map(_growth, steps))
+    if len(steps) > _MAX_STEPS or growth > _MAX_GROWTH:
+        raise UnsupportedModel(
+            f"the {name} of the model's tokenizer.json has {len(steps)} steps and can make a text {growth:.2g} times "
+            f"as long; at most {_MAX_STEPS} steps and {_MAX_GROWTH} times are supported: the file is hostile or broken"
+        )
+
+
+def _steps(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in a part that has a type: its steps, at any depth."""
+    stack = [part]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, dict):
+            if isinstance(one.get("type"), str):
+                yield one
+            stack += one.values()
+        elif isinstance(one, list):
+            stack += one
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """Return how many times as long a step can make a text."""
+    if step["type"] == "Precompiled":  # sentencepiece: the size of a trie, the trie, its replacements
+        raw = base64.b64decode(step["precompiled_charsmap"])
+        replacements = raw[4 + int.from_bytes(raw[:4], "little") :]
+        return max(1.0, *map(len, replacements.split(b"\0")))
+    if step["type"] != "Replace":
+        return 1.0
+    literal = step["pattern"].get("String")
+    return max(1.0, len(step["content"]) / len(literal or " "))
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`holdfast train`: options, progress and interrupts for `holdfast_thinking.run`."""
 
-import inspect
 import signal
 import tempfile
 import threading
@@ -8,25 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from holdfast.cli.console import note, require_packages, stderr
 from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
-from holdfast.cli.options.groups import grouped, setting_parameter
-from holdfast.core.options import option_fields
+from holdfast.cli.options.groups import grouped
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
-from holdfast_thinking.settings import (
-    GENERAL_FILE,
-    PRESETS,
-    TrainingSettings,
-    read_changes,
-)
+from holdfast_thinking.settings import GENERAL_FILE, PRESETS, TrainingSettings, read_changes
 
 if TYPE_CHECKING:
     from holdfast_thinking.run.loop import StepMetrics, TrainingRun
@@ -42,32 +34,11 @@ def start() -> None:
     """Train models that think while they read."""
 
 
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each setting that is declared as one; `changes` has those that are given."""
-    fields = {one.name: one for one in option_fields(TrainingSettings)}
-
-    @wraps(command)
-    def call(**given: Any) -> None:
-        values = {fields[name].field_name: given.pop(name) for name in fields}
-        command(**given, changes={name: value for name, value in values.items() if value not in (None, [])})
-
-    hints = get_type_hints(command, include_extras=True)
-    out, *others = [
-        one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for one in inspect.signature(command).parameters.values()
-        if one.name != "changes"
-    ]
-    parameters = [out, *(setting_parameter(one, None) for one in fields.values()), *others]
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {one.name: one.annotation for one in parameters}
-    return call
-
-
 @train.command()
-@_with_settings
+@grouped()
 def thinking(
     out: Annotated[Path, typer.Option(help="Folder for the model, its curves and the train state.")],
-    changes: dict[str, Any],
+    changes: Any = TrainingSettings,
     preset: Annotated[
         str | None,
         typer.Option(
@@ -115,7 +86,6 @@ def thinking(
 
 
 def _settings(preset: str | None, changes: dict[str, Any], more: list[str], out: Path) -> TrainingSettings:
-    """Return the preset with the options that are given."""
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"--preset is {preset!r}; expected one of {', '.join(PRESETS)}")
     base = TrainingSettings() if preset is None else PRESETS[preset]
@@ -136,7 +106,6 @@ def _settings(preset: str | None, changes: dict[str, Any], more: list[str], out:
 
 
 def _named_task(text: str) -> tuple[str, int]:
-    """Return a task and its share: 1 if none is given."""
     name, is_shared, share = text.rpartition("=")
     return (name, int(share)) if is_shared and share.isdecimal() else (text, 1)
 
@@ -180,7 +149,6 @@ def samples(
 
 
 def _require_place(out: Path, overwrite: bool) -> None:
-    """The folder can be written, and no run in it would be overwritten."""
     from holdfast_thinking.run.state import STATE_FILE
 
     if (out / STATE_FILE).exists() and not overwrite:

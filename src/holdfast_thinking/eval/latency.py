@@ -97,5 +97,4 @@ def _latency(
 
 
 def _num_final(model: EvalModel, prompt: EvalPrompt) -> int:
-    """Return the number of tokens after the chain of thought: " So heads."."""
     return len(model.tokenizer.encode(f" So {prompt.final}", add_special_tokens=False).ids)

@@ -38,10 +38,7 @@ class EvalReport:
     examples: list[Row] = field(default_factory=list)
 
     def mean_accuracy(self) -> list[Row]:
-        """Return each model's mean over lengths of at least the longest it was trained on.
-
-        Texts of a file have no length.
-        """
+        """Return each model's mean over lengths of at least the longest it was trained on."""
         rows = []
         for model, task in _pairs(self.accuracy):
             least = self.models[model]["max_events"]
@@ -56,7 +53,6 @@ class EvalReport:
         return rows
 
     def save(self, folder: Path | None) -> None:
-        """Replace the file atomically."""
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +113,6 @@ def _pairs(rows: list[Row]) -> list[tuple[str, str]]:
 
 
 def _by_events(rows: list[Row], more: dict[tuple[str, str], Row]) -> list[Row]:
-    """Return a row for each model and task, with a column for each number of events."""
     lengths = sorted({each["events"] for each in rows if each["events"]})
     found = []
     for pair in _pairs(rows):
@@ -129,7 +124,6 @@ def _by_events(rows: list[Row], more: dict[tuple[str, str], Row]) -> list[Row]:
 
 
 def _compared(report: EvalReport) -> list[Row]:
-    """Return the first model beside each other one, text by text."""
     base, cells = next(iter(report.models)), {}
     for each in report.accuracy:
         cells[each["model"], each["task"], each["events"]] = each

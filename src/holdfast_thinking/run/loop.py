@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from holdfast_thinking.model.model import BLOCKS, ThinkingModel
 from holdfast_thinking.run.prefetch import Step, StepBuilder, prefetch_steps
 from holdfast_thinking.run.state import load_state, read_run_info, save_state
 from holdfast_thinking.run.validation import validate
-from holdfast_thinking.settings import TrainingSettings, settings_from_json, settings_to_json
+from holdfast_thinking.settings import TrainingSettings, settings_from_json
 
 _EVAL_BATCH, _EVAL_BATCH_THINKING = 128, 512  # texts; chunk by chunk means many small passes
 _LOG_EVERY = 10
@@ -52,8 +52,6 @@ ReportStep = Callable[[StepMetrics], None]
 
 @dataclass
 class TrainingRun:
-    """A training run: settings, model, optimizer, step, and the metrics so far."""
-
     settings: TrainingSettings
     device: torch.device
     built: BuiltModel
@@ -72,7 +70,7 @@ class TrainingRun:
         return StepBuilder(self.settings, self.source, self.model.pack_spec)
 
     def save(self, folder: Path) -> None:
-        info: dict[str, Any] = {"settings": settings_to_json(self.settings), "step": self.step}
+        info: dict[str, Any] = {"settings": asdict(self.settings), "step": self.step}
         info["moments"] = [vars(each) for each in self.metrics]
         save_state(folder, self.model, self.optimizer, info)
 
@@ -104,11 +102,9 @@ class StepBudget:
         return step in _MEASURED_AT and len(self._ends) > 1
 
     def is_final(self, step: int) -> bool:
-        """Whether no measurement follows."""
         return step >= _MEASURED_AT[-1]
 
     def step_seconds(self) -> float:
-        """The median of the last steps."""
         ends = self._ends[-_NUM_TIMED - 1 :]
         return statistics.median(b - a for a, b in pairwise(ends))
 
@@ -131,7 +127,6 @@ def start_run(settings: TrainingSettings, device: torch.device) -> TrainingRun:
 
 
 def resume_run(folder: Path, device: torch.device) -> TrainingRun:
-    """The run saved in a folder, with its own settings."""
     info = read_run_info(folder)
     run = start_run(settings_from_json(info["settings"]), device)
     load_state(folder, run.model, run.optimizer)
@@ -206,7 +201,6 @@ def measure_accuracy(run: TrainingRun, events: tuple[int, ...], count: int) -> d
 
 
 def learning_rate(settings: TrainingSettings, step: int) -> float:
-    """Linear warm-up, then cosine decay."""
     if step < settings.warmup:
         return settings.learning_rate * (step + 1) / settings.warmup
     done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
@@ -215,7 +209,6 @@ def learning_rate(settings: TrainingSettings, step: int) -> float:
 
 
 def _take_step(run: TrainingRun, step: Step[torch.Tensor]) -> torch.Tensor:
-    """One step of the optimizer; its losses [total, answer, thought], on the device."""
     s = run.settings
     sums = torch.zeros(3, device=run.device)
     run.optimizer.zero_grad(set_to_none=True)

@@ -77,11 +77,7 @@ def _listed(values: dict[str, int]) -> str:
 
 
 def _change(rng: random.Random, values: dict[str, int]) -> tuple[str, str, str]:
-    """Change a variable. Return its name, what the text assigns to it, and the calculation.
-
-    Values stay in 0 .. LARGEST: a sum outside becomes a difference, a difference a sum. If both are
-    outside, the other variable is copied.
-    """
+    """Change a variable so that it stays in 0 .. LARGEST. Return its name, its text, the calculation."""
     target = rng.choice(list(values))
     other = rng.choice([each for each in values if each != target])
     own, its = values[target], values[other]

@@ -54,10 +54,10 @@ from holdfast.errors import ModelNotFound
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.locate import locate
 from holdfast.numerics import backends
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings, numeric_settings
-from holdfast.numerics.settings_guard import SettingsGuard
+from holdfast.numerics.settings_guard import our_settings
 
 SIZES = (1, 3, 20)
 GEMM = GemmTarget(130, 96)
@@ -96,7 +96,7 @@ def guard(num_threads: int, request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("gpu") is not None:
         yield
         return
-    with SettingsGuard(torch.device("cpu"), own_workers=True):
+    with our_settings(torch.device("cpu")):
         yield
 
 

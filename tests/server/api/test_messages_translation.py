@@ -159,15 +159,10 @@ def test_tools_are_nested() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "code", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens", "invalid_value", ""),
-        ({"messages": []}, "messages", "invalid_value", "too short"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role", "invalid_value", "'assistant'"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter", ""),
         (
             {"messages": [turn("user", {"type": "image", "source": {"type": "url", "url": "http://x"}})]},
             *("messages[0].content[0]", "unsupported_value", "images"),
         ),
-        ({"messages": [turn("user", {"type": "text"})]}, "messages[0].content[0].text", "missing_required_parameter", ""),
         ({"messages": [turn("user", RESULT)]}, "messages[0].content[0].tool_use_id", "invalid_value", "no tool_use"),
         ({"messages": [turn("user", TOOL_USE)]}, "messages[0].content[0]", "invalid_value", "cannot have tool_use"),
         ({"messages": [turn("assistant", RESULT)]}, "messages[0].content[0]", "invalid_value", "user message"),
@@ -177,12 +172,9 @@ def test_tools_are_nested() -> None:
             {"messages": [USER, turn("assistant", TOOL_USE), turn("user", {**RESULT, "content": [{"type": "image"}]})]},
             *("messages[2].content[0].content[0]", "unsupported_value", "images"),
         ),
-        ({"system": [{"type": "text", "text": 5}]}, "system[0].text", "invalid_type", "string"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]", "unsupported_value", "built-in"),
-        ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "missing_required_parameter", ""),
         ({"tool_choice": {"type": "tool"}}, "tool_choice", "invalid_value", "needs a name"),
         ({"tool_choice": {"type": "any", "name": "f"}}, "tool_choice", "invalid_value", "needs a name"),
-        ({"output_config": {"format": {"type": "json"}}}, "output_config.format.type", "invalid_value", ""),
         (
             {
                 "output_config": {"format": {"type": "json_schema", "schema": {}}},
@@ -191,7 +183,6 @@ def test_tools_are_nested() -> None:
             *("output_format", "invalid_value", "one of them"),
         ),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers", "unsupported_value", "no other server"),
-        ({"stop": "x"}, "stop", "unknown_parameter", ""),
     ],
 )  # fmt: skip
 def test_bad_fields_are_refused(fields: dict[str, Any], param: str, code: str, message: str) -> None:

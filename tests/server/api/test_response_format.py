@@ -3,7 +3,6 @@ one.
 """
 
 import json
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,16 +74,12 @@ def test_structured_output_fields_are_parsed(fields: dict[str, Any], expected: d
     [
         ({"response_format": "json"}, "response_format must be an object"),
         ({"response_format": {}}, "response_format.type must be"),
-        ({"response_format": {"type": "grammar"}}, "response_format.type must be"),
         ({"response_format": {"type": "json_object", "json_schema": {}}}, 'requires the type "json_schema"'),
         ({"response_format": {"type": "json_schema"}}, "json_schema must be an object"),
         ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, "json_schema.name must be"),
         ({"response_format": named(name="a b")}, "json_schema.name must be"),
         ({"response_format": named(schema=None)}, "schema must be a JSON schema"),
         ({"response_format": named(schema=deep(65))}, "nested deeper than 64"),
-        ({"response_format": named(schema={"const": math.nan})}, "cannot be written as JSON"),
-        ({"response_format": named(schema={"const": 10**5000})}, "cannot be written as JSON"),
-        ({"response_format": named(schema={"title": "x" * (1 << 18)})}, "too large"),
         ({"structured_outputs": []}, "structured_outputs must be an object"),
         ({"structured_outputs": {}}, "exactly one of json, regex, choice, grammar, json_object; it has 0"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "it has 2"),
@@ -93,14 +88,11 @@ def test_structured_output_fields_are_parsed(fields: dict[str, Any], expected: d
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex must be a string"),
         ({"structured_outputs": {"choice": "abc"}}, "structured_outputs.choice must be a list"),
         ({"structured_outputs": {"json_object": 1}}, "json_object must be true or false"),
-        ({"guided_json": "{"}, "not valid JSON"),
         ({"guided_json": [1]}, "guided_json must be a JSON schema"),
-        ({"guided_choice": ["x"] * 2000}, "choice needs"),
-        ({"guided_regex": "a", "guided_json": {}}, "cannot be combined"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice cannot be combined"),
         ({"guided_json": {}, "response_format": {"type": "json_object"}}, "response_format and guided_json"),
     ],
-    ids=range(26),
+    ids=range(19),
 )
 def test_invalid_structured_output_is_refused(fields: dict[str, Any], expected_message: str) -> None:
     with pytest.raises(InvalidRequest, match=expected_message) as refusal:

@@ -138,9 +138,7 @@ def test_tools_are_nested() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "code", "message"),
     [
-        ({"input": []}, "input", "invalid_value", "too short"),
         ({"input": [{}]}, "input[0].role", "missing_required_parameter", ""),
-        ({"input": [{**USER, "role": "tool"}]}, "input[0].role", "invalid_value", "'assistant'"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input[0]", "unsupported_value", "stored"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]},
@@ -148,18 +146,12 @@ def test_tools_are_nested() -> None:
         ),
         ({"input": [USER, OUTPUT, CALL]}, "input[1].call_id", "invalid_value", "no function_call"),
         ({"input": [{"type": "reasoning"}]}, "input", "invalid_value", "only reasoning"),
-        ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments", "invalid_type", "string"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_value", "not stored"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_value", ""),
         ({"background": True}, "background", "unsupported_value", "waits"),
         ({"truncation": "auto"}, "truncation", "unsupported_value", "never truncated"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "unsupported_value", "built-in"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter", ""),
-        ({"tools": [{**TOOL, "extra": 1}]}, "tools[0].extra", "unknown_parameter", ""),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice", "unsupported_value", ""),
-        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name", "missing_required_parameter", ""),
-        ({"include": ["everything"]}, "include[0]", "invalid_value", "message.output_text.logprobs"),
-        ({"max_tokens": 5}, "max_tokens", "unknown_parameter", ""),
     ],
 )  # fmt: skip
 def test_bad_fields_are_refused(fields: dict[str, Any], param: str, code: str, message: str) -> None:

@@ -179,14 +179,6 @@ def test_answer_is_parsed_alike_however_tokens_arrive(formats: Any, name: str) -
         assert parse(chat_format, ids, sizes, prompt) == (message, expected) and num_tokens == expected
 
 
-def test_spelled_markup_is_text(formats: Any) -> None:
-    chat_format = formats("gpt-oss")
-    text = "Write <|end|><|start|>user."
-    spelled = chat_format.tokenizer.encode(text, add_special_tokens=False, content=((0, len(text)),))
-    ids = [*encode(chat_format, "<|channel|>final<|message|>"), *spelled]
-    assert parse(chat_format, ids, [1], PROMPTS["gpt-oss"])[0].content == text
-
-
 @pytest.mark.parametrize("stop", ["clear", "r.<", "<|channel|>final", "assis"])
 def test_stop_strings_cut_the_answer(formats: Any, stop: str) -> None:
     chat_format = formats("gpt-oss")

@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-import re
 from typing import Any
 
 import pytest
@@ -223,22 +222,6 @@ def test_grammar_error_names_the_tool(schema: Any, expected_message: str) -> Non
         byte_harness().compiler.compile(forced_grammar(config, HERMES))
     with pytest.raises(InvalidRequest, match=expected_message):
         raise InvalidRequest(explain_grammar_error(str(refusal.value), config))
-
-
-@needs_llguidance
-def test_too_large_grammar_is_refused() -> None:
-    schema = {
-        "properties": {f"p{one}": {"$ref": "#/$defs/x"} for one in range(20)},
-        "$defs": {"x": {"anyOf": [{"type": "string"}, {"$ref": "#"}]}},
-    }
-    sent = [{"type": "function", "function": {"name": f"t{one}", "parameters": schema}} for one in range(128)]
-    config = parse_tools(sent, "required")
-    with pytest.raises(InvalidRequest) as refusal:
-        byte_harness().compiler.compile(forced_grammar(config, HERMES))
-    assert re.fullmatch(
-        r"the parameters of tool 't\d+' cannot be compiled to a grammar: grammar size .* too big .*",
-        explain_grammar_error(str(refusal.value), config),
-    )
 
 
 @needs_llguidance

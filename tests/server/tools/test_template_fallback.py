@@ -190,17 +190,3 @@ def test_malformed_calls_are_refused(calls: Any, expected_message: str) -> None:
 )
 def test_supports_tools(template: str, expected: bool) -> None:
     assert supports_tools(template) == expected
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        (CHATML, True),
-        (ALTERNATING, True),
-        ("", True),
-        (NO_SYSTEM, False),
-        (TWO_ROLES, False),
-    ],
-)
-def test_supports_system(template: str, expected: bool) -> None:
-    assert supports_system(template) == expected

@@ -128,12 +128,10 @@ def serve(
     context: typer.Context,
     model: o.ModelArgument = None,
     url: Annotated[
-        str | None,
-        typer.Option(help="A running server; by default one is started with MODEL.", show_default=False),
+        str | None, typer.Option(help="A running server; by default one is started with MODEL.")
     ] = None,
     api_key: Annotated[
-        str | None,
-        typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY", show_default=False),
+        str | None, typer.Option(help="API key of the server.", envvar="HOLDFAST_API_KEY")
     ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds without a byte before an error.", min=0.001)

@@ -33,7 +33,6 @@ def chat(
         str | None,
         typer.Option(
             help="Talk to the OpenAI-compatible server at this address, such as http://127.0.0.1:8000.",
-            show_default=False,
             rich_help_panel=_SERVER,
         ),
     ] = None,
@@ -42,7 +41,6 @@ def chat(
         typer.Option(
             help="The server's API key.",
             envvar="HOLDFAST_API_KEY",
-            show_default=False,
             rich_help_panel=_SERVER,
         ),
     ] = None,
@@ -52,7 +50,6 @@ def chat(
             "--model",
             "-m",
             help="The model's name on the server. Default: the first the server lists. Without --url, the same as MODEL.",
-            show_default=False,
             rich_help_panel=_SERVER,
         ),
     ] = None,
@@ -62,7 +59,6 @@ def chat(
             "--thoughts/--no-thoughts",
             help="Show the thoughts of a thinking model on stderr; in a terminal, dimmed and inside the answer. Default: "
             "shown if the model thinks.",
-            show_default=False,
         ),
     ] = None,
     sampling: SamplingOptions = _SAMPLING,

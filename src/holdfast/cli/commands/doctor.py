@@ -30,10 +30,7 @@ _MARKS = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]missin
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One line of the table.
-
-    "bad": Holdfast cannot run. "note": it runs, but slower or with less.
-    """
+    """One line of the table. bad: Holdfast cannot run. note: it runs, but slower or with less."""
 
     what: str
     found: str
@@ -41,9 +38,7 @@ class Diagnostic:
 
 
 def doctor(
-    model: Annotated[
-        str | None, typer.Argument(help="Load this model and show its fingerprint.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="Load this model and show its fingerprint.")] = None,
     with_ray: Annotated[
         bool, typer.Option("--ray", help="Check Ray and the cluster at --ray-address as well.")
     ] = False,
@@ -52,7 +47,6 @@ def doctor(
         typer.Option(
             help="Address of a Ray cluster, such as 10.0.0.1:6379, or auto for the one on this machine.",
             metavar="ADDRESS",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -131,7 +125,6 @@ def _device() -> Diagnostic:
 
 
 def _gpu() -> Diagnostic:
-    """Return the GPUs torch sees, and whether they can be used."""
     import torch
 
     from holdfast.worker.device import cublas_version, has_triton
@@ -238,8 +231,6 @@ def _certificate() -> Diagnostic:
 
 
 def _fingerprint(model: str) -> Diagnostic:
-    """Return the fingerprint of a model with the default options of `generate`."""
-
     llm = o.open_llm(EngineConfig(model, determinism="off"))
     return Diagnostic("model", f"{model}, fingerprint {llm.engine.fingerprint.digest}", "good")
 

@@ -70,7 +70,6 @@ def generate(
         typer.Option(
             "--chat/--raw",
             help="Apply the model's chat template, or use the prompt as it is. Default: the template, if the model has one.",
-            show_default=False,
         ),
     ] = None,
     json_output: Annotated[
@@ -104,7 +103,6 @@ def generate(
         typer.Option(
             help="Write the receipt to this file, for holdfast replay; for several prompts, one a line, in order. With "
             '--json, "-" adds it to the JSON instead.',
-            show_default=False,
         ),
     ] = None,
     no_prompt_in_receipt: Annotated[
@@ -178,7 +176,6 @@ def _check(
 def _answer(
     llm: "LLM", prompts: list[str], params: "SamplingParams", chat: bool | None, output: "Output"
 ) -> list[Result]:
-    """Submit all prompts, then show the answers in prompt order; the current one is streamed."""
     tokenizer = llm.engine.tokenizer
     through_template = tokenizer.chat_template is not None if chat is None else chat
     tokens: list[str | list[int]] = [
@@ -214,10 +211,7 @@ class Output:
         tokenizer: "Tokenizer",
         prompt: str | list[int],
     ) -> Result:
-        """Write the answers to one prompt and return its result.
-
-        The first choice is streamed. The other choices follow when all are complete.
-        """
+        """Write the answers to one prompt, the first as it is streamed, and return the result."""
         if not self.as_json:
             read = PromptText(tokenizer, prompt) if self.with_thoughts else None
             writer = self._begin(number, 0, num_choices, read)
@@ -244,16 +238,13 @@ class Output:
         return result
 
     def label(self, number: int, index: int, num_choices: int) -> str:
-        """ "2" is the second prompt's answer, or the only prompt's second; "2.3" the second
-        prompt's third.
-        """
+        """ "2" is the second prompt's answer, or the only prompt's second; "2.3" the second prompt's third."""
         parts = [number] if self.num_prompts > 1 or num_choices == 1 else []
         return ".".join(map(str, [*parts, index + 1] if num_choices > 1 else parts))
 
     def _begin(
         self, number: int, index: int, num_choices: int, prompt: PromptText | None = None
     ) -> AnswerWriter:
-        """Write the heading, if any, and make the writer of the answer under it."""
         writer = AnswerWriter(with_thoughts=self.with_thoughts, prompt=prompt)
         if self.num_prompts > 1 or num_choices > 1:
             first = number == 1 and index == 0

@@ -21,26 +21,19 @@ if TYPE_CHECKING:
 
 @grouped(without=("receipt_key",))
 def score(
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt as raw text; or use --prompt-ids.", show_default=False)
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt as raw text; or use --prompt-ids.")] = None,
     completion: Annotated[
-        str | None,
-        typer.Argument(help="The completion as raw text; or use --completion-ids.", show_default=False),
+        str | None, typer.Argument(help="The completion as raw text; or use --completion-ids.")
     ] = None,
     prompt_ids: Annotated[
-        str | None,
-        typer.Option(help="The prompt as token ids, separated by commas.", show_default=False),
+        str | None, typer.Option(help="The prompt as token ids, separated by commas.")
     ] = None,
-    completion_ids: Annotated[
-        str | None, typer.Option(help="The completion as token ids.", show_default=False)
-    ] = None,
+    completion_ids: Annotated[str | None, typer.Option(help="The completion as token ids.")] = None,
     file: Annotated[
         Path | None,
         typer.Option(
             help='More pairs, one JSON object a line: {"prompt": ..., "completion": ...}, texts or lists of token '
             'ids; "-" is stdin.',
-            show_default=False,
         ),
     ] = None,
     model: o.ModelOption = None,
@@ -82,8 +75,6 @@ def score(
 
 @dataclass(frozen=True)
 class Scored:
-    """The tokens of a completion, with their texts and logprobs."""
-
     token_ids: list[int]
     texts: list[str]
     logprobs: list[float]
@@ -135,7 +126,6 @@ def _score(llm: "LLM", pairs: list[ScorePair], chat: bool, deterministic: bool, 
 
 
 def _tokenize(llm: "LLM", pair: ScorePair, chat: bool, deterministic: bool) -> tuple[list[int], list[int]]:
-    """Return the token ids of prompt and completion. An error names the pair's line."""
     try:
         prompt = pair.prompt
         if chat and isinstance(prompt, str):

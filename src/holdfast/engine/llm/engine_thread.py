@@ -281,9 +281,9 @@ def _current_gpu() -> int | None:
 
 def _enter_defaults(gpu: int | None) -> None:
     """A thread inherits the floating-point environment of its creator."""
-    from holdfast.numerics.fp_environment import enter_default  # imports torch
+    from holdfast.numerics.settings_guard import enter_default_environment  # imports torch
 
-    enter_default()
+    enter_default_environment()
     if gpu is not None:
         import torch
 

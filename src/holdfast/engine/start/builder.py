@@ -50,13 +50,13 @@ from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.locate import locate
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.backends.c.layers import MAX_HEAD_DIM
+from holdfast.numerics.backends.select_backend import open_backend, uses_c_kernels, uses_triton
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.blocks import BlockSource
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.numerics.select_backend import open_backend, uses_c_kernels, uses_triton
 from holdfast.numerics.settings import NumericSettings, numeric_settings
-from holdfast.numerics.settings_guard import SettingsGuard
+from holdfast.numerics.settings_guard import our_settings
 from holdfast.receipts.canonical_json import JsonValue
 from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts
 from holdfast.receipts.machine import describe_machine
@@ -128,7 +128,7 @@ def assemble(
     """Build an engine for an open checkpoint. worker: compiles its kernels meanwhile."""
     device = choose_device(config.device, config.kernels)
     settings = numeric_settings(config.num_threads, device=device)
-    with SettingsGuard(device, own_workers=True):
+    with our_settings(device):
         setup = _make_setup(config, checkpoint, device, settings)
         try:
             return _assemble(setup, checkpoint, tokenizer, worker or CompileWorker(), show)

@@ -28,7 +28,7 @@ from holdfast.models.config import DecoderConfig
 from holdfast.numerics.backends.triton import hash_compiler
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
 from holdfast.numerics.versions import sources_digest
-from holdfast.worker.gpu_presence import compute_capability, open_context
+from holdfast.worker.device import compute_capability, open_context
 
 _log = logging.getLogger(__name__)
 _MAX_PROCESSES = 16

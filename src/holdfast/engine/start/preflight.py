@@ -22,7 +22,7 @@ from holdfast.models.shapes import published_config
 from holdfast.structured.compiler import GrammarCompiler
 from holdfast.text.tokenizer import Tokenizer, adapt_tokenizer, byte_tokenizer, open_tokenizer
 from holdfast.thinking.config import ThinkingConfig, read_thinking, thinking_folder
-from holdfast.worker.gpu_presence import require_gpu
+from holdfast.worker.device import require_gpu
 
 _MAX_DEFAULT_CONTEXT = 1 << 20
 _MAX_TABLE_BYTES = 1 << 30  # of the cosines and sines of rotary positions
