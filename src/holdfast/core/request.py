@@ -26,7 +26,6 @@ class AnswerText(Protocol):
 
     def push(self, token_id: int) -> bool:
         """Append one committed token. True if a stop string is now complete."""
-        ...
 
 
 @dataclass(frozen=True)

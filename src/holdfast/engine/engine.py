@@ -56,7 +56,6 @@ class PlanRunner(Protocol):
 
         The callable waits for its results; plans are read in the order they started.
         """
-        ...
 
 
 class Engine:

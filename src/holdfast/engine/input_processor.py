@@ -35,11 +35,9 @@ class GrammarFactory(Protocol):
 
         Raises `InvalidRequest` if it cannot be compiled, `Cancelled` once the token is cancelled.
         """
-        ...
 
     def is_compiled(self, structured: StructuredOutput) -> bool:
         """Whether `compile` would return at once."""
-        ...
 
 
 @dataclass(frozen=True)
