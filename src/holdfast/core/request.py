@@ -66,7 +66,6 @@ class Request:
 
     @property
     def ids(self) -> range:
-        """The ids of its answers."""
         return range(self.request_id, self.request_id + self.params.n)
 
     @property
