@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.events import (
+    AnswerEvent,
     ExtraCommitted,
-    PromptPooled,
     PromptScored,
     RequestEnded,
     TokensCommitted,
@@ -323,15 +323,7 @@ class RequestAnswers:
         assert logs is not None
         return logs.decode(item, self._tokenizer)
 
-    def process(
-        self,
-        event: TokensCommitted
-        | TokensConfirmed
-        | PromptScored
-        | PromptPooled
-        | ExtraCommitted
-        | RequestEnded,
-    ) -> Delta | None:
+    def process(self, event: AnswerEvent) -> Delta | None:
         """Process an event of one answer. Returns what the client is sent, if anything."""
         id_ = event.request_id
         output = self._outputs[id_]
