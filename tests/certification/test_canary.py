@@ -14,9 +14,9 @@ from holdfast.certification import canary
 from holdfast.certification.canary import run_canary
 from holdfast.models.config import parse_config
 from holdfast.numerics.backends.c.backend import CBackend
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.blocks import BLOCK_FORMATS
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings_guard import enter_default_environment
 
 MODEL = parse_config(

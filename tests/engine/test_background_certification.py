@@ -35,7 +35,7 @@ def bits(result: Result) -> Bits:
 @pytest.fixture
 def new(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     """Opens the model on a machine without certificates."""
-    from holdfast.numerics.select_backend import open_backend
+    from holdfast.numerics.backends.select_backend import open_backend
 
     open_backend(torch.float32, num_threads=1)  # builds the C kernels in the cache of the test session
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))

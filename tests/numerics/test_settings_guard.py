@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdfast.errors import ConfigError
 from holdfast.numerics import settings_guard as guard
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import numeric_settings
 from holdfast.numerics.settings_guard import Setting, _of_gpus, _Process, compute_by_default, our_settings
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.decoder import Decoder
 from holdfast.models.weight_loader import load_decoder
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.thinking.blocks import ThoughtBlocks, load_blocks
 from holdfast.thinking.config import read_thinking

@@ -7,7 +7,7 @@ import torch
 
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.weight_loader import load_decoder
-from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.thinking.blocks import ThoughtBlocks, load_blocks
 from holdfast.thinking.config import read_thinking

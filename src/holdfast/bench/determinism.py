@@ -28,8 +28,8 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
 from holdfast.errors import InvalidRequest
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.batch_sizes import padded_batch_sizes
-from holdfast.numerics.select_backend import open_backend
 from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
 

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 from holdfast.core.pooling import Pooling
 from holdfast.core.sampling_params import RestOfContext, SamplingParams
@@ -88,6 +88,17 @@ class Request:
         return first if self.read_len is None else self.read_len
 
 
+class RequestOptions(TypedDict, total=False):
+    """What may be said about a request beside its prompt and settings."""
+
+    pooling: Pooling | None
+    want_receipt: bool
+    cache_salt: str
+    tenant: str
+    max_running: int | None
+    sent: tuple[Sent, ...]
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A request that the engine has checked, and what it made of it.
@@ -123,13 +134,8 @@ class RequestDefaults:
         *,
         max_model_len: int,
         completion_ids: Sequence[int] | None = None,
-        pooling: Pooling | None = None,
         echo_text: str | None = None,
-        want_receipt: bool = True,
-        cache_salt: str = "",
-        tenant: str = "",
-        max_running: int | None = None,
-        sent: tuple[Sent, ...] = (),
+        **options: Unpack[RequestOptions],
     ) -> Request:
         """Make a request: decide `deterministic`, the seed and max_tokens. It has no id and is not
         checked yet.
@@ -140,20 +146,9 @@ class RequestDefaults:
         ids = tuple(prompt_ids)
         read_len = None if completion_ids is None else len(ids)
         ids += tuple(completion_ids or ())
-        return Request(
-            0,
-            ids,
-            self.decide(params, len(ids), max_model_len),
-            self.seed_of(params),
-            read_len,
-            pooling,
-            (echo_text or "") if params.echo and completion_ids is None else "",
-            want_receipt,
-            cache_salt,
-            tenant,
-            max_running,
-            sent,
-        )
+        echo = echo_text if params.echo and completion_ids is None else None
+        decided = self.decide(params, len(ids), max_model_len)
+        return Request(0, ids, decided, self.seed_of(params), read_len, echo_text=echo or "", **options)
 
     def is_deterministic(self, asked: bool | None) -> bool:
         return self.deterministic if asked is None else asked

@@ -8,11 +8,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypedDict, Unpack
+from typing import Protocol, Unpack
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.pooling import Pooling
-from holdfast.core.request import NO_DEFAULTS, Prepared, Request, RequestDefaults
+from holdfast.core.request import NO_DEFAULTS, Prepared, Request, RequestDefaults, RequestOptions
 from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.sent import Sent
 from holdfast.core.structured_output import Grammar, StructuredOutput
@@ -22,17 +22,6 @@ from holdfast.thinking.config import ThinkingConfig, check_forced
 
 Prompt = str | Sequence[int]
 _MAX_BAD_WORD_LISTS = 64
-
-
-class RequestOptions(TypedDict, total=False):
-    """What a Python caller may say about a request beside its prompt and settings. See `Request`."""
-
-    pooling: Pooling | None
-    want_receipt: bool
-    cache_salt: str
-    tenant: str
-    max_running: int | None
-    sent: tuple[Sent, ...]
 
 
 class GrammarFactory(Protocol):

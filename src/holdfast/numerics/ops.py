@@ -20,8 +20,7 @@ from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.recipe import Recipe
-from holdfast.numerics.sampling import SamplingBatch
-from holdfast.numerics.token_history import TokenHistory
+from holdfast.numerics.sampling import SamplingBatch, TokenHistory
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 from holdfast.certification.certificate import run_check
 from holdfast.certification.checks.attention import check_attention, check_long_attention
 from holdfast.certification.checks.operations import GemmCase, ModelShape, check_fast_head
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 
 MODEL = ModelShape(

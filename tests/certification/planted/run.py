@@ -25,8 +25,8 @@ from certification.planted.orders import BIAS_FIRST, ELEMENTWISE, ORDERS
 from certification.planted.search import RealWeights
 from certification.planted.torch_mutations import TORCH_MUTATIONS
 from certification.planted.triton_mutations import TRITON_MUTATIONS
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.numerics.select_backend import open_backend
 
 CPU_SIZES = (1, 2, 5, 7, 20, 40)
 GPU_SIZES = (1, 2, 7, 8, 31, 32, 33, 100, 255, 300, 512)

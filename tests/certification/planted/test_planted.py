@@ -54,8 +54,8 @@ from holdfast.errors import ModelNotFound
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.locate import locate
 from holdfast.numerics import backends
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings, numeric_settings
 from holdfast.numerics.settings_guard import our_settings
 

@@ -6,7 +6,6 @@ checked here.
 
 import struct
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,9 +25,8 @@ from holdfast.numerics.backends.c.layers import (
 from holdfast.numerics.backends.cpu import CpuBackend, new_bytes
 from holdfast.numerics.batch_sizes import cpu_batch_sizes
 from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
-from holdfast.numerics.experts import Experts, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer, run_layers
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer, run_layers
 from holdfast.numerics.ops import Capabilities, Linear
 from holdfast.numerics.recipe import PORTABLE, Recipe
 from holdfast.numerics.sampling import SamplingBatch
@@ -382,12 +380,6 @@ class CBackend(CpuBackend):
             *(shape.centered_norm, shape.is_parallel, shape.activation == "gelu_tanh"),
             *(shape.eps, shape.scale, shape.soft_cap or 0.0, shape.residual_scale),
         )
-
-    def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
-        return run_experts(self, x, layer, partial(activate, self, shape=shape), canonical=canonical)
-
-    def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
-        return route(self, logits, top_k, normalizes=normalizes)
 
     def embed_packed(self, table: Linear, token_ids: Tensor) -> Tensor:
         ids = self._row_ids(token_ids, table.out_features)
