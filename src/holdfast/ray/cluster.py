@@ -65,7 +65,6 @@ def _require_listener(address: str) -> None:
 
 
 def _explain(address: str | None, error: Exception) -> str:
-    """Say why there is no cluster."""
     text = " ".join(str(error).split())
     if "ersion mismatch" in text:
         return (
@@ -135,12 +134,10 @@ def require_resources(engine: EngineConfig, replicas: ReplicasConfig) -> None:
 
 
 def _num_fitting(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
-    """Return how many replicas one node can run."""
     return min(
         (int(node.get(name, 0) / amount + 1e-9) for name, amount in needed.items() if amount), default=1 << 20
     )
 
 
 def show_resources(resources: Mapping[str, float]) -> str:
-    """Say CPUs and GPUs in words."""
     return ", ".join(f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU"))

@@ -79,5 +79,4 @@ class ReplicasConfig:
 
     @property
     def is_pool(self) -> bool:
-        """Return whether replicas are asked for."""
         return self.replicas is not None or self.max_replicas is not None

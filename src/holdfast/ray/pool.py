@@ -212,7 +212,6 @@ class ReplicaPool:
         return next(port for port in ports if port.id == chosen)
 
     async def _call(self, request: RoutedRequest) -> None:
-        """Have Ray call the replica of a request, and wait until the call has ended."""
         response = self._handle.remote(request)
         try:
             await response
