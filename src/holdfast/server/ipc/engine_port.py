@@ -187,6 +187,7 @@ class EnginePort(ABC):
             self._on_closed()  # tells everything that waits, even if `_end` takes time
             await self._end()
 
+    @abstractmethod
     async def _end(self) -> None:
         """Free what belonged to the connection, once nothing can come from it any more."""
 
