@@ -298,16 +298,3 @@ def test_a_stop_token_inside_a_window_ends_the_answer_there() -> None:
     driver.finish()
     assert driver.answers[number] == expected
     assert driver.ended[number].reason == "stop"
-
-
-def test_a_stop_string_inside_a_window_ends_the_answer_there() -> None:
-    for stop_at in range(1, 12):
-        driver = Driver("verify")
-        number = driver.submit(PROMPT, 30, stop_at=stop_at)
-        driver.finish()
-        assert driver.answers[number] == truth(PROMPT, stop_at)
-        assert driver.texts[number].seen == driver.answers[number]
-        assert driver.ended[number].reason == "stop"
-        stats = driver.ended[number].stats
-        assert stats.candidates == stats.accepted + stats.rolled_back
-        assert stop_at == stats.accepted + stats.canonical_tokens
