@@ -114,7 +114,6 @@ class _Setup:
 
     @property
     def extra_slot_bytes(self) -> int:
-        """What a slot holds besides keys and values."""
         return 0 if self.thinking is None else slot_bytes(self.model.hidden_size, self.dtype)
 
 
@@ -288,7 +287,6 @@ def _obtain_certificate(
 
 
 def _out_of_memory(setup: _Setup) -> str:
-    """Say what did not fit, and what to change."""
     weights = setup.model.num_parameters * setup.dtype.itemsize / 2**30
     dtype = str(setup.dtype).removeprefix("torch.")
     return (
