@@ -26,7 +26,6 @@ class AnswerText(Protocol):
 
     def push(self, token_id: int) -> bool:
         """Append one committed token. True if a stop string is now complete."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ class Request:
 
     @property
     def ids(self) -> range:
-        """The ids of its answers."""
         return range(self.request_id, self.request_id + self.params.n)
 
     @property

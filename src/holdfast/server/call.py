@@ -229,12 +229,10 @@ class Call:
 
     @property
     def mode(self) -> Determinism:
-        """The weakest guarantee of all results."""
         return weakest(result.determinism for result in self.results)
 
     @property
     def stats(self) -> Stats:
-        """The sum over all results."""
         return sum_stats([result.stats for result in self.results])
 
     def cancel(self, error: Exception) -> None:
@@ -253,7 +251,6 @@ class Call:
             self.failure = code, status
 
     def close(self) -> None:
-        """Free everything."""
         self._deadline.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -280,7 +277,6 @@ class Call:
                 )
 
     async def _wait(self, seconds: float) -> None:
-        """Wait until a stream is updated, but not longer."""
         self._wait_until = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > self._wait_until:
             self._set_timer(seconds)

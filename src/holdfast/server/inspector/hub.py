@@ -168,7 +168,6 @@ class Hub:
 
 
 async def _wait(wakeup: asyncio.Event) -> bool:
-    """Whether the event is set before the next keep-alive is due."""
     try:
         async with asyncio.timeout(KEEP_ALIVE_SECONDS):
             await wakeup.wait()

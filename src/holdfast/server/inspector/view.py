@@ -8,12 +8,21 @@ A tenant's page gets the same events without what belongs to other tenants.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from holdfast.engine.tracer import RequestTrace, StepTrace
 
 SHOWN_TOKENS = 240
+# What pages get of the engine: name, and field of `StepTrace`.
+_STATE = {
+    "step": "step",
+    "running": "num_running",
+    "waiting": "num_waiting",
+    "pages_used": "num_pages_used",
+    "num_pages": "num_pages",
+    "page_size": "page_size",
+}
 
 TokenText = Callable[[int], str]
 
@@ -61,20 +70,10 @@ class EngineView:
             ended = self._requests.pop(request_id, None)
             if ended is not None:
                 self._ended[request_id] = ended.trace.tenant
-        passes = [
-            {
-                "kind": one.kind,
-                "certified": one.certified,
-                "num_tokens": one.num_tokens,
-                "num_tokens_padded": one.num_tokens_padded,
-                "spans": one.spans,
-            }
-            for one in trace.passes
-        ]
         return {
             **self._engine_state(),
             "ms": round(trace.milliseconds, 2),
-            "passes": passes,
+            "passes": [asdict(one) for one in trace.passes],
             "requests": requests,
             "ended": trace.ended,
         }
@@ -135,17 +134,7 @@ class EngineView:
         return event
 
     def _engine_state(self) -> dict[str, Any]:
-        last = self._last
-        if last is None:
-            return {"step": 0, "running": 0, "waiting": 0, "pages_used": 0, "num_pages": 0, "page_size": 0}
-        return {
-            "step": last.step,
-            "running": last.num_running,
-            "waiting": last.num_waiting,
-            "pages_used": last.num_pages_used,
-            "num_pages": last.num_pages,
-            "page_size": last.page_size,
-        }
+        return {name: getattr(self._last, field, 0) for name, field in _STATE.items()}
 
     def _texts(self, token_ids: tuple[int, ...]) -> list[str]:
         return [self._token_text(token_id) for token_id in token_ids]

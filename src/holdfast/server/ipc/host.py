@@ -65,7 +65,6 @@ class EngineHost:
     # In the reader's thread
 
     def handle(self, message: m.ToEngine) -> None:
-        """Handle one message."""
         if isinstance(message, m.Submit):
             self._begin(message.request)
         elif isinstance(message, m.Abort):
@@ -167,7 +166,6 @@ class EngineHost:
         self._deliver(())  # sends the first trace, also of an idle engine
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
-        """Send the outputs of a step as one message."""
         started = self._note_started() if self._arrived else ()
         if started or outputs:
             sent = tuple([one if one.result is None else self._finish(one) for one in outputs])
