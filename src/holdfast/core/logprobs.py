@@ -85,7 +85,6 @@ class DecodedLogprob(TokenLogprob, Mapping[int, Logprob]):
 
 
 def with_texts(one: TokenLogprob, texts: TokenTexts) -> DecodedLogprob:
-    """Return a logprob with the texts of its tokens."""
     if isinstance(one, DecodedLogprob):
         return one
     return DecodedLogprob(one.token_id, one.logprob, one.top, texts)

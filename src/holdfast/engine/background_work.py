@@ -64,12 +64,10 @@ class Certifier:
 
     @property
     def certificate(self) -> Certificate | None:
-        """The certificate, once it is complete."""
         return self._certification.certificate
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(checks done, in all)."""
         return self._certification.progress
 
     @property
@@ -136,7 +134,6 @@ class BackgroundWork:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a certificate waits to be adopted."""
         return self.certifier is not None and self.certifier.certificate is not None
 
     @property
@@ -168,7 +165,6 @@ class BackgroundWork:
             self._next_warm_up = now + _pause_after(now - started)
 
     def certify(self, scheduler: Scheduler, *, is_idle: bool) -> None:
-        """Run a slice of the certification, between two steps."""
         if self.certifier is not None:
             if scheduler.lacks_lent_pages:
                 self.certifier.interrupt()

@@ -56,7 +56,6 @@ class PlanRunner(Protocol):
 
         The callable waits for its results; plans are read in the order they started.
         """
-        ...
 
 
 class Engine:
@@ -131,12 +130,10 @@ class Engine:
 
     @property
     def revocation(self) -> str | None:
-        """Why the certificate was revoked, if it was."""
         return self.background.revocation
 
     @property
     def certificate_state(self) -> CertificateState:
-        """Where the certificate stands, as clients see it."""
         return self.background.state
 
     @property
@@ -223,7 +220,6 @@ class Engine:
         return self.certificate
 
     def _adopt_certificate(self) -> list[RequestOutput]:
-        """Use a certificate that is complete, between two plans."""
         certificate = None if self._in_flight else self.background.adopt(self.scheduler)
         if certificate is None:
             return []
@@ -272,7 +268,6 @@ class Engine:
         return plan
 
     def _wait_for_oldest(self) -> Sequence[PassResult]:
-        """The results of the oldest plan in flight."""
         plan, wait = self._in_flight[0]
         with self._pass_errors(plan):
             return wait()

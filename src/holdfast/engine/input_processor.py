@@ -35,11 +35,9 @@ class GrammarFactory(Protocol):
 
         Raises `InvalidRequest` if it cannot be compiled, `Cancelled` once the token is cancelled.
         """
-        ...
 
     def is_compiled(self, structured: StructuredOutput) -> bool:
         """Whether `compile` would return at once."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,6 @@ class InputProcessor:
         return is_known and self._bad_words.has(params.bad_texts)
 
     def _take_ids(self, count: int) -> int:
-        """The first of count new request ids."""
         with self._id_lock:
             first = self._next_id
             self._next_id += count
@@ -209,7 +206,6 @@ class InputProcessor:
 
 
 def _check_score(request: Request) -> None:
-    """A request with a completion scores it and does nothing else."""
     if request.params.max_tokens != 0 or request.params.prompt_logprobs is None:
         raise InvalidRequest("a completion is scored without generating anything: see score_params")
     if not request.read_len or request.read_len >= request.prompt_len:

@@ -62,7 +62,6 @@ def replay(
 
 
 def compare_result(receipt: Receipt, result: Result, text: TokenText) -> ReplayResult:
-    """Compare a receipt with the result of its repeated request."""
     if result.error is not None:
         raise EngineStopped(f"the replay could not be finished: {result.error}")
     assert result.receipt is not None, "a result without an error has a receipt"

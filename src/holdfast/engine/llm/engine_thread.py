@@ -73,7 +73,6 @@ class RequestHandle:
                 yield delta
 
     def wait(self) -> Result:
-        """Wait for the result."""
         for _ in self:
             pass
         assert self.result is not None
@@ -96,7 +95,6 @@ class RequestHandle:
         return None
 
     def put(self, output: RequestOutput | HoldfastError) -> None:
-        """Called by the engine's thread."""
         self.outputs.put(output)
         if self._async_reader is not None:
             loop, ready = self._async_reader
@@ -274,7 +272,6 @@ class EngineThread:
 
 
 def _current_gpu() -> int | None:
-    """The number of this thread's GPU, if it has used one."""
     torch = sys.modules.get("torch")
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else None
 

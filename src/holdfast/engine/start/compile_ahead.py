@@ -57,7 +57,6 @@ class CompileWorker:
         return self._process is not None and self._process.poll() is None
 
     def wait(self) -> None:
-        """Wait until the kernels are compiled."""
         if self._process is None:
             return
         try:
@@ -140,7 +139,6 @@ def _num_cores() -> int:
 
 
 def _triton_cache() -> Path:
-    """Return where Triton keeps compiled kernels."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 

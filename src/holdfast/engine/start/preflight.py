@@ -56,12 +56,10 @@ class OpenedModel:
 
     @cached_property
     def chat_tokenizer(self) -> ChatTokenizer:
-        """The tokenizer with the chat template."""
         return ChatTokenizer(self.tokenizer)
 
     @cached_property
     def thinking(self) -> ThinkingConfig | None:
-        """How the model thinks; None if it does not."""
         if self.checkpoint is None:
             return None
         folder = thinking_folder(self.config.model, self.checkpoint)

@@ -215,5 +215,4 @@ decode_from_engine = msgspec.msgpack.Decoder[FromEngine](FromEngine).decode
 
 
 def encode(messages: Sequence[Any]) -> bytes:
-    """Encode these messages as frames, one after the other."""
     return b"".join([pack_frame(_encoder.encode(message)) for message in messages])
