@@ -75,7 +75,7 @@ def thinking(
 
     if num_threads is not None:
         apply_numeric_settings(num_threads)
-    where = choose_device(device)
+    where = choose_device(EngineConfig(device=device).device)
     if settings is None:
         run = resume_run(out, where)
     else:

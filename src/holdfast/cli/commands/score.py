@@ -80,8 +80,8 @@ def score(
             typer.echo(json_line(scored))
             continue
         typer.echo(repr(total))
-        for row in rows if tokens else ():
-            typer.echo("{token_id:>8}  {logprob:>12.6f}  {bits}  {text!r}".format(**row))
+        for id_, value in zip(completed, values, strict=True) if tokens else ():
+            typer.echo(f"{id_:>8}  {value:>12.6f}  {bits(value)}  {_text(llm, id_)!r}")
 
 
 def _text(llm: "LLM", token_id: int) -> str:
