@@ -8,15 +8,15 @@ import torch
 
 from certification.planted.c_mutations import C_MUTATIONS
 from certification.planted.cases import (
+    CPU_MODEL,
     FEW_ORDERS,
+    GPU_MODEL,
+    INTERPRETER_MODEL,
     Case,
     GemmTarget,
-    cpu_model,
     gemm_cases,
     gemm_mutation_cases,
     gemm_target,
-    gpu_model,
-    interpreter_model,
     mutation_cases,
     scoped_cases,
 )
@@ -129,7 +129,7 @@ def cpu_cases(
         yield from gemm_cases(target, (*FEW_ORDERS, *more))
     mutations = C_MUTATIONS if kernels == "c" else TORCH_MUTATIONS
     yield from gemm_mutation_cases(targets[:2], mutations, mutants.open)
-    yield from mutation_cases(bases, mutations, mutants.open, cpu_model())
+    yield from mutation_cases(bases, mutations, mutants.open, CPU_MODEL)
 
 
 def triton_cases(
@@ -146,6 +146,6 @@ def triton_cases(
     yield from scoped_cases(targets[0], gemms[0].outputs)
     yield from gemm_mutation_cases(targets, TRITON_MUTATIONS, mutants.open)
     if on_gpu:
-        yield from mutation_cases([base], TRITON_MUTATIONS, mutants.open, gpu_model())
+        yield from mutation_cases([base], TRITON_MUTATIONS, mutants.open, GPU_MODEL)
     else:  # the other operations have too many probes for the interpreter
-        yield from mutation_cases([base], TRITON_MUTATIONS, mutants.open, interpreter_model(), ("attention",))
+        yield from mutation_cases([base], TRITON_MUTATIONS, mutants.open, INTERPRETER_MODEL, ("attention",))

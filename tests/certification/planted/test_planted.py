@@ -31,6 +31,7 @@ from certification.planted.cases import (
     GemmTarget,
     everywhere,
     gemm_target,
+    planted_model,
     scoped_cases,
     target_of,
 )
@@ -48,7 +49,6 @@ from certification.planted.search import RealWeights
 from certification.planted.torch_mutations import TORCH_MUTATIONS
 from certification.planted.triton_mutations import TRITON_MUTATIONS
 from holdfast.certification.certificate import OperationCheck
-from holdfast.certification.checks.operations import ModelShape
 from holdfast.certification.checks.probes import clear_neighbours
 from holdfast.errors import ModelNotFound
 from holdfast.models.checkpoint import open_checkpoint
@@ -61,17 +61,7 @@ from holdfast.numerics.settings_guard import our_settings
 
 SIZES = (1, 3, 20)
 GEMM = GemmTarget(130, 96)
-MODEL = ModelShape(
-    hidden=93,
-    heads=2,
-    kv_heads=1,
-    head_dim=16,
-    intermediate=40,
-    vocab=300,
-    page_size=16,
-    max_context=149,
-    window=64,
-)
+MODEL = planted_model(hidden=93, heads=(2, 1, 16), intermediate=40, vocab=300, max_len=149, window=64)
 SOME_ORDERS = ("K in two halves", "8 lanes", "reversed", "tail apart", "two middle leaves swapped")
 SOME_MUTATIONS = (
     ("rms_norm", "squares in blocks of 32"),

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from holdfast.certification.canary import Canary, run_canary
-from holdfast.certification.certificate import Certificate
+from holdfast.certification.certificate import Certificate, certificate_key, load_certificate
 from holdfast.certification.certification import Progress
-from holdfast.certification.certify import certificate_subject, find_certificate, plan_certification
+from holdfast.certification.certify import certificate_subject, plan_certification
 from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
 from holdfast.engine.background_work import Certifier, SpareKVPages
@@ -263,7 +263,7 @@ def _obtain_certificate(
     config = setup.config
     if config.determinism == "off":
         return None, None
-    known = find_certificate(subject)
+    known = load_certificate(certificate_key(subject))
     if known is not None:
         return known, None
     limits = setup.limits
