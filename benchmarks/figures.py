@@ -62,10 +62,8 @@ def across(
     return markdown([value, *map(str, columns), *([] if ratio is None else [ratio[0]])], shown)
 
 
-def flat(file: str, part: str, *columns: str, **only: str) -> str:
-    """Make a line for each row that has these values, with these columns."""
-    rows = [row for row in rows_of(file, part) if all(row[key] == one for key, one in only.items())]
-    return markdown(columns, [[figure(row.get(name)) for name in columns] for row in rows])
+def flat(file: str, part: str, *columns: str) -> str:
+    return markdown(columns, [[figure(row.get(name)) for name in columns] for row in rows_of(file, part)])
 
 
 def _cpu(file: str, peer: str) -> Callable[[], str]:
@@ -77,29 +75,9 @@ def _cpu(file: str, peer: str) -> Callable[[], str]:
     return partial(across, file, "speed", "variant", "cell", ratios=ratios)
 
 
-_KINDS = ("products", "attention", "norms", "rope and store", "head")
 TABLES: dict[str, Callable[[], str]] = {
     "cpu": _cpu("cpu", "Hugging Face"),
-    "cpu-amx": _cpu("cpu-amx", "Hugging Face"),
     "llama-cpp": _cpu("llama-cpp", "llama.cpp"),
-    "llama-cpp-q8": partial(across, "llama-cpp", "Q8_0", "variant", "cell"),
-    "llama-cpp-qwen3": partial(across, "llama-cpp", "Qwen3-0.6B shape", "variant", "cell"),
-    "ngram": partial(
-        flat,
-        "ngram",
-        "ngram",
-        "prompt",
-        "tokens",
-        "ordinary",
-        "deterministic + n-gram",
-        "gain",
-        "candidates",
-        "accepted",
-    ),
-    "serve": partial(flat, "serve", "latency", "requests", "what", "p50 s", "p90 s"),
-    "interference": partial(
-        flat, "interference", "interference", "mode", "what", "alone ms", "beside ms", "ratio"
-    ),
     "gpu-cells": partial(
         across,
         "gpu-cells",
@@ -111,18 +89,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-vllm": partial(flat, "gpu-vllm", "api", "case", "Holdfast", "vLLM"),
     "gpu-steps": partial(across, "gpu-steps", "steps", "variant", "streams"),
     "gpu-moe": partial(across, "gpu-moe", "moe", "variant", "cell"),
-    "gpu-gpt-oss": partial(across, "gpu-gpt-oss", "moe", "variant", "cell"),
-    "gpu-step": partial(flat, "gpu-cells", "step", "streams", "step ms", "floor ms", *_KINDS),
-    "gpu-moe-step": partial(
-        flat, "gpu-moe", "step", "streams", "experts read", "step ms", "floor ms", "experts", *_KINDS
-    ),
-    "gpu-certificate": partial(
-        flat,
-        "gpu-certificate",
-        "certificate",
-        *("GEMM", "N x K", "S", "plain classes", "cost at 1", "cost at 32", "cost at 256", "cost at 4096"),
-        model="llama-3.1-8b",
-    ),
 }
 
 

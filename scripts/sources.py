@@ -37,12 +37,11 @@ DECIDES_NOTHING = {
     "models/locate.py": "finds files, which have digests",
     "models/shapes.py": "sizes of GEMMs, which are in the recipe",
     "numerics/cache_dir.py": "where files are kept",
-    "numerics/select_backend.py": "chooses the backend, which the recipe names",
+    "numerics/backends/select_backend.py": "chooses the backend, which the recipe names",
     "numerics/versions.py": "names versions",
     "thinking/predictor.py": "proposes candidates, which are verified",
     "worker/device.py": "describes the device for the fingerprint",
     "worker/extension.py": "names the hooks of a pass",
-    "worker/gpu_presence.py": "refuses a device that is not there",
     "worker/spot_check.py": "compares",
 }
 COMPONENT_OF = {  # the first pattern that fits
@@ -50,7 +49,6 @@ COMPONENT_OF = {  # the first pattern that fits
     "numerics/backends/torch/*": "kernels/torch",
     "numerics/backends/triton/*": "kernels/triton",
     "numerics/sampling.py": "sampling",
-    "numerics/token_history.py": "sampling",
     "worker/head*": "sampling",
     "worker/log*": "sampling",
     "worker/sampl*": "sampling",

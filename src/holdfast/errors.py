@@ -100,7 +100,7 @@ class NotFinite(AnswerFailed):
 
 
 class GuaranteeLost(AnswerFailed):
-    """Tokens, logprobs or thoughts that were already sent are not those of a verified pass."""
+    """Tokens or logprobs that were already sent are not those of a verified pass."""
 
     code = "guarantee_lost"
 

@@ -32,12 +32,10 @@ _FILE_TASKS = ("jsonl", "chat")
 
 
 def known_tasks() -> str:
-    """Name the tasks, for messages."""
     return ", ".join((*TASKS, *(f"{kind}:FILE" for kind in _FILE_TASKS), "FILE.py:CLASS"))
 
 
 def require_tasks(names: Iterable[str]) -> None:
-    """Refuse names that are no task's."""
     for name in names:
         kind, _, rest = name.rpartition(":") if is_own_task(name) else name.partition(":")
         if name not in TASKS and not ((kind in _FILE_TASKS or is_own_task(name)) and rest):
@@ -51,8 +49,6 @@ def is_own_task(name: str) -> bool:
 
 @dataclass(frozen=True)
 class BackboneSize:
-    """Shape of a new backbone."""
-
     layers: int
     hidden: int
     inner: int
@@ -72,7 +68,6 @@ SIZES = {
 @dataclass(frozen=True)
 class LossWeights:
     answer: float = 1.0
-    text: float = 0.0
     thought: float = 1.0
 
 
@@ -155,49 +150,49 @@ class TrainingSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}; it must be a number above 0")
-        for is_wrong, said in (
-            (
-                _LARGEST_PAGE % self.chunk,
-                f"chunk is {self.chunk}; it must divide a KV page to be served: 1, 2, 4, 8 or 16, on a GPU also 32 or 64",
-            ),
-            (
-                self.batch > _LARGEST_BATCH,
-                f"batch is {self.batch}; at most {_LARGEST_BATCH} texts are possible",
-            ),
-            (not 0 <= self.seed < 1 << 63, f"seed is {self.seed}; it must be from 0 to 2^63 - 1"),
-            (not self.tasks, f"no task to train; name one: {known_tasks()}"),
-            (
-                self.adapter and (self.backbone is None or self.form != "thinking"),
+        _refuse(
+            _LARGEST_PAGE % self.chunk != 0,
+            f"chunk is {self.chunk}; it must divide a KV page to be served: 1, 2, 4, 8 or 16, on a GPU also 32 or 64",
+        )
+        _refuse(
+            self.batch > _LARGEST_BATCH, f"batch is {self.batch}; at most {_LARGEST_BATCH} texts are possible"
+        )
+        _refuse(not 0 <= self.seed < 1 << 63, f"seed is {self.seed}; it must be from 0 to 2^63 - 1")
+        _refuse(not self.tasks, f"no task to train; name one: {known_tasks()}")
+        if self.adapter:
+            _refuse(
+                self.backbone is None or self.form != "thinking",
                 "an adapter has the form thinking and needs a backbone, which stays as it is",
-            ),
-            (
-                self.adapter and self.window is not None,
+            )
+            _refuse(
+                self.window is not None,
                 "an adapter leaves its backbone as it is and has no window of its own",
-            ),
-            (self.chat and self.backbone is None, "chat needs a backbone with a chat template"),
-            (
-                not 0 <= self.follow_ups <= 1,
-                f"follow_ups is {self.follow_ups}; expected a share from 0 to 1",
-            ),
-            (
-                self.follow_ups and not self.chat,
-                "follow_ups are messages of a chat; they need chat, and a backbone with a template",
-            ),
-            (
-                self.shares and (len(self.shares) != len(self.tasks) or min(self.shares) < 1),
-                f"shares are {self.shares}; expected {len(self.tasks)} numbers of 1 or more",
-            ),
-            (
-                self.accumulate > self.batch,
-                f"a batch of {self.batch} texts cannot have {self.accumulate} passes",
-            ),
-        ):
-            if is_wrong:
-                raise ConfigError(said)
+            )
+        _refuse(self.chat and self.backbone is None, "chat needs a backbone with a chat template")
+        _refuse(
+            not 0 <= self.follow_ups <= 1, f"follow_ups is {self.follow_ups}; expected a share from 0 to 1"
+        )
+        _refuse(
+            self.follow_ups > 0 and not self.chat,
+            "follow_ups are messages of a chat; they need chat, and a backbone with a template",
+        )
+        _refuse(
+            self.shares != () and (len(self.shares) != len(self.tasks) or min(self.shares) < 1),
+            f"shares are {self.shares}; expected {len(self.tasks)} numbers of 1 or more",
+        )
+        _refuse(
+            self.accumulate > self.batch,
+            f"a batch of {self.batch} texts cannot have {self.accumulate} passes",
+        )
 
     @property
     def eval_lengths(self) -> tuple[int, ...]:
         return self.eval_events or (self.max_events, 2 * self.max_events)
+
+
+def _refuse(is_wrong: bool, said: str) -> None:
+    if is_wrong:
+        raise ConfigError(said)
 
 
 def read_changes(texts: Iterable[str], weights: LossWeights) -> dict[str, Any]:
@@ -211,7 +206,7 @@ def read_changes(texts: Iterable[str], weights: LossWeights) -> dict[str, Any]:
         if name == "size" and text not in SIZES:
             raise ConfigError(f"size is {text!r}; expected one of {', '.join(SIZES)}")
         if name == "weights" and part not in vars(weights):
-            raise ConfigError(f"--set {each}: expected weights.answer, weights.text or weights.thought")
+            raise ConfigError(f"--set {each}: expected weights.answer or weights.thought")
         if name == "size":
             changes[name] = SIZES[text]
         elif name == "weights":
@@ -232,12 +227,8 @@ def convert_setting(name: str, text: str, hint: Any) -> Any:
         raise ConfigError(f"{name} is {text!r}: {error}") from None
 
 
-def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
-    return asdict(settings)
-
-
 def settings_from_json(fields: dict[str, Any]) -> TrainingSettings:
-    """The inverse of `settings_to_json`. Raises `ConfigError` for the settings of another version."""
+    """Read what `asdict` wrote. Raise `ConfigError` for the settings of another version."""
     names = {each.name for each in dataclass_fields(TrainingSettings)}
     if unknown := sorted(fields.keys() - names):
         raise ConfigError(

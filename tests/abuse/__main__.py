@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from abuse.attack import attack_names
 from abuse.attacker import Attacker
+from abuse.attacks import attack_names
 from abuse.honest import Honest
 from abuse.measure import HEADER, LONG, SHORT, measure
 from abuse.setup import HONEST_KEY, HOSTILE_KEYS, attacked_model, attacked_server

@@ -5,12 +5,9 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 
 from abuse.wire import LOST, Target
 
-ATTACKS = Path(__file__).parent / "attacks"
 _PAUSE = 0.02  # after a refusal, so that the attacking process does not only attack its own CPU
 
 Once = Callable[[Target, int], Awaitable[int]]
@@ -25,24 +22,12 @@ class Attack:
     the gate runs the short form. behind_proxy: only nginx holds it (docs/nginx.conf).
     """
 
-    summary: str
     once: Once
     probe: str = "completion"
     num_clients: tuple[int, int] = (16, 64)
     without_key: bool = False
     in_gate: bool = False
     behind_proxy: bool = False
-
-
-def attack_names(*, in_gate: bool = False) -> list[str]:
-    names = sorted(path.stem for path in ATTACKS.glob("*.py"))
-    return [name for name in names if not in_gate or load_attack(name).in_gate]
-
-
-def load_attack(name: str) -> Attack:
-    attack = import_module(f"abuse.attacks.{name}").ATTACK
-    assert isinstance(attack, Attack)
-    return attack
 
 
 async def run_attack(

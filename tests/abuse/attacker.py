@@ -15,7 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from abuse.attack import load_attack, run_attack
+from abuse.attack import run_attack
+from abuse.attacks import ATTACKS
 from abuse.wire import Target
 
 TESTS = Path(__file__).parents[1]
@@ -76,7 +77,7 @@ async def _serve() -> None:
     while line := await lines.readline():
         command = json.loads(line)
         targets = [Target(**target) for target in command["targets"]]
-        attack, stop = load_attack(command["name"]), asyncio.Event()
+        attack, stop = ATTACKS[command["name"]], asyncio.Event()
         running = asyncio.ensure_future(
             run_attack(attack, targets, command["num_clients"], command["seconds"], stop)
         )

@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from statistics import median
 
-from abuse.attack import load_attack
 from abuse.attacker import Attacker
+from abuse.attacks import ATTACKS
 from abuse.honest import Honest, Timings
 from abuse.wire import LEFT, LOST, Target
 
@@ -73,7 +73,7 @@ def measure(
     name: str, honest: Honest, hostile: list[Target], attacker: Attacker, form: Form, probe: str | None = None
 ) -> Outcome:
     """Probe, attack and probe, probe again."""
-    attack = load_attack(name)
+    attack = ATTACKS[name]
     kind = probe or attack.probe
     targets = [replace(one, key=None) if attack.without_key else one for one in hostile]
     honest.probe(kind)  # what only the first request costs: connections, compiled forms

@@ -8,8 +8,14 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from abuse.attacks import ATTACKS
+from abuse.honest import Honest
+from abuse.wire import Target
 from support.serving import Server, serving
 from support.tiny import tiny_model
 
@@ -51,3 +57,14 @@ def wait_certified(server: Server, seconds: float = 120.0) -> None:
     while server.get("/health").json()["certificate"]["state"] == "certifying":
         assert time.monotonic() < until, "the certificate is not complete in time"
         time.sleep(0.05)
+
+
+def with_proxy(
+    name: str, request: pytest.FixtureRequest, honest: Honest, hostile: list[Target]
+) -> tuple[Honest, list[Target]]:
+    """The clients, behind nginx if the attack needs it. There the hostile ones have another address."""
+    if not ATTACKS[name].behind_proxy:
+        return honest, hostile
+    url = request.getfixturevalue("proxied")
+    targets = [replace(one, url=url, source=f"127.0.0.{2 + at}") for at, one in enumerate(hostile)]
+    return Honest(replace(honest.target, url=url), honest.patience), targets

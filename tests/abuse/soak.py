@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
-from abuse.attack import attack_names, load_attack
 from abuse.attacker import Attacker
+from abuse.attacks import ATTACKS, attack_names
 from abuse.honest import Honest
 from abuse.setup import MAX_MODEL_LEN, attacked_model, attacked_server
 from abuse.wire import Target
@@ -129,7 +129,7 @@ class Soak:
                 for name in attack_names():
                     self.attack = name
                     self.record.attacks.append((time.monotonic() - self.began, name))
-                    attacker.begin(name, targets, load_attack(name).num_clients[0], seconds + 1)
+                    attacker.begin(name, targets, ATTACKS[name].num_clients[0], seconds + 1)
                     self.stop.wait(seconds)
                     self.record.hostile_statuses.update(attacker.end())
                     if self.stop.is_set():

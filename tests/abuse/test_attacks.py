@@ -5,16 +5,15 @@ against k, and none of its requests is refused.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from abuse.attack import attack_names, load_attack
 from abuse.attacker import Attacker
+from abuse.attacks import attack_names
 from abuse.honest import Honest
 from abuse.measure import HEADER, LONG, SHORT, Form, measure
-from abuse.setup import MAX_MODEL_LEN, attacked_model
+from abuse.setup import MAX_MODEL_LEN, attacked_model, with_proxy
 from abuse.wire import Target
 from support.serving import Server, serving
 
@@ -50,17 +49,6 @@ def sound(attacked: Server) -> Iterator[None]:
     yield
     assert attacked.process.poll() is None and "Traceback" not in attacked.text
     assert attacked.text.count("Ready after") == 1
-
-
-def with_proxy(
-    name: str, request: pytest.FixtureRequest, honest: Honest, hostile: list[Target]
-) -> tuple[Honest, list[Target]]:
-    """The clients, behind nginx if the attack needs it. There the hostile ones have another address."""
-    if not load_attack(name).behind_proxy:
-        return honest, hostile
-    url = request.getfixturevalue("proxied")
-    targets = [replace(one, url=url, source=f"127.0.0.{2 + at}") for at, one in enumerate(hostile)]
-    return Honest(replace(honest.target, url=url), honest.patience), targets
 
 
 @pytest.mark.parametrize("name", attack_names(in_gate=True))

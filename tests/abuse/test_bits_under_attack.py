@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from abuse.attack import attack_names, load_attack
 from abuse.attacker import Attacker
+from abuse.attacks import ATTACKS, attack_names
 from abuse.honest import Honest
-from abuse.setup import attacked_model
+from abuse.setup import attacked_model, with_proxy
 from abuse.soak import CANARY, digest
 from abuse.wire import Target
 from support.serving import serving
@@ -55,9 +55,15 @@ def test_attack_changes_no_bit(song: str, honest: Honest, hostile: list[Target],
 @pytest.mark.long
 @pytest.mark.parametrize("name", attack_names())
 def test_no_attack_changes_a_bit(
-    name: str, song: str, honest: Honest, hostile: list[Target], attacker: Attacker
+    name: str,
+    request: pytest.FixtureRequest,
+    song: str,
+    honest: Honest,
+    hostile: list[Target],
+    attacker: Attacker,
 ) -> None:
-    attacker.begin(name, hostile, load_attack(name).num_clients[0], honest.patience)
+    honest, hostile = with_proxy(name, request, honest, hostile)
+    attacker.begin(name, hostile, ATTACKS[name].num_clients[0], honest.patience)
     try:
         assert {ask(honest) for _ in range(10)} == {song}
     finally:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from abuse.attacks.forged_receipts import forge
+from abuse.attacks import forge
 from abuse.honest import Honest
 from abuse.setup import HOSTILE_KEYS, MAX_MODEL_LEN
 from abuse.wire import Target

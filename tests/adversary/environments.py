@@ -63,7 +63,7 @@ _LIMIT_S = 300
 def observe(kernels: KernelBackend, dtype: str) -> dict[str, Any]:
     """This process's fingerprint, digests of its answers and of single operations."""
     target = Target(kernels, dtype, limits={"max_pass_tokens": 32})
-    evidence = Evidence("", target.name)
+    evidence = Evidence()
     try:
         engine = target.open(target.weights(subnormal))
     except HoldfastError as error:
@@ -135,7 +135,7 @@ def attack_environments(
     num_controls: int = 2,
 ) -> Evidence:
     """Children without a change, and one for each environment."""
-    evidence = Evidence("environment variables", target.name)
+    evidence = Evidence()
     every: list[Mapping[str, str]] = [*[{}] * num_controls, *environments]
     with ThreadPoolExecutor(num_jobs) as pool:
         found = pool.map(lambda environment: run_child(target.kernels, target.dtype, environment), every)

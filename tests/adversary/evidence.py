@@ -9,47 +9,25 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Literal
 
 from holdfast.bench.stress import ResultBits
 from holdfast.errors import HoldfastError
 
-Verdict = Literal["held", "broken", "skipped"]
 
-
-@dataclass(frozen=True)
-class AttackResult:
-    """One row of the report.
-
-    distinct is the largest number of different answers to one question under one fingerprint.
-    """
-
-    attack: str
-    target: str
-    runs: int
-    distinct: int
-    fingerprints: int
-    refused: int
-    verdict: Verdict
-    remark: str = ""
-
-
-@dataclass
 class Evidence:
     """The answers of one attack, by fingerprint and question."""
 
-    attack: str
-    target: str
-    answers: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
-    refusals: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-    skipped: str = ""
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str], set[str]] = {}
+        self.num_answers = 0
+        self.refusals: Counter[str] = Counter()
+        self.failures: list[str] = []
 
     def add(self, fingerprint: str, question: str, bits: ResultBits | str) -> None:
-        """Count an answer. Text stands for itself."""
-        text = bits if isinstance(bits, str) else digest(bits)
-        self.answers.setdefault((fingerprint, question), Counter())[text] += 1
+        """Note an answer. Text stands for itself."""
+        text = bits if isinstance(bits, str) else hashlib.sha256(repr(bits).encode()).hexdigest()
+        self.answers.setdefault((fingerprint, question), set()).add(text)
+        self.num_answers += 1
 
     def fail(self, reason: str) -> None:
         self.failures.append(reason)
@@ -67,42 +45,13 @@ class Evidence:
             self.fail(f"{type(error).__name__}: {error}")
 
     @property
-    def num_distinct(self) -> int:
-        return max((len(found) for found in self.answers.values()), default=0)
+    def num_fingerprints(self) -> int:
+        return len({fingerprint for fingerprint, _ in self.answers})
 
-    @property
-    def num_runs(self) -> int:
-        return sum(found.total() for found in self.answers.values())
-
-    @property
-    def differing(self) -> list[str]:
-        """The questions with several answers under one fingerprint."""
-        return sorted({question for (_, question), found in self.answers.items() if len(found) > 1})
-
-    def result(self) -> AttackResult:
-        broken = bool(self.differing or self.failures)
-        verdict: Verdict = "broken" if broken else "skipped" if self.skipped else "held"
-        return AttackResult(
-            self.attack,
-            self.target,
-            self.num_runs,
-            self.num_distinct,
-            len({fingerprint for fingerprint, _ in self.answers}),
-            self.refusals.total(),
-            verdict,
-            self._remark(),
-        )
-
-    def _remark(self) -> str:
-        if self.failures:
-            more = f" (and {len(self.failures) - 1} more)" if len(self.failures) > 1 else ""
-            return self.failures[0] + more
-        if self.differing:
-            return f"other bits under the same fingerprint: {', '.join(self.differing)}"
-        if self.refusals:
-            return f"refused: {self.refusals.most_common(1)[0][0]}"
-        return self.skipped
-
-
-def digest(bits: ResultBits) -> str:
-    return hashlib.sha256(repr(bits).encode()).hexdigest()
+    def assert_held(self, *, may_refuse: bool = False) -> None:
+        """The promise held, and the attack did ask something."""
+        assert not self.failures
+        differing = sorted(question for (_, question), found in self.answers.items() if len(found) > 1)
+        assert not differing, "other bits under the same fingerprint"
+        assert may_refuse or not self.refusals
+        assert self.num_answers > 0

@@ -1,17 +1,19 @@
 """The adversary's questions: fixed requests whose answers show any change of a bit."""
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from adversary.evidence import Evidence
-from holdfast.bench.load import ProbeRequest
-from holdfast.bench.stress import result_bits
+from holdfast.bench.load import LoadScale, ProbeRequest, draw_load
+from holdfast.bench.stress import result_bits, run_in_load
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
 from holdfast.errors import ConfigError
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.ops import Backend
+from holdfast.scheduler.policy import DeterminismMode
 from support import stepping
 
 _PROMPT = tuple(20 + at * at % 211 for at in range(21))
@@ -33,6 +35,9 @@ _NEIGHBOURS = tuple(
     )
     for number in range(3)
 )
+
+MODES: tuple[DeterminismMode, ...] = ("auto", "verify")
+_SMALL_LOADS = LoadScale(max_background=5, max_prompt_len=40, max_tokens=8)
 
 
 def answer(engine: Engine, probes: Sequence[ProbeRequest]) -> list[Result]:
@@ -67,3 +72,26 @@ def note_answer(engine: Engine, evidence: Evidence, question: str, result: Resul
         evidence.refusals[result.error] += 1
     else:
         evidence.add(engine.fingerprint.digest, question, result_bits(result))
+
+
+def ask_in_loads(
+    engine: Engine, evidence: Evidence, num_loads: int, questions: Questions = QUESTIONS
+) -> None:
+    """Ask alone, together, and every question in random loads, in `auto` and in `verify`.
+
+    The engine is restarted for each load, so it must not be used any more.
+    """
+    ask(engine, evidence, questions)
+    for number in range(num_loads):
+        for name, probe in questions.items():
+            ask_in_load(engine, evidence, name, probe, number)
+
+
+def ask_in_load(engine: Engine, evidence: Evidence, name: str, probe: ProbeRequest, number: int) -> None:
+    """Ask one question in a random load; the number decides the load and the mode."""
+    load = draw_load(random.Random(f"{number} {name}"), engine, probe, MODES[number % 2], _SMALL_LOADS)
+    with evidence.refusing():
+        run = run_in_load(engine, load, probe)
+        evidence.add(engine.fingerprint.digest, name, result_bits(run.result))
+        if run.counters.num_revocations:
+            evidence.fail("a certified pass was not canonical")

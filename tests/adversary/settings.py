@@ -1,8 +1,4 @@
-"""Hostile settings: what a caller may set in its own thread or process around our work.
-
-A setting is tried before an engine is built, on a live engine, between two steps of one answer, and
-in a thread of its own. The caller's setting must be the same after our work as before it.
-"""
+"""Hostile settings: what a caller may set in its own thread or process around our work."""
 
 import ctypes
 import ctypes.util
@@ -17,10 +13,7 @@ import numpy as np
 import torch
 
 from adversary.evidence import Evidence
-from adversary.hostile_models import Target, fresh_certificates, subnormal
-from adversary.questions import QUESTIONS, Questions, ask, note_answer
-from holdfast.bench.load import ProbeRequest
-from holdfast.bench.stress import submit
+from adversary.questions import QUESTIONS, Questions, ask
 from holdfast.engine.engine import Engine
 
 _ROUND_UP = {"aarch64": 0x400000, "arm64": 0x400000, "x86_64": 0x800, "AMD64": 0x800}
@@ -118,59 +111,11 @@ SETTINGS: tuple[HostileSetting, ...] = (
 )
 
 
-def attack_setting(target: Target, setting: HostileSetting, questions: Questions = QUESTIONS) -> Evidence:
-    """One setting against one kind of engine, in every way a caller can make it."""
-    evidence = Evidence(setting.name, target.name)
-    with fresh_certificates():
-        weights = target.weights(subnormal)
-        engine = target.open(weights)
-        ask(engine, evidence, questions)
-        with setting.use():
-            before = setting.read()
-            ask(engine, evidence, questions)
-            _compare(setting, before, evidence)
-        for name, probe in questions.items():
-            with evidence.refusing():
-                _change_between_steps(engine, setting, evidence, name, probe)
-        in_thread(lambda: ask_under(engine, setting, evidence, questions))
-        with setting.use(), evidence.refusing():
-            other = target.open(weights)
-            _compare(setting, before, evidence)
-            ask(other, evidence, questions)
-        ask(target.open(weights), evidence, questions)
-        ask(engine, evidence, questions)
-    return evidence
-
-
-def _compare(setting: HostileSetting, before: object, evidence: Evidence) -> None:
-    after = setting.read()
-    if after != before:
-        evidence.fail(f"the caller's {setting.name} was {before} and is {after}")
-
-
 def ask_under(
     engine: Engine, setting: HostileSetting, evidence: Evidence, questions: Questions = QUESTIONS
 ) -> None:
     with setting.use():
         ask(engine, evidence, questions)
-
-
-def _change_between_steps(
-    engine: Engine, setting: HostileSetting, evidence: Evidence, name: str, probe: ProbeRequest
-) -> None:
-    """Every other step runs under the setting."""
-    request_id = submit(engine, probe.prompt, probe.params)
-    number = 0
-    while engine.has_work:
-        number += 1
-        if number % 2:
-            outputs = engine.step()
-        else:
-            with setting.use():
-                outputs = engine.step()
-        for update in outputs:
-            if update.request_id == request_id and update.result is not None:
-                note_answer(engine, evidence, name, update.result)
 
 
 def in_thread(work: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from adversary.evidence import Evidence
 from adversary.hostile_models import Target, fresh_certificates
 from adversary.questions import ask
 from holdfast.numerics.recipe import KernelBackend
-from support.adversary_targets import FEW, assert_held, small_target
+from support.adversary_targets import FEW, small_target
 
 
 def _changed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,7 +24,7 @@ def _changed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_functions_of_numpy_reach_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """NPY_DISABLE_CPU_FEATURES changes the last bits of numpy's logarithm and exponential."""
-    evidence = Evidence("numpy", "torch")
+    evidence = Evidence()
     with fresh_certificates():
         engine = small_target("torch", num_hidden_layers=1).open(determinism="off")
         engine.limits = replace(engine.limits, refusal=None)  # not certified: every token is verified
@@ -33,7 +33,7 @@ def test_functions_of_numpy_reach_no_bit(monkeypatch: pytest.MonkeyPatch) -> Non
         for name in ("log", "log1p", "exp", "sin", "cos", "tanh", "sqrt", "power"):
             monkeypatch.setattr(np, name, _changed(getattr(np, name)))
         ask(engine, evidence, FEW)
-    assert_held(evidence)
+    evidence.assert_held()
 
 
 @pytest.mark.long
@@ -41,13 +41,10 @@ def test_children_with_one_fingerprint_have_the_same_bits() -> None:
     """Features that numpy dispatches on x86 and on Arm."""
     features = "AVX512F AVX512_SKX AVX2 FMA3 ASIMDHP ASIMDFHM SVE"
     environments = [{"NPY_DISABLE_CPU_FEATURES": features, "ATEN_CPU_CAPABILITY": "default"}]
-    evidence = attack_environments(Target("torch", "fp32"), environments, num_jobs=2, num_controls=1)
-    assert_held(evidence)
+    attack_environments(Target("torch", "fp32"), environments, num_jobs=2, num_controls=1).assert_held()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("kernels", "dtype"), [("c", "bf16"), ("torch", "fp32")])
 def test_every_environment(kernels: KernelBackend, dtype: str) -> None:
-    evidence = attack_environments(Target(kernels, dtype), ENVIRONMENTS, num_jobs=2)
-    result = evidence.result()
-    assert result.verdict == "held", result.remark
+    attack_environments(Target(kernels, dtype), ENVIRONMENTS, num_jobs=2).assert_held(may_refuse=True)

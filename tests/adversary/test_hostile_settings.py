@@ -6,15 +6,74 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from adversary.hostile_models import Target
-from adversary.settings import SETTINGS, HostileSetting, attack_setting
+from adversary.evidence import Evidence
+from adversary.hostile_models import Target, fresh_certificates, subnormal
+from adversary.questions import QUESTIONS, Questions, ask, note_answer
+from adversary.settings import SETTINGS, HostileSetting, ask_under, in_thread
+from holdfast.bench.load import ProbeRequest
+from holdfast.bench.stress import submit
+from holdfast.engine.engine import Engine
 from holdfast.numerics.recipe import KernelBackend
-from support.adversary_targets import FEW, assert_held, small_target
+from support.adversary_targets import FEW, small_target
 from support.shape_dependent_gemm import use_shape_dependent_gemm
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 # oneDNN reports that it falls back to another kernel for bf16.
 FALLBACK = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed", "ignore:TF32 acceleration")
+
+
+def attack_setting(target: Target, setting: HostileSetting, questions: Questions = QUESTIONS) -> None:
+    """One setting against one kind of engine: before it is built, on a live engine, between two steps of one
+    answer, and in a thread of its own. An engine that runs in a thread of its own, as in `LLM`, leaves the
+    caller its setting."""
+    evidence = Evidence()
+    with fresh_certificates():
+        weights = target.weights(subnormal)
+        engine = target.open(weights)
+        ask(engine, evidence, questions)
+        with setting.use():
+            before = setting.read()
+            in_thread(lambda: ask(engine, evidence, questions))
+            _compare(setting, before, evidence)
+            ask(engine, evidence, questions)
+        for name, probe in questions.items():
+            with evidence.refusing():
+                _change_between_steps(engine, setting, evidence, name, probe)
+        in_thread(lambda: ask_under(engine, setting, evidence, questions))
+        with setting.use(), evidence.refusing():
+            opened: list[Engine] = []
+            in_thread(lambda: opened.append(target.open(weights)))
+            _compare(setting, before, evidence)
+            ask(opened[0], evidence, questions)
+        with setting.use(), evidence.refusing():
+            ask(target.open(weights), evidence, questions)
+        ask(target.open(weights), evidence, questions)
+        ask(engine, evidence, questions)
+    evidence.assert_held()
+
+
+def _compare(setting: HostileSetting, before: object, evidence: Evidence) -> None:
+    after = setting.read()
+    if after != before:
+        evidence.fail(f"the caller's {setting.name} was {before} and is {after}")
+
+
+def _change_between_steps(
+    engine: Engine, setting: HostileSetting, evidence: Evidence, name: str, probe: ProbeRequest
+) -> None:
+    """Every other step runs under the setting."""
+    request_id = submit(engine, probe.prompt, probe.params)
+    number = 0
+    while engine.has_work:
+        number += 1
+        if number % 2:
+            outputs = engine.step()
+        else:
+            with setting.use():
+                outputs = engine.step()
+        for update in outputs:
+            if update.request_id == request_id and update.result is not None:
+                note_answer(engine, evidence, name, update.result)
 
 
 @contextmanager
@@ -27,7 +86,7 @@ def test_settings_that_choose_the_order_of_summation(monkeypatch: pytest.MonkeyP
     """As the fp32 precision does with oneDNN, and the number of threads in long sums."""
     use_shape_dependent_gemm(monkeypatch, by_settings=True)
     both = HostileSetting("precision and threads", _precision_and_threads, torch.get_num_threads)
-    assert_held(attack_setting(small_target("torch", num_hidden_layers=1), both, FEW))
+    attack_setting(small_target("torch", num_hidden_layers=1), both, FEW)
 
 
 @FALLBACK
@@ -42,7 +101,7 @@ def test_settings_that_choose_the_order_of_summation(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_settings_of_a_thread(kernels: KernelBackend, name: str) -> None:
-    assert_held(attack_setting(small_target(kernels, num_hidden_layers=1), BY_NAME[name], FEW))
+    attack_setting(small_target(kernels, num_hidden_layers=1), BY_NAME[name], FEW)
 
 
 @pytest.mark.long
@@ -52,10 +111,10 @@ def test_settings_of_a_thread(kernels: KernelBackend, name: str) -> None:
     ("kernels", "dtype"), [("c", "fp32"), ("c", "bf16"), ("torch", "fp32"), ("torch", "bf16")]
 )
 def test_every_setting(kernels: KernelBackend, dtype: str, setting: HostileSetting) -> None:
-    assert_held(attack_setting(Target(kernels, dtype), setting))
+    attack_setting(Target(kernels, dtype), setting)
 
 
 @pytest.mark.long
 def test_number_of_threads_in_a_long_sum() -> None:
     target = Target("torch", "fp32", shape={"intermediate_size": 4096})
-    assert_held(attack_setting(target, BY_NAME["number of threads"], FEW))
+    attack_setting(target, BY_NAME["number of threads"], FEW)

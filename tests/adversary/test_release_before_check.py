@@ -18,7 +18,7 @@ from holdfast.core.results import Result
 from holdfast.engine.engine import Engine
 from holdfast.errors import HoldfastError
 from holdfast.receipts.reader import parse_receipt
-from support.adversary_targets import assert_held, small_target
+from support.adversary_targets import small_target
 from support.faulty_backend import FaultyBackend
 
 
@@ -40,7 +40,7 @@ def truths() -> dict[str, Any]:
 
 
 def test_verify_sends_no_wrong_answer(truths: dict[str, Any]) -> None:
-    evidence = Evidence("planted fault", "verify")
+    evidence = Evidence()
     with fresh_certificates():
         engine = _open("verify", 1.0)
         for name, bits in truths.items():
@@ -48,7 +48,7 @@ def test_verify_sends_no_wrong_answer(truths: dict[str, Any]) -> None:
         _plant(engine)
         ask(engine, evidence)
         results = answer(engine, list(QUESTIONS.values()))
-    assert_held(evidence)
+    evidence.assert_held()
     assert sum(result.stats.rolled_back for result in results) > 0  # the fault was there
 
 

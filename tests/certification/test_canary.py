@@ -1,7 +1,6 @@
 """The canary gives the same digests every time, and a changed operation changes its own digest."""
 
 import ctypes
-import dataclasses
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +12,11 @@ from torch import Tensor
 from holdfast.certification import canary
 from holdfast.certification.canary import run_canary
 from holdfast.models.config import parse_config
-from holdfast.numerics import fp_environment
 from holdfast.numerics.backends.c.backend import CBackend
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.blocks import BLOCK_FORMATS
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.settings_guard import enter_default_environment
 
 MODEL = parse_config(
     {
@@ -111,7 +110,7 @@ def test_flushed_subnormal_numbers_show() -> None:
     try:
         after = run_canary(backend, MODEL).reference
     finally:
-        fp_environment.enter_default()
+        enter_default_environment()
     assert before["subnormal numbers"] != after["subnormal numbers"]
 
 
@@ -143,17 +142,19 @@ def test_block_products_have_the_recorded_digests() -> None:
 @pytest.mark.parametrize(
     ("kernel", "differing"), [("block_linear", "blocks Q4_1"), ("packed_rows", "blocks Q4_1, rows")]
 )
-def test_one_changed_bit_of_a_block_kernel_shows(kernel: str, differing: str) -> None:
+def test_one_changed_bit_of_a_block_kernel_shows(
+    kernel: str, differing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = open_backend(torch.float32, kernels="c", num_threads=2, block_formats=frozenset({"Q4_1"}))
     assert isinstance(backend, CBackend)
     before = run_canary(backend, MODEL)
-    run = getattr(backend._kernels, kernel)
+    run = getattr(backend._kernels.run, kernel)
 
     def run_wrong(*arguments: Any) -> None:
         run(*arguments)
         ctypes.c_uint32.from_address(arguments[0]).value ^= 1
 
-    backend._kernels = dataclasses.replace(backend._kernels, **{kernel: run_wrong})
+    monkeypatch.setattr(backend._kernels.run, kernel, run_wrong)
     after = run_canary(backend, MODEL)
     assert {name for name in before.reference if before.reference[name] != after.reference[name]} == {
         differing

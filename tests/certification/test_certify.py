@@ -19,9 +19,9 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.llm.llm import LLM
 from holdfast.engine.start import builder as build
 from holdfast.errors import DeterminismRefused
+from holdfast.numerics.backends.select_backend import CPU, open_backend
 from holdfast.numerics.layer import run_layer, run_layers
 from holdfast.numerics.ops import Linear
-from holdfast.numerics.select_backend import CPU, open_backend
 
 PROMPTS = [[5, 6, 7], [9] * 40, [11, 12]]
 PARAMS = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, deterministic=True, logprobs=2)

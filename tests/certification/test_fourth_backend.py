@@ -9,7 +9,7 @@ import pytest
 from holdfast import SamplingParams
 from holdfast.engine.llm.llm import LLM
 from holdfast.engine.start import builder as build
-from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.backends.select_backend import open_backend
 
 
 class Renamed:

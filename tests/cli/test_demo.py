@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.bench import demo
+from holdfast.bench.faults import FaultyProposer
 from holdfast.engine.llm.llm import LLM
 from holdfast.recordings import recording_files
 
@@ -41,7 +42,7 @@ def test_first_candidate_is_a_fault():
 def test_missing_rollback_is_reported(llm, monkeypatch):
     if llm.engine.certificate.subject["recipe"]["path"] != "c":
         pytest.skip("fast library passes may disagree by themselves; the compiled ones never do")
-    monkeypatch.setattr(demo.FaultyProposer, "_corrupt_samples", lambda self, samples: samples)
+    monkeypatch.setattr(FaultyProposer, "_corrupt_samples", lambda self, samples: samples)
     good, shown = show(llm)
     assert not good
     assert "No rollback happened" in shown
@@ -51,9 +52,9 @@ def test_difference_is_reported(llm, monkeypatch):
     ask = demo._run_in
     seeds = iter(range(100))
 
-    def another_seed_each_time(engine, prompt_ids, load, **how):
+    def another_seed_each_time(*given, **how):
         monkeypatch.setattr(demo, "PARAMS", demo.replace(demo.PARAMS, seed=next(seeds)))
-        return ask(engine, prompt_ids, load, **how)
+        return ask(*given, **how)
 
     monkeypatch.setattr(demo, "_run_in", another_seed_each_time)
     good, shown = show(llm)

@@ -17,6 +17,7 @@ from holdfast.engine import background_work as certifying
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm.engine_thread import EngineThread
 from holdfast.engine.llm.llm import LLM
+from holdfast.engine.start import builder
 from holdfast.errors import DeterminismRefused
 
 PARAMS = SamplingParams(
@@ -35,7 +36,7 @@ def bits(result: Result) -> Bits:
 @pytest.fixture
 def new(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     """Opens the model on a machine without certificates."""
-    from holdfast.numerics.select_backend import open_backend
+    from holdfast.numerics.backends.select_backend import open_backend
 
     open_backend(torch.float32, num_threads=1)  # builds the C kernels in the cache of the test session
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
@@ -103,7 +104,7 @@ def test_requests_that_live_through_the_switch_keep_their_bits(
     certificate = llm.engine.certify()
     assert certificate is not None
     for after in range(0, 24, 3):
-        monkeypatch.setattr(planning, "load_certificate", lambda key: None)
+        monkeypatch.setattr(builder, "load_certificate", lambda key: None)
         engine = new().engine
         ids = [submit(engine, prompt) for prompt in PROMPTS]
         for _ in range(after):

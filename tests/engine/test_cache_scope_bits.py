@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.shares import Share
 
 if TYPE_CHECKING:
     from holdfast.engine.llm.llm import LLM
@@ -11,10 +12,10 @@ PROMPT = tuple(range(60, 130))
 PARAMS = SamplingParams(max_tokens=8, temperature=0.9, seed=5, logprobs=3, deterministic=True)
 SCOPES: list[dict[str, Any]] = [
     {},
-    {"tenant": "key:alice"},
-    {"tenant": "key:alice", "cache_salt": "a", "max_running": 1},
-    {"tenant": "key:bob", "cache_salt": "b"},
-    {"tenant": "key:bob", "cache_salt": "b"},
+    {"share": Share("key:alice")},
+    {"share": Share("key:alice", 1), "cache_salt": "a"},
+    {"share": Share("key:bob"), "cache_salt": "b"},
+    {"share": Share("key:bob"), "cache_salt": "b"},
 ]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 
 IS_TRIAL = os.environ.get("HOLDFAST_GPU_TESTS") == "cpu"

@@ -8,10 +8,10 @@ from gpu_numbers import HAS_GPU, assert_batch_invariant, assert_near, same_bits
 from torch import Tensor
 
 from holdfast.core.step_plan import NO_TOKEN
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.backends.torch.backend import TorchBackend
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
-from holdfast.numerics.select_backend import open_backend
 from holdfast.worker.logits import chosen_logprobs
 
 VOCABS = [49152, 128256, 151936] if HAS_GPU else [613]

@@ -9,13 +9,17 @@ give qwen3 models heads of 128 to compare with it.
 """
 
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType
+
+from holdfast.numerics.blocks import BLOCK_FORMATS, blocks_of
 
 Experts = Literal["together", "alone", "gate_up"]  # how experts are stored; the converter: together
 
@@ -201,61 +205,13 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, quant: s
 
 
 def quantize(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
-    """Stored bytes [..., row bytes]; the K formats with a simple choice of scales."""
-    makers = {"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
-    if kind.name not in makers:
+    """Stored bytes [..., row bytes]. The gguf package writes no K format: there the numbers are random, and of
+    similar size."""
+    if not kind.name.endswith("_K"):
         return gguf.quants.quantize(np.ascontiguousarray(values), kind)
-    return makers[kind.name](values.reshape(-1, 256)).reshape(*values.shape[:-1], -1)
-
-
-def _bytes(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values.astype(np.float16)).view(np.uint8)
-
-
-def _divide(values: np.ndarray, by: np.ndarray) -> np.ndarray:
-    return values / np.where(by == 0, 1, by)
-
-
-def _k_groups(blocks: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """(header bytes [n, 16], numbers 0..top as uint8 [n, 8, 32]) of Q4_K and Q5_K."""
-    groups = blocks.reshape(-1, 8, 32)
-    minimum = np.maximum(-groups.min(-1), 0)
-    scale = (groups.max(-1) + minimum) / top
-    outer = np.stack([scale.max(-1), minimum.max(-1)], -1).astype(np.float16) / np.float16(63)
-    d, dmin = outer[:, :1].astype(np.float32), outer[:, 1:].astype(np.float32)
-    sc = np.clip(np.rint(_divide(scale, d)), 0, 63).astype(np.uint8)
-    mn = np.clip(np.rint(_divide(minimum, dmin)), 0, 63).astype(np.uint8)
-    numbers = np.rint(_divide(groups + (dmin * mn)[..., None], (d * sc)[..., None]))
-    low = sc[:, :4] | ((sc[:, 4:] >> 4) << 6)
-    high = mn[:, :4] | ((mn[:, 4:] >> 4) << 6)
-    rest = (sc[:, 4:] & 15) | ((mn[:, 4:] & 15) << 4)
-    return np.concatenate([_bytes(outer), low, high, rest], 1), np.clip(numbers, 0, top).astype(np.uint8)
-
-
-def _pack_nibbles(numbers: np.ndarray, width: int) -> np.ndarray:
-    halves = (numbers & 15).reshape(len(numbers), -1, 2, width)
-    return (halves[:, :, 0] | (halves[:, :, 1] << 4)).reshape(len(numbers), -1)
-
-
-def _q4_k(blocks: np.ndarray) -> np.ndarray:
-    header, numbers = _k_groups(blocks, 15)
-    return np.concatenate([header, _pack_nibbles(numbers, 32)], 1)
-
-
-def _q5_k(blocks: np.ndarray) -> np.ndarray:
-    header, numbers = _k_groups(blocks, 31)
-    shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
-    fifth = np.bitwise_or.reduce((numbers >> 4) << shifts, axis=1)
-    return np.concatenate([header, fifth, _pack_nibbles(numbers, 32)], 1)
-
-
-def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    groups = blocks.reshape(-1, 16, 16)
-    scale = np.abs(groups).max(-1) / 31
-    d = (scale.max(-1, keepdims=True) / 127).astype(np.float16).astype(np.float32)
-    sc = np.clip(np.rint(_divide(scale, d)), 0, 127).astype(np.int8)
-    numbers = np.clip(np.rint(_divide(groups, (d * sc)[..., None])), -32, 31) + 32
-    numbers = numbers.astype(np.uint8).reshape(-1, 8, 32)
-    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
-    high = np.bitwise_or.reduce((numbers >> 4).reshape(-1, 2, 4, 32) << shifts, axis=2).reshape(-1, 64)
-    return np.concatenate([_pack_nibbles(numbers, 64), high, sc.view(np.uint8), _bytes(d)], 1)
+    form, exponent = BLOCK_FORMATS[kind.name], 1 if kind.name == "Q6_K" else 2
+    generator = torch.Generator().manual_seed(zlib.crc32(values.tobytes()))
+    data = torch.randint(0, 256, (values.size // form.length, form.num_bytes), generator=generator).byte()
+    exponents = torch.full(data[:, form.scales][:, 1::2].shape, exponent, dtype=torch.uint8)
+    blocks = blocks_of(kind.name, data, exponents, values.size // values.shape[-1])
+    return blocks.data.numpy().reshape(*values.shape[:-1], -1)

@@ -16,9 +16,9 @@ from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.gguf.checkpoint import GgufCheckpoint
 from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.reader import STORED
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.blocks import BLOCK_FORMATS, find_bad_scale, random_blocks
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 from support.tiny import tiny_gguf
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "std": 0.1}

@@ -12,7 +12,7 @@ from holdfast.errors import ModelError
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.gguf.reader import GgufFile
 from models.gguf_writer import write_gguf
-from models.tiny import tiny_model
+from support.tiny import random_model
 
 SMALL = {
     "hidden_size": 32,
@@ -28,7 +28,7 @@ HUGE = (1 << 63, (1 << 64) - 1, 1 << 40, 1 << 32, 1 << 24, 65536)
 def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     metadata = {"tokenizer.ggml.tokens": [f"t{i}" for i in range(24)], "tokenizer.ggml.scores": [0.5] * 24}
     folder = tmp_path_factory.mktemp("valid")
-    return write_gguf(folder / "tiny.gguf", tiny_model("llama", **SMALL), "Q8_0", metadata).read_bytes()
+    return write_gguf(folder / "tiny.gguf", random_model("llama", **SMALL), "Q8_0", metadata).read_bytes()
 
 
 def string(text: bytes) -> bytes:

@@ -12,9 +12,9 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.checkpoint import GgufCheckpoint
 from holdfast.models.locate import locate
 from holdfast.models.weight_loader import load_decoder
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.blocks import Blocks
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.select_backend import open_backend
 from holdfast.text.tokenizer import open_tokenizer
 
 pytestmark = [pytest.mark.smollm2, pytest.mark.long]

@@ -13,9 +13,9 @@ from torch import Tensor
 from holdfast.models.decoder import Decoder, LayerHook
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.weight_loader import load_decoder
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerWeights
-from holdfast.numerics.select_backend import open_backend
 
 
 def make(**changes: object) -> tuple[DummyCheckpoint, Decoder, list[tuple[int, int]]]:

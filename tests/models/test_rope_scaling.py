@@ -5,7 +5,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from holdfast.errors import UnsupportedModel
 from holdfast.models.config import parse_config
 from holdfast.models.rope import rope_frequencies
-from models.tiny import tiny_config
+from support.tiny import random_config
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALINGS = [
@@ -40,7 +40,7 @@ SCALINGS = [
 @pytest.mark.parametrize("theta", [10000.0, 500000.0, 1000000])
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda each: "-".join(map(str, each.values())) or "default")
 def test_frequencies_are_those_of_transformers(scaling: dict, theta: float) -> None:
-    reference = tiny_config("llama", rope_parameters={"rope_theta": theta, **scaling})
+    reference = random_config("llama", head_dim=64, rope_parameters={"rope_theta": theta, **scaling})
     embedding = LlamaRotaryEmbedding(reference)
     new = parse_config(reference.to_dict())
     old = parse_config(
@@ -84,12 +84,12 @@ def test_frequencies_are_those_of_transformers(scaling: dict, theta: float) -> N
     ],
 )
 def test_length_dependent_scaling_is_refused(rope: object, said: str) -> None:
-    fields = tiny_config("llama").to_dict() | {"rope_parameters": rope}
+    fields = random_config("llama").to_dict() | {"rope_parameters": rope}
     with pytest.raises(UnsupportedModel, match=said):
         parse_config(fields)
 
 
 def test_contradictory_theta_is_refused() -> None:
-    fields = tiny_config("llama").to_dict() | {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 6.0}}
+    fields = random_config("llama").to_dict() | {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 6.0}}
     with pytest.raises(UnsupportedModel, match="rope_theta"):
         parse_config(fields)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from holdfast.errors import BadWeights, ModelError, ModelNotFound, UnsupportedModel
 from holdfast.models.checkpoint import open_checkpoint
-from models.tiny import tiny_model
+from support.tiny import random_model
 
 SMALL = {
     "hidden_size": 16,
@@ -24,7 +24,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    tiny_model("qwen3", **SMALL).save_pretrained(folder)
+    random_model("qwen3", **SMALL).save_pretrained(folder)
     return folder
 
 
@@ -37,7 +37,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_tensors_round_trip(family: str, shards: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    model = tiny_model(family, **SMALL, tie_word_embeddings=family == "qwen2").to(dtype)
+    model = random_model(family, **SMALL, tie_word_embeddings=family == "qwen2").to(dtype)
     model.save_pretrained(tmp_path, max_shard_size=3000 if shards else "1GB")
     assert (tmp_path / INDEX).is_file() == shards
     checkpoint = open_checkpoint(tmp_path)
@@ -45,7 +45,11 @@ def test_tensors_round_trip(family: str, shards: bool, dtype: torch.dtype, tmp_p
     expected = [name for name in state if not (family == "qwen2" and name == "lm_head.weight")]
     assert sorted(checkpoint.names()) == sorted(expected)
     assert checkpoint.config.torch_dtype == str(dtype).removeprefix("torch.")
+    stored_as = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
     for name in checkpoint.names():
+        raw = checkpoint.raw(name)
+        assert raw.format == stored_as
+        assert torch.equal(torch.frombuffer(bytearray(raw.data), dtype=dtype), state[name].flatten())
         assert checkpoint.shape(name) == tuple(state[name].shape)
         assert checkpoint.tensor(name).dtype == dtype
         assert torch.equal(checkpoint.tensor(name), state[name])
@@ -64,8 +68,9 @@ def test_extra_tensors_are_ignored(folder: Path) -> None:
     save_file(tensors, folder / SINGLE)
     checkpoint = open_checkpoint(folder)
     assert not any("inv_freq" in name for name in checkpoint.names())
-    with pytest.raises(KeyError):
-        checkpoint.tensor("model.layers.0.self_attn.rotary_emb.inv_freq")
+    for read in (checkpoint.tensor, checkpoint.raw):
+        with pytest.raises(KeyError):
+            read("model.layers.0.self_attn.rotary_emb.inv_freq")
 
 
 def test_missing_and_misshaped_tensors_are_listed(folder: Path) -> None:

@@ -8,7 +8,7 @@ from holdfast.models.checkpoint import expected_tensors
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.shapes import SHAPE_NAMES, gemm_shapes, published_config
 from holdfast.models.weight_loader import load_decoder
-from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.backends.select_backend import open_backend
 
 # As published, embeddings included and tied ones counted once.
 PARAMETERS = {

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 from support.moved import moved_to
 from support.shape_dependent_gemm import use_shape_dependent_dot, use_shape_dependent_gemm
 

@@ -5,8 +5,8 @@ import hashlib
 import pytest
 import torch
 
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.batch_sizes import cpu_batch_sizes, padded_batch_sizes, padded_head_size
-from holdfast.numerics.select_backend import open_backend
 
 
 def test_cpu_batch_sizes_waste_an_eighth_at_most() -> None:

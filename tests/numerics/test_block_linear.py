@@ -65,7 +65,7 @@ def hostile_blocks(name: str, out_features: int, in_features: int) -> Blocks:
 def reference(blocks: Blocks, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     y = torch.empty(x.shape[0], blocks.out_features, dtype=out_dtype)
     codes = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-    load_kernels().block_reference(
+    load_kernels().run.block_reference(
         *(y.data_ptr(), x.data_ptr(), x.stride(0), blocks.data.data_ptr()),
         *(0 if bias is None else bias.data_ptr(), *x.shape[:1], blocks.out_features, x.shape[1]),
         *(BLOCK_FORMATS[blocks.format].type_number, codes[x.dtype], codes[out_dtype]),

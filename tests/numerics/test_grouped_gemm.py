@@ -110,7 +110,7 @@ def test_assign_lists_the_pairs_of_each_expert_in_order(num_tokens: int) -> None
 
 def test_combine_adds_in_the_order_of_the_experts() -> None:
     from holdfast.numerics.backends.triton.gemms import routing
-    from holdfast.numerics.backends.triton.gemms.expert_sums import ExpertOutputs
+    from holdfast.numerics.backends.triton.gemms.partial_sums import ExpertOutputs
 
     outputs, shared = _exact(6, WIDTH, seed=8), _exact(3, WIDTH, seed=9)
     weights = torch.tensor([[0.5, 0.25], [1.0, 0.0], [0.125, 2.0]], device=DEVICE)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 
 NUM_ROWS = [*range(1, 71), 127, 128, 200]
 

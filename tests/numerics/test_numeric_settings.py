@@ -16,7 +16,7 @@ import ctypes, json, os, threading, torch
 from pathlib import Path
 from holdfast.errors import ConfigError
 from holdfast.numerics.settings import apply_numeric_settings, numeric_settings
-from holdfast.numerics.settings_guard import SettingsGuard
+from holdfast.numerics.settings_guard import our_settings
 
 first = apply_numeric_settings(1)
 assert apply_numeric_settings(1) == first and apply_numeric_settings(None) == first
@@ -30,7 +30,7 @@ openmp = ctypes.CDLL(next(line.split()[-1] for line in maps if "gomp" in line))
 num_threads = []
 def look():
     num_threads.append(openmp.omp_get_max_threads())
-    with SettingsGuard(torch.device("cpu")):
+    with our_settings(torch.device("cpu")):
         num_threads.append(openmp.omp_get_max_threads())
     num_threads.append(openmp.omp_get_max_threads())
 thread = threading.Thread(target=look); thread.start(); thread.join()

@@ -169,7 +169,7 @@ def test_topk_of_a_small_vocabulary(sampler: Backend) -> None:
 def test_kernel_noise_is_the_documented_function() -> None:
     out = torch.empty(5000)
     for seed, position in ((0, 0), (-1, 17), (2**62, 3), (5, 10**6)):
-        load_kernels().noise(out.data_ptr(), seed, position, 5000)
+        load_kernels().run.noise(out.data_ptr(), seed, position, 5000)
         same_bits = out.numpy().view(np.int32) == noise(seed, position, np.arange(5000)).view(np.int32)
         assert same_bits.all()
 

@@ -17,8 +17,8 @@ from holdfast.numerics.backends.c import build as build_module
 from holdfast.numerics.backends.c import kernels
 from holdfast.numerics.backends.c.backend import CBackend
 from holdfast.numerics.backends.c.build import build
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.backends.torch.backend import TorchBackend
-from holdfast.numerics.select_backend import open_backend
 
 
 @pytest.fixture

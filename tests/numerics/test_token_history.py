@@ -12,7 +12,7 @@ from holdfast.core.step_plan import NO_TOKEN, UNKNOWN_TOKEN, Span
 from holdfast.numerics.backends.triton.sampler import token_history
 from holdfast.worker.input_batch import PageTableCache
 from holdfast.worker.logits_processors.device_history import DeviceTokens
-from holdfast.worker.logits_processors.pipeline import apply_logits_processors
+from holdfast.worker.sampler import apply_logits_processors
 from worker.sampler_spans import VOCAB, slices_of, span
 
 PAGE_SIZE = 4

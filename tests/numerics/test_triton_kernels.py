@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.forward_batch import KVLayer
 from holdfast.numerics.layer import LayerShape
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 
 SHAPE = LayerShape(heads=5, kv_heads=2, head_dim=12, eps=1e-5, scale=1.0)
 Near = Callable[[Tensor, Tensor], None]

@@ -1,8 +1,9 @@
 """Random schedules over a scripted model: whatever happens, a deterministic answer is the reference's."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from scripted import EOS, VOCAB, ScriptedRunner, reference, reference_scores
 from holdfast.core.events import CertificateChecked, Event, PromptScored, RequestEnded, TokensCommitted
 from holdfast.core.request import Prepared, Request
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.shares import Share
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan, TokenLogprob
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.scheduler.policy import SchedulerConfig
@@ -193,13 +195,13 @@ class Played:
 
     world: World
     requests: list[tuple[Client, Request]]
-    answers: dict[int, list[int]]
-    scores: dict[int, list[TokenLogprob]]
-    ended: dict[int, RequestEnded]
     runner: ScriptedRunner
     scheduler: Scheduler
-    checks: list[CertificateChecked]
-    grammars: dict[int, AnyForm | None]
+    answers: dict[int, list[int]] = field(default_factory=dict)
+    scores: defaultdict[int, list[TokenLogprob]] = field(default_factory=lambda: defaultdict(list))
+    ended: dict[int, RequestEnded] = field(default_factory=dict)
+    checks: list[CertificateChecked] = field(default_factory=list)
+    grammars: dict[int, AnyForm | None] = field(default_factory=dict)
     revoked_at: int | None = None  # passes there were by then
 
     def note(self, events: list[Event]) -> None:
@@ -208,14 +210,30 @@ class Played:
                 self.checks.append(event)
                 if event.mismatch is not None:
                     self.revoked_at = len(self.runner.passes)
-                continue
-            assert event.request_id not in self.ended
-            if isinstance(event, TokensCommitted):
-                self.answers[event.request_id].extend(sample.token_id for sample in event.samples)
-            elif isinstance(event, PromptScored):
-                self.scores[event.request_id].extend(event.logprobs)
             else:
-                self.ended[event.request_id] = event
+                assert event.request_id not in self.ended
+                self.note_of_request(event)
+
+    def note_of_request(self, event: Event) -> None:
+        if isinstance(event, TokensCommitted):
+            self.answers[event.request_id].extend(sample.token_id for sample in event.samples)
+        elif isinstance(event, PromptScored):
+            self.scores[event.request_id].extend(event.logprobs)
+        else:
+            assert isinstance(event, RequestEnded)
+            self.ended[event.request_id] = event
+
+    def update(self, plan: StepPlan, results: list[PassResult]) -> None:
+        self.note(self.scheduler.update(plan, results))
+
+    def outcome(self, number: int) -> tuple[Sequence[object], ...]:
+        return self.answers[number], self.scores[number]
+
+    def truth(self, client: Client, request: Request) -> tuple[Sequence[object], ...]:
+        scores: list[TokenLogprob] = []
+        if request.score_from is not None:
+            scores = reference_scores(client.prompt, request.score_from)
+        return [*reference(client.prompt, client.params)], scores
 
 
 def requests_of(world: World) -> list[tuple[Client, Request]]:
@@ -230,8 +248,7 @@ def requests_of(world: World) -> list[tuple[Client, Request]]:
                 client.params,
                 0,
                 read_len=client.score_from if scores and not index else None,
-                tenant=client.tenant,
-                max_running=client.max_running,
+                share=Share(client.tenant, client.max_running),
                 cache_salt=client.salt,
             )
             requests.append((client, request))
@@ -242,8 +259,28 @@ def prepared(request: Request, grammar: AnyForm | None = None) -> Prepared:
     return Prepared(request, frozenset({EOS}), grammars=() if grammar is None else (grammar,))
 
 
+Meanwhile = Callable[[], None]
+
+
+def scripted(world: World, during: Meanwhile) -> ScriptedRunner:
+    return ScriptedRunner(
+        PAGE_SIZE, world.error_rate, world.seed, during=during, corrupt_from=world.corrupt_from
+    )
+
+
+P = TypeVar("P", bound=Played)
+
+
 def play(world: World) -> Played:
-    requests = requests_of(world)
+    return play_as(Played, world, requests_of(world), scripted)
+
+
+def play_as(
+    kind: type[P],
+    world: World,
+    requests: list[tuple[Client, Request]],
+    new_runner: Callable[[World, Meanwhile], ScriptedRunner],
+) -> P:
     step = 0
 
     def abort(mid_pass: bool) -> None:
@@ -252,17 +289,14 @@ def play(world: World) -> Played:
                 played.note(scheduler.abort(request.request_id))
 
     scheduler = Scheduler(world.config, PagePool(world.num_pages, PAGE_SIZE))
-    runner = ScriptedRunner(
-        PAGE_SIZE, world.error_rate, world.seed, during=lambda: abort(True), corrupt_from=world.corrupt_from
-    )
-    played = Played(world, requests, {}, {}, {}, runner, scheduler, [], {})
+    runner = new_runner(world, lambda: abort(True))
+    played = kind(world, requests, runner, scheduler)
     in_flight: deque[tuple[StepPlan, Callable[[], list[PassResult]]]] = deque()
     limit = 100 + sum(8 * (len(c.prompt) + c.params.max_tokens) for c, _ in requests) * len(requests)
     while scheduler.has_work or step <= 20:
         for client, request in requests:
             if client.arrives == step:
                 played.answers[request.request_id] = []
-                played.scores[request.request_id] = []
                 grammar = played.grammars[request.request_id] = AnyForm() if client.has_grammar else None
                 scheduler.submit(prepared(request, grammar), NoText())
         abort(False)
@@ -277,7 +311,7 @@ def play(world: World) -> Played:
             runner.forget_unread()
         elif in_flight and (not plan or len(in_flight) > world.config.async_scheduling):
             oldest, wait = in_flight.popleft()
-            played.note(scheduler.update(oldest, wait()))
+            played.update(oldest, wait())
             scheduler.check()
         step += 1
         assert step < limit, "the schedule does not end"
@@ -292,17 +326,23 @@ def play(world: World) -> Played:
 def check_answer(played: Played, client: Client, request: Request) -> None:
     """A deterministic answer is the reference's, or a beginning of it where it was aborted or its pass failed."""
     number = request.request_id
-    answer, ended = tuple(played.answers[number]), played.ended[number]
-    truth = reference(client.prompt, client.params)
-    scores = reference_scores(client.prompt, request.score_from) if request.score_from is not None else []
+    ended, found, truth = played.ended[number], played.outcome(number), played.truth(client, request)
     if ended.reason in ("abort", "error"):
         assert client.aborts is not None if ended.reason == "abort" else ended.error_code == "pass_failed"
-        assert answer == truth[: len(answer)]
-        assert played.scores[number] == scores[: len(played.scores[number])]
+        truth = tuple(whole[: len(part)] for whole, part in zip(truth, found, strict=True))
     else:
         assert ended.reason in ("stop", "length")
-        assert answer == truth
-        assert played.scores[number] == scores
+    assert found == truth
+
+
+def check_counts(played: Played) -> None:
+    for _, request in played.requests:
+        number = request.request_id
+        stats = played.ended[number].stats
+        assert stats.candidates == stats.accepted + stats.rolled_back
+        assert len(played.answers[number]) == stats.accepted + stats.canonical_tokens
+        assert 0 <= stats.guessed_right <= stats.guessed
+    assert all(check.mismatch is None for check in played.checks)
 
 
 def check_passes(played: Played) -> None:
@@ -319,16 +359,12 @@ def check_passes(played: Played) -> None:
 def check_right(played: Played) -> None:
     """The answers of a run with a right certificate. An ordinary answer is the reference's as well if no fast token is
     wrong."""
+    check_counts(played)
     for client, request in played.requests:
-        number = request.request_id
-        stats = played.ended[number].stats
-        assert stats.candidates == stats.accepted + stats.rolled_back
-        assert len(played.answers[number]) == stats.accepted + stats.canonical_tokens
         if client.params.deterministic or played.world.error_rate == 0:
             check_answer(played, client, request)
         else:
-            assert all(0 <= token_id < VOCAB for token_id in played.answers[number])
-    assert all(check.mismatch is None for check in played.checks)
+            assert all(0 <= token_id < VOCAB for token_id in played.answers[request.request_id])
     check_passes(played)
 
 
@@ -394,7 +430,7 @@ def test_only_wrong_candidates_are_rolled_back() -> None:
     world = one_request(40, 1.0)
     played = play(world)
     stats = played.ended[0].stats
-    assert tuple(played.answers[0]) == reference(world.clients[0].prompt, world.clients[0].params)
+    check_answer(played, *played.requests[0])
     assert stats.accepted == 0
     assert stats.rolled_back == stats.candidates > 0
     assert stats.canonical_tokens == 40

@@ -1,5 +1,7 @@
 """Random schedules over a scripted model that thinks: a deterministic answer and its thoughts are the reference's."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -9,20 +11,24 @@ from scripted_thinker import ScriptedThinker, Told, reference, reference_scores
 from test_schedules import (
     PAGE_SIZE,
     ROWS,
-    AnyForm,
     Client,
+    Meanwhile,
     NoText,
+    Played,
     World,
     bursts,
+    check_answer,
+    check_counts,
+    play_as,
     prepared,
     requests_of,
     worlds,
 )
 
-from holdfast.core.events import CertificateChecked, Event, ExtraCommitted, PromptScored, RequestEnded
+from holdfast.core.events import Event, ExtraCommitted, TokensCommitted
 from holdfast.core.request import Request
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import PassKind, StepPlan, TokenLogprob
+from holdfast.core.step_plan import PassKind, PassResult, StepPlan, TokenLogprob
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
@@ -72,45 +78,64 @@ def _thinking(
         async_scheduling=False,
         new_extension=ThoughtLogs(chunk, while_answering, max_guesses=max_guesses),
     )
-    return ThinkingWorld(replace(world, clients=clients, config=config), thought_error_rate)
+    return ThinkingWorld(replace(world, clients=clients, config=config, fails_at=None), thought_error_rate)
 
 
 @dataclass
-class Played:
-    requests: list[tuple[Client, Request]]
-    config: SchedulerConfig
-    runner: ScriptedThinker
-    scheduler: Scheduler
-    answers: dict[int, list[int]] = field(default_factory=dict)
-    scores: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    thoughts: dict[int, Told] = field(default_factory=dict)
-    ended: dict[int, RequestEnded] = field(default_factory=dict)
-    grammars: dict[int, AnyForm | None] = field(default_factory=dict)
-    checks: list[CertificateChecked] = field(default_factory=list)
+class PlayedThinking(Played):
+    thoughts: defaultdict[int, Told] = field(default_factory=lambda: defaultdict(list))
 
-    def note(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, CertificateChecked):
-                self.checks.append(event)
-                continue
-            assert event.request_id not in self.ended
-            if isinstance(event, ExtraCommitted):
-                self.thoughts[event.request_id].extend(cast(Told, event.items))
-            elif isinstance(event, PromptScored):
-                self.scores[event.request_id].extend(event.logprobs)
-            elif isinstance(event, RequestEnded):
-                self.ended[event.request_id] = event
-            else:
-                self.answers[event.request_id].extend(sample.token_id for sample in event.samples)
-                self._check_order(self.requests[event.request_id][1])
+    def note_of_request(self, event: Event) -> None:
+        if isinstance(event, ExtraCommitted):
+            self.thoughts[event.request_id].extend(cast(Told, event.items))
+            return
+        super().note_of_request(event)
+        if isinstance(event, TokensCommitted):
+            self._check_order(self.requests[event.request_id][1])
 
     def _check_order(self, request: Request) -> None:
         """A token comes after all thoughts that led to it."""
-        rule = rule_of(request, self.config)
+        rule, chunk = rule_of(request, self.world.config), logs_of(self.world.config).chunk_len
         read = request.prompt_len + len(self.answers[request.request_id]) - 1
-        chunk = logs_of(self.config).chunk_len
         due = [one for one in range(read // chunk) if rule.thinks(one, chunk)]
         assert [number for number, _ in self.thoughts[request.request_id]] == due
+
+    def update(self, plan: StepPlan, results: list[PassResult]) -> None:
+        """Every request of a canonical pass made progress: valid positions, or tokens."""
+        deciding = {
+            span.request_id
+            for one in plan.passes
+            for span in one.spans
+            if one.kind is PassKind.CANONICAL
+            or (one.kind is PassKind.FAST and not span.sampling.params.deterministic)
+        }
+        before = {
+            state.request_id: (
+                state.tokens.committed_len,
+                state.in_flight.spans[0].start if state.in_flight.spans else state.next_start,
+            )
+            for state in self.scheduler.requests
+            if state.request_id in deciding
+        }
+        sizes = self.scheduler.config.certified_sizes
+        super().update(plan, results)
+        if self.scheduler.config.certified_sizes != sizes:
+            return  # all start over
+        for state in self.scheduler.requests:
+            if state.request_id in before:
+                progress = (state.tokens.committed_len, state.next_start)
+                assert progress > before[state.request_id], "a pass without progress"
+
+    def outcome(self, number: int) -> tuple[Sequence[object], ...]:
+        return self.answers[number], self.thoughts[number], self.scores[number]
+
+    def truth(self, client: Client, request: Request) -> tuple[Sequence[object], ...]:
+        how = logs_of(self.world.config).chunk_len, rule_of(request, self.world.config)
+        answer, thoughts = reference(client.prompt, client.params, *how)
+        scores: list[TokenLogprob] = []
+        if request.score_from is not None:
+            scores = reference_scores(client.prompt, request.score_from, *how)
+        return [*answer], thoughts, scores
 
 
 def logs_of(config: SchedulerConfig) -> ThoughtLogs:
@@ -127,122 +152,34 @@ def rule_of(request: Request, config: SchedulerConfig) -> ThinkRule:
     return ThinkRule(None if logs_of(config).while_answering else until, params.forced)
 
 
-def play(thinking: ThinkingWorld) -> Played:
-    world = thinking.world
+def play(thinking: ThinkingWorld) -> PlayedThinking:
+    def new_runner(world: World, during: Meanwhile) -> ScriptedThinker:
+        return ScriptedThinker(
+            PAGE_SIZE,
+            world.error_rate,
+            world.seed,
+            logs_of(world.config).chunk_len,
+            thought_error_rate=thinking.thought_error_rate,
+            forgets_from=thinking.forgets_from,
+            corrupt_from=world.corrupt_from,
+            during=during,
+        )
+
     requests = [
         (client, replace(request, read_len=request.score_from if request.params.max_tokens == 0 else None))
-        for client, request in requests_of(world)
+        for client, request in requests_of(thinking.world)
     ]
-    step = 0
-
-    def abort(mid_pass: bool) -> None:
-        for client, request in requests:
-            if client.aborts == step and client.mid_pass is mid_pass and request.request_id in played.answers:
-                played.note(scheduler.abort(request.request_id))
-
-    scheduler = Scheduler(world.config, PagePool(world.num_pages, PAGE_SIZE))
-    runner = ScriptedThinker(
-        PAGE_SIZE,
-        world.error_rate,
-        world.seed,
-        logs_of(world.config).chunk_len,
-        thought_error_rate=thinking.thought_error_rate,
-        forgets_from=thinking.forgets_from,
-        corrupt_from=world.corrupt_from,
-        during=lambda: abort(True),
-    )
-    played = Played(requests, world.config, runner, scheduler)
-    limit = 100 + sum(8 * (len(c.prompt) + c.params.max_tokens) for c, _ in requests) * len(requests)
-    while scheduler.has_work or step <= 20:
-        for client, request in requests:
-            if client.arrives == step:
-                number = request.request_id
-                played.answers[number], played.scores[number], played.thoughts[number] = [], [], []
-                grammar = played.grammars[number] = AnyForm() if client.has_grammar else None
-                scheduler.submit(prepared(request, grammar), NoText())
-        abort(False)
-        plan = scheduler.plan()
-        scheduler.check()
-        assert plan or not scheduler.has_work, "work, but an empty plan"
-        _absorb(played, plan)
-        scheduler.check()
-        step += 1
-        assert step < limit, "the schedule does not end"
-    assert scheduler.pool.num_held == 0, "a page leaked"
-    for number, form in played.grammars.items():
-        if form is not None and scheduler.config.certified_sizes == world.config.certified_sizes:
-            assert form.committed == played.answers[number]
-    return played
-
-
-def _absorb(played: Played, plan: StepPlan) -> None:
-    """Every request of a canonical pass made progress: valid positions, or tokens."""
-    scheduler = played.scheduler
-    if not plan:
-        return
-    results = played.runner.run(plan)
-    deciding = {
-        span.request_id
-        for one in plan.passes
-        for span in one.spans
-        if one.kind is PassKind.CANONICAL
-        or (one.kind is PassKind.FAST and not span.sampling.params.deterministic)
-    }
-    before = {
-        seq.request_id: (
-            seq.tokens.committed_len,
-            seq.next_start if not seq.in_flight.spans else seq.in_flight.spans[0].start,
-        )
-        for seq in scheduler.requests
-        if seq.request_id in deciding
-    }
-    sizes = scheduler.config.certified_sizes
-    played.note(scheduler.update(plan, results))
-    if scheduler.config.certified_sizes != sizes:
-        return  # all start over
-    for seq in scheduler.requests:
-        if seq.request_id in before:
-            assert (seq.tokens.committed_len, seq.next_start) > before[seq.request_id], (
-                "a pass without progress"
-            )
-
-
-def check_answer(played: Played, client: Client, request: Request) -> None:
-    number, rule, chunk = (
-        request.request_id,
-        rule_of(request, played.config),
-        logs_of(played.config).chunk_len,
-    )
-    answer, ended, told = tuple(played.answers[number]), played.ended[number], played.thoughts[number]
-    truth, thoughts = reference(client.prompt, client.params, chunk, rule)
-    scores: list[TokenLogprob] = []
-    if request.score_from is not None:
-        scores = reference_scores(client.prompt, request.score_from, chunk, rule)
-    if ended.reason == "abort":
-        assert client.aborts is not None
-        truth, thoughts, scores = (
-            truth[: len(answer)],
-            thoughts[: len(told)],
-            scores[: len(played.scores[number])],
-        )
-    else:
-        assert ended.reason in ("stop", "length")
-    assert (answer, told, played.scores[number]) == (truth, thoughts, scores)
+    return play_as(PlayedThinking, thinking.world, requests, new_runner)
 
 
 @settings(max_examples=examples(200))
 @given(thinkers())
 def test_deterministic_answer_and_thoughts_equal_the_reference(thinking: ThinkingWorld) -> None:
     played = play(thinking)
+    check_counts(played)
     for client, request in played.requests:
-        number = request.request_id
-        stats = played.ended[number].stats
-        assert stats.candidates == stats.accepted + stats.rolled_back
-        assert len(played.answers[number]) == stats.accepted + stats.canonical_tokens
-        assert 0 <= stats.guessed_right <= stats.guessed
         if client.params.deterministic:
             check_answer(played, client, request)
-    assert all(check.mismatch is None for check in played.checks)
 
 
 @settings(max_examples=examples(100))

@@ -1,7 +1,7 @@
 """What goes wrong with a cluster is said clearly, before or instead of a server that never gets ready."""
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,8 +45,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_wrong_address(address: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        cluster_module.join(address)
+    with pytest.raises(ConfigError, match=says), cluster_module.cluster(address):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,7 @@ def test_wrong_address(address: str, says: str) -> None:
 def test_missing_resources(nodes: None, engine: dict[str, Any], replicas: dict[str, Any], says: str) -> None:
     configured, wanted = EngineConfig(**engine), ReplicasConfig(**replicas)
     with pytest.raises(ConfigError, match=says):
-        cluster_module.require_resources(
-            configured, wanted, cluster_module.gpus_per_replica(configured, wanted)
-        )
+        cluster_module.require_resources(configured, wanted)
 
 
 def test_application_is_built_before_ray_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +85,11 @@ def test_other_versions_of_ray_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
         )
 
     monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(ConfigError, match=r"Ray: 2\.9\.0 Python: 3\.9\.1.*same versions of Ray and Python"):
-        cluster_module.join("auto")
+    with (
+        pytest.raises(ConfigError, match=r"Ray: 2\.9\.0 Python: 3\.9\.1.*same versions of Ray and Python"),
+        cluster_module.cluster("auto"),
+    ):
+        pass
 
 
 def test_replica_of_another_version_gets_no_requests() -> None:
@@ -98,7 +99,6 @@ def test_replica_of_another_version_gets_no_requests() -> None:
     pool._on_replicas([replica])
     assert pool.is_stopped and not pool.is_ready
     assert re.search(r"node-7 runs Holdfast 99\.0.*same version on every node", str(pool._failure))
-    assert replace(info, version="1").version == "1"
 
 
 def test_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.start.builder import build
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.weight_loader import load_decoder
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.numerics.select_backend import open_backend
 from support.tiny import tiny_gguf, tiny_model
 
 # Operations that copy, or round one exact result.

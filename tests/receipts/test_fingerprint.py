@@ -21,7 +21,7 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.rope import FactorsRope, LinearRope, YarnRope
 from holdfast.numerics import rope as numerics_rope
-from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.numerics.versions import VERSIONS
 from holdfast.receipts.engine_fingerprint import (

@@ -124,20 +124,6 @@ def test_abort_of_an_unknown_or_ended_request_does_nothing() -> None:
     assert driver.scheduler.abort(12345) == []
 
 
-def test_failed_plan_ends_only_its_requests() -> None:
-    driver = Driver(seqs=2)
-    running = [driver.submit(PROMPT), driver.submit((3,))]
-    waiting = driver.submit((2, 2))
-    plan = driver.plan()
-    events = driver.note(driver.scheduler.fail(plan, "the pass broke"))
-    driver.scheduler.check()
-    assert {event.request_id for event in events} == set(running)
-    for number in running:
-        assert (driver.ended[number].reason, driver.ended[number].error) == ("error", "the pass broke")
-    driver.finish()
-    assert driver.answers[waiting] == truth((2, 2), 8)
-
-
 def test_a_request_aborted_in_a_plan_that_fails_ends_once() -> None:
     driver = Driver()
     number = driver.submit(PROMPT)
@@ -298,16 +284,3 @@ def test_a_stop_token_inside_a_window_ends_the_answer_there() -> None:
     driver.finish()
     assert driver.answers[number] == expected
     assert driver.ended[number].reason == "stop"
-
-
-def test_a_stop_string_inside_a_window_ends_the_answer_there() -> None:
-    for stop_at in range(1, 12):
-        driver = Driver("verify")
-        number = driver.submit(PROMPT, 30, stop_at=stop_at)
-        driver.finish()
-        assert driver.answers[number] == truth(PROMPT, stop_at)
-        assert driver.texts[number].seen == driver.answers[number]
-        assert driver.ended[number].reason == "stop"
-        stats = driver.ended[number].stats
-        assert stats.candidates == stats.accepted + stats.rolled_back
-        assert stop_at == stats.accepted + stats.canonical_tokens

@@ -147,28 +147,3 @@ def test_other_model_name_is_not_found(client: httpx.Client, name: str) -> None:
     error = error_of(response)
     assert (error["type"], error["code"]) == ("not_found_error", "model_not_found")
     assert "does not exist" in error["message"]
-
-
-# Text that a template engine would run (CVE-2025-61620; SGLang and llama.cpp render what clients send, too),
-# or that marks an image.
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{{ 7 * 7 }}",
-        "{# hidden #}{% raw %}",
-        "${7*7} <%= 7*7 %> #{7*7} %s %n {0}",
-        "\u202e\u0000\u0085\u2028",
-        "<|vision_start|><|image_pad|><|vision_end|>",
-    ],
-)
-def test_template_code_in_a_message_stays_text(client: httpx.Client, text: str) -> None:
-    for role, content, parts in (
-        ("user", text, text),
-        (text, "a", "a"),
-        ("user", text, [{"type": "text", "text": text}]),
-    ):
-        rendered = client.post("/tokenize", json={"messages": [{"role": role, "content": parts}]})
-        assert rendered.status_code == 200, rendered.text
-        tokens = rendered.json()["tokens"]
-        shown = client.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
-        assert shown == f"<|im_start|>{role}\n{content}<|im_end|>\n<|im_start|>assistant\n"

@@ -126,20 +126,3 @@ def test_requests_may_share_a_request_id(client: httpx.Client) -> None:
     with ThreadPoolExecutor(len(prompts)) as pool:
         together = list(pool.map(lambda prompt: answer(prompt, {"x-request-id": "mine"}), prompts))
     assert together == alone and len(set(alone)) > 1
-
-
-def test_error_reaches_a_client_that_is_still_sending(tiny_server: Server, client: httpx.Client) -> None:
-    with Connection(httpx.URL(tiny_server.url).port or 0) as wire:
-        wire.send(post(b"", JSON_TYPE, length=str(50 << 20)))
-        wire.send(b" " * (5 << 20))
-        assert wire.read().status == 413
-    assert_serving(client)
-
-
-def test_client_that_waits_for_100_continue_may_send_its_body(tiny_server: Server) -> None:
-    with Connection(httpx.URL(tiny_server.url).port or 0) as wire:
-        body = b'{"prompt": "a", "max_tokens": 1}'
-        wire.send(post(b"", JSON_TYPE, "Expect: 100-continue", length=str(len(body))))
-        assert wire.read().status == 100
-        wire.send(body)
-        assert wire.read().status == 200

@@ -49,7 +49,7 @@ def server(family: str, tiny_llama: Path, tmp_path_factory: pytest.TempPathFacto
     write_chat_tokenizer(model, family)
     settings = {"tokenizer": str(model)}
     with serving(
-        model, "--served-model-name", "tiny", engine="scripted_engine.py", engine_settings=settings
+        model, "--served-model-name", "tiny", engine="fake_engine.py", engine_settings=settings
     ) as server:
         yield server
 

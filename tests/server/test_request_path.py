@@ -138,6 +138,8 @@ class Port(EnginePort):
     def kill(self) -> None:
         pass
 
+    async def _end(self) -> None: ...
+
 
 class OneEngine:
     """As much of `Engines` as a request needs."""

@@ -158,7 +158,3 @@ def test_unsupported_route_error_names_an_alternative(tiny_server: Server) -> No
     for path, ours in (("/generate", "/v1/completions"), ("/rerank", "/v1/score"), ("/slots", "/metrics")):
         assert ours in tiny_server.post(path, {"text": "hi"}).json()["error"]["message"]
     assert tiny_server.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
-
-
-def test_server_is_idle_at_the_end(tiny_server: Server) -> None:
-    tiny_server.wait_idle()

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from adversary.evidence import Evidence
 from adversary.hostile_models import Target
 from adversary.questions import QUESTIONS
 from holdfast.numerics.recipe import KernelBackend
@@ -26,11 +25,3 @@ FEW = {
 
 def small_target(kernels: KernelBackend, dtype: str = "fp32", **shape: object) -> Target:
     return Target(kernels, dtype, shape={**_SHAPE, **shape}, limits=_LIMITS)
-
-
-def assert_held(evidence: Evidence, *, num_refused: int = 0) -> None:
-    """The promise held, and the attack did ask something."""
-    result = evidence.result()
-    assert result.verdict == "held", result.remark
-    assert result.refused == num_refused, evidence.refusals
-    assert result.runs > 0

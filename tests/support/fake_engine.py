@@ -2,26 +2,40 @@
 
 START, or the setting of that name: ready, no_fingerprint (ready, but never sends it), fails (`StartupFailed`), dies, loads
 (for ever). The first token of a prompt decides what happens to the request (`Prompt`). SIGUSR1 completes every stream.
+
+With the setting tokenizer, a folder, the prompt's text is the script: the last [[...]] in it is the answer, special tokens
+included. It ends with an end-of-text token, or at max_tokens. Tokens come one, two or three in a delta. Grammars are not
+compiled.
 """
 
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
 import sys
 import time
 from enum import IntEnum
+from itertools import cycle
+from pathlib import Path
+
+import msgspec
 
 from holdfast.core.framing import ConnectionLost, read_frame
+from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result, Stats
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.status import EngineCounters, EngineStatus
 from holdfast.server.ipc import messages as m
+from holdfast.text.detokenizer import Detokenizer
+from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 
 SEED = 7
 FLOOD_CHARS = 1 << 18
 _TICK_SECONDS = 0.01
+_SCRIPT = re.compile(r"\[\[((?:(?!\[\[).)*?)\]\]", re.DOTALL)
 READY = m.Ready(
     vocab_size=100,
     max_model_len=100,
@@ -60,6 +74,30 @@ def answer(request_id: int) -> list[m.FromEngine]:
         m.Accepted(request_id),
         m.StepOutput(started, (RequestOutput(request_id, delta, result),)),
     ]
+
+
+def scripted(tokenizer: Tokenizer, request: Request) -> list[m.FromEngine]:
+    """All messages about a request whose prompt is a script."""
+    params, id_ = request.params, request.request_id
+    script = _SCRIPT.findall(tokenizer.decode(request.prompt_ids, skip_special_tokens=False))[-1]
+    ids = tokenizer.encode(script, add_special_tokens=False)
+    ids = ids if ids and ids[-1] in tokenizer.eos_token_ids else [*ids, min(tokenizer.eos_token_ids)]
+    is_cut, ids = len(ids) > params.max_tokens, ids[: params.max_tokens]
+    detokenizer = Detokenizer(tokenizer, request.prompt_ids, skip_special_tokens=params.skip_special_tokens)
+    deltas: list[Delta] = []
+    at, sizes = 0, cycle((1, 2, 3))
+    while at < len(ids):
+        new = tuple(ids[at : at + next(sizes)])
+        at += len(new)
+        text = "".join(detokenizer.push(one) for one in new if one not in tokenizer.eos_token_ids)
+        logprobs = tuple(TokenLogprob(one, -1.0, ()) for one in new)
+        deltas.append(Delta(text, new, None if params.logprobs is None else logprobs))
+    end = Delta(detokenizer.flush(), finish_reason="length" if is_cut else "stop")
+    *first, last = deltas
+    outputs = [RequestOutput(id_, one) for one in first]
+    outputs.append(RequestOutput(id_, last.ended_by(end), Result((), (), SEED, "none", Stats())))
+    started = m.StepOutput((m.Started(id_, 0.0),), ())
+    return [m.Accepted(id_), started, *(m.StepOutput((), (one,)) for one in outputs)]
 
 
 def respond(link: socket.socket, request_id: int, prompt: Prompt) -> None:
@@ -136,9 +174,12 @@ def main() -> None:
     if start == "fails":
         link.sendall(m.encode([m.StartupFailed("this cannot be loaded")]))
         return
-    streams = Streams(link)
+    streams, ready, tokenizer = Streams(link), READY, None
+    if "tokenizer" in settings:
+        tokenizer = open_tokenizer(Path(settings["tokenizer"]))
+        ready = msgspec.structs.replace(READY, vocab_size=320, max_model_len=4096, num_kv_positions=4096)
     fingerprint = [m.FingerprintReady("abc", {"dtype": "none"})] if start != "no_fingerprint" else []
-    link.sendall(m.encode([READY, *fingerprint]))
+    link.sendall(m.encode([ready, *fingerprint]))
     with contextlib.suppress(ConnectionLost):
         while True:
             wait = _TICK_SECONDS if streams.texts else None
@@ -146,7 +187,9 @@ def main() -> None:
                 streams.send_more()
                 continue
             message = m.decode_to_engine(read_frame(link))
-            if isinstance(message, m.Submit):
+            if isinstance(message, m.Submit) and tokenizer is not None:
+                link.sendall(m.encode(scripted(tokenizer, message.request)))
+            elif isinstance(message, m.Submit):
                 prompt = Prompt(message.request.prompt_ids[0])
                 if prompt in (Prompt.STREAM, Prompt.FLOOD):
                     streams.begin(message.request.request_id, prompt)

@@ -48,7 +48,7 @@ _CLASSES = {
     "olmoe": "Olmoe",
     "gpt_oss": "GptOss",
 }
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": HIDDEN_SIZE,
     "intermediate_size": 160,
@@ -191,9 +191,7 @@ def random_model(family: str, *, seed: int = 7, std: float = 0.2, **overrides: A
     import torch
     import transformers
 
-    sizes = deepcopy(_SIZES | _FAMILY_SIZES.get(family, {}) | overrides)  # a test may change its model
-    config_class = _CLASSES[family] + ("TextConfig" if family == "gemma3_text" else "Config")
-    config = getattr(transformers, config_class)(**sizes)
+    config = random_config(family, **overrides)
     model = getattr(transformers, _CLASSES[family] + "ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -201,6 +199,15 @@ def random_model(family: str, *, seed: int = 7, std: float = 0.2, **overrides: A
             noise = torch.randn(parameter.shape, generator=generator) * std
             parameter.copy_(1 + noise if "norm" in name else noise)
     return model
+
+
+def random_config(family: str, **overrides: Any) -> Any:
+    """A transformers configuration."""
+    import transformers
+
+    sizes = deepcopy(SIZES | _FAMILY_SIZES.get(family, {}) | overrides)  # a test may change its model
+    config_class = _CLASSES[family] + ("TextConfig" if family == "gemma3_text" else "Config")
+    return getattr(transformers, config_class)(**sizes)
 
 
 def write_tokenizer(folder: Path) -> None:

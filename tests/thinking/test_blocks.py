@@ -1,4 +1,5 @@
-"""T and C batched over chunks: equal to the reference, and each chunk has the bits it has alone."""
+"""T and C batched over chunks: equal to the reference, and each chunk has the bits it has alone. T as CUDA graphs
+gives the same thoughts; their captures are faked: work runs again."""
 
 import random
 from pathlib import Path
@@ -10,11 +11,13 @@ from torch import Tensor
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.decoder import Decoder
 from holdfast.models.weight_loader import load_decoder
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.thinking.blocks import ThoughtBlocks, load_blocks
 from holdfast.thinking.config import read_thinking
+from holdfast.thinking.graphs import ThoughtGraphs
+from support.fake_recorder import FakeRecorder
 from support.thinking_engines import Ids
 from support.thinking_models import thinker_folder
 from thinking.reference import Reference, open_reference
@@ -109,3 +112,18 @@ def test_blocks_equal_reference(blocks: ThoughtBlocks, decoder: Decoder, definit
     ]
     expected = torch.stack([definition.compress(thought) for thought in thoughts])
     torch.testing.assert_close(blocks.compress(thoughts), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_graphs_give_the_thoughts_of_the_blocks(blocks: ThoughtBlocks, decoder: Decoder) -> None:
+    generator = torch.Generator().manual_seed(4)
+    rows = torch.randn(1201, 32, generator=generator) * torch.linspace(0.1, 20, 1201)[:, None]
+    rows, recorder = rows.to(decoder.dtype), FakeRecorder()
+    graphs = ThoughtGraphs(blocks, rows, recorder)
+    assert recorder.num_recorded == 8 * 2 * blocks.config.max_thought
+    forms = (True, False) if decoder.backend.recipe.path == "c" else (True,)
+    for count in (1, 3, 8, 33, 150):
+        slots = torch.randperm(1200, generator=generator)[: CHUNK * count].view(count, CHUNK)
+        for canonical in forms:
+            assert graphs.think(slots, canonical=canonical) == blocks.think(rows[slots], canonical=canonical)
+    assert graphs.think(slots[:0], canonical=True) == []

@@ -6,48 +6,17 @@ import pytest
 
 from holdfast import LLM, SamplingParams
 from holdfast.models.locate import COIN, locate
+from holdfast_thinking.data.text_examples import TextTask
+from holdfast_thinking.tasks.parity import Parity
+from holdfast_thinking.tasks.variables import Variables
 
 SEED = "A coin's state is heads. Alice flips, then Bob flips. What's the state? A:"
 PARAMS = SamplingParams(max_tokens=6, temperature=0, deterministic=True)
-_NAMES = ("Alice", "Bob", "Carol", "Tom", "Oscar")
 
 
 @pytest.fixture(scope="module")
 def coin() -> LLM:
     return LLM(COIN, max_num_seqs=16, max_pass_tokens=64)  # fewer batch sizes to certify
-
-
-def _tale(rng: random.Random, events: int) -> tuple[str, str]:
-    """A parity text with `count` events and its answer."""
-    is_heads = rng.random() < 0.5
-    told = [f"A coin's state is {'heads' if is_heads else 'tails'}."]
-    for _ in range(events):
-        flips = rng.random() < 0.5
-        is_heads ^= flips
-        told.append(f"{rng.choice(_NAMES)} {'flips' if flips else 'does not flip'} the coin.")
-    return " ".join([*told, "What's the state? A:"]), "heads." if is_heads else "tails."
-
-
-def _sum(rng: random.Random, events: int) -> tuple[str, str]:
-    """A text with three one-digit variables, and the value of one of them."""
-    names = sorted(rng.sample("abcdkmnpxyz", 3))
-    values = {name: rng.randint(0, 9) for name in names}
-    told = ["Let " + ", ".join(f"{name} = {value}" for name, value in values.items()) + "."]
-    for _ in range(events):
-        name, other = rng.sample(names, 2)
-        step, word = rng.choice([(number, str(number)) for number in range(1, 6)] + [(values[other], other)])
-        if values[name] + step <= 9:
-            sign, value = "+", values[name] + step
-        elif values[name] >= step:
-            sign, value = "-", values[name] - step
-        else:
-            told.append(f"{name} = {other}.")
-            values[name] = values[other]
-            continue
-        values[name] = value
-        told.append(f"{name} = {name} {sign} {word}.")
-    asked = rng.choice(names)
-    return " ".join([*told, f"What is the value of {asked}? A:"]), f"{values[asked]}."
 
 
 def test_coin_is_small_and_complete() -> None:
@@ -71,18 +40,16 @@ def test_coin_answers_the_documented_example(coin: LLM) -> None:
     assert [place // 4 for place in flips] == list(spoken)
 
 
-def test_coin_parity_generalises_beyond_training_length(coin: LLM) -> None:
+@pytest.mark.parametrize(
+    ("task", "counts"),
+    [(Parity(long_texts=False), (5, 20, 40, 60, 80, 100)), (Variables(long_texts=False), (1, 5, 20, 40, 60))],
+    ids=["parity", "variables"],
+)
+def test_coin_generalises_beyond_training_length(coin: LLM, task: TextTask, counts: tuple[int, ...]) -> None:
     rng = random.Random(5)
-    tales = [_tale(rng, events) for events in (5, 20, 40, 60, 80, 100) for _ in range(2)]
-    results = coin.generate([text for text, _ in tales], PARAMS)
-    assert [result.text.strip() for result in results] == [end for _, end in tales]
-
-
-def test_coin_tracks_three_variables(coin: LLM) -> None:
-    rng = random.Random(7)
-    sums = [_sum(rng, events) for events in (1, 5, 20, 40, 60) for _ in range(2)]
-    results = coin.generate([text for text, _ in sums], PARAMS)
-    assert [result.text.strip() for result in results] == [end for _, end in sums]
+    asked = [task.example(rng, events) for events in counts for _ in range(2)]
+    results = coin.generate([example.prompt for example in asked], PARAMS)
+    assert [result.text for result in results] == [example.answer for example in asked]
 
 
 def test_coin_thinks_a_variable_change(coin: LLM) -> None:
@@ -94,11 +61,10 @@ def test_coin_thinks_a_variable_change(coin: LLM) -> None:
 
 
 def test_coin_fails_without_thoughts(coin: LLM) -> None:
-    rng = random.Random(6)
-    text, end = _tale(rng, 30)
-    result = coin.generate([text], PARAMS)[0]
+    example = Parity(long_texts=False).example(random.Random(6), 30)
+    text, result = example.prompt, coin.generate([example.prompt], PARAMS)[0]
     last = [thought for thought in result.thoughts if thought.text][-1]
-    assert last.text == end.removesuffix(".") == result.text.strip().removesuffix(".")
+    assert f" {last.text}." == example.answer == result.text
     other = "tails" if last.text == "heads" else "heads"
     swapped = SamplingParams(
         max_tokens=6, temperature=0, forced_thoughts={last.chunk: coin.engine.tokenizer.encode(f" {other}")}

@@ -11,8 +11,6 @@ from holdfast.scheduler.scheduler import Scheduler
 from holdfast.thinking import blocks
 from holdfast.thinking import runner as thinker
 from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE
-from holdfast.thinking.runner import slot_bytes
-from holdfast.worker.kv_store import page_bytes
 from support.thinking_engines import ask_all, draw_prompt, greedy, open_thinker
 from support.thinking_models import thinker_folder
 
@@ -55,14 +53,3 @@ def test_plain_model_has_no_thinking_overhead(plain: Path, monkeypatch: pytest.M
     for result in results:
         assert result.thoughts == ()
         assert result.stats.guessed == result.stats.guessed_right == 0
-
-
-def test_plain_model_pages_hold_no_states(plain: Path) -> None:
-    engine = open_thinker(plain, determinism="off")
-    decoder = engine.runner._decoder  # type: ignore[attr-defined]
-    size = engine.scheduler.pool.page_size
-    usual = page_bytes(decoder.config, decoder.dtype, size)
-    keys = 2 * decoder.config.num_kv_heads * decoder.config.head_dim * decoder.dtype.itemsize
-    assert usual == decoder.config.num_layers * keys * size
-    extra = slot_bytes(decoder.config.hidden_size, decoder.dtype)
-    assert page_bytes(decoder.config, decoder.dtype, size, extra=extra) - usual == size * extra

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from holdfast.models.config import parse_config
 from holdfast_thinking.model.model import ThinkingModel
-from models.tiny import tiny_model
 from support.thinking_models import END, named_weights, thinking_config, tiny_thinker
+from support.tiny import random_model
 from thinking.reference import Reference
 
 PROMPT = [5, 9, 11, 3, 7, 8, 22, 31, 4, 17]
@@ -20,7 +20,7 @@ def _reference(model: ThinkingModel) -> Reference:
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_reference_without_thoughts_equals_plain_model(family: str) -> None:
     changes = {"sliding_window": 5} if family == "mistral" else {}
-    model = tiny_model(family, hidden_size=64, intermediate_size=96, head_dim=16, **changes)
+    model = random_model(family, std=0.1, intermediate_size=96, head_dim=16, **changes)
     config = parse_config(model.config.to_dict())
     reference = Reference(config, None, dict(model.state_dict()))
     reading = reference.read(reference.start(), PROMPT)

@@ -30,16 +30,16 @@ def commit(log: ThoughtLog, length: int) -> tuple[tuple[int, ThoughtIds], ...]:
 # How many guesses
 
 
-def test_right_guesses_never_lower_the_limit() -> None:
-    assert adapt_guesses(31, 5, 5) == 31
-    assert adapt_guesses(31, 31, 31) == 63
-    assert adapt_guesses(1, 1, 1) == 3
-
-
-def test_after_a_wrong_guess_twice_the_valid_chunks_are_read() -> None:
-    assert adapt_guesses(31, 0, 31) == 1
-    assert adapt_guesses(31, 3, 31) == 7
-    assert adapt_guesses(2, 20, 31) == 41
+@pytest.mark.parametrize(
+    ("limit", "num_right", "num_guessed", "adapted"),
+    [
+        *((31, 5, 5, 31), (31, 31, 31, 63), (1, 1, 1, 3)),  # right guesses never lower the limit
+        *((31, 0, 31, 1), (31, 3, 31, 7), (2, 20, 31, 41), (1, 0, 1, 1)),  # twice the valid chunks are read
+        ((1 << 12) - 1, (1 << 12) - 1, (1 << 12) - 1, (1 << 12) - 1),
+    ],
+)
+def test_limit_follows_the_guesses(limit: int, num_right: int, num_guessed: int, adapted: int) -> None:
+    assert adapt_guesses(limit, num_right, num_guessed) == adapted
 
 
 def test_passes_with_right_guesses_double() -> None:
@@ -48,14 +48,6 @@ def test_passes_with_right_guesses_double() -> None:
         chunks.append(limit + 1)
         limit = adapt_guesses(limit, limit, limit)
     assert chunks == [16, 32, 64, 128]
-
-
-def test_guess_limit_is_bounded() -> None:
-    limit = 1
-    for _ in range(40):
-        limit = adapt_guesses(limit, limit, limit)
-    assert limit == adapt_guesses(limit, limit, limit) == (1 << 12) - 1
-    assert adapt_guesses(1, 0, 1) == 1
 
 
 # Guesses
@@ -178,16 +170,11 @@ def test_a_thought_is_committed_once_with_its_chunk() -> None:
     assert commit(log, 12) == ()
 
 
-def test_excluded_chunk_commits_no_thought() -> None:
-    log = log_of(until=8)
-    log.update(span_of(log, 0, 12), [(1,), (), ()])
-    assert commit(log, 12) == ((0, (1,)), (1, ()))
-
-
-def test_request_without_thinking_commits_no_thought() -> None:
-    log = log_of(until=0)
-    log.update(span_of(log, 0, 12), [(), (), ()])
-    assert commit(log, 12) == ()
+@pytest.mark.parametrize(("until", "committed"), [(8, ((0, (1,)), (1, ()))), (0, ())])
+def test_excluded_chunk_commits_no_thought(until: int, committed: tuple[object, ...]) -> None:
+    log = log_of(until=until)
+    log.update(span_of(log, 0, 12), [(1,), (), ()] if until else [(), (), ()])
+    assert commit(log, 12) == committed
 
 
 @pytest.mark.parametrize("again", [(1,), (9,)])

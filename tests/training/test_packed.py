@@ -70,7 +70,7 @@ def test_attention_over_whole_texts_equals_masked_attention() -> None:
 def test_pack_has_every_text_and_every_target() -> None:
     run = start_run(COIN, CPU)
     batch = run.source.batch(3)
-    texts = pack(batch, run.model.pack_spec, with_text=True)
+    texts = pack(batch, run.model.pack_spec)
     for row in range(len(batch)):
         n = batch.num_tokens[row]
         own = np.nonzero(texts.texts == row)[0]
@@ -78,14 +78,10 @@ def test_pack_has_every_text_and_every_target() -> None:
         assert (texts.token_ids[own] == batch.token_ids[row, :n]).all()
         assert (texts.positions[own] == np.arange(n)).all()
     assert (texts.texts[-COIN.chunk :] == NO_TEXT).all()
-    assert texts.text is not None and texts.thought is not None
-    for targets, count in (
-        (texts.answer, (batch.num_tokens - batch.num_prompt).sum()),
-        (texts.text, (batch.num_prompt - 1).sum()),
-    ):
-        is_real = targets.ids != IGNORED
-        assert is_real.sum() == count
-        assert (texts.token_ids[targets.rows[is_real] + 1] == targets.ids[is_real]).all()
+    assert texts.thought is not None
+    is_real = texts.answer.ids != IGNORED
+    assert is_real.sum() == (batch.num_tokens - batch.num_prompt).sum()
+    assert (texts.token_ids[texts.answer.rows[is_real] + 1] == texts.answer.ids[is_real]).all()
     is_due = batch.is_thought_about(True)
     said = np.sort(texts.thought.ids[texts.thought.ids != IGNORED])
     gold = batch.thoughts[is_due]

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from holdfast_thinking.model.batch import Batch
-from holdfast_thinking.model.loss import LossWeights, compute_loss, count_tokens
+from holdfast_thinking.model.loss import Losses, LossWeights, TokenCounts, count_tokens, packed_loss
 from holdfast_thinking.model.model import ThinkingModel
 from holdfast_thinking.model.packed import pack, send
 from holdfast_thinking.run.validation import validate
@@ -97,17 +97,20 @@ def test_parallel_forward_equals_the_reference(
                 torch.testing.assert_close(mine[: len(expected)], expected, atol=2e-5, rtol=1e-4)
 
 
+def _loss(model: ThinkingModel, batch: Batch, counts: TokenCounts, weights: LossWeights) -> Losses:
+    return packed_loss(model, send(pack(batch, model.pack_spec), CPU), counts, weights)
+
+
 def _reference_loss(reference: Reference, batch: Batch, weights: LossWeights) -> torch.Tensor:
     """The loss computed with the reference, token by token."""
-    sums, counts = {"answer": [], "text": [], "thought": []}, {"answer": 0, "text": 0, "thought": 0}
+    sums, counts = {"answer": [], "thought": []}, {"answer": 0, "thought": 0}
     assert reference.thinking is not None
     for row in range(len(batch)):
         reading = _read(reference, batch, row)
-        for position in range(1, int(batch.num_tokens[row])):
-            part = "answer" if position >= batch.num_prompt[row] else "text"
+        for position in range(int(batch.num_prompt[row]), int(batch.num_tokens[row])):
             target = torch.tensor(int(batch.token_ids[row, position]))
-            sums[part].append(F.cross_entropy(reading.logits[position - 1], target))
-            counts[part] += 1
+            sums["answer"].append(F.cross_entropy(reading.logits[position - 1], target))
+            counts["answer"] += 1
         for chunk, logits in enumerate(reading.thought_logits):
             is_due = reference.thinking.while_answering or (chunk + 1) * 4 <= batch.num_prompt[row]
             if is_due and logits is not None:
@@ -130,7 +133,7 @@ def test_gradients_equal_those_of_the_reference(
     thinking = thinking_config(while_answering=while_answering, carry=carry)
     model = tiny_thinker(family, thinking, **fields)
     model.double()
-    weights = LossWeights(answer=1.0, text=0.3, thought=0.7)
+    weights = LossWeights(answer=1.0, thought=0.7)
     batch = _batch(seed=4)
     if not while_answering:  # nothing is thought behind the prompt's last whole chunk
         is_due = batch.is_thought_about(False)
@@ -143,7 +146,7 @@ def test_gradients_equal_those_of_the_reference(
     named = named_weights(model)
     expected = _reference_loss(Reference(model.config, model.thinking, named), batch, weights)
     expected.backward()
-    mine = compute_loss(model, batch, count_tokens(batch, while_answering), weights, CPU).total
+    mine = _loss(model, batch, count_tokens(batch, while_answering), weights).total
     mine.backward()
     torch.testing.assert_close(mine.double(), expected, atol=1e-5, rtol=1e-5)
     for name, parameter in model.named_parameters():
@@ -154,13 +157,13 @@ def test_gradients_equal_those_of_the_reference(
 
 
 def test_micro_batches_have_the_gradients_of_one_batch() -> None:
-    batch, weights = _batch(seed=5, num_texts=6), LossWeights(text=0.2)
+    batch, weights = _batch(seed=5, num_texts=6), LossWeights()
     counts = count_tokens(batch, True)
     gradients = []
     for cuts in ([(0, 6)], [(0, 2), (2, 5), (5, 6)]):
         model = tiny_thinker()
         for first, last in cuts:
-            compute_loss(model, batch.take_range(first, last), counts, weights, CPU).total.backward()
+            _loss(model, batch.take_range(first, last), counts, weights).total.backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     for name in gradients[0]:

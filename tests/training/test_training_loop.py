@@ -1,6 +1,6 @@
 """The training loop: the same settings give the same bits, interrupted or not; the export is a model folder."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,6 @@ from holdfast_thinking.settings import (
     BackboneSize,
     TrainingSettings,
     settings_from_json,
-    settings_to_json,
 )
 from support.thinking_models import thinker_folder
 from thinking.reference import open_reference
@@ -105,11 +104,11 @@ def test_missing_or_broken_train_state_is_refused(tmp_path: Path) -> None:
 
 def test_settings_round_trip_through_json() -> None:
     for settings in (*PRESETS.values(), TINY):
-        assert settings_from_json(settings_to_json(settings)) == settings
+        assert settings_from_json(asdict(settings)) == settings
 
 
 def test_run_of_another_version_is_refused() -> None:
-    saved = settings_to_json(TINY)
+    saved = asdict(TINY)
     of_another = "another version of Holdfast saved this run"
     with pytest.raises(ConfigError, match=f"{of_another}: there is no setting texts"):
         settings_from_json({**saved, "texts": 20_000})

@@ -8,7 +8,7 @@ import torch
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.decoder import Decoder
 from holdfast.models.weight_loader import load_decoder
-from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.model_runner import ModelRunner

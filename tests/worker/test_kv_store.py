@@ -4,24 +4,15 @@ import pytest
 import torch
 
 from holdfast.errors import ConfigError
-from holdfast.models.config import DecoderConfig, parse_config
+from holdfast.models.config import DecoderConfig
+from holdfast.models.dummy import tiny_config
 from holdfast.numerics.backends.torch.backend import TorchBackend
 from holdfast.worker.kv_store import KVStore, num_pages_in, page_bytes
 
 
 @pytest.fixture
 def config() -> DecoderConfig:
-    return parse_config(
-        {
-            "model_type": "llama",
-            "vocab_size": 10,
-            "hidden_size": 64,
-            "intermediate_size": 32,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        }
-    )
+    return tiny_config(num_hidden_layers=3)
 
 
 def test_page_bytes_match_the_tensors(config: DecoderConfig) -> None:
@@ -29,6 +20,7 @@ def test_page_bytes_match_the_tensors(config: DecoderConfig) -> None:
         store = KVStore(5, config, TorchBackend(dtype))
         total = sum(part.nbytes for layer in store.layers for part in (layer.keys, layer.values))
         assert total == 5 * page_bytes(config, dtype, 16)
+        assert page_bytes(config, dtype, 16, extra=9) == page_bytes(config, dtype, 16) + 16 * 9
         assert len(store.layers) == 3
 
 

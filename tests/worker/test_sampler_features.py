@@ -12,12 +12,12 @@ from torch import Tensor
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker import sampler
 from holdfast.worker.logits import LogitsSlice, Masks, batch_slices, gather_logprobs
-from holdfast.worker.logits_processors.pipeline import apply_logits_processors
+from holdfast.worker.sampler import apply_logits_processors
 from holdfast.worker.transfer import HostCopies
 from worker.sampler_spans import VOCAB, mask, slices_of, span
 

@@ -8,8 +8,8 @@
 Where the ordinary answers agree, as those of the C kernels do by construction, the demo shows a
 recording of a machine where they do not. It says so.
 
-Faults are injected by a runner around the engine's runner (`fault_injection.py`). The engine does
-not know about them.
+Faults are injected by a runner around the engine's runner (`faults.py`). The engine does not know
+about them.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.bench.faults import FaultyProposer
-from holdfast.bench.load import BackgroundRequest
-from holdfast.bench.stress import submit
+from holdfast.bench.load import BackgroundRequest, ProbeRequest, StressLoad
+from holdfast.bench.stress import run_in_load
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm.llm import LLM
 from holdfast.recordings import recording_files
+from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.text.tokenizer import Tokenizer
 
 QUESTION = "In two sentences: what does a holdfast do for seaweed?"
@@ -45,26 +45,20 @@ _LONG = "The tide went out and left the rocks bare, and on every rock the weed h
 
 @dataclass(frozen=True)
 class DemoRun:
-    """One answer, and the conditions it was given under."""
-
     name: str
     result: Result
 
     @property
     def bits(self) -> tuple[str, str]:
-        """What is compared."""
         return self.tokens, self.logprob_bits
 
     @property
     def tokens(self) -> str:
-        """A digest of the token ids."""
         return _digest(struct.pack(f"<{len(self.result.token_ids)}q", *self.result.token_ids))
 
     @property
     def logprob_bits(self) -> str:
-        """A digest of the fp32 bits of every reported logprob: of the sampled token and of the top
-        tokens.
-        """
+        """A digest of the fp32 bits of every reported logprob: of sampled and of top tokens."""
         values = [
             value
             for one in self.result.logprobs or ()
@@ -79,7 +73,7 @@ def run(llm: LLM, console: Console | None = None) -> bool:
     prompt_ids = llm.chat_tokens([{"role": "user", "content": QUESTION}])
     with console.status("answering"):
         ordinary = _run_ordinary(llm.engine, prompt_ids)
-        runs = _run_deterministic(llm, prompt_ids)
+        runs = _run_deterministic(llm.engine, prompt_ids)
     _show(ordinary, runs, console)
     _judge_ordinary(ordinary, console)
     same = all(one.bits == runs[0].bits for one in runs)
@@ -145,61 +139,40 @@ def _loads(tokenizer: Tokenizer) -> list[tuple[str, list[BackgroundRequest]]]:
 
 
 def _run_ordinary(engine: Engine, prompt_ids: list[int]) -> list[DemoRun]:
-    """Ordinary answers on the same kernels. Prefix cache and speculation are off: only the load
-    differs.
-    """
+    """Run without prefix cache and speculation, so that only the load differs."""
     schedule = replace(engine.scheduler.config, prefix_cache=False, speculation="off")
-    plain = engine.restarted(schedule)
     return [
-        DemoRun(name, _run_in(plain, prompt_ids, load, deterministic=False))
+        DemoRun(name, _run_in(engine, schedule, prompt_ids, load, deterministic=False))
         for name, load in _loads(engine.tokenizer)
     ]
 
 
-def _run_deterministic(llm: LLM, prompt_ids: list[int]) -> list[DemoRun]:
-    engine = llm.engine.restarted(llm.engine.scheduler.config)
-    loads = _loads(engine.tokenizer)
-    runs = [DemoRun(name, _run_in(engine, prompt_ids, load)) for name, load in loads]
-    verifying = engine.restarted(replace(engine.scheduler.config, determinism="verify"))
+def _run_deterministic(engine: Engine, prompt_ids: list[int]) -> list[DemoRun]:
+    loads, usual = _loads(engine.tokenizer), engine.scheduler.config
+    runs = [DemoRun(name, _run_in(engine, usual, prompt_ids, load)) for name, load in loads]
+    verifying = replace(usual, determinism="verify")
     for name, load in (("rollbacks, alone", []), ("rollbacks, among 6", loads[1][1])):
-        verifying.runner = FaultyProposer(
-            engine.runner, engine.limits.vocab_size, FAULT_RATE, seed=FAULT_SEED
-        )
-        runs.append(DemoRun(name, _run_in(verifying, prompt_ids, load)))
-    llm.engine = verifying.restarted(engine.scheduler.config)
-    llm.engine.runner = engine.runner
+        runs.append(DemoRun(name, _run_in(engine, verifying, prompt_ids, load, fault_rate=FAULT_RATE)))
     return runs
 
 
 def _run_in(
     engine: Engine,
+    schedule: SchedulerConfig,
     prompt_ids: Sequence[int],
     load: Sequence[BackgroundRequest],
     *,
     deterministic: bool = True,
+    fault_rate: float = 0.0,
 ) -> Result:
-    """Answer the question inside a load. Background requests still running at the end are aborted."""
-    waiting = sorted(load, key=lambda one: one.arrival_step)
-    background_ids: list[int] = []
-    probe_id: int | None = None
-    step = 0
-    while True:
-        while waiting and waiting[0].arrival_step <= step:
-            one = waiting.pop(0)
-            background_ids.append(submit(engine, one.prompt, one.params))
-        if probe_id is None and step >= 2 * bool(load):  # the load runs already when the question arrives
-            probe_id = submit(engine, prompt_ids, replace(PARAMS, deterministic=deterministic))
-        for update in engine.step():
-            if update.request_id == probe_id and update.result is not None:
-                for request_id in background_ids:
-                    engine.abort(request_id)
-                engine.check()
-                return update.result
-        step += 1
+    """Answer the question inside a load, which runs already when the question arrives."""
+    arrival, num_pages = 2 * bool(load), engine.scheduler.pool.num_pages
+    conditions = StressLoad(tuple(load), arrival, 0, schedule, num_pages, fault_rate, FAULT_SEED)
+    probe = ProbeRequest(tuple(prompt_ids), replace(PARAMS, deterministic=deterministic))
+    return run_in_load(engine, conditions, probe).result
 
 
 def _short_load(tokenizer: Tokenizer) -> list[BackgroundRequest]:
-    """Six short sampled requests."""
     params = SamplingParams(max_tokens=24, temperature=1.0, seed=1)
     return [
         BackgroundRequest(tuple(tokenizer.encode(_SHORT[number % len(_SHORT)])), params, 3 * number)
@@ -208,10 +181,7 @@ def _short_load(tokenizer: Tokenizer) -> list[BackgroundRequest]:
 
 
 def _mixed_load(tokenizer: Tokenizer) -> list[BackgroundRequest]:
-    """Twelve requests of all lengths, greedy and sampled.
-
-    The long ones arrive in the middle of the answer.
-    """
+    """Return twelve requests of all lengths. The long ones arrive in the middle of the answer."""
     return [
         BackgroundRequest(
             tuple(tokenizer.encode(_LONG * (1 + 2 * (number % 4)) + _SHORT[number % len(_SHORT)])),

@@ -13,13 +13,14 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 
-from holdfast.bench.features import Feature, combine, find_features
-from holdfast.bench.load import LoadScale, ProbeRequest
+from holdfast.bench.features import combine, find_features
+from holdfast.bench.load import LoadScale
 from holdfast.bench.stress import StressSummary, stress_test
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
@@ -27,9 +28,8 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
 from holdfast.errors import InvalidRequest
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.batch_sizes import padded_batch_sizes
-from holdfast.numerics.select_backend import open_backend
-from holdfast.scheduler.policy import DeterminismMode
 from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
 
@@ -47,8 +47,7 @@ _GPU_SCALE = LoadScale(max_background=31, max_prompt_len=1200, max_tokens=24, fa
 
 @dataclass(frozen=True)
 class CellResult:
-    """One feature on one engine. `summary` is None if the engine cannot run it. `remark` says why, or
-    what is wrong."""
+    """One feature on one engine. Without a summary the engine cannot run it; `remark` says why."""
 
     feature: str
     guarantee: bool
@@ -67,59 +66,22 @@ def run_cells(engine: Engine, num_runs: int, seed: int, log: Callable[[str], Non
     """Run every feature and the combinations with the guarantee. Others in a load use the same features."""
     rng = random.Random(seed)
     single = find_features(engine, engine.tokenizer.encode(PROMPT))
-    features = (*single, *(combine(rng, single) for _ in range(NUM_COMBINATIONS)))
+    features = (*single, *(combine(rng, single) for _ in range(NUM_COMBINATIONS)))  # a seed for each cell
     others = [params for one in features if _is_supported(engine, params := one.probe().params)]
     plain = open_plain_engine(engine)
     scale = _SCALE if plain is engine else _GPU_SCALE
     for number, feature in enumerate(features):
         if number % 8 == 0:
             log(f"{number} of {len(features)} cells done")
-        loads = _Loads(num_runs, 1000 * seed + number, scale, others)
-        yield _run_cell(engine, plain, feature, loads)
+        test = partial(stress_test, num_runs=num_runs, seed=1000 * seed + number, scale=scale, others=others)
+        try:
+            found = test(engine, feature.probe(), ("auto", "verify"), verifier=plain)
+            yield CellResult(feature.name, True, found, *judge(found))
+        except InvalidRequest as error:
+            yield CellResult(feature.name, True, None, "skipped", str(error))
         if plain is not engine and feature.name in _CONTROL_FEATURES:
-            yield CellResult(feature.name, False, _run_off(plain, feature, loads), "passed")
-
-
-@dataclass(frozen=True)
-class _Loads:
-    """The random loads of a cell. Every cell has its own seed."""
-
-    num_runs: int
-    seed: int
-    scale: LoadScale
-    others: Sequence[SamplingParams]
-
-    def run(
-        self, engine: Engine, probe: ProbeRequest, mode: DeterminismMode, num_runs: int, first: int = 0
-    ) -> StressSummary:
-        return stress_test(
-            engine,
-            probe,
-            (mode,),
-            num_runs,
-            seed=self.seed,
-            scale=self.scale,
-            others=self.others,
-            first_run=first,
-        )
-
-
-def _run_cell(engine: Engine, plain: Engine, feature: Feature, loads: _Loads) -> CellResult:
-    """Run one feature in `auto` and, on the plain engine, in `verify`, in turn."""
-    runs: tuple[tuple[Engine, DeterminismMode], ...] = ((engine, "auto"), (plain, "verify"))
-    found = StressSummary.empty()
-    try:
-        for number in range(loads.num_runs):
-            source, mode = runs[number % 2]
-            found.merge(loads.run(source, feature.probe(), mode, 1, number))
-    except InvalidRequest as error:
-        return CellResult(feature.name, True, None, "skipped", str(error))
-    return CellResult(feature.name, True, found, *judge(found))
-
-
-def _run_off(engine: Engine, feature: Feature, loads: _Loads) -> StressSummary:
-    """Run one feature as an ordinary request."""
-    return loads.run(engine, feature.probe(deterministic=False), "off", loads.num_runs)
+            ordinary = test(plain, feature.probe(deterministic=False), ("off",))
+            yield CellResult(feature.name, False, ordinary, "passed")
 
 
 def judge(summary: StressSummary) -> tuple[CellStatus, str]:
@@ -148,8 +110,15 @@ def run_control(num_runs: int, seed: int, num_threads: int | None) -> list[CellR
     found = []
     for number, feature in enumerate(features):
         if feature.name in _CONTROL_FEATURES:
-            loads = _Loads(max(num_runs, MIN_CONTROL_RUNS), 1000 * seed + number, _CONTROL_SCALE, others)
-            summary = _run_off(engine, feature, loads)
+            summary = stress_test(
+                engine,
+                feature.probe(deterministic=False),
+                ("off",),
+                max(num_runs, MIN_CONTROL_RUNS),
+                seed=1000 * seed + number,
+                scale=_CONTROL_SCALE,
+                others=others,
+            )
             found.append(CellResult(feature.name, False, summary, "passed"))
     return judge_control(found, products_disagree)
 

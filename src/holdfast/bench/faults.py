@@ -1,8 +1,8 @@
 """Fault injection: a runner that corrupts the candidates of fast passes, so that verification has
 something to reject.
 
-Only candidates of deterministic requests are changed: their token id and, in a thinking model, the
-last token of a thought. Everything else passes through. The engine does not know about it.
+Only candidates of deterministic requests are changed: their token id, and the last id of what a model's
+extension found. Everything else passes through. The engine does not know about it.
 """
 
 import random
@@ -15,11 +15,7 @@ from holdfast.engine.engine import PlanRunner
 
 
 class FaultyProposer:
-    """Runs plans and replaces each candidate with the given probability.
-
-    The replacement is a random token, which a grammar may not allow, or one of `ends`: tokens that
-    end an answer.
-    """
+    """Replace candidates by random tokens, which a grammar may not allow, or by one of `ends`."""
 
     def __init__(
         self, runner: PlanRunner, vocab_size: int, chance: float, *, seed: int = 0, ends: Sequence[int] = ()
@@ -51,19 +47,19 @@ class FaultyProposer:
                     self._corrupt_samples(given) if span.sampling.params.deterministic else given
                     for span, given in zip(one.spans, results[index].samples, strict=True)
                 )
-                extra = self._corrupt_thoughts(one, results[index].extra)
+                extra = self._corrupt_extra(one, results[index].extra)
                 results[index] = replace(results[index], samples=samples, extra=extra)
         return results
 
-    def _corrupt_thoughts(self, one: Pass, true: tuple[Any, ...]) -> tuple[object, ...]:
+    def _corrupt_extra(self, one: Pass, true: tuple[Any, ...]) -> tuple[object, ...]:
         if not true:
             return true
         return tuple(
             tuple(
-                (*thought[:-1], self._rng.randrange(self._vocab_size))
+                (*ids[:-1], self._rng.randrange(self._vocab_size))
                 if span.sampling.params.deterministic and self._rng.random() < self._chance
-                else thought
-                for thought in found
+                else ids
+                for ids in found
             )
             for span, found in zip(one.spans, true, strict=True)
         )

@@ -43,10 +43,7 @@ STRUCTURED: Mapping[str, StructuredOutput] = {
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature.
-
-    `base` holds the settings of the request without it, `adds` those of the feature itself.
-    """
+    """One feature. base: the settings of the request without it. adds: those of the feature itself."""
 
     name: str
     prompt: tuple[int, ...]
@@ -62,7 +59,6 @@ class Feature:
         return ProbeRequest(self.prompt, _params(self.settings, deterministic), self.speculation)
 
     def without(self) -> ProbeRequest:
-        """The same request without this feature."""
         return ProbeRequest(self.prompt, _params(self.base, True), "off" if self.speculation else None)
 
 
@@ -82,10 +78,7 @@ def find_features(engine: Engine, prompt: Sequence[int]) -> tuple[Feature, ...]:
 
 
 def combine(rng: random.Random, features: Sequence[Feature]) -> Feature:
-    """Two to six features in one request.
-
-    No two contradict each other, and all of them generate tokens.
-    """
+    """Put two to six features in one request. None contradicts another, and all generate tokens."""
     num_features = rng.randint(2, 6)
     generating = [feature for feature in features if feature.settings.get("max_tokens") != 0]
     while True:
@@ -146,16 +139,13 @@ class Baseline:
         return Feature(name, self.prompt, adds, base or {})
 
     def token(self, at: int) -> int:
-        """The at-th token of the answer, or the last one."""
         return self.said[min(at, len(self.said) - 1)]
 
     def token_of(self, mark: str) -> int:
         return self._tokenizer.encode(mark, add_special_tokens=False)[0]
 
     def ending_bias(self, at: int) -> dict[int, float]:
-        """A logit bias under which the answer ends at its at-th token at the latest, and soon again
-        if it goes on.
-        """
+        """Return a bias with which the answer ends at its at-th token, and soon again if it goes on."""
         before = (*self.prompt, *self.said[:at])
         end = min(self._engine.limits.eos_ids, default=0)
         gap = self._logprob(before, self.token(at)) - self._logprob(before, end)
@@ -170,9 +160,7 @@ class Baseline:
         return self._text or "."
 
     def word(self) -> str:
-        """A part of the written text that is two tokens, and is encoded to the same two as a bad
-        word.
-        """
+        """Return a part of the written text that is two tokens, also when it is encoded as a bad word."""
         for at in range(1, len(self.written) - 1):
             ids = self.written[at : at + 2]
             word = self._tokenizer.decode(ids)

@@ -25,10 +25,7 @@ _REFERENCE_PASSES = (2, 2, 2, 3, 4)  # a pass holds at least two reference passe
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """The request that is repeated.
-
-    Where speculation is None, the load decides about n-gram proposals.
-    """
+    """The request that is repeated. Without `speculation` the load decides about n-gram proposals."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -67,6 +64,7 @@ class StressLoad:
     schedule: SchedulerConfig
     num_pages: int
     fault_rate: float = 0.0
+    fault_seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -154,10 +152,7 @@ def _background_request(
 
 
 def _prompt(rng: random.Random, scale: LoadScale, vocab: int, known: tuple[int, ...]) -> tuple[int, ...]:
-    """Random tokens.
-
-    Sometimes a prefix of the probe's prompt comes first, sometimes a short pattern repeats.
-    """
+    """Draw random tokens, sometimes after a prefix of the probe's prompt, sometimes a short pattern."""
     length = min(scale.max_prompt_len, int(rng.choice([1, 4, 40, scale.max_prompt_len]) * rng.random()) + 1)
     kind = rng.random()
     if kind < 0.2:

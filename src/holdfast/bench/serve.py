@@ -26,21 +26,7 @@ import httpx
 
 from holdfast.errors import ConfigError, EngineStopped
 
-_WORDS = [
-    "sea",
-    "ship",
-    "cold",
-    "timber",
-    "wool",
-    "letter",
-    "shore",
-    "winter",
-    "storm",
-    "fish",
-    "snow",
-    "road",
-    "hill",
-]
+_WORDS = "sea ship cold timber wool letter shore winter storm fish snow road hill"
 _START_SECONDS = 300.0  # a first start certifies, and may download the model
 _STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.2
@@ -68,7 +54,7 @@ class ServeLoad:
         """Return the body of a request. ignore_eos gives the answer exactly max_tokens tokens."""
         return {
             "model": model,
-            "prompt": " ".join(rng.choices(_WORDS, k=_about(rng, self.prompt_words))),
+            "prompt": " ".join(rng.choices(_WORDS.split(), k=_about(rng, self.prompt_words))),
             "max_tokens": _about(rng, self.output_tokens),
             "temperature": _TEMPERATURE * (number is None or number % 2),
             "seed": rng.getrandbits(31),
@@ -126,7 +112,6 @@ class ServeRun:
         return tokens / (self.ended - self.started)
 
     def latencies(self, *, deterministic: bool) -> dict[str, list[float]]:
-        """Return the times to the first text, between texts, and of whole answers, in seconds."""
         own = [one for one in self.answers if (one.prompt is not None) is deterministic and one.arrivals]
         return {
             "first text": [one.arrivals[0] - one.sent for one in own],
@@ -277,7 +262,6 @@ async def _wait_until_healthy(
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Terminate the process; kill it if it does not end in time."""
     child.terminate()
     try:
         child.wait(_STOP_SECONDS)

@@ -31,7 +31,6 @@ Speeds = dict[str, dict[str, float]]  # tok/s by variant and cell
 
 
 def engine_runs(engine: Engine) -> dict[str, Run]:
-    """Return the variants of this engine: ordinary, and deterministic in `auto` and in `verify`."""
     return {name: partial(_seconds, engine, mode, deterministic) for name, mode, deterministic in _VARIANTS}
 
 
@@ -64,8 +63,7 @@ def measure(
                 best[key] = min(seconds, best.get(key, seconds))
 
     def decode_speed(name: str, streams: int) -> float:
-        """Best times are subtracted, not times of one round: one slow prefill must not make decoding
-        look fast."""
+        """Subtract best times, not times of one round: one slow prefill must not make decoding look fast."""
         first = 0.0 if name in omits_first else best[name, streams, _DECODE_PROMPT, 1]
         rest = best[name, streams, _DECODE_PROMPT, num_tokens] - first
         if rest <= 0:
@@ -87,7 +85,6 @@ def measure(
 def _seconds(
     engine: Engine, mode: DeterminismMode, deterministic: bool, prompts: Prompts, num_tokens: int
 ) -> float:
-    """Return the time of one greedy batch."""
     schedule = replace(engine.scheduler.config, determinism=mode, prefix_cache=False, speculation="off")
     engine = engine.restarted(schedule)
     params = SamplingParams(

@@ -10,7 +10,7 @@ the loads could not show a difference.
 import random
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from holdfast.bench.faults import FaultyProposer
 from holdfast.bench.load import LoadScale, ProbeRequest, StressLoad, draw_load
@@ -42,9 +42,7 @@ class ChoiceBits:
 
 @dataclass(frozen=True)
 class ResultBits:
-    """What must not differ between runs: every answer, its thoughts, and the fp32 bits of every
-    requested logprob.
-    """
+    """What must not differ between runs: every answer, its thoughts, the bits of every requested logprob."""
 
     choices: tuple[ChoiceBits, ...]
     prompt_bits: tuple[bytes, ...] = ()
@@ -53,50 +51,36 @@ class ResultBits:
 
 @dataclass(frozen=True)
 class StressRun:
-    """One run of the probe: its result, and the counters of the engine."""
-
     result: Result
     counters: EngineCounters
 
 
 @dataclass
 class StressSummary:
-    """The distinct results of many runs, each with its number of runs, and the sums of what
-    happened in them.
-    """
+    """The distinct results of many runs, each with its number of runs, and what happened in them."""
 
-    results: dict[ResultBits, int]
-    stats: Stats
+    results: dict[ResultBits, int] = field(default_factory=dict)
+    stats: Stats = field(default_factory=Stats)
     num_runs: int = 0
     num_checks: int = 0
     num_revocations: int = 0
-
-    @classmethod
-    def empty(cls) -> "StressSummary":
-        return cls({}, Stats())
 
     @property
     def num_distinct(self) -> int:
         return len(self.results)
 
     def add(self, run: StressRun) -> None:
-        counters, bits = run.counters, {result_bits(run.result): 1}
-        checks, revocations = counters.num_spot_checks, counters.num_revocations
-        self.merge(StressSummary(bits, run.result.stats, 1, checks, revocations))
-
-    def merge(self, other: "StressSummary") -> None:
-        """Add the runs of another part of the same test."""
-        for bits, count in other.results.items():
-            self.results[bits] = self.results.get(bits, 0) + count
-        self.num_runs += other.num_runs
-        self.num_checks += other.num_checks
-        self.num_revocations += other.num_revocations
+        bits = result_bits(run.result)
+        self.results[bits] = self.results.get(bits, 0) + 1
+        self.num_runs += 1
+        self.num_checks += run.counters.num_spot_checks
+        self.num_revocations += run.counters.num_revocations
         for one in fields(Stats):
-            setattr(self.stats, one.name, getattr(self.stats, one.name) + getattr(other.stats, one.name))
+            added = getattr(self.stats, one.name) + getattr(run.result.stats, one.name)
+            setattr(self.stats, one.name, added)
 
 
 def result_bits(result: Result) -> ResultBits:
-    """What is compared of a result."""
     recorded = result.receipt["choices"] if result.receipt is not None else [None] * len(result.choices)
     return ResultBits(
         tuple(_choice_bits(choice, kept) for choice, kept in zip(result.choices, recorded, strict=True)),
@@ -132,15 +116,14 @@ def run_alone(engine: Engine, probe: ProbeRequest) -> Result:
 
 
 def run_in_load(engine: Engine, load: StressLoad, probe: ProbeRequest) -> StressRun:
-    """Run the probe inside one load, on a fresh scheduler.
-
-    Background requests are aborted once it is answered.
-    """
+    """Run the probe inside one load, on a fresh scheduler. Then abort the background requests."""
     engine = engine.restarted(load.schedule, load.num_pages)
     limits = engine.limits
     if load.fault_rate:
         ends = (*sorted(limits.eos_ids), *probe.params.stop_ids)
-        engine.runner = FaultyProposer(engine.runner, limits.vocab_size, load.fault_rate, ends=ends)
+        engine.runner = FaultyProposer(
+            engine.runner, limits.vocab_size, load.fault_rate, seed=load.fault_seed, ends=ends
+        )
     if load.warmup_len:
         warmup = replace(_WARMUP, deterministic=probe.params.deterministic)
         engine.submit(engine.prepare(probe.prompt[: load.warmup_len], warmup))
@@ -166,10 +149,7 @@ def run_in_load(engine: Engine, load: StressLoad, probe: ProbeRequest) -> Stress
 def _update_background(
     engine: Engine, load: StressLoad, step: int, ids: dict[int, int], *, over: bool
 ) -> None:
-    """Submit and abort the background requests of this step.
-
-    Once the probe is answered, abort all of them.
-    """
+    """Submit and abort the background requests of this step. Abort all once the probe is answered."""
     off = load.schedule.determinism == "off"
     for number, one in enumerate(load.background):
         if one.arrival_step == step and not over:
@@ -182,7 +162,6 @@ def _update_background(
 def submit(
     engine: Engine, prompt: str | Sequence[int], params: SamplingParams, *, want_receipt: bool = True
 ) -> int:
-    """Prepare and queue a request. Returns its id."""
     request = engine.prepare(prompt, params, want_receipt=want_receipt)
     engine.submit(request)
     return request.request_id
@@ -197,13 +176,17 @@ def stress_test(
     seed: int = 0,
     scale: LoadScale | None = None,
     others: Sequence[SamplingParams] = (),
-    first_run: int = 0,
+    verifier: Engine | None = None,
 ) -> StressSummary:
-    """Run the probe num_runs times, each time in a new random load, with the modes in turn."""
-    summary = StressSummary.empty()
-    for number in range(first_run, first_run + num_runs):
+    """Run the probe num_runs times, each time in a new random load, with the modes in turn.
+
+    verifier: the engine of the mode `verify`, if it is another one.
+    """
+    summary = StressSummary()
+    for number in range(num_runs):
         rng = random.Random(seed * 1_000_003 + number)
         mode = modes[number % len(modes)]
-        load = draw_load(rng, engine, probe, mode, scale or LoadScale(), others)
-        summary.add(run_in_load(engine, load, probe))
+        used = verifier if verifier is not None and mode == "verify" else engine
+        load = draw_load(rng, used, probe, mode, scale or LoadScale(), others)
+        summary.add(run_in_load(used, load, probe))
     return summary

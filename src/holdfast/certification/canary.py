@@ -26,8 +26,8 @@ from holdfast.models.decoder import layer_shape
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.backends.torch.sampling import SPLITMIX_GAMMA, mix64
 from holdfast.numerics.blocks import BLOCK_FORMATS, BlockBackend, blocks_of
+from holdfast.numerics.experts import activate
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.layer import activate
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.worker.spot_check import logits_checksums

@@ -30,7 +30,7 @@ from holdfast.certification.certificate import (
 from holdfast.certification.checks.probes import clear_neighbours
 from holdfast.errors import ConfigError
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
-from holdfast.numerics.settings_guard import SettingsGuard
+from holdfast.numerics.settings_guard import our_settings
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Certification:
         if self._is_reference_tested:
             return None
         started = time.monotonic()
-        with SettingsGuard(self._device, own_workers=True), torch.inference_mode():
+        with our_settings(self._device), torch.inference_mode():
             done: list[OperationCheck] = []
             checks = self._make_reference_checks()
             for check in checks:
@@ -127,7 +127,7 @@ class Certification:
             num_checks, num_before = len(self._checks), len(self._done)
         until = None if seconds is None else started + seconds
         try:
-            with SettingsGuard(self._device, own_workers=True), torch.inference_mode():
+            with our_settings(self._device), torch.inference_mode():
                 self._run(until, progress)
                 self.synchronize()
         except BaseException as error:

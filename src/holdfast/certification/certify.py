@@ -1,8 +1,7 @@
 """Certification: find out which batch sizes give the reference bits on this machine.
 
-`find_certificate` loads the certificate of an earlier start, `plan_certification` makes a new one, at
-once or in slices (`certification.py`). The
-reference of a token is the result of the canonical form of an operation in a batch of exactly
+`plan_certification` lists the checks of a certificate, which are made at once or in slices
+(`certification.py`). The reference of a token is the result of the canonical form of an operation in a batch of exactly
 `recipe.rows` tokens. Every other batch size is compared with that, bit by bit, never with itself.
 
 A certificate is about operations: shape, dtype, device, library and settings. So each operation is
@@ -23,17 +22,13 @@ from functools import partial
 import torch
 
 from holdfast.certification.certificate import (
-    Certificate,
     CheckSteps,
-    certificate_key,
-    load_certificate,
 )
 from holdfast.certification.certification import Certification, Check
 from holdfast.certification.checks.attention import check_attention, check_long_attention
 from holdfast.certification.checks.operations import (
     GemmCase,
     LayerCase,
-    ModelShape,
     check_fast_head,
     check_gemm,
     check_head,
@@ -56,7 +51,7 @@ from holdfast.certification.checks.synthetic import (
     synthetic_linears,
     token_ops,
 )
-from holdfast.models.config import FAMILY_DEFAULTS
+from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig
 from holdfast.models.decoder import Decoder, NamedLinear
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS
 from holdfast.numerics.ops import Backend
@@ -79,11 +74,6 @@ _QUICK_SIZES = (1, 3, 8)  # of sampled tokens, in the reference's own test
 _QUICK_CONTEXT = 4000  # of the reference's own test of whole passes
 
 
-def find_certificate(subject: Mapping[str, object]) -> Certificate | None:
-    """Return the certificate of an earlier start."""
-    return load_certificate(certificate_key(subject))
-
-
 def plan_certification(
     subject: Mapping[str, object],
     decoder: Decoder,
@@ -95,13 +85,13 @@ def plan_certification(
     lender: PageLender,
 ) -> Certification:
     """Return all checks of this engine. Whole passes are checked in pages of the lender."""
-    backend, shape = decoder.backend, _model_shape(decoder, max_len)
+    backend, model = decoder.backend, decoder.config
     last: list[Check] = []
     reference: list[Check] = []
     kernels = None
     if backend.device.type == "cuda":
         rows = backend.recipe.rows
-        bench = PassBench(runner, store.layers, backend.page_size, shape.vocab, rows, lender)
+        bench = PassBench(runner, store.layers, backend.page_size, model.vocab_size, rows, lender)
         canonical = (rows, 2 * rows)
         last.append(partial(check_passes, bench, max_pass_tokens, max_len, canonical))
         quick, quick_len = replace(bench, lender=AllPages(store.num_pages)), min(max_len, _QUICK_CONTEXT)
@@ -111,8 +101,8 @@ def plan_certification(
     def make_checks() -> list[Check]:
         return [
             *_gemm_checks(decoder, max_pass_tokens),
-            *_layer_checks(decoder, shape, max_pass_tokens),
-            *_weightless_checks(backend, shape, max_pass_tokens),
+            *_layer_checks(decoder, max_pass_tokens),
+            *_weightless_checks(backend, model, max_pass_tokens, max_len),
             *last,
         ]
 
@@ -120,7 +110,7 @@ def plan_certification(
         subject,
         make_checks,
         backend.can.sizes(max_pass_tokens),
-        make_reference_checks=lambda: [*_reference_checks(decoder, shape), *reference],
+        make_reference_checks=lambda: [*_reference_checks(decoder, max_len), *reference],
         kernels=kernels,
         device=backend.device,
     )
@@ -258,51 +248,51 @@ def _check_synthetic_head(backend: Backend, case: GemmCase, sizes: tuple[int, ..
     return found
 
 
-def _layer_checks(decoder: Decoder, shape: ModelShape, max_pass_tokens: int) -> Iterator[Check]:
+def _layer_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
     """Check the fused layer against its operations one by one: with synthetic weights, then the first, a
     middle and the last layer."""
     backend = decoder.backend
     sizes = backend.can.sizes(max_pass_tokens)
     few = (*(size for size in sizes if size in backend.can.layer_sizes), sizes[-1])
     small = tuple(size for size in sizes if size <= DENSE_SEATING)
-    yield partial(
-        _check_synthetic_layer, decoder, shape, few if backend.can.is_interpreted else (*small, *few)
-    )
+    yield partial(_check_synthetic_layer, decoder, few if backend.can.is_interpreted else (*small, *few))
     for index in _sampled_layers(decoder):
         case = LayerCase(f"layers.{index}", decoder.layers[index], decoder.layer_shape)
-        yield partial(check_layer, backend, case, shape, few)
+        yield partial(check_layer, backend, case, few)
 
 
-def _check_synthetic_layer(decoder: Decoder, shape: ModelShape, sizes: tuple[int, ...]) -> CheckSteps:
+def _check_synthetic_layer(decoder: Decoder, sizes: tuple[int, ...]) -> CheckSteps:
     weights = synthetic_layer(decoder.backend, decoder.layers[0])
     case = LayerCase("synthetic layer", weights, decoder.layer_shape)
-    return check_layer(decoder.backend, case, shape, tuple(sorted(set(sizes))))
+    return check_layer(decoder.backend, case, tuple(sorted(set(sizes))))
 
 
-def _weightless_checks(backend: Backend, shape: ModelShape, max_pass_tokens: int) -> Iterator[Check]:
+def _weightless_checks(
+    backend: Backend, model: DecoderConfig, max_pass_tokens: int, max_len: int
+) -> Iterator[Check]:
     """Check norms, rope, activation, attention and the sampler."""
     sizes = backend.can.sizes(max_pass_tokens)
     for one in dict.fromkeys((backend, backend.in_fp32())):
         suffix = "" if one is backend else " (fp32)"
-        for op in token_ops(one, shape):
+        for op in token_ops(one, model):
             yield partial(check_token_op, one, op, sizes, suffix=suffix)
-        yield partial(check_attention, one, shape, sizes, name="attention" + suffix)
+        yield partial(check_attention, one, model, max_len, sizes, name="attention" + suffix)
     if backend.device.type == "cuda":
-        yield partial(check_long_attention, backend, shape, name="attention, longest context")
+        yield partial(check_long_attention, backend, model, max_len, name="attention, longest context")
     sampled = _sampled_sizes(backend, sizes)
-    for sampler_op in sampler_ops(backend, shape.vocab):
+    for sampler_op in sampler_ops(backend, model.vocab_size):
         is_slow = sampler_op.name in _SLOW_SAMPLER_OPS
         tested = tuple(size for size in sampled if not is_slow or size in _FEW_SAMPLED_SIZES)
         yield partial(check_sampler_op, backend, sampler_op, tested)
 
 
-def _reference_checks(decoder: Decoder, shape: ModelShape) -> Iterator[Check]:
+def _reference_checks(decoder: Decoder, max_len: int) -> Iterator[Check]:
     """Yield the reference's own test, in a fraction of a second: every operation in canonical form, at other
     places, among other neighbours, in passes of one and two reference sizes.
 
     It comes before the first answer. The certification repeats it with all sizes and inputs.
     """
-    backend = decoder.backend
+    backend, model = decoder.backend, decoder.config
     rows = backend.recipe.rows
     for product in _distinct_shapes(decoder):
         if product.is_head or product.is_routed:
@@ -311,11 +301,11 @@ def _reference_checks(decoder: Decoder, shape: ModelShape) -> Iterator[Check]:
         else:
             yield partial(_check_canonical_gemm, backend, product)
     layer = LayerCase("layers.0", decoder.layers[0], decoder.layer_shape)
-    yield partial(check_layer, backend, layer, shape, ())
-    for op in token_ops(backend, shape, is_quick=True):
+    yield partial(check_layer, backend, layer, ())
+    for op in token_ops(backend, model, is_quick=True):
         yield partial(check_token_op, backend, op, (2 * rows,))
-    yield partial(check_attention, backend, shape, (2 * rows,), name="attention", is_quick=True)
-    for sampler_op in sampler_ops(backend, shape.vocab, is_quick=True):
+    yield partial(check_attention, backend, model, max_len, (2 * rows,), name="attention", is_quick=True)
+    for sampler_op in sampler_ops(backend, model.vocab_size, is_quick=True):
         yield partial(check_sampler_op, backend, sampler_op, _QUICK_SIZES)
 
 
@@ -341,27 +331,3 @@ def _sampled_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(size for size in sizes if size <= DENSE_SEATING)
     most = DENSE_SEATING if backend.can.samples_by_row else sizes[-1]
     return tuple(size for size in _SAMPLED_SIZES if size <= most)
-
-
-def _model_shape(decoder: Decoder, max_len: int) -> ModelShape:
-    model = decoder.config
-    return ModelShape(
-        hidden=model.hidden_size,
-        heads=model.num_heads,
-        kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        intermediate=model.activation_size,
-        vocab=model.vocab_size,
-        page_size=decoder.backend.page_size,
-        max_context=max_len,
-        window=next((window for window in model.layer_windows if window is not None), None),
-        soft_cap=model.attention_soft_cap,
-        activation=model.activation,
-        norm=model.norm,
-        num_experts=model.num_experts,
-        experts_per_token=model.experts_per_token,
-        normalizes_experts=model.normalizes_experts,
-        has_sinks=model.attention_sinks,
-        swiglu_alpha=model.swiglu_alpha,
-        swiglu_limit=model.swiglu_limit,
-    )

@@ -22,11 +22,12 @@ from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.shapes import gemm_shapes
 from holdfast.models.weight_loader import load_decoder
+from holdfast.numerics.backends.select_backend import open_backend
+from holdfast.numerics.experts import activate
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.layer import RopeCosSin, activate, write_kv
+from holdfast.numerics.layer import RopeCosSin, write_kv
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
-from holdfast.numerics.select_backend import open_backend
 
 _log = logging.getLogger(__name__)
 

@@ -30,10 +30,7 @@ _CODE_INDENT = 4
 
 
 class PromptText:
-    """The text of a prompt, taken in order, up to a number of tokens.
-
-    No piece of it ends inside a character.
-    """
+    """The text of a prompt, taken in order. No piece of it ends inside a character."""
 
     def __init__(self, tokenizer: "Tokenizer", prompt: str | Sequence[int]) -> None:
         from holdfast.text.detokenizer import Detokenizer
@@ -53,10 +50,7 @@ class PromptText:
 
 
 class AnswerWriter:
-    """Write one answer as it arrives.
-
-    With a prompt, the prompt is shown first, with its thoughts.
-    """
+    """Write one answer as it arrives. A prompt is shown first, with its thoughts."""
 
     def __init__(self, *, with_thoughts: bool = False, prompt: PromptText | None = None) -> None:
         self._with_thoughts = with_thoughts
@@ -81,7 +75,6 @@ class AnswerWriter:
             sys.stdout.flush()
 
     def write_reasoning(self, text: str) -> None:
-        """Write thinking before the answer, dimmed, to stderr."""
         if not text or not self._with_thoughts:
             return
         from rich.text import Text
@@ -120,7 +113,6 @@ class AnswerWriter:
         self._line_is_open = not self._answering
 
     def _begin_answer(self) -> None:
-        """Show the rest of the prompt, once."""
         if self._answering:
             return
         self._answering = True
@@ -153,10 +145,7 @@ def has_thoughts(llm: "LLM", params: SamplingParams) -> bool:
 
 
 class NewThoughts:
-    """Select the thoughts of a turn that the last turn did not show.
-
-    Every turn reads the whole conversation again. `turn` has all thoughts of this one.
-    """
+    """Select the thoughts that the last turn did not show. Every turn reads the conversation again."""
 
     def __init__(self, last: Sequence[Thought] = ()) -> None:
         self._last = last
@@ -219,13 +208,11 @@ class WordWrap:
                 self._add(piece)
 
     def flush(self) -> None:
-        """Write all that is held back."""
         self._put_word()
         self._put(self._space)
         self._space = ""
 
     def advance(self, num_cells: int) -> None:
-        """Something else was written in this line."""
         self._column += num_cells
 
     def _add(self, piece: str) -> None:
@@ -269,7 +256,6 @@ class WordWrap:
 
 
 def _cells(text: str) -> int:
-    """Return the number of columns that a terminal shows a text in."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -22,24 +22,19 @@ def stderr() -> "Console":
 
 
 def show_error(message: str) -> None:
-    """Write one red line."""
     from rich.text import Text
 
     stderr().print(Text(f"error: {' '.join(message.split())}", style="red"))
 
 
 def note(message: str) -> None:
-    """Write one dimmed line."""
     from rich.text import Text
 
     stderr().print(Text(message, style="dim"))
 
 
 class StageBars:
-    """Progress bars for the stages of loading a model; silent if stderr is no terminal.
-
-    Call it with (stage, done, total).
-    """
+    """Progress bars for the stages of loading a model; silent if stderr is no terminal."""
 
     def __init__(self) -> None:
         self.stages: dict[str, TaskID | None] = {}

@@ -31,7 +31,6 @@ def read_prompts(prompt: str | None, further: list[str], file: Path | None) -> l
 
 
 def parse_ids(text: str, option: str) -> list[int]:
-    """Return the token ids in a text with commas."""
     try:
         return [int(one) for one in text.replace(",", " ").split()]
     except ValueError:
@@ -50,7 +49,6 @@ class ScorePair:
 def read_pairs(
     texts: list[str], prompt_ids: str | None, completion_ids: str | None, file: Path | None
 ) -> list[ScorePair]:
-    """Return the pair of the command line, if any, and those of the file."""
     pairs = []
     if texts or prompt_ids is not None or completion_ids is not None:
         pairs.append(_parse_pair(texts, prompt_ids, completion_ids))
@@ -78,7 +76,6 @@ def _parse_pair(texts: list[str], prompt_ids: str | None, completion_ids: str | 
 
 
 def _parse_lines(content: str, file: str) -> Iterator[ScorePair]:
-    """Yield one pair for each line that is not blank. Unknown keys are ignored."""
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
@@ -100,7 +97,6 @@ def _text(pair: dict[str, object], name: str, where: str) -> Text:
 
 
 def _read_text(file: Path, what: str) -> str:
-    """Return the text of a file; "-" is stdin."""
     if str(file) == "-":
         return _read_stdin()
     try:

@@ -73,7 +73,6 @@ def _logprob(one: TokenLogprob) -> dict[str, Any]:
 
 
 def show_logprobs(title: str, logprobs: Sequence[TokenLogprob | None]) -> None:
-    """Show a table on stderr, one line for each token that has a logprob."""
     from rich.table import Table
 
     table = Table(title=f"logprobs of {title}", title_justify="left")
@@ -89,7 +88,6 @@ def show_logprobs(title: str, logprobs: Sequence[TokenLogprob | None]) -> None:
 
 
 def mode_line(result: Result) -> str:
-    """Mode, length, seed and finish reason of a result, over all its choices."""
     mode = "ordinary" if result.determinism == "none" else result.determinism
     choices = result.choices
     several = f"{len(choices)} choices · " if len(choices) > 1 else ""
@@ -99,14 +97,12 @@ def mode_line(result: Result) -> str:
 
 
 def stats_line(result: Result) -> str:
-    """Return the mode line and the prompt's length."""
     num_cached = result.stats.cached_tokens
     cached = f", {num_cached} cached" if num_cached else ""
     return f"{mode_line(result)} · prompt {len(result.prompt_token_ids)} tokens{cached}"
 
 
 def full_stats(result: Result) -> str:
-    """Return the mode line, and the counts of the engine's work for this result."""
     stats = result.stats
     return (
         f"{mode_line(result)} · candidates {stats.candidates} ({stats.looked_up} from n-grams) = accepted "
@@ -139,9 +135,7 @@ def require_writable(path: Path) -> None:
 
 
 def write_receipts(path: Path, results: Sequence[Result]) -> None:
-    """Write one JSON object a line, as `holdfast replay` reads them: line k is prompt k's, null if
-    its answer failed.
-    """
+    """Write one JSON object a line, as `holdfast replay` reads them: null if an answer failed."""
     lines = [f"{json.dumps(result.receipt)}\n" for result in results]
     try:
         path.write_text("".join(lines), encoding="utf-8")
@@ -150,7 +144,6 @@ def write_receipts(path: Path, results: Sequence[Result]) -> None:
 
 
 def drop_prompt(result: Result) -> Result:
-    """Return the same result with a receipt that has only the prompt's digest."""
     from holdfast.receipts.receipt import redact
 
     return (

@@ -39,7 +39,6 @@ class CancelToken:
                 callback()
 
     def check(self) -> None:
-        """Raise `Cancelled` if the work is cancelled."""
         if self._is_cancelled:
             raise Cancelled
 

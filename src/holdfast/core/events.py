@@ -67,12 +67,5 @@ class RequestEnded:
     error_code: str | None = None  # of a class in `holdfast.errors`
 
 
-Event = (
-    TokensCommitted
-    | TokensConfirmed
-    | PromptScored
-    | PromptPooled
-    | ExtraCommitted
-    | CertificateChecked
-    | RequestEnded
-)
+AnswerEvent = TokensCommitted | TokensConfirmed | PromptScored | PromptPooled | ExtraCommitted | RequestEnded
+Event = AnswerEvent | CertificateChecked

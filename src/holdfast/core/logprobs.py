@@ -1,6 +1,6 @@
 """Logprobs as a Python caller reads them: with the text of each token, and in vLLM's form."""
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ NO_TEXTS = TokenTexts(lambda token_id: "")
 
 
 @fast_dataclass
-class DecodedLogprob(TokenLogprob):
+class DecodedLogprob(TokenLogprob, Mapping[int, Logprob]):
     """A `TokenLogprob` with the text of its token, and of those in top in the same order. Texts are
     looked up when they are read: an answer has thousands of them.
 
@@ -63,13 +63,10 @@ class DecodedLogprob(TokenLogprob):
 
     def to_dict(self) -> dict[int, Logprob]:
         """From token id to `Logprob`, as vLLM has it."""
-        ranked = [
-            (token_id, Logprob(logprob, rank, text))
-            for rank, ((token_id, logprob), text) in enumerate(
-                zip(self.top, self.top_texts, strict=True), start=1
-            )
-        ]
-        return {self.token_id: Logprob(self.logprob, None, self.text)} | dict(ranked)
+        found = {self.token_id: Logprob(self.logprob, None, self.text)}
+        for rank, (token_id, logprob) in enumerate(self.top, start=1):
+            found[token_id] = Logprob(logprob, rank, self.texts[token_id])
+        return found
 
     def __getitem__(self, token_id: int) -> Logprob:
         return self.to_dict()[token_id]
@@ -80,18 +77,6 @@ class DecodedLogprob(TokenLogprob):
     def __len__(self) -> int:
         return len(self.to_dict())
 
-    def __contains__(self, token_id: object) -> bool:
-        return token_id in self.to_dict()
-
-    def keys(self) -> KeysView[int]:
-        return self.to_dict().keys()
-
-    def values(self) -> ValuesView[Logprob]:
-        return self.to_dict().values()
-
-    def items(self) -> ItemsView[int, Logprob]:
-        return self.to_dict().items()
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenLogprob):
             return NotImplemented
@@ -100,7 +85,6 @@ class DecodedLogprob(TokenLogprob):
 
 
 def with_texts(one: TokenLogprob, texts: TokenTexts) -> DecodedLogprob:
-    """Return a logprob with the texts of its tokens."""
     if isinstance(one, DecodedLogprob):
         return one
     return DecodedLogprob(one.token_id, one.logprob, one.top, texts)

@@ -71,7 +71,6 @@ class OptionField:
 
     @property
     def name(self) -> str:
-        """The option's name, with underscores."""
         return self.option.name or self.field_name
 
     @property
@@ -127,5 +126,4 @@ def check_choices(config: Any) -> None:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or nothing for another type."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else ()

@@ -54,9 +54,7 @@ class HiddenStates(Protocol):
 
     def add_to(self, total: "array[float] | None", num_states: int) -> "array[float]":
         """Add the first num_states of them, one by one, to a running sum in double precision."""
-        ...
 
     def finish(self, total: "array[float]", count: int, pooling: Pooling) -> bytes | None:
         """Return the embedding, fp32 in little-endian order, of a sum over count states. None if it has
         infinite or undefined numbers."""
-        ...

@@ -9,11 +9,12 @@ import secrets
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 from holdfast.core.pooling import Pooling
 from holdfast.core.sampling_params import RestOfContext, SamplingParams
 from holdfast.core.sent import Sent
+from holdfast.core.shares import Share
 from holdfast.core.structured_output import Grammar
 
 SEED_BITS = 53  # of a random seed: every JSON parser reads such an integer exactly
@@ -26,7 +27,6 @@ class AnswerText(Protocol):
 
     def push(self, token_id: int) -> bool:
         """Append one committed token. True if a stop string is now complete."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ class Request:
                   client asked for an echo
     want_receipt  the result gets a receipt
     cache_salt    separates the prefix cache: pages are shared among requests with the same salt
-    tenant        an opaque name: tenants get equal shares of the engine while it is busy
-    max_running   the number of requests of this tenant that may run at once
+    share         whose share of the engine it uses
     sent          what the client has of each answer already, if an engine began them
     """
 
@@ -57,8 +56,7 @@ class Request:
     echo_text: str = ""
     want_receipt: bool = True
     cache_salt: str = ""
-    tenant: str = ""
-    max_running: int | None = None
+    share: Share = field(default=Share())
     sent: tuple[Sent, ...] = ()
 
     @property
@@ -67,7 +65,6 @@ class Request:
 
     @property
     def ids(self) -> range:
-        """The ids of its answers."""
         return range(self.request_id, self.request_id + self.params.n)
 
     @property
@@ -86,6 +83,16 @@ class Request:
             return None
         first = None if self.params.prompt_logprobs is None else 1
         return first if self.read_len is None else self.read_len
+
+
+class RequestOptions(TypedDict, total=False):
+    """What may be said about a request beside its prompt and settings."""
+
+    pooling: Pooling | None
+    want_receipt: bool
+    cache_salt: str
+    share: Share
+    sent: tuple[Sent, ...]
 
 
 @dataclass(frozen=True)
@@ -123,13 +130,8 @@ class RequestDefaults:
         *,
         max_model_len: int,
         completion_ids: Sequence[int] | None = None,
-        pooling: Pooling | None = None,
         echo_text: str | None = None,
-        want_receipt: bool = True,
-        cache_salt: str = "",
-        tenant: str = "",
-        max_running: int | None = None,
-        sent: tuple[Sent, ...] = (),
+        **options: Unpack[RequestOptions],
     ) -> Request:
         """Make a request: decide `deterministic`, the seed and max_tokens. It has no id and is not
         checked yet.
@@ -140,20 +142,9 @@ class RequestDefaults:
         ids = tuple(prompt_ids)
         read_len = None if completion_ids is None else len(ids)
         ids += tuple(completion_ids or ())
-        return Request(
-            0,
-            ids,
-            self.decide(params, len(ids), max_model_len),
-            self.seed_of(params),
-            read_len,
-            pooling,
-            (echo_text or "") if params.echo and completion_ids is None else "",
-            want_receipt,
-            cache_salt,
-            tenant,
-            max_running,
-            sent,
-        )
+        echo = echo_text if params.echo and completion_ids is None else None
+        decided = self.decide(params, len(ids), max_model_len)
+        return Request(0, ids, decided, self.seed_of(params), read_len, echo_text=echo or "", **options)
 
     def is_deterministic(self, asked: bool | None) -> bool:
         return self.deterministic if asked is None else asked

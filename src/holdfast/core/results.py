@@ -46,7 +46,6 @@ class Stats:
 
 
 def sum_stats(stats: Sequence[Stats]) -> Stats:
-    """The sum of each field."""
     return Stats(**{each.name: sum(getattr(one, each.name) for one in stats) for each in fields(Stats)})
 
 
@@ -381,5 +380,4 @@ def embedding_result(request_id: int, result: Result) -> EmbeddingResult:
 
 
 def unpack_embedding(embedding: bytes) -> list[float]:
-    """Return the values of an embedding."""
     return list(struct.unpack(f"<{len(embedding) // 4}f", embedding))

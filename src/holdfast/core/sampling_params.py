@@ -106,20 +106,15 @@ class SamplingParams:
         put(self, "forced_thoughts", _thoughts(self.forced_thoughts))
         if self.allowed_token_ids is not None:
             put(self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids, MAX_LISTED_IDS))
-        if self.seed is not None:
-            put(self, "seed", _integer("seed", self.seed, 0, MAX_SEED))
-        if self.logprobs is not None:
-            put(self, "logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
-        if self.prompt_logprobs is not None:
-            put(self, "prompt_logprobs", _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS))
+        for name, high in (("seed", MAX_SEED), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
+            if getattr(self, name) is not None:
+                put(self, name, _integer(name, getattr(self, name), 0, high))
         if not isinstance(self.structured, StructuredOutput | None):
             raise InvalidRequest(
                 f"structured must be a StructuredOutput, not {type(self.structured).__name__}"
             )
-        for name in (*_BOOLEANS, "deterministic"):
-            if not isinstance(getattr(self, name), bool) and not (
-                name == "deterministic" and self.deterministic is None
-            ):
+        for name in (*_BOOLEANS, *(() if self.deterministic is None else ("deterministic",))):
+            if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, not {show(getattr(self, name))}")
         if sum(map(len, self.bad_texts)) > MAX_BAD_CHARS:
             raise InvalidRequest(
@@ -280,13 +275,19 @@ def _number(name: str, value: object, low: float, high: float) -> float:
     return number
 
 
+def _limited(name: str, values: Iterable[object], max_count: int, what: str) -> tuple[Any, ...]:
+    """Return the values. Read at most one too many."""
+    limited = tuple(islice(values, max_count + 1))
+    if len(limited) > max_count:
+        raise InvalidRequest(f"{name} holds more than {max_count} {what}; at most {max_count} are allowed")
+    return limited
+
+
 def _strings(name: str, value: object, max_count: int) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Iterable):
         raise InvalidRequest(f"{name} must be a string or a list of strings, not {show(value)}")
-    limited = tuple(islice(strings, max_count + 1))
-    if len(limited) > max_count:
-        raise InvalidRequest(f"{name} holds more than {max_count} strings; at most {max_count} are allowed")
+    limited = _limited(name, strings, max_count, "strings")
     for one in limited:
         if not isinstance(one, str) or not one:
             raise InvalidRequest(f"every string of {name} must be a non-empty string, not {show(one)}")
@@ -302,45 +303,35 @@ def _strings(name: str, value: object, max_count: int) -> tuple[str, ...]:
 def _ids(name: str, value: object, max_count: int) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InvalidRequest(f"{name} must be a list of token ids, not {show(value)}")
-    ids = tuple(islice(value, max_count + 1))
-    if len(ids) > max_count:
-        raise InvalidRequest(f"{name} holds more than {max_count} ids; at most {max_count} are allowed")
+    ids = _limited(name, value, max_count, "ids")
     if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID:
         return ids  # the loop below takes a second for a list as long as a vocabulary
     return tuple(_integer(name, token_id, 0, MAX_TOKEN_ID) for token_id in ids)
 
 
-def _biases(value: object) -> tuple[tuple[int, float], ...]:
+def _pairs(name: str, value: object, max_count: int, what: str) -> tuple[tuple[Any, Any], ...]:
+    """Return the pairs of a mapping, or of a list of pairs. what: such as "token ids to numbers"."""
     pairs = value.items() if isinstance(value, Mapping) else value
     if isinstance(pairs, str) or not isinstance(pairs, Iterable):
-        raise InvalidRequest(f"logit_bias must map token ids to numbers, not {show(value)}")
-    limited = tuple(islice(pairs, MAX_BIASED + 1))
-    if len(limited) > MAX_BIASED:
-        raise InvalidRequest(
-            f"logit_bias holds more than {MAX_BIASED} tokens; at most {MAX_BIASED} are allowed"
-        )
-    biases: dict[int, float] = {}
+        raise InvalidRequest(f"{name} must map {what}, not {show(value)}")
+    limited = _limited(name, pairs, max_count, "entries")
     for pair in limited:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InvalidRequest(f"logit_bias must map token ids to numbers; {show(pair)} is no such pair")
-        token_id = _integer("a token id of logit_bias", pair[0], 0, MAX_TOKEN_ID)
-        biases[token_id] = _number("logit_bias", pair[1], -100.0, 100.0)
+            raise InvalidRequest(f"{name} must map {what}; {show(pair)} is no such pair")
+    return limited
+
+
+def _biases(value: object) -> tuple[tuple[int, float], ...]:
+    biases: dict[int, float] = {}
+    for token_id, bias in _pairs("logit_bias", value, MAX_BIASED, "token ids to numbers"):
+        token_id = _integer("a token id of logit_bias", token_id, 0, MAX_TOKEN_ID)
+        biases[token_id] = _number("logit_bias", bias, -100.0, 100.0)
     return tuple(sorted(biases.items()))
 
 
 def _thoughts(value: object) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    pairs = value.items() if isinstance(value, Mapping) else value
-    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
-        raise InvalidRequest(f"forced_thoughts must map chunk numbers to token ids, not {show(value)}")
-    limited = tuple(islice(pairs, MAX_FORCED + 1))
-    if len(limited) > MAX_FORCED:
-        raise InvalidRequest(f"forced_thoughts holds more than {MAX_FORCED} thoughts")
     thoughts: dict[int, tuple[int, ...]] = {}
-    for pair in limited:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InvalidRequest(
-                f"forced_thoughts must map chunk numbers to token ids; {show(pair)} is no such pair"
-            )
-        chunk = _integer("a chunk of forced_thoughts", pair[0], 0, MAX_TOKENS_LIMIT)
-        thoughts[chunk] = _ids("a thought of forced_thoughts", pair[1], MAX_FORCED)
+    for chunk, ids in _pairs("forced_thoughts", value, MAX_FORCED, "chunk numbers to token ids"):
+        chunk = _integer("a chunk of forced_thoughts", chunk, 0, MAX_TOKENS_LIMIT)
+        thoughts[chunk] = _ids("a thought of forced_thoughts", ids, MAX_FORCED)
     return tuple(sorted(thoughts.items()))

@@ -131,15 +131,12 @@ class Grammar(Protocol):
 
     def commit(self, token_id: int) -> None:
         """Append one committed token."""
-        ...
 
     def restart(self) -> None:
         """Back to the first token of the answer."""
-        ...
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens are valid, one after another, after the committed tokens."""
-        ...
 
     def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
         """Return which tokens may come at the last `num_masks` of len(candidates) + 1 positions: after the
@@ -149,12 +146,10 @@ class Grammar(Protocol):
         says why. None: a candidate before this position is invalid, so whatever is sampled here
         will be dropped with it.
         """
-        ...
 
     @property
     def problem(self) -> str | None:
         """Why no token may follow the committed ones, or None."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.events import (
+    AnswerEvent,
     ExtraCommitted,
-    PromptPooled,
     PromptScored,
     RequestEnded,
     TokensCommitted,
@@ -90,7 +90,6 @@ class AnswerOutput:
             self._echo = ""
 
     def confirm_samples(self, samples: Sequence[Sampled]) -> None:
-        """Tokens that were sent came out again."""
         self.logprobs += [sample.logprob for sample in samples if sample.logprob is not None]
 
     def push(self, token_id: int) -> bool:
@@ -155,7 +154,6 @@ class AnswerOutput:
         return tuple.__new__(Delta, (text, token_ids, shown_logprobs, self.index, None, (), None, values))
 
     def add_thoughts(self, thoughts: Sequence[Thought]) -> Delta:
-        """The delta of newly committed thoughts."""
         self._thoughts += thoughts
         return Delta(index=self.index, thoughts=tuple(thoughts))
 
@@ -238,7 +236,6 @@ class RequestAnswers:
 
     @property
     def open_ids(self) -> tuple[int, ...]:
-        """The ids of the answers that have not ended."""
         return tuple(id_ for id_ in self._outputs if id_ not in self._choices)
 
     @property
@@ -326,15 +323,7 @@ class RequestAnswers:
         assert logs is not None
         return logs.decode(item, self._tokenizer)
 
-    def process(
-        self,
-        event: TokensCommitted
-        | TokensConfirmed
-        | PromptScored
-        | PromptPooled
-        | ExtraCommitted
-        | RequestEnded,
-    ) -> Delta | None:
+    def process(self, event: AnswerEvent) -> Delta | None:
         """Process an event of one answer. Returns what the client is sent, if anything."""
         id_ = event.request_id
         output = self._outputs[id_]
@@ -415,7 +404,6 @@ def _up_to(params: SamplingParams, num_tokens: int) -> SamplingParams:
 
 
 def _without_top(choice: Choice) -> Choice:
-    """The answer with the logprobs of its own tokens only."""
     if choice.logprobs is None:
         return choice
     return replace(choice, logprobs=tuple(replace(one, top=()) for one in choice.logprobs))

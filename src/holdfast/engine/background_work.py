@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.certification.certificate import Certificate, delete_certificate
 from holdfast.certification.certification import Certification, Progress
-from holdfast.certification.checks.passes import PageLender
+from holdfast.certification.checks.passes import AllPages
 from holdfast.engine.status import CertificateState, CertificateStateName
 from holdfast.scheduler.scheduler import Scheduler
 
@@ -28,15 +28,15 @@ _PAGES_SECONDS = 1.0  # until pages are asked for again
 _IDLE_SECONDS = 0.1  # so long may a new request wait
 
 
-class SpareKVPages:
-    """Lends pages of the KV cache that no request uses (`PageLender`)."""
+class SpareKVPages(AllPages):
+    """Lends pages of the KV cache that no request uses. Before there is a scheduler, those are all."""
 
-    def __init__(self) -> None:
-        self.scheduler: Scheduler | None = None  # of the engine that runs
-        self.is_waiting = False  # too few pages were free
+    scheduler: Scheduler | None = None  # of the engine that runs
+    is_waiting = False  # too few pages were free
 
     def lend(self, num_wanted: int) -> Sequence[int]:
-        assert self.scheduler is not None
+        if self.scheduler is None:
+            return super().lend(num_wanted)
         pages = self.scheduler.lend_pages(num_wanted)
         self.is_waiting = not pages
         return pages
@@ -52,7 +52,7 @@ class Certifier:
     def __init__(
         self,
         certification: Certification,
-        pages: PageLender,
+        pages: SpareKVPages,
         padded_sizes: Callable[[Sequence[int]], tuple[int, ...]],
     ) -> None:
         """padded_sizes: which certified sizes passes are padded to."""
@@ -64,12 +64,10 @@ class Certifier:
 
     @property
     def certificate(self) -> Certificate | None:
-        """The certificate, once it is complete."""
         return self._certification.certificate
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(checks done, in all)."""
         return self._certification.progress
 
     @property
@@ -79,22 +77,20 @@ class Certifier:
     def attach(self, scheduler: Scheduler) -> None:
         """Borrow pages from this scheduler from now on. Nothing may be borrowed from another."""
         self.interrupt()
-        if isinstance(self._pages, SpareKVPages):
-            self._pages.scheduler = scheduler
+        self._pages.scheduler = scheduler
 
     def interrupt(self) -> None:
         """Give back all pages. The check at work starts again later."""
         self._certification.interrupt()
-        if isinstance(self._pages, SpareKVPages):
-            self._pages.is_waiting = False
+        self._pages.is_waiting = False
 
     def work(self, *, is_idle: bool) -> None:
         """Run one slice, unless running requests have the time now."""
         if not self.is_at_work or (not is_idle and time.monotonic() < self._next_slice):
             return
         seconds = self._run(lambda: self._certification.advance(_IDLE_SECONDS if is_idle else _BUSY_SECONDS))
-        is_waiting = isinstance(self._pages, SpareKVPages) and self._pages.is_waiting
-        self._next_slice = time.monotonic() + (_PAGES_SECONDS if is_waiting else seconds * (1 / SHARE - 1))
+        pause = _PAGES_SECONDS if self._pages.is_waiting else _pause_after(seconds)
+        self._next_slice = time.monotonic() + pause
 
     def finish(self, progress: Progress | None = None) -> None:
         """Make the certificate now."""
@@ -111,6 +107,11 @@ class Certifier:
             self.failure = f"{type(error).__name__}: {error}"
             _log.exception("the certification failed; every deterministic answer is verified")
         return time.monotonic() - started
+
+
+def _pause_after(seconds: float) -> float:
+    """Return how long requests have all of the time after this work."""
+    return seconds * (1 / SHARE - 1)
 
 
 class BackgroundWork:
@@ -133,7 +134,6 @@ class BackgroundWork:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a certificate waits to be adopted."""
         return self.certifier is not None and self.certifier.certificate is not None
 
     @property
@@ -154,11 +154,6 @@ class BackgroundWork:
         if self.certifier is not None:
             self.certifier.attach(scheduler)
 
-    def interrupt(self) -> None:
-        """Give back all pages."""
-        if self.certifier is not None:
-            self.certifier.interrupt()
-
     def work_between_steps(self, scheduler: Scheduler) -> None:
         """Do a part of it, in a share of the time, while requests run: graphs after the certificate."""
         if self.certifier is not None and self.certifier.is_at_work:
@@ -167,19 +162,13 @@ class BackgroundWork:
             started = time.monotonic()
             self.warm_up_next()
             now = time.monotonic()
-            self._next_warm_up = now + (now - started) * (1 / SHARE - 1)
+            self._next_warm_up = now + _pause_after(now - started)
 
     def certify(self, scheduler: Scheduler, *, is_idle: bool) -> None:
-        """Run a slice of the certification, between two steps."""
         if self.certifier is not None:
             if scheduler.lacks_lent_pages:
                 self.certifier.interrupt()
             self.certifier.work(is_idle=is_idle)
-
-    def finish_certificate(self, progress: Progress | None) -> None:
-        """Make the certificate now, if there is none yet. It is not adopted."""
-        if self.certifier is not None:
-            self.certifier.finish(progress)
 
     def adopt(self, scheduler: Scheduler) -> Certificate | None:
         """Use a complete certificate from now on, and return it. Nothing may be in flight. The bits stay

@@ -207,7 +207,6 @@ class EngineConfig:
 
     @property
     def request_defaults(self) -> RequestDefaults:
-        """What is assumed where a request says nothing."""
         seed = parse_seed(self.default_seed)
         if self.default_seed is None and self.deterministic:
             seed = 0

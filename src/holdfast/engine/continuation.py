@@ -56,11 +56,11 @@ def sent_of(
     tokenizer: "Tokenizer",
     max_tokens: int,
     *,
-    thinking: ThoughtLogs | None = None,
+    extension: ThoughtLogs | None = None,
 ) -> tuple[Sent, ...]:
     """Return what the client has: the receipt's tokens, their logprobs, their text and their thoughts.
 
-    An answer that has its max_tokens while another of its request has not has ended. thinking: of a
+    An answer that has its max_tokens while another of its request has not has ended. extension: of a
     model that thinks.
     """
     skip = receipt.params.skip_special_tokens
@@ -69,8 +69,8 @@ def sent_of(
         known = [id_ for id_ in choice.token_ids if id_ < tokenizer.vocab_size]
         text = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=skip).extend(known)
         thoughts = []
-        if thinking is not None:
-            thoughts = thinking.of_receipt(
+        if extension is not None:
+            thoughts = extension.of_receipt(
                 choice.thoughts or (), receipt.params, len(prompt_ids), len(choice.token_ids)
             )
         return Sent(

@@ -18,19 +18,13 @@ from holdfast.certification.certificate import Certificate
 from holdfast.certification.certification import Progress
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.events import CertificateChecked, Event, RequestEnded, TokensCommitted
-from holdfast.core.request import Prepared, Request
+from holdfast.core.request import Prepared, Request, RequestOptions
 from holdfast.core.results import Delta, RequestOutput, with_changes
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan
 from holdfast.engine.answer_output import RequestAnswers
 from holdfast.engine.background_work import BackgroundWork, Certifier
-from holdfast.engine.input_processor import (
-    GrammarFactory,
-    InputProcessor,
-    Prompt,
-    RequestLimits,
-    RequestOptions,
-)
+from holdfast.engine.input_processor import GrammarFactory, InputProcessor, Prompt, RequestLimits
 from holdfast.engine.status import CertificateState, EngineCounters, EngineStatus
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused, EngineStopped
@@ -62,7 +56,6 @@ class PlanRunner(Protocol):
 
         The callable waits for its results; plans are read in the order they started.
         """
-        ...
 
 
 class Engine:
@@ -137,12 +130,10 @@ class Engine:
 
     @property
     def revocation(self) -> str | None:
-        """Why the certificate was revoked, if it was."""
         return self.background.revocation
 
     @property
     def certificate_state(self) -> CertificateState:
-        """Where the certificate stands, as clients see it."""
         return self.background.state
 
     @property
@@ -223,12 +214,12 @@ class Engine:
     def certify(self, progress: Progress | None = None) -> Certificate | None:
         """Make the certificate now, if there is none yet. Only for an engine without requests."""
         assert not self._in_flight and not self.has_requests
-        self.background.finish_certificate(progress)
+        if self.background.certifier is not None:
+            self.background.certifier.finish(progress)
         self._adopt_certificate()
         return self.certificate
 
     def _adopt_certificate(self) -> list[RequestOutput]:
-        """Use a certificate that is complete, between two plans."""
         certificate = None if self._in_flight else self.background.adopt(self.scheduler)
         if certificate is None:
             return []
@@ -277,7 +268,6 @@ class Engine:
         return plan
 
     def _wait_for_oldest(self) -> Sequence[PassResult]:
-        """The results of the oldest plan in flight."""
         plan, wait = self._in_flight[0]
         with self._pass_errors(plan):
             return wait()

@@ -8,11 +8,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypedDict, Unpack
+from typing import Protocol, Unpack
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.pooling import Pooling
-from holdfast.core.request import NO_DEFAULTS, Prepared, Request, RequestDefaults
+from holdfast.core.request import NO_DEFAULTS, Prepared, Request, RequestDefaults, RequestOptions
 from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.sent import Sent
 from holdfast.core.structured_output import Grammar, StructuredOutput
@@ -22,17 +22,6 @@ from holdfast.thinking.config import ThinkingConfig, check_forced
 
 Prompt = str | Sequence[int]
 _MAX_BAD_WORD_LISTS = 64
-
-
-class RequestOptions(TypedDict, total=False):
-    """What a Python caller may say about a request beside its prompt and settings. See `Request`."""
-
-    pooling: Pooling | None
-    want_receipt: bool
-    cache_salt: str
-    tenant: str
-    max_running: int | None
-    sent: tuple[Sent, ...]
 
 
 class GrammarFactory(Protocol):
@@ -46,11 +35,9 @@ class GrammarFactory(Protocol):
 
         Raises `InvalidRequest` if it cannot be compiled, `Cancelled` once the token is cancelled.
         """
-        ...
 
     def is_compiled(self, structured: StructuredOutput) -> bool:
         """Whether `compile` would return at once."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -164,7 +151,6 @@ class InputProcessor:
         return is_known and self._bad_words.has(params.bad_texts)
 
     def _take_ids(self, count: int) -> int:
-        """The first of count new request ids."""
         with self._id_lock:
             first = self._next_id
             self._next_id += count
@@ -220,7 +206,6 @@ class InputProcessor:
 
 
 def _check_score(request: Request) -> None:
-    """A request with a completion scores it and does nothing else."""
     if request.params.max_tokens != 0 or request.params.prompt_logprobs is None:
         raise InvalidRequest("a completion is scored without generating anything: see score_params")
     if not request.read_len or request.read_len >= request.prompt_len:

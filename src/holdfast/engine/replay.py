@@ -62,7 +62,6 @@ def replay(
 
 
 def compare_result(receipt: Receipt, result: Result, text: TokenText) -> ReplayResult:
-    """Compare a receipt with the result of its repeated request."""
     if result.error is not None:
         raise EngineStopped(f"the replay could not be finished: {result.error}")
     assert result.receipt is not None, "a result without an error has a receipt"
@@ -99,8 +98,7 @@ def require_prompt(
 
 
 def split_score(receipt: Receipt, ids: list[int]) -> tuple[list[int], list[int] | None]:
-    """The prompt, and the completion that was scored after it, if any. A model that thinks may read a prompt
-    otherwise than a completion.
+    """The prompt, and the completion that was scored after it, if any: a model may read them otherwise.
 
     Receipts made before `read_len` was recorded have the first position that was scored.
     """

@@ -21,7 +21,6 @@ class StartUpStage:
     began: float = field(default_factory=time.monotonic)
 
     def next(self, name: str, done: int, total: int) -> "StartUpStage":
-        """The stage after this progress."""
         return StartUpStage(name, done, total, *([self.began] if name == self.name else []))
 
     @property

@@ -58,7 +58,7 @@ class RequestTrace:
     num_accepted: int = 0
     rolled_back_start: int = 0
     rolled_back_ids: tuple[int, ...] = ()
-    tenant: str = ""
+    holder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,6 @@ class _TrackedRequest:
         self._rolled_back: tuple[int, ...] = ()
 
     def observe(self) -> None:
-        """Find out which candidates were accepted or rolled back since the last observation."""
         tokens = self.state.tokens
         num_accepted, rolled_back = compare_candidates(self._candidates, self._committed_len, tokens)
         self._num_accepted += num_accepted
@@ -134,7 +133,7 @@ class _TrackedRequest:
             num_accepted=self._num_accepted,
             rolled_back_start=self._rolled_back_start,
             rolled_back_ids=self._rolled_back,
-            tenant=state.request.tenant,
+            holder=state.holder,
         )
         self._last = (*now[:-1], ())
         self._traced_len = tokens.committed_len
@@ -155,7 +154,6 @@ class Tracer:
         self._add_trace((), is_first=True)
 
     def take(self) -> list[StepTrace]:
-        """The traces since the last call."""
         traces, self._traces = self._traces, []
         return traces
 
@@ -179,12 +177,10 @@ class Tracer:
         self._add_trace(plan.passes, step=step, milliseconds=1e3 * (time.perf_counter() - planned_at))
 
     def on_abort(self) -> None:
-        """A request was aborted between two steps."""
         self.observe()
         self._add_trace(())
 
     def observe(self) -> None:
-        """Compare all live requests with the last observation."""
         for state in self._scheduler.requests:
             tracked = self._tracked.get(state.request_id)
             if tracked is None or tracked.state is not state:

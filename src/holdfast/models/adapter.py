@@ -1,4 +1,4 @@
-"""Adapters: a folder with the blocks of a thinking model, without the backbone they were trained on.
+"""Adapters: a folder with further blocks of a model, without the backbone they were trained on.
 
     adapter.json    {"format": 1, "base": "smollm2", "base_norms": "5e3c..."}
 

@@ -67,7 +67,7 @@ def read_float(
     return float(value)
 
 
-def read_bool(fields: Fields, key: str, default: bool) -> bool:
+def read_bool(fields: Fields, key: str, default: bool | None = None) -> bool:
     """Return true or false, or `default` if the key is absent or null."""
     value = fields.get(key)
     value = default if value is None else value

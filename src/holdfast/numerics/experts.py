@@ -9,7 +9,7 @@ canonical form in every pass, and a row of the result depends on the same row of
 backend only operations are used that copy, or whose result IEEE 754 defines.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from holdfast.numerics.layer import LayerShape
     from holdfast.numerics.ops import Backend, Linear
-
-Activate = Callable[[Tensor], Tensor]  # gate_up [tokens, 2 * I] -> [tokens, I]
 
 
 @dataclass(frozen=True)
@@ -59,15 +58,15 @@ class Experts:
     shared_gate: "Linear | None" = None
 
 
-def run_experts(ops: "Backend", x: Tensor, layer: Experts, activate: Activate, *, canonical: bool) -> Tensor:
+def run_experts(ops: "Backend", x: Tensor, layer: Experts, shape: "LayerShape", *, canonical: bool) -> Tensor:
     """x [tokens, hidden] -> [tokens, hidden], summed in fp32 and rounded once."""
     logits = ops.logits(x, layer.router, canonical=True)  # fp32 [tokens, experts]
     weights, ids = ops.route(logits, layer.top_k, normalizes=layer.normalizes)
     experts = [Expert(*parts) for parts in zip(layer.gate_up.linears, layer.down.linears, strict=True)]
-    outputs = _expert_outputs(ops, x, ids, experts, activate)  # [tokens, k, hidden]
+    outputs = _expert_outputs(ops, x, ids, experts, shape)  # [tokens, k, hidden]
     total = ops.combine(outputs, weights)  # fp32 [tokens, hidden]
     if layer.shared is not None and layer.shared_gate is not None:
-        shared = _run_expert(ops, x, layer.shared, activate, canonical=canonical)
+        shared = _run_expert(ops, x, layer.shared, shape, canonical=canonical)
         gate = sigmoid(ops, ops.logits(x, layer.shared_gate, canonical=True))  # fp32 [tokens, 1]
         total += shared.to(torch.float32) * gate
     return total.to(x.dtype)
@@ -106,7 +105,7 @@ def sigmoid(ops: "Backend", x: Tensor) -> Tensor:
 
 
 def _expert_outputs(
-    ops: "Backend", x: Tensor, ids: Tensor, experts: Sequence[Expert], activate: Activate
+    ops: "Backend", x: Tensor, ids: Tensor, experts: Sequence[Expert], shape: "LayerShape"
 ) -> Tensor:
     """x [tokens, hidden], ids int64 [tokens, k] -> the output of each token's experts, [tokens, k,
     hidden]."""
@@ -118,12 +117,23 @@ def _expert_outputs(
     start = 0
     for expert, count in zip(experts, counts, strict=True):
         if count:
-            part = _run_expert(ops, rows[start : start + count], expert, activate, canonical=True)
+            part = _run_expert(ops, rows[start : start + count], expert, shape, canonical=True)
             outputs.index_copy_(0, order[start : start + count], part)
             start += count
     return outputs.view(num_tokens, top_k, -1)
 
 
-def _run_expert(ops: "Backend", x: Tensor, expert: Expert, activate: Activate, *, canonical: bool) -> Tensor:
-    inner = activate(ops.linear(x, expert.gate_up, canonical=canonical))
+def _run_expert(ops: "Backend", x: Tensor, expert: Expert, shape: "LayerShape", *, canonical: bool) -> Tensor:
+    inner = activate(ops, ops.linear(x, expert.gate_up, canonical=canonical), shape)
     return ops.linear(inner, expert.down, canonical=canonical)
+
+
+def activate(ops: "Backend", gate_up: Tensor, shape: "LayerShape") -> Tensor:
+    """gate_up [tokens, 2 * intermediate] -> [tokens, intermediate]."""
+    match shape.activation:
+        case "silu":
+            return ops.silu_mul(gate_up)
+        case "gelu_tanh":
+            return ops.gelu_mul(gate_up)
+        case "clamped_swiglu":
+            return ops.swiglu_mul(gate_up, alpha=shape.swiglu_alpha, limit=shape.swiglu_limit)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from holdfast.numerics.experts import Experts
+from holdfast.numerics.experts import Experts, activate
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 
 if TYPE_CHECKING:
@@ -145,17 +145,6 @@ def add_to_residual(
         delta_scale=shape.residual_scale,
         centered=shape.centered_norm,
     )
-
-
-def activate(ops: "Backend", gate_up: Tensor, shape: LayerShape) -> Tensor:
-    """gate_up [tokens, 2 * intermediate] -> [tokens, intermediate]."""
-    match shape.activation:
-        case "silu":
-            return ops.silu_mul(gate_up)
-        case "gelu_tanh":
-            return ops.gelu_mul(gate_up)
-        case "clamped_swiglu":
-            return ops.swiglu_mul(gate_up, alpha=shape.swiglu_alpha, limit=shape.swiglu_limit)
 
 
 def write_kv(

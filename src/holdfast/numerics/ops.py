@@ -20,8 +20,7 @@ from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.recipe import Recipe
-from holdfast.numerics.sampling import SamplingBatch
-from holdfast.numerics.token_history import TokenHistory
+from holdfast.numerics.sampling import SamplingBatch, TokenHistory
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ class Capabilities:
     certifies_head: bool = False
     # Routers and experts follow the form of the pass. If not, they are always in canonical form.
     certifies_experts: bool = False
-    uses_torch_workers: bool = False  # torch's OpenMP workers compute bits
     is_interpreted: bool = False  # each pass takes seconds: only what is indispensable is tested
     libraries: tuple[str, ...] = ()  # whose versions decide bits, besides torch
 

@@ -2,7 +2,7 @@
 
 The number of threads is decided once per process; a call with another number raises, because tokens
 computed before and after could differ in bits. Environment variables are read at every call.
-`SettingsGuard` makes torch's own settings those recorded here, at every build and every step.
+`our_settings` makes torch's own settings those recorded here, at every build and every step.
 """
 
 import os

@@ -1,26 +1,28 @@
 """A guard around every build and every step: the numeric settings of torch are ours inside it.
 
-A caller may change torch's settings at any time, and a trainer's settings are its own. So every setting
-that can reach a bit is read when a guard is entered. What differs is set to our value, and restored when
-the guard ends, also after an error. A setting that cannot be set raises `ConfigError` with its name.
+A caller may change torch's settings at any time, and a trainer's settings are its own. An engine has a
+thread of its own, which builds and steps it, so only some settings must be given back:
 
-    of the thread    floating-point environment, number of OpenMP threads, autocast, modes on torch's
-                     stacks (`torch.device` as a context, FakeTensorMode), transforms of torch.func,
-                     the tracer of torch.jit, current GPU
+    of the thread    rounding, flushing of subnormal numbers, number of OpenMP threads, current GPU
+                     set at every entry; a thread that steps an engine keeps them
+    of a context     autocast, modes on torch's stacks (`torch.device` as a context, FakeTensorMode),
+                     transforms of torch.func, the tracer of torch.jit
+                     off until the guard ends
     of the process   `_of_cpus`, `_of_gpus`: matmul precision, oneDNN, TF32, default dtype, ...
+                     what differs is set, and restored when the guard ends, also after an error
 
-Guards of several threads share the settings of the process: the first one sets them, the last one
-restores them. If another thread changes one in the meantime, the end of the guard raises, because
-bits computed inside may be wrong.
-
-A setting that this version of torch does not have is left out.
+A setting that cannot be set raises `ConfigError` with its name. Guards of several threads share the
+settings of the process: the first one sets them, the last one restores them. If another thread changes
+one in the meantime, the end of the guard raises, because bits computed inside may be wrong.
 """
 
-import os
+import ctypes
+import platform
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -28,51 +30,173 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 from holdfast.errors import ConfigError
-from holdfast.numerics import fp_environment
 
 _C: Any = torch._C
-_UNREADABLE = object()  # torch refuses to report a precision that was set by two different functions
+
+# Of the thread
+
+
+def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
+    """Return a C function; None if the library does not have it."""
+    function = getattr(library, name, None)
+    if function is not None:
+        function.argtypes = list(arguments)
+    return function
+
+
+def _find_fesetenv() -> Any:
+    """Python has no access to the floating-point environment. None if this is not glibc on a CPU we know."""
+    if platform.machine() not in ("x86_64", "aarch64") or platform.libc_ver()[0] != "glibc":
+        return None
+    # PyDLL keeps the GIL: a call takes less time than releasing it.
+    return _function(ctypes.PyDLL(None), "fesetenv", ctypes.c_void_p)
+
+
+def _openmp(name: str, *arguments: Any) -> Any:
+    """Return a function of the OpenMP runtime that torch uses."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    except OSError:
+        return None
+    return _function(library, name, *arguments)
+
+
+_DEFAULT_ENVIRONMENT = ctypes.c_void_p(-1).value or 0  # FE_DFL_ENV of glibc
+_fesetenv = _find_fesetenv()
+# Runs a C function in every thread: (function, its argument, number of threads, flags).
+_run_in_workers = _openmp("GOMP_parallel", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+# With dynamic threads a parallel region gets fewer threads when the machine is busy. A library that
+# divides a sum among its threads then gives other bits.
+_set_dynamic_threads = _openmp("omp_set_dynamic", ctypes.c_int)
+
+_GRAIN = 32768  # elements for which torch engages one more thread
+# Operands and product in fp32, as bits. Flushed operand, flushed result, a product above and one
+# below a representable number, each of both signs: every other environment changes at least one.
+_PRODUCTS = (
+    (0x00000001, 0x3F800000, 0x00000001),
+    (0x0D800000, 0x30800000, 0x00080000),
+    (0x3F800001, 0x3F800001, 0x3F800002),
+    (0x3FC00000, 0x3F800001, 0x3FC00002),
+)
+
+
+class _Thread(threading.local):
+    has_own_workers = False  # whose environment is ours
+
+
+_thread = _Thread()
+
+
+def enter_default_environment() -> None:
+    """Let the calling thread round to nearest and keep subnormal numbers. A new thread inherits what its
+    creator does."""
+    if _fesetenv is not None:
+        _fesetenv(_DEFAULT_ENVIRONMENT)
+    else:
+        torch.set_flush_denormal(False)
+
+
+def own_thread(device: torch.device) -> None:
+    """Give the calling thread our settings, for good, and once its OpenMP workers too."""
+    num_threads = decide_num_threads(None)
+    enter_default_environment()
+    torch.get_num_threads()  # a new thread takes the number of the last one that set it
+    torch.set_num_threads(num_threads)  # also where it is equal: MKL has its own number
+    if _set_dynamic_threads is not None:
+        _set_dynamic_threads(0)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    if not _thread.has_own_workers:
+        own_workers(num_threads)
+        _thread.has_own_workers = True
+
+
+def own_workers(num_threads: int) -> None:
+    """Give the OpenMP workers, which inherited the environment of their creator, the default one.
+
+    Raises ConfigError if one of them or the calling thread flushes or rounds differently all the same.
+    """
+    if _fesetenv is not None and _run_in_workers is not None:
+        address = ctypes.cast(_fesetenv, ctypes.c_void_p)
+        _run_in_workers(address, _DEFAULT_ENVIRONMENT, num_threads, 0)
+    if not compute_by_default(num_threads):
+        raise ConfigError(
+            "a thread of torch's thread pool flushes subnormal numbers to zero or rounds in another way "
+            "(torch.set_flush_denormal or fesetround was in effect when it started), and this system has no way to "
+            "reset it; start a new process, and do not switch it on before the engine is built"
+        )
+
+
+def compute_by_default(num_threads: int) -> bool:
+    """Multiply subnormal and rounded numbers in all of torch's threads. Return whether all products are
+    those of the default environment."""
+    signed = [each for one in _PRODUCTS for each in (one, (one[0] - (1 << 31), one[1], one[2] - (1 << 31)))]
+    left, right, expected = torch.tensor(signed, dtype=torch.int32).T
+    count = 2 * num_threads * _GRAIN // len(signed)
+    factors = (part.contiguous().view(torch.float32).repeat(count) for part in (left, right))
+    found = torch.mul(*factors)
+    return torch.equal(found.view(torch.int32), expected.repeat(count))
+
+
+# Of a context
+
+
+def without_contexts() -> ExitStack:
+    """Switch off autocast, the modes on torch's stacks, and transforms, until what is returned is closed."""
+    contexts = ExitStack()
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            contexts.callback(torch.set_autocast_enabled, kind, True)
+            torch.set_autocast_enabled(kind, False)
+    if (
+        _C._len_torch_function_stack()
+        or _C._len_torch_dispatch_stack()
+        or _C._functorch.peek_interpreter_stack() is not None
+        or _C._get_tracing_state() is not None
+    ):
+        contexts.callback(_C._set_tracing_state, _C._get_tracing_state())
+        _C._set_tracing_state(None)
+        contexts.enter_context(temporarily_clear_interpreter_stack())
+        contexts.enter_context(_C.DisableTorchFunction())
+        contexts.enter_context(_disable_current_modes())
+    return contexts
+
+
+# Of the process
 
 
 class Setting(NamedTuple):
-    """`ours` is written if the value is not one of `allowed`. write: None if it cannot be changed."""
+    """The first of `allowed` is written if the value is none of them. write: None if it cannot be changed."""
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object] | None
-    ours: Any
     allowed: tuple[Any, ...]
 
 
-def _setting(
-    name: str, getter: str, write: Callable[[Any], object] | str | None, ours: Any, *also: Any
-) -> list[Setting]:
+_UNREADABLE = object()  # torch refuses to report a precision that was set by two different functions
+
+
+def _pair(stem: str, *allowed: Any, name: str) -> list[Setting]:
     """A setting of torch._C. Empty if this version of torch does not have it."""
-    read = getattr(_C, getter, None)
-    if isinstance(write, str):
-        write = getattr(_C, write, None)
-    return [] if read is None else [Setting(name, read, write, ours, (ours, *also))]
+    read, write = getattr(_C, f"_get_{stem}", None), getattr(_C, f"_set_{stem}", None)
+    return [] if read is None else [Setting(name, read, write, allowed)]
 
 
-def _fp32_precision(backend: str, operation: str) -> list[Setting]:
-    read = getattr(_C, "_get_fp32_precision_getter", None)
-    write = getattr(_C, "_set_fp32_precision_setter", None)
-    if read is None or write is None:
-        return []
-    name, of = f"fp32_precision of {backend}.{operation}", (backend, operation)
-    return [Setting(name, partial(read, *of), partial(write, *of), "ieee", ("ieee", "none"))]
+def _fp32_precision(*of: str) -> Setting:
+    read, write = _C._get_fp32_precision_getter, _C._set_fp32_precision_setter
+    name = f"fp32_precision of {'.'.join(of)}"
+    return Setting(name, partial(read, *of), partial(write, *of), ("ieee", "none"))
 
 
-def _reduced_precision(name: str) -> list[Setting]:
-    """Newer versions of torch have a pair: reduced precision, and whether split-K may use it."""
-    setting = f"cublas_allow_{name}_reduced_precision_reduction"
-    read, write = getattr(_C, f"_get_{setting}", None), getattr(_C, f"_set_{setting}", None)
-    if read is None or write is None:
-        return []
-    name = f"torch.backends.cuda.matmul.allow_{name}_reduced_precision_reduction"
+def _reduced_precision(kind: str) -> Setting:
+    """In newer versions of torch a pair: reduced precision, and whether split-K may use it."""
+    stem = f"cublas_allow_{kind}_reduced_precision_reduction"
+    read, write = getattr(_C, f"_get_{stem}"), getattr(_C, f"_set_{stem}")
+    name = f"torch.backends.cuda.matmul.allow_{kind}_reduced_precision_reduction"
     if isinstance(read(), tuple):
-        return [Setting(name, read, lambda pair: write(*pair), (False, True), ((False, True),))]
-    return [Setting(name, read, write, False, (False,))]
+        return Setting(name, read, lambda pair: write(*pair), ((False, True),))
+    return Setting(name, read, write, (False,))
 
 
 def _set_deterministic(value: bool) -> None:
@@ -82,55 +206,44 @@ def _set_deterministic(value: bool) -> None:
 def _of_cpus() -> list[Setting]:
     """In this order: a precision that inherits its value, or that another function writes too, comes
     after those that decide it."""
-    cpu_sums = "cpu_allow_fp16_reduced_precision_reduction"
-    matmul_precision = "float32_matmul_precision"
+    cpu_sums, is_deterministic = "allow_fp16_reduced_precision_reduction", _C._get_deterministic_algorithms
     return [
-        *_setting(
-            f"torch.set_{matmul_precision}", f"_get_{matmul_precision}", f"_set_{matmul_precision}", "highest"
-        ),
-        *_fp32_precision("generic", "all"),
-        *_fp32_precision("mkldnn", "all"),
-        *_fp32_precision("cuda", "all"),
-        *_fp32_precision("mkldnn", "matmul"),
-        *_fp32_precision("cuda", "matmul"),
-        *_setting("torch.backends.mkldnn.enabled", "_get_mkldnn_enabled", "_set_mkldnn_enabled", True),
-        *_setting(
-            *("torch.backends.mkldnn.deterministic", "_get_mkldnn_deterministic"),
-            *("_set_mkldnn_deterministic", False),
-        ),
-        *_setting(
-            *("torch.use_deterministic_algorithms", "_get_deterministic_algorithms"),
-            *(_set_deterministic, False),
-        ),
-        *_setting(f"torch.backends.cpu.{cpu_sums[4:]}", f"_get_{cpu_sums}", f"_set_{cpu_sums}", False),
-        *_setting("torch.set_default_dtype", "get_default_dtype", "_set_default_dtype", torch.float32),
-        *_setting("torch.set_default_tensor_type", "_get_default_device", None, "cpu"),
+        *_pair("float32_matmul_precision", "highest", name="torch.set_float32_matmul_precision"),
+        _fp32_precision("generic", "all"),
+        _fp32_precision("mkldnn", "all"),
+        _fp32_precision("cuda", "all"),
+        _fp32_precision("mkldnn", "matmul"),
+        _fp32_precision("cuda", "matmul"),
+        *_pair("mkldnn_enabled", True, name="torch.backends.mkldnn.enabled"),
+        *_pair("mkldnn_deterministic", False, name="torch.backends.mkldnn.deterministic"),
+        Setting("torch.use_deterministic_algorithms", is_deterministic, _set_deterministic, (False,)),
+        *_pair(f"cpu_{cpu_sums}", False, name=f"torch.backends.cpu.{cpu_sums}"),
+        Setting("torch.set_default_dtype", _C.get_default_dtype, _C._set_default_dtype, (torch.float32,)),
+        *_pair("default_device", "cpu", name="torch.set_default_tensor_type"),  # it has no setter
     ]
 
 
 def _of_gpus() -> list[Setting]:
-    accumulation, blas = "cublas_allow_fp16_accumulation", "blas_preferred_backend"
-    cublas, default = _C._BlasBackend.Cublas, _C._BlasBackend.Default
+    sums, cublas = "fp16_accumulation", _C._BlasBackend.Cublas
     found = [
-        *_reduced_precision("bf16"),
-        *_reduced_precision("fp16"),
-        *_setting(
-            *("torch.backends.cuda.matmul.allow_fp16_accumulation", f"_get_{accumulation}"),
-            *(f"_set_{accumulation}", False),
+        _reduced_precision("bf16"),
+        _reduced_precision("fp16"),
+        *_pair(f"cublas_allow_{sums}", False, name=f"torch.backends.cuda.matmul.allow_{sums}"),
+        *_pair(
+            *("blas_preferred_backend", cublas, _C._BlasBackend.Default),
+            name="torch.backends.cuda.preferred_blas_library",
         ),
-        *_setting(
-            *("torch.backends.cuda.preferred_blas_library", f"_get_{blas}", f"_set_{blas}", cublas, default),
-        ),
-        *_setting("the SM carveout", "_get_sm_carveout_experimental", "_set_sm_carveout_experimental", None),
-        *_setting("torch.cuda.tunable", "_cuda_tunableop_is_enabled", "_cuda_tunableop_enable", False),
+        *_pair("sm_carveout_experimental", None, name="the SM carveout"),
     ]
+    if hasattr(_C, "_cuda_tunableop_enable"):
+        read, write = _C._cuda_tunableop_is_enabled, _C._cuda_tunableop_enable
+        found.append(Setting("torch.cuda.tunable", read, write, (False,)))
     # Handles take a new size when they are next used, so it cannot be set for one step: it must stay.
-    for name, getter in (
-        ("cublas_workspace_size", "_cuda_getCublasWorkspaceSize"),
-        ("cublaslt_workspace_size", "_cuda_getCublasLtWorkspaceSize"),
-    ):
-        if hasattr(_C, getter):
-            found += _setting(f"torch.backends.cuda.{name}", getter, None, getattr(_C, getter)())
+    for name in ("Cublas", "CublasLt"):
+        read = getattr(_C, f"_cuda_get{name}WorkspaceSize", None)
+        if read is not None:
+            name = f"torch.backends.cuda.{name.lower()}_workspace_size"
+            found.append(Setting(name, read, None, (read(),)))
     return found
 
 
@@ -147,15 +260,14 @@ def _shown(setting: Setting) -> str:
 
 
 def _write_ours(setting: Setting) -> None:
-    found = _shown(setting)
+    found, ours = _shown(setting), setting.allowed[0]
     if setting.write is not None:
-        setting.write(setting.ours)
-        if _read(setting) in setting.allowed:
-            return
-    raise ConfigError(
-        f"{setting.name} is {found}, which changes the bits of answers; it must be {setting.ours} and cannot be "
-        "changed here: restore it, or start a new process"
-    )
+        setting.write(ours)
+    if _read(setting) not in setting.allowed:
+        raise ConfigError(
+            f"{setting.name} is {found}, which changes the bits of answers; it must be {ours} and cannot be "
+            "changed here: restore it, or start a new process"
+        )
 
 
 class _Process:
@@ -166,21 +278,17 @@ class _Process:
         self.settings = _of_cpus()
         self._has_gpu = False
         self._lock = threading.Lock()
-        self._inside: dict[object, int] = {}  # guards, with the number of changes when they entered
+        self._inside: dict[object, str | None] = {}  # guards, with what another thread has changed since
         self._before: dict[Setting, Any] = {}  # the caller's values, if one of them was replaced
-        self._changes: list[str] = []  # made by other threads while a guard was entered
 
     def enter(self, guard: object, *, on_cuda: bool) -> None:
         """Set what differs. `leave` must follow, also after an error."""
         with self._lock:
             if on_cuda and not self._has_gpu:
                 self.settings, self._has_gpu = [*self.settings, *_of_gpus()], True
-            differing = self._find_difference()
-            if differing is not None:
-                if self._inside:
-                    self._changes.append(f"{differing.name} ({_shown(differing)})")
+            if self._note_changes():
                 self._correct()
-            self._inside[guard] = len(self._changes)
+            self._inside[guard] = None
 
     def leave(self, guard: object) -> str | None:
         """Restore the caller's values if this is the last guard.
@@ -188,12 +296,11 @@ class _Process:
         Returns the name and value of a setting that another thread has changed since `enter`.
         """
         with self._lock:
-            changed = None
-            if guard in self._inside:
-                changed = self._changed_since(self._inside.pop(guard))
+            for setting in self._note_changes() if self._inside else ():
+                self._before.pop(setting, None)  # the other thread's value stays
+            changed = self._inside.pop(guard, None)
             if not self._inside:
                 self._restore()
-                self._changes.clear()
             return changed
 
     def leave_applied(self, *, on_cuda: bool) -> None:
@@ -204,24 +311,13 @@ class _Process:
             if not self._inside:
                 self._before = {}
 
-    def _changed_since(self, num_changes: int) -> str | None:
-        differing = self._find_difference()
-        if differing is not None:
-            self._changes.append(f"{differing.name} ({_shown(differing)})")
-            for setting in self.settings:  # the other thread's value stays
-                if _read(setting) not in setting.allowed:
-                    self._before.pop(setting, None)
-        return self._changes[-1] if len(self._changes) > num_changes else None
-
-    def _find_difference(self) -> Setting | None:
-        for setting in self.settings:
-            try:
-                if setting.read() in setting.allowed:
-                    continue
-            except RuntimeError:
-                pass
-            return setting
-        return None
+    def _note_changes(self) -> list[Setting]:
+        """Return the settings that differ. The guards inside have set them, so another thread did it."""
+        differing = [setting for setting in self.settings if _read(setting) not in setting.allowed]
+        if differing:
+            change = f"{differing[0].name} ({_shown(differing[0])})"
+            self._inside = dict.fromkeys(self._inside, change)
+        return differing
 
     def _correct(self) -> None:
         """One after the other: a value that was inherited from another setting is not replaced. One that
@@ -240,21 +336,7 @@ class _Process:
         self._before = {}
 
 
-class _Thread(threading.local):
-    is_known = False  # whether its workers have been checked
-    is_forked = False  # whether its workers were left behind by a fork
-
-
 _process = _Process()
-_thread = _Thread()
-
-
-def _after_fork() -> None:
-    _thread.is_forked = _thread.is_forked or _thread.is_known
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def decide_num_threads(wanted: int | None) -> int:
@@ -266,106 +348,23 @@ def decide_num_threads(wanted: int | None) -> int:
 
 def leave_applied(device: torch.device) -> None:
     """Give torch our settings, in this thread and in the process, for code outside a guard."""
-    fp_environment.enter_default()
-    if _process.num_threads is not None:
-        torch.set_num_threads(_process.num_threads)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    own_thread(device)
     _process.leave_applied(on_cuda=device.type == "cuda")
 
 
-def without_modes() -> ExitStack:
-    """Disable the modes on torch's stacks, and transforms, until what is returned is closed."""
-    modes = ExitStack()
-    if (
-        _C._len_torch_function_stack()
-        or _C._len_torch_dispatch_stack()
-        or _C._functorch.peek_interpreter_stack() is not None
-        or _C._get_tracing_state() is not None
-    ):
-        modes.callback(_C._set_tracing_state, _C._get_tracing_state())
-        _C._set_tracing_state(None)
-        modes.enter_context(temporarily_clear_interpreter_stack())
-        modes.enter_context(_C.DisableTorchFunction())
-        modes.enter_context(_disable_current_modes())
-    return modes
-
-
-class SettingsGuard:
-    """Enter it in the thread that computes. Guards may be nested.
-
-    own_workers: torch's OpenMP workers compute bits, so their floating-point environment is set at
-    every entry. Otherwise it is set when the thread enters its first guard, and after a change.
-    """
-
-    __slots__ = ("_device", "_on_cuda", "_own_workers", "_undo")
-
-    def __init__(self, device: torch.device, *, own_workers: bool = False) -> None:
-        self._device = device
-        self._on_cuda = device.type == "cuda"
-        self._own_workers = own_workers and not self._on_cuda
-        self._undo = ExitStack()
-
-    def __enter__(self) -> "SettingsGuard":
-        num_threads = _process.num_threads or torch.get_num_threads()
-        if _thread.is_forked and num_threads > 1:
-            raise ConfigError(
-                "this process was forked from one that has computed, and the threads of that one do not exist "
-                'here: a pass would wait for them for ever; start processes with the method "spawn"'
-            )
+@contextmanager
+def our_settings(device: torch.device) -> Iterator[None]:
+    """Enter it in the thread that computes. Guards may be nested."""
+    with without_contexts():
+        own_thread(device)
+        guard = object()
         try:
-            is_new_environment = self._enter_thread()
-            _process.enter(self, on_cuda=self._on_cuda)
-            if is_new_environment or self._own_workers or not _thread.is_known:
-                _set_workers(num_threads)
-        except BaseException:
-            self._leave()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        changed = self._leave()
-        if changed is not None and kind is None:
-            raise ConfigError(
-                f"{changed} was changed by another thread during this pass, so its bits are not guaranteed; "
-                "change settings of torch between passes, or in another process"
-            )
-
-    def _enter_thread(self) -> bool:
-        """Whether its floating-point environment was another one."""
-        environment = fp_environment.enter_default()
-        if environment is not None:
-            self._undo.callback(fp_environment.restore, environment)
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                self._undo.callback(torch.set_autocast_enabled, kind, True)
-                torch.set_autocast_enabled(kind, False)
-        self._undo.enter_context(without_modes())
-        if _process.num_threads is not None:
-            found = torch.get_num_threads()
-            if found != _process.num_threads:
-                self._undo.callback(torch.set_num_threads, found)
-            torch.set_num_threads(_process.num_threads)  # also where it is equal: MKL has its own number
-        if fp_environment.has_dynamic_threads():
-            self._undo.callback(fp_environment.set_dynamic_threads, True)
-            fp_environment.set_dynamic_threads(False)
-        if self._on_cuda:
-            current = torch.cuda.current_device()
-            if self._device.index is not None and current != self._device.index:
-                self._undo.callback(torch.cuda.set_device, current)
-                torch.cuda.set_device(self._device)
-        return environment is not None
-
-    def _leave(self) -> str | None:
-        """Restore everything. Returns what another thread has changed, if anything."""
-        with self._undo:
-            return _process.leave(self)
-
-
-def _set_workers(num_threads: int) -> None:
-    """Give this thread's OpenMP workers, which inherited the environment of their creator, the default one.
-    They are checked once, and every time where they cannot be set."""
-    is_set = fp_environment.reset_workers(num_threads)
-    if not is_set or not _thread.is_known:
-        fp_environment.check_workers(num_threads)
-        _thread.is_known = True
+            _process.enter(guard, on_cuda=device.type == "cuda")
+            yield
+        finally:
+            changed = _process.leave(guard)
+    if changed is not None:
+        raise ConfigError(
+            f"{changed} was changed by another thread during this pass, so its bits are not guaranteed; "
+            "change settings of torch between passes, or in another process"
+        )

@@ -18,7 +18,6 @@ from ray import serve
 from holdfast.core.options import OptionField, option_fields
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineStopped
-from holdfast.ray.cluster import gpus_per_replica
 from holdfast.ray.config import ReplicasConfig
 from holdfast.ray.deployment import engine_app
 from holdfast.ray.pool import ReplicaPool
@@ -96,16 +95,13 @@ class FrontendReplica:
 def build(args: Mapping[str, Any]) -> serve.Application:
     """Make the application of these options. Raises `ConfigError`."""
     server, engine, replicas = read_options(args)
-    num_gpus = gpus_per_replica(engine, replicas)
-    max_num_seqs = engine.max_num_seqs or engine.batch_limits("cuda" if num_gpus else "cpu").max_num_seqs
-    engines = engine_app(engine, replicas, server, num_gpus=num_gpus, max_num_seqs=max_num_seqs)
     frontend = serve.deployment(serve.ingress()(FrontendReplica)).options(
         name=FRONTEND,
         max_ongoing_requests=_MAX_ONGOING,
         graceful_shutdown_timeout_s=_DRAIN_SECONDS,
         ray_actor_options={"num_cpus": 1},
     )
-    app: serve.Application = frontend.bind(server, engine, replicas, engines)
+    app: serve.Application = frontend.bind(server, engine, replicas, engine_app(engine, replicas, server))
     return app
 
 

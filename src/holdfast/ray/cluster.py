@@ -23,25 +23,16 @@ _OBJECT_STORE_BYTES = 100 << 20  # nothing large travels through it
 
 
 @contextmanager
-def cluster(address: str | None, num_cpus: float | None = None) -> Iterator[None]:
-    """Joins the cluster at this address, or starts one on this machine, which ends with the context.
+def cluster(address: str | None) -> Iterator[None]:
+    """Join the cluster at this address, or start one on this machine, which ends with the context.
 
-    Raises `ConfigError`. num_cpus: what a cluster of one's own says it has; None: all cores.
+    Raises `ConfigError`.
     """
-    join(address, num_cpus)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def join(address: str | None, num_cpus: float | None = None) -> None:
-    """Do as `cluster`, without leaving."""
     own: dict[str, Any] = {}
-    if address is not None and address != "auto":
-        _require_listener(address)
     if address is None:
-        own = {"num_cpus": num_cpus, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+        own = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+    elif address != "auto":
+        _require_listener(address)
     try:
         ray.init(
             address=address or "local", namespace=NAMESPACE, log_to_driver=False, logging_level="error",
@@ -49,6 +40,10 @@ def join(address: str | None, num_cpus: float | None = None) -> None:
         )  # fmt: skip
     except Exception as error:
         raise ConfigError(_explain(address, error)) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _require_listener(address: str) -> None:
@@ -70,7 +65,6 @@ def _require_listener(address: str) -> None:
 
 
 def _explain(address: str | None, error: Exception) -> str:
-    """Say why there is no cluster."""
     text = " ".join(str(error).split())
     if "ersion mismatch" in text:
         return (
@@ -100,8 +94,7 @@ def gpus_per_replica(engine: EngineConfig, replicas: ReplicasConfig) -> float:
 
 
 def _num_gpus() -> float:
-    """Count the GPUs of the cluster, or of this machine before it is joined: `serve run` builds an application
-    first."""
+    """Count the GPUs of the cluster, or before it is joined of this machine: `serve run` builds applications there."""
     if ray.is_initialized():
         return float(ray.cluster_resources().get("GPU", 0))
     import torch
@@ -109,8 +102,9 @@ def _num_gpus() -> float:
     return torch.cuda.device_count()
 
 
-def require_resources(engine: EngineConfig, replicas: ReplicasConfig, num_gpus: float) -> None:
+def require_resources(engine: EngineConfig, replicas: ReplicasConfig) -> None:
     """Raise `ConfigError` if no node can run one replica, or the cluster cannot run all of them."""
+    num_gpus = gpus_per_replica(engine, replicas)
     if engine.device.startswith("cuda") and num_gpus == 0:
         raise ConfigError(
             "the device is a GPU, but replica_gpus is 0; give a replica at least a part of a GPU"
@@ -140,12 +134,10 @@ def require_resources(engine: EngineConfig, replicas: ReplicasConfig, num_gpus: 
 
 
 def _num_fitting(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
-    """Return how many replicas one node can run."""
     return min(
         (int(node.get(name, 0) / amount + 1e-9) for name, amount in needed.items() if amount), default=1 << 20
     )
 
 
 def show_resources(resources: Mapping[str, float]) -> str:
-    """Say CPUs and GPUs in words."""
     return ", ".join(f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU"))

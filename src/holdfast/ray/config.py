@@ -7,6 +7,7 @@ from holdfast.core.options import option
 from holdfast.errors import ConfigError
 
 _replicas = partial(option, panel="Replicas")
+_AMOUNTS = ("replica_cpus", "replica_gpus", "upscale_delay", "downscale_delay", "replica_drain_timeout")
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,7 @@ class ReplicasConfig:
             raise ConfigError(
                 f"max_replicas must be at least replicas, {self.replicas or 1}, not {self.max_replicas}"
             )
-        for name in (
-            "replica_cpus",
-            "replica_gpus",
-            "upscale_delay",
-            "downscale_delay",
-            "replica_drain_timeout",
-        ):
+        for name in _AMOUNTS:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 <= value < 1e6):
                 raise ConfigError(f"{name} must be a number of at least 0, not {value!r}")
@@ -78,13 +73,10 @@ class ReplicasConfig:
                 f"target_ongoing_requests must be more than 0, not {self.target_ongoing_requests}"
             )
         if self.replicas is None and self.max_replicas is None:
-            given = [
-                name for name in ("ray_address", "application_fingerprint") if getattr(self, name) is not None
-            ]
-            if given:
-                raise ConfigError(f"{given[0]} needs replicas: say how many with --replicas")
+            for name in ("ray_address", "application_fingerprint"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name} needs replicas: say how many with --replicas")
 
     @property
     def is_pool(self) -> bool:
-        """Return whether replicas are asked for."""
         return self.replicas is not None or self.max_replicas is not None

@@ -12,6 +12,7 @@ import ray
 from ray import serve
 
 from holdfast.engine.config import EngineConfig
+from holdfast.ray.cluster import gpus_per_replica
 from holdfast.ray.config import ReplicasConfig
 from holdfast.ray.messages import RoutedRequest
 from holdfast.ray.replica_host import ReplicaHost
@@ -89,12 +90,11 @@ def engine_app(
     engine: EngineConfig,
     replicas: ReplicasConfig,
     server: ServerConfig,
-    *,
-    num_gpus: float,
-    max_num_seqs: int,
     command: Sequence[str] | None = None,
 ) -> serve.Application:
-    """Make the application of engine replicas, without an HTTP server."""
+    """Make the application of engine replicas, without an HTTP server. command starts an engine process."""
+    num_gpus = gpus_per_replica(engine, replicas)
+    max_num_seqs = engine.max_num_seqs or engine.batch_limits("cuda" if num_gpus else "cpu").max_num_seqs
     scaling: dict[str, Any] = {"num_replicas": replicas.replicas or 1}
     if replicas.max_replicas is not None:
         scaling = {

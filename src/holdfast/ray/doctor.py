@@ -34,45 +34,33 @@ def check_cluster(address: str | None) -> Iterator[Finding]:
 
 def _check_nodes() -> Iterator[Finding]:
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    asked = {}
-    for node in nodes:
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        asked[node["NodeID"]] = (
-            ray.remote(num_cpus=0)(node_versions).options(scheduling_strategy=there).remote()
-        )
+    ask = ray.remote(num_cpus=0)(node_versions)
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    asked = [ask.options(scheduling_strategy=place).remote() for place in places]
     ours = node_versions()
-    for node in nodes:
+    for node, answer in zip(nodes, asked, strict=True):
         what = f"node {node['NodeManagerAddress']}"
         try:
-            theirs = ray.get(asked[node["NodeID"]], timeout=_NODE_SECONDS)
+            theirs = ray.get(answer, timeout=_NODE_SECONDS)
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             yield what, f"holdfast cannot be imported there: {lines[-1]}", "bad"
             continue
         other = {name: value for name, value in theirs.items() if value != ours[name]}
         shown = ", ".join(f"{name} {value}" for name, value in theirs.items())
-        resources = show_resources(node["Resources"])
+        mark: Mark = "good"
         if other:
-            differing = ", ".join(f"{name} {value} there, {ours[name]} here" for name, value in other.items())
-            hint = "replicas need the same versions on every node"
-            yield (
-                what,
-                f"{resources}; {differing}: {hint}",
-                "bad" if "holdfast" in other or "ray" in other else "note",
-            )
-        else:
-            yield what, f"{resources}; {shown}", "good"
+            mark = "bad" if "holdfast" in other or "ray" in other else "note"
+            shown = ", ".join(f"{name} {value} there, {ours[name]} here" for name, value in other.items())
+            shown += ": replicas need the same versions on every node"
+        yield what, f"{show_resources(node['Resources'])}; {shown}", mark
 
 
 def node_versions() -> dict[str, str]:
     """Return the versions that decide whether a node's replicas agree with others."""
+    packages = {name: metadata.version(name) for name in ("torch", "msgspec")}
     versions = {"holdfast": __version__, "python": platform.python_version(), "ray": str(ray.__version__)}
-    for package in ("torch", "msgspec"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
+    return versions | packages
 
 
 def _check_applications() -> Iterator[Finding]:

@@ -162,14 +162,16 @@ class ReplicaPool:
         # In this event loop: calls need no other thread, and cancelling one never blocks.
         handle._init(_run_router_in_separate_loop=False)
         self._handle = handle.options(method_name="wait_for_end")
+        stopped = asyncio.create_task(self._stopped.wait())
         try:
             while not self._stopped.is_set():
-                await _wait(self._stopped, _POLL_SECONDS)
+                await asyncio.wait((stopped,), timeout=_POLL_SECONDS)
                 for port in self._ports:
                     port.poll()
             if self._failure is not None:
                 raise self._failure
         finally:
+            stopped.cancel()
             await self._leave(handle)
 
     def fail(self, error: Exception) -> None:
@@ -210,7 +212,6 @@ class ReplicaPool:
         return next(port for port in ports if port.id == chosen)
 
     async def _call(self, request: RoutedRequest) -> None:
-        """Have Ray call the replica of a request, and wait until the call has ended."""
         response = self._handle.remote(request)
         try:
             await response
@@ -231,7 +232,9 @@ class ReplicaPool:
                 one.is_running = False
                 _log.info("replica %s takes no more requests", one.id)
         self._update()
-        self._drain()
+        for one in self._members.values():  # their requests move, where another replica may go on with them
+            if not one.is_running and one.port is not None:
+                self.requests.drain(one.port)
 
     def _join(self, member: _Member) -> None:
         self._members[member.id] = member
@@ -359,17 +362,3 @@ class ReplicaPool:
         self._generation = ports[0].address.config
         if before is not None and self._fingerprint is not None and before.digest != self._fingerprint.digest:
             _log.warning("the application's fingerprint is %s now", self._fingerprint.digest)
-
-    def _drain(self) -> None:
-        """Move the requests of replicas that Ray removes, where another replica may go on with them."""
-        for one in self._members.values():
-            if not one.is_running and one.port is not None:
-                self.requests.drain(one.port)
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass

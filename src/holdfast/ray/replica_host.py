@@ -63,7 +63,6 @@ class _FrontendConnection:
 
 
 def _own_part(message: m.StepOutput, number: int) -> m.StepOutput:
-    """Return what one frontend gets of a step."""
     return m.StepOutput(
         tuple(one for one in message.started if frontend_of(one.request_id) == number),
         tuple(one for one in message.outputs if frontend_of(one.request_id) == number),
@@ -160,7 +159,6 @@ class ReplicaHost:
     # Frontends
 
     async def _serve_frontend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection, from its hello to its end."""
         frontend: _FrontendConnection | None = None
         try:
             async with asyncio.timeout(_HELLO_SECONDS):

@@ -107,22 +107,14 @@ class ReplicaPort(EnginePort):
         self.is_killed = True
         self._writer.transport.abort()
 
+    async def _end(self) -> None:
+        await self.end_calls()
+
     async def end_calls(self) -> None:
-        """Cancel all calls, and wait until they have ended."""
         calls, self._calls = tuple(self._calls.values()), {}
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            await self._read_messages(reader)
-        except Exception:
-            _log.exception("replica %s sent an invalid message", self.id)
-        finally:
-            self._writer.close()
-            self._on_closed()
-            await self.end_calls()
 
     def _handle(self, message: m.FromEngine) -> None:
         if isinstance(message, m.EngineDied):

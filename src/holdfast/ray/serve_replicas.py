@@ -1,7 +1,9 @@
 """`holdfast serve --replicas`: our HTTP server in front of engine replicas on a Ray cluster."""
 
 import contextlib
+import itertools
 import logging
+import math
 import re
 import threading
 import time
@@ -13,7 +15,7 @@ from ray.serve.api import RunTarget
 
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
-from holdfast.ray.cluster import cluster, gpus_per_replica, require_resources, show_resources
+from holdfast.ray.cluster import cluster, require_resources, show_resources
 from holdfast.ray.config import ReplicasConfig
 from holdfast.ray.deployment import ENGINE, engine_app
 from holdfast.ray.pool import ReplicaPool
@@ -35,14 +37,16 @@ def serve_replicas(
     The replicas end with the server. command starts the engine process of a replica.
     """
     with cluster(replicas.ray_address):
-        num_gpus = gpus_per_replica(engine, replicas)
-        require_resources(engine, replicas, num_gpus)
-        device = "cuda" if num_gpus else "cpu"
-        max_num_seqs = engine.max_num_seqs or engine.batch_limits(device).max_num_seqs
-        app = engine_app(
-            engine, replicas, server, num_gpus=num_gpus, max_num_seqs=max_num_seqs, command=command
-        )
+        require_resources(engine, replicas)
+        app = engine_app(engine, replicas, server, command)
         name = _free_name()
+
+        def connect(server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks) -> ReplicaPool:
+            fingerprint = replicas.application_fingerprint
+            pool = ReplicaPool(name, server, engine, callbacks, fingerprint=fingerprint)
+            DeploymentWatcher(name, pool).start()
+            return pool
+
         serve.start(proxy_location="Disabled")
         serve.run_many(
             [RunTarget(app, name=name, route_prefix=None)],
@@ -50,22 +54,10 @@ def serve_replicas(
             wait_for_applications_running=False,
         )
         try:
-            return run(server, engine, connect=lambda *given: _connect(name, replicas, *given))
+            return run(server, engine, connect=connect)
         finally:
             with contextlib.suppress(Exception):
                 serve.delete(name, _blocking=False)
-
-
-def _connect(
-    name: str,
-    replicas: ReplicasConfig,
-    server: ServerConfig,
-    engine: EngineConfig,
-    callbacks: EngineCallbacks,
-) -> ReplicaPool:
-    pool = ReplicaPool(name, server, engine, callbacks, fingerprint=replicas.application_fingerprint)
-    DeploymentWatcher(name, pool).start()
-    return pool
 
 
 def _free_name() -> str:
@@ -73,11 +65,8 @@ def _free_name() -> str:
     taken: set[str] = set()
     with contextlib.suppress(Exception):
         taken = set(serve.status().applications)
-    return next(
-        name
-        for name in (APPLICATION, *(f"{APPLICATION}-{number}" for number in range(2, 10_000)))
-        if name not in taken
-    )
+    names = (f"{APPLICATION}-{number}" if number > 1 else APPLICATION for number in itertools.count(1))
+    return next(name for name in names if name not in taken)
 
 
 class DeploymentWatcher(threading.Thread):
@@ -87,8 +76,7 @@ class DeploymentWatcher(threading.Thread):
         super().__init__(name="holdfast-deployment", daemon=True)
         self._app = name
         self._pool = pool
-        self._began = time.monotonic()
-        self._said_waiting = False
+        self._say_at = time.monotonic() + _PATIENCE_SECONDS
 
     def run(self) -> None:
         while not self._pool.is_stopped:
@@ -108,12 +96,8 @@ class DeploymentWatcher(threading.Thread):
             engine = application.deployments.get(ENGINE)
             reason = (engine.message if engine is not None else "") or application.message
             self._pool.fail(ConfigError(explain_failure(reason)))
-        elif not self._pool.is_ready and time.monotonic() - self._began > _PATIENCE_SECONDS:
-            self._say_waiting()
-
-    def _say_waiting(self) -> None:
-        if not self._said_waiting:
-            self._said_waiting = True
+        elif not self._pool.is_ready and time.monotonic() > self._say_at:
+            self._say_at = math.inf
             free = show_resources(ray.available_resources())
             _log.warning("no replica is ready yet; %s of the Ray cluster are free", free)
 

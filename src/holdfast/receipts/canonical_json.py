@@ -30,7 +30,6 @@ _encode_integers = msgspec.json.Encoder().encode
 
 
 def digest_of(value: JsonValue) -> str:
-    """Return SHA-256 over canonical JSON, in hexadecimal digits."""
     return digest_text(canonical_json(value))
 
 

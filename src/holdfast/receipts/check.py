@@ -51,17 +51,14 @@ def check_content(content: object, key: PublicKey | None) -> ReceiptCheck:
     """The same of parsed JSON, and what is wrong with it. Refuses only another format."""
     require_format(content)
     assert isinstance(content, dict)
-    actual = _actual_seal(content)
+    actual, key_id = _actual_seal(content), _key_id(content)
     seal: SealState = "intact" if actual and content.get("seal") == actual else "broken"
-    problem = None
+    state = _signature_state(key_id, actual, content.get("signature"), key)
+    problem = None if key is None else _NOT_VALID.get(state)
     try:
         parse_receipt(content)
     except InvalidRequest as error:
         problem = str(error)
-    key_id = _key_id(content)
-    state = _signature_state(key_id, actual, content.get("signature"), key)
-    if problem is None and key is not None and state in _NOT_VALID:
-        problem = _NOT_VALID[state]
     return ReceiptCheck(FORMAT, seal, state, key_id, problem)
 
 

@@ -183,7 +183,6 @@ def _describe(thought: tuple[int, ThoughtIds] | None) -> str:
 
 
 def _compare_prompts(one: PromptLogprobBits | None, other: PromptLogprobBits | None) -> str | None:
-    """The first difference in the logprobs of the prompt's tokens."""
     if one is None or other is None:
         if one is other:
             return None

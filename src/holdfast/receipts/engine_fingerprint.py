@@ -112,7 +112,6 @@ def _machine_parts(
 
 
 def _text_canary(tokenizer: Tokenizer) -> dict[str, str]:
-    """Return digests of what the libraries make of fixed text and messages."""
     rendered = {"chat_template": digest_renderings(tokenizer)} if tokenizer.chat_templates else {}
     return {"tokenizer": digest_probe(tokenizer), **rendered}
 
@@ -166,7 +165,6 @@ def library_parts(of_backend: Sequence[str]) -> dict[str, JsonValue]:
 
 
 def library_version(package: str) -> str | None:
-    """Return the version of an installed package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

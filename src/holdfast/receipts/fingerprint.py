@@ -42,7 +42,6 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=
 
     @classmethod
     def of(cls, parts: Mapping[str, JsonValue]) -> "Fingerprint":
-        """Return the fingerprint with these parts."""
         return cls(digest_of(parts), {name: _plain(part) for name, part in parts.items()})
 
     @cached_property
@@ -51,7 +50,6 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=
 
     @cached_property
     def canonical(self) -> str:
-        """Canonical JSON of digest and parts."""
         return join_object({"digest": f'"{self.digest}"', "parts": self._canonical_parts})
 
     def as_dict(self) -> dict[str, Any]:

@@ -53,7 +53,6 @@ def describe_machine(kind: str, device: str, cpu: str, kernels: Sequence[str]) -
 
 
 def with_kernels(machine: Machine, kernels: Sequence[str]) -> Machine:
-    """Return the same machine with the kernels of a certificate."""
     return msgspec.structs.replace(machine, kernels=digest_of(list(kernels)) if kernels else None)
 
 

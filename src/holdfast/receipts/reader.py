@@ -99,7 +99,6 @@ def read_stdin() -> bytes:
 
 
 def parse_receipt(content: object) -> Receipt:
-    """Return a receipt out of parsed JSON."""
     require_format(content)
     assert isinstance(content, dict)
     receipt = _convert(content)
@@ -127,7 +126,6 @@ def parse_receipt(content: object) -> Receipt:
 
 
 def require_format(content: object) -> None:
-    """Refuse what is no receipt, and other formats."""
     if not isinstance(content, dict) or "format" not in content:
         _refuse(f"it is not an object with a format; expected {FORMAT}")
     if content["format"] != FORMAT:

@@ -174,7 +174,6 @@ class Receipt(_Part, frozen=True, omit_defaults=True, kw_only=True, dict=True):
 
 
 def grammar_differences(one: GrammarLibrary, other: GrammarLibrary, here: str, there: str) -> list[str]:
-    """Return one line for each part of the grammar library that differs."""
     mine, theirs = ({"grammar": msgspec.to_builtins(each)} for each in (one, other))
     return list_differences(mine, theirs, here=here, there=there)
 

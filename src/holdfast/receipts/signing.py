@@ -13,7 +13,7 @@ import hashlib
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, InvalidRequest
 
@@ -41,34 +41,29 @@ class PublicKey:
 
     @classmethod
     def parse(cls, pem: bytes, name: str = "the given text") -> "PublicKey":
-        _require_cryptography()
-        from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-        from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
+        exceptions, ed25519, serialization = _cryptography()
         try:
-            key = load_pem_public_key(pem)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
+            key = serialization.load_pem_public_key(pem)
+        except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):
             raise InvalidRequest(
                 f"{name} is no public key; expected PEM text that begins with -----BEGIN PUBLIC KEY-----"
             ) from None
-        if not isinstance(key, Ed25519PublicKey):
+        if not isinstance(key, ed25519.Ed25519PublicKey):
             raise InvalidRequest(f"{name} is a public key of another kind; receipts are signed with Ed25519")
         return cls(key)
 
     @property
     def pem(self) -> str:
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-        return self._key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+        _, _, forms = _cryptography()
+        pem = self._key.public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
+        return pem.decode()
 
     def verifies(self, seal: str, signature: str) -> bool:
         """Whether this is the key's signature of a seal."""
-        from cryptography.exceptions import InvalidSignature
-
+        exceptions, _, _ = _cryptography()
         try:
             self._key.verify(base64.b64decode(signature, validate=True), _message(seal))
-        except (InvalidSignature, binascii.Error, ValueError):
+        except (exceptions.InvalidSignature, binascii.Error, ValueError):
             return False
         return True
 
@@ -95,23 +90,19 @@ class SigningKey:
 
     @classmethod
     def parse(cls, pem: bytes, name: str) -> "SigningKey":
-        _require_cryptography()
-        from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
+        exceptions, ed25519, serialization = _cryptography()
         try:
-            key = load_pem_private_key(pem, password=None)
+            key = serialization.load_pem_private_key(pem, password=None)
         except TypeError:
             raise ConfigError(
                 f"the receipt key {name} is encrypted; the server cannot ask for a password. Decrypt it with: "
                 f"openssl pkey -in {name} -out FILE"
             ) from None
-        except (ValueError, UnsupportedAlgorithm):
+        except (ValueError, exceptions.UnsupportedAlgorithm):
             raise ConfigError(
                 f"the receipt key {name} is no private key in PEM; make one with: holdfast receipt keygen FILE"
             ) from None
-        if not isinstance(key, Ed25519PrivateKey):
+        if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise ConfigError(
                 f"the receipt key {name} is of another kind; expected Ed25519: holdfast receipt keygen FILE"
             )
@@ -119,16 +110,13 @@ class SigningKey:
 
     @classmethod
     def generate(cls) -> "SigningKey":
-        _require_cryptography()
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        return cls(Ed25519PrivateKey.generate())
+        _, ed25519, _ = _cryptography()
+        return cls(ed25519.Ed25519PrivateKey.generate())
 
     def write(self, path: Path) -> None:
         """Write the private key to a new file that only its owner can read."""
-        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-        pem = self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        _, _, forms = _cryptography()
+        pem = self._key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
         try:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(pem)
@@ -165,10 +153,14 @@ def _read(path: Path, what: str, *, private: bool = False) -> bytes:
     return raw
 
 
-def _require_cryptography() -> None:
+def _cryptography() -> tuple[Any, Any, Any]:
+    """Return its modules for exceptions, for Ed25519 keys and for their forms in files."""
     try:
-        import cryptography  # noqa: F401
+        from cryptography import exceptions
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
         raise ConfigError(
             "signed receipts need the package cryptography; install it with: pip install cryptography"
         ) from error
+    return exceptions, ed25519, serialization

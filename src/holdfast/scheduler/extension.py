@@ -1,8 +1,7 @@
 """What a model may add to the life of a request besides tokens and their KV.
 
-A thinking model adds thoughts: `holdfast.thinking.log.ThoughtLog` is the only `RequestExtension`. What
-it adds is opaque to the scheduler and to the prefix cache. They hand it from one of its methods to the
-next, and to the `PassExtension` of the worker:
+What it adds is opaque to the scheduler and to the prefix cache. They hand it from one of its methods to
+the next, and to the `PassExtension` of the worker:
 
     plan      guess      -> Span.extra            what the pass takes for granted of this span
     pass      PassExtension.finish -> PassResult.extra    what the pass found instead, by span
@@ -27,53 +26,41 @@ class RequestExtension(Protocol):
     @property
     def has_unconfirmed(self) -> bool:
         """Whether something that was sent is not confirmed yet."""
-        ...
 
     def limit(self, start: int, stop: int, *, is_window: bool) -> int:
         """Return where a span from `start` ends, at `stop` at the latest. is_window: fast passes have
         computed its tokens before."""
-        ...
 
     def guess(self, start: int, stop: int) -> object:
         """Return `Span.extra` of a span of these positions."""
-        ...
 
     def num_valid(self, span: Span, found: Any) -> int:
         """Return how many tokens of the span are valid, by what its pass found. Change nothing."""
-        ...
 
     def update(self, span: Span, found: Any) -> tuple[int, int]:
         """Take what a pass found. Return how much was guessed, and how much of it was right."""
-        ...
 
     def commit(self, length: int) -> tuple[tuple[object, ...], bool]:
         """Commit positions 0 .. length - 1. Return what is new for the client, and whether the rest is
         what was sent."""
-        ...
 
     def shareable_len(self, length: int, tokens: TokensOf) -> int:
         """Return how many of the first positions are the same for every request with these tokens."""
-        ...
 
     def of_pages(self, start: int, stop: int) -> object:
         """Return what the prefix cache keeps with the pages of these positions."""
-        ...
 
     def adopt(self, pages: Sequence[Any]) -> None:
         """Start, or restart, after cached pages with these results of `of_pages`."""
-        ...
 
     def restore(self, sent: Sent) -> None:
         """Continue what another engine sent."""
-        ...
 
     def restart(self) -> None:
         """Forget what is committed: all tokens are computed again."""
-        ...
 
     def unconfirm(self) -> None:
         """Everything that was sent must be confirmed."""
-        ...
 
 
 NewExtension = Callable[[Request], RequestExtension]

@@ -46,7 +46,6 @@ from holdfast.server.tenants.tenant import Tenant
 
 
 def make_app(frontend: Frontend) -> FastAPI:
-    """Everything a client can reach over HTTP."""
     app = make_documented_app(with_keys=frontend.config.has_keys)
     for routes in (
         info_routes(frontend),

@@ -121,8 +121,7 @@ class Call:
             want_receipt=want_receipt,
             cache_salt=self.tenant.salt(cache_salt),
             pooling=pooling,
-            tenant=self.tenant.id,
-            max_running=self.tenant.limits.max_running,
+            share=self.tenant.share,
             sent=sent,
         )
         if not self.prompts and completion_ids is None and pooling is None:
@@ -167,7 +166,7 @@ class Call:
     def has_model_fields(self) -> bool:
         """Whether the model adds fields to bodies and responses (`api/model_fields.py`)."""
         ready = self._requests.ready
-        return ready is not None and ready.thinking is not None
+        return ready is not None and ready.extension is not None
 
     async def accepted(self) -> None:
         """Wait until the engine accepted every prompt. Raises if it refused one."""
@@ -229,12 +228,10 @@ class Call:
 
     @property
     def mode(self) -> Determinism:
-        """The weakest guarantee of all results."""
         return weakest(result.determinism for result in self.results)
 
     @property
     def stats(self) -> Stats:
-        """The sum over all results."""
         return sum_stats([result.stats for result in self.results])
 
     def cancel(self, error: Exception) -> None:
@@ -253,7 +250,6 @@ class Call:
             self.failure = code, status
 
     def close(self) -> None:
-        """Free everything."""
         self._deadline.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -280,7 +276,6 @@ class Call:
                 )
 
     async def _wait(self, seconds: float) -> None:
-        """Wait until a stream is updated, but not longer."""
         self._wait_until = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > self._wait_until:
             self._set_timer(seconds)

@@ -149,12 +149,10 @@ class ServerConfig:
 
     @property
     def has_inspector(self) -> bool:
-        """Whether the inspector is served."""
         return is_loopback(self.host) if self.inspector is None else self.inspector
 
     @property
     def has_keys(self) -> bool:
-        """Whether clients must send a key."""
         return bool(self.api_keys) or self.key_file is not None
 
 

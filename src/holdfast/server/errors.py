@@ -62,7 +62,6 @@ ErrorWords = Sequence[tuple[str, str]]
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether the route at this path belongs to Anthropic's API."""
     return path == _ANTHROPIC_ROUTES or path.startswith(f"{_ANTHROPIC_ROUTES}/")
 
 
@@ -86,7 +85,6 @@ class ApiError(Exception):
         self.headers = dict(headers)
 
     def body(self) -> dict[str, Any]:
-        """The JSON body of the response."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -101,7 +99,6 @@ class ApiError(Exception):
         return {"type": "error", "error": error, "request_id": request_id}
 
     def body_for(self, path: str, request_id: str | None) -> dict[str, Any]:
-        """The JSON body of the response of the route at this path."""
         return self.anthropic_body(request_id) if is_anthropic(path) else self.body()
 
     def in_words(self, words: "ErrorWords") -> "ApiError":

@@ -108,7 +108,6 @@ class Frontend:
         self.engines = connect(config, engine, callbacks)
 
     def close(self) -> None:
-        """Free what needs no event loop."""
         self.prompts.close()
         if self.traces is not None:
             self.traces.close()
@@ -122,7 +121,6 @@ class Frontend:
         return len(self._calls)
 
     def require_model(self, name: str | None) -> None:
-        """Refuse a name that is not the served model's."""
         if name is not None and name not in self.names:
             shown = name if name.isprintable() and len(name) <= 80 else f"{name[:80]!r}..."
             raise ApiError(
@@ -213,7 +211,6 @@ class Frontend:
         return await self.engines.requests.wait_for_fingerprint()
 
     def count_request(self, tenant: Tenant, entry: AccessLogEntry) -> None:
-        """Add a request that has ended to the metrics of its tenant."""
         self.metrics.tenants.ended(
             tenant,
             refusal=(entry.error or str(entry.status)) if entry.status >= 400 else None,
@@ -281,7 +278,6 @@ class Frontend:
         self.on_ready()
 
     def _on_replicas(self) -> None:
-        """A replica of a pool came or left."""
         self._set_limits()
         ids = [one.id for one in self.engines.replicas]
         self.metrics.keep_replicas(ids)

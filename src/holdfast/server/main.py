@@ -86,7 +86,6 @@ def run(
 def _one_process(
     server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks, command: Sequence[str]
 ) -> Engines:
-    """One engine process on this machine."""
     return EngineProcess(
         engine,
         callbacks,

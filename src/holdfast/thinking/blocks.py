@@ -68,7 +68,7 @@ class ThoughtBlocks:
         )  # scratch
 
     def think(self, hidden: Tensor, *, canonical: bool) -> list[ThoughtIds]:
-        """Run T on n chunks' hidden states, [n, c, hidden]. Returns a thought per chunk."""
+        """Run T on n chunks' hidden states, [n, c, hidden]. Return a thought for each."""
         return [
             thought
             for part in torch.split(hidden, MAX_CHUNKS)
@@ -76,7 +76,7 @@ class ThoughtBlocks:
         ]
 
     def compress(self, thoughts: Sequence[ThoughtIds]) -> Tensor:
-        """Run C on non-trivial thoughts. Returns their states, [n, c, hidden]."""
+        """Run C on non-trivial thoughts. Return their states, [n, c, hidden]."""
         missing = [thought for thought in dict.fromkeys(thoughts) if thought not in self._states]
         for start in range(0, len(missing), MAX_CHUNKS):
             part = missing[start : start + MAX_CHUNKS]
@@ -97,11 +97,8 @@ class ThoughtBlocks:
     def next_token(
         self, token_ids: Tensor, count: int, *, canonical: bool, which: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the next token of n thoughts whose `count`-th tokens are `token_ids` [n]. The 0th is
-        the start token.
-
-        which: the chunks they belong to, if not the first n.
-        """
+        """Return the next token of n thoughts whose `count`-th tokens are `token_ids` [n]; the 0th is the start
+        token. which: the chunks they belong to, if not the first n."""
         n, start = len(token_ids), self.config.chunk + count
         if which is None:
             batch = self._uniform_batch(n, start, 1)
@@ -131,7 +128,7 @@ class ThoughtBlocks:
         return ids.clamp_(min=0)
 
     def _compress(self, thoughts: Sequence[ThoughtIds]) -> list[Tensor]:
-        """Run C. Returns the states, [c, hidden] each."""
+        """Return the states, [c, hidden] each."""
         n, c = len(thoughts), self.config.chunk
         which, lengths = np.arange(n), np.array([len(thought) for thought in thoughts])
         tokens = self._decoder.embed(self._ids(list(chain.from_iterable(thoughts))))
@@ -141,7 +138,7 @@ class ThoughtBlocks:
         return [state * self._scale for state in made.view(n, c, -1)]
 
     def _write_kv(self, block: ThoughtBlock, residual: Tensor, batch: ForwardBatch, canonical: bool) -> None:
-        """Write K and V of tokens that are needed only as context; skip the rest of the layer."""
+        """Write K and V of tokens that are needed only as context."""
         decoder, ops = self._decoder, self._decoder.backend
         shape, at = decoder.layer_shape, decoder.rope_at(batch.positions)
         x = ops.rms_norm(residual, block.first_norm, shape.eps)
@@ -157,8 +154,7 @@ class ThoughtBlocks:
         return x
 
     def _uniform_batch(self, n: int, start: int, length: int) -> ForwardBatch:
-        """Return `length` tokens of each of the first n chunks' sequences, from position `start`. It is
-        cached."""
+        """Return `length` tokens of each of the first n sequences, from position `start`. It is cached."""
         key = (n, start, length)
         if key not in self._uniform:
             self._uniform[key] = self._batch(np.arange(n), np.full(n, start), np.full(n, length))

@@ -15,7 +15,7 @@ from holdfast.errors import BadWeights, InvalidRequest, UnsupportedModel
 from holdfast.models.adapter import require_base
 from holdfast.models.checkpoint import Checkpoint, Shape, expected_tensors
 from holdfast.models.config import DecoderConfig
-from holdfast.models.fields import Fields, read_int, read_json, refuse
+from holdfast.models.fields import Fields, read_bool, read_int, read_json, refuse
 from holdfast.models.locate import adapter_folder
 
 CONFIG_FILE, WEIGHTS_FILE = "thinking.json", "thinking.safetensors"
@@ -68,33 +68,17 @@ class ThinkingConfig:
         return 3 if self.reset_ids else 2 if self.carry else 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys of thinking.json but its format. Fingerprints of models of an older format
-        stay as they were."""
+        """Return the keys of thinking.json but its format. An older format has fewer: its fingerprints stay."""
         keys = _keys(self.format)
         return {key: value for key, value in asdict(self).items() if key in keys}
 
     def fits(self, decoder: DecoderConfig) -> "ThinkingConfig":
         """Return self, or raise an error that names the field that does not fit the decoder."""
-        for key, value, low, high in (
-            ("chunk", self.chunk, 1, MAX_CHUNK),
-            ("l_in", self.l_in, 1, decoder.num_layers),
-            ("l_out", self.l_out, self.l_in, decoder.num_layers),
-            ("max_thought", self.max_thought, 1, MAX_THOUGHT),
-            ("start_id", self.start_id, 0, decoder.vocab_size - 1),
-            ("end_id", self.end_id, 0, decoder.vocab_size - 1),
-        ):
-            read_int({key: value}, key, low, high)
-        _read_resets(list(self.reset_ids), self.carry, decoder)
-        return self
-
-
-def is_thinking(folder: Path) -> bool:
-    return folder.joinpath(CONFIG_FILE).is_file()
+        return parse_thinking({"format": self.format, **self.to_json()}, decoder)
 
 
 def thinking_folder(model: str | None, checkpoint: Checkpoint) -> Path | None:
-    """Return the folder that may hold T and C: that of an adapter, or of the model itself. Return None
-    for a file."""
+    """Return the folder that may hold T and C: that of an adapter, or of the model itself if it is one."""
     adapter = adapter_folder(model)
     if adapter is not None:
         require_base(adapter, checkpoint)
@@ -103,9 +87,8 @@ def thinking_folder(model: str | None, checkpoint: Checkpoint) -> Path | None:
 
 
 def read_thinking(folder: Path, decoder: DecoderConfig) -> ThinkingConfig | None:
-    """Read the folder's thinking configuration and check it against its decoder's. Return None for a
-    plain model."""
-    if not is_thinking(folder):
+    """Read the folder's configuration and check it against its decoder's. Return None for a plain model."""
+    if not folder.joinpath(CONFIG_FILE).is_file():
         if folder.joinpath(WEIGHTS_FILE).is_file():
             raise BadWeights(
                 f"{folder} holds a {WEIGHTS_FILE} but no {CONFIG_FILE}, which says how to use it"
@@ -125,8 +108,8 @@ def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
     unknown = sorted(set(fields) - set(keys))
     if unknown:
         raise refuse(unknown[0], fields[unknown[0]], f"no such key in {CONFIG_FILE}")
-    while_answering = _read_bool(fields, "while_answering")
-    carry = "carry" in keys and _read_bool(fields, "carry")
+    while_answering = read_bool(fields, "while_answering")
+    carry = "carry" in keys and read_bool(fields, "carry")
     if not decoder.is_llama_like:
         raise UnsupportedModel(
             f"the decoder of a thinking model is a Llama, Mistral, Qwen2 or Qwen3 model; this one is {decoder.family}"
@@ -146,23 +129,15 @@ def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
 
 
 def _keys(number: int) -> list[str]:
-    """Return the keys of a format."""
     return [key for since, keys in _KEYS.items() if since <= number for key in keys]
 
 
 def _read_resets(value: object, carry: bool, decoder: DecoderConfig) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > MAX_RESET:
+    if not isinstance(value, list | tuple) or len(value) > MAX_RESET:
         raise refuse("reset_ids", value, f"a list of at most {MAX_RESET} token ids")
     if value and not carry:
         raise refuse("reset_ids", value, "none: without carry no state lasts until the next message")
     return tuple(read_int({"reset_ids": each}, "reset_ids", 0, decoder.vocab_size - 1) for each in value)
-
-
-def _read_bool(fields: Fields, key: str) -> bool:
-    value = fields.get(key)
-    if not isinstance(value, bool):
-        raise refuse(key, value, "true or false")
-    return value
 
 
 def write_thinking(folder: Path, config: ThinkingConfig) -> None:
@@ -171,7 +146,7 @@ def write_thinking(folder: Path, config: ThinkingConfig) -> None:
 
 
 def check_forced(thinking: ThinkingConfig | None, params: SamplingParams) -> None:
-    """Refuse forced thoughts that the model cannot have. thinking: None if it does not think."""
+    """Refuse forced thoughts that the model cannot have."""
     if params.forced and thinking is None:
         raise InvalidRequest("forced_thoughts are for models that think; this one does not")
     for _, thought in params.forced:

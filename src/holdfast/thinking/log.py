@@ -31,9 +31,8 @@ from holdfast.thinking.predictor import ThoughtPredictor
 if TYPE_CHECKING:
     from holdfast.text.tokenizer import Tokenizer
 
-# Thoughts that a pass guesses while it is unknown how often guesses are right. The pass reads one
-# chunk more, so repeated doubling gives passes of 16, 32, 64 chunks, whose tokens fill certified
-# batch sizes.
+# Thoughts that a pass guesses while it is unknown how often guesses are right. It reads one chunk more, so
+# repeated doubling gives passes of 16, 32, 64 chunks, whose tokens fill certified batch sizes.
 FIRST_GUESSES = 15
 MAX_GUESSES = (1 << 12) - 1
 
@@ -53,8 +52,7 @@ class ThinkRule:
 
     @classmethod
     def of(cls, params: SamplingParams, read_len: int, *, while_answering: bool) -> "ThinkRule":
-        """Return the rule of a request whose prompt has `read_len` tokens, without resets.
-        while_answering: the model also thinks about its answer."""
+        """Return the rule of a request whose prompt has `read_len` tokens, without resets."""
         return cls(0 if not params.think else None if while_answering else read_len, params.forced)
 
     def thinks(self, chunk: int, chunk_len: int) -> bool:
@@ -67,8 +65,7 @@ class ThinkRule:
 
 
 class SpanThoughts(NamedTuple):
-    """`Span.extra` of a thinking model. guesses: the thoughts that are assumed after each chunk that ends
-    in the span with more tokens after it."""
+    """`Span.extra`. guesses: what is assumed after each chunk that ends in the span with tokens after it."""
 
     rule: ThinkRule
     guesses: tuple[ThoughtIds, ...] = ()
@@ -76,13 +73,8 @@ class SpanThoughts(NamedTuple):
 
 @dataclass(frozen=True)
 class ThoughtLogs:
-    """Makes the thought log of each request.
-
-    chunk_len        tokens in a chunk
-    while_answering  the model also thinks about its answer
-    reset_ids        tokens after which a carried state ends, in the prompt
-    max_guesses      thoughts that a pass may guess; with 0 a pass reads one chunk
-    """
+    """Makes the thought log of each request, with settings of `ThinkingConfig`. max_guesses: thoughts that a
+    pass may guess; with 0 a pass reads one chunk."""
 
     chunk_len: int
     while_answering: bool = True
@@ -90,8 +82,7 @@ class ThoughtLogs:
     max_guesses: int = MAX_GUESSES
 
     def __call__(self, request: Request) -> "ThoughtLog":
-        """Make the thought log of a request. A request with think=False has chunks, but none is thought
-        about."""
+        """Make the thought log of a request. With think=False none of its chunks is thought about."""
         read_len = request.prompt_len if request.read_len is None else request.read_len
         rule = ThinkRule.of(request.params, read_len, while_answering=self.while_answering)
         resets = find_resets(request.prompt_ids[:read_len], self.reset_ids)
@@ -105,7 +96,7 @@ class ThoughtLogs:
         )
 
     def decode(self, item: Any, tokenizer: "Tokenizer") -> Thought:
-        """Decode an item of `ThoughtLog.commit`: (chunk, token ids of the thought)."""
+        """Decode an item of `ThoughtLog.commit`."""
         chunk, token_ids = item
         # A model may have more ids than its tokenizer; the ids above have no text.
         known = [token_id for token_id in token_ids if token_id < tokenizer.vocab_size]
@@ -118,15 +109,12 @@ class ThoughtLogs:
         prompt_len: int,
         num_tokens: int,
     ) -> list[ThoughtIds]:
-        """Return the thoughts after chunks 0, 1, 2, ... of an answer with `num_tokens` tokens. A receipt
-        leaves trivial ones out.
-
-        The last token of an answer is in no chunk: its KV was not computed. If there is no token, the prompt
-        may have been read in part: later thoughts than those of the receipt are not known.
-        """
+        """Return the thoughts after chunks 0, 1, 2, ... of an answer with `num_tokens` tokens, trivial ones,
+        which a receipt leaves out, included. If there is no token, later thoughts than its are not known."""
         given = dict(thoughts)
         num_known = max(given, default=-1) + 1
         rule = ThinkRule.of(params, prompt_len, while_answering=self.while_answering)
+        # The last token of an answer is in no chunk: its KV was not computed.
         chunks = range((prompt_len + max(1, num_tokens) - 1) // self.chunk_len)
         num_thoughts = sum(rule.thinks(chunk, self.chunk_len) for chunk in chunks)
         if num_known > num_thoughts:
@@ -155,8 +143,8 @@ class ThoughtLog:
         reset_ids: tuple[int, ...] = (),
         read_len: int = 0,
     ) -> None:
-        """confirms: thoughts that were sent must come out again when they are computed again. reset_ids end a
-        carried state, in the first read_len tokens."""
+        """confirms: thoughts that were sent must come out again. reset_ids end a carried state, in the first
+        read_len tokens."""
         self.rule = rule
         self._no_guesses = SpanThoughts(rule)
         self._reset_ids = reset_ids
@@ -175,13 +163,11 @@ class ThoughtLog:
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether thoughts that were sent are not confirmed yet."""
         return self._num_committed < self._num_unconfirmed
 
     def restore(self, sent: Sent) -> None:
-        """Take the thoughts that another engine sent, after chunks 0, 1, 2, ... They are the best
-        guesses."""
-        thoughts = sent.thoughts
+        """Take the thoughts that another engine sent as the best guesses."""
+        thoughts = sent.thoughts  # after chunks 0, 1, 2, ...
         self._sent = list(thoughts)
         self._latest.update(enumerate(thoughts))
         self._guess_limit = max(self._guess_limit, len(thoughts))
@@ -191,9 +177,8 @@ class ThoughtLog:
     # Guesses
 
     def limit(self, start: int, stop: int, *, is_window: bool = False) -> int:
-        """Return where a span from `start` must end. It may rest on at most `max_guesses` guesses, and on
-        at most `_guess_limit` that nothing predicts. The second limit is not for a window: fast passes have
-        computed its thoughts."""
+        """Return where a span from `start` must end. It may rest on at most `max_guesses` guesses and, if it is
+        no window, on at most `_guess_limit` that nothing predicts."""
         stop = min(stop, (start // self._chunk_len + 1 + self._max_guesses) * self._chunk_len)
         if is_window:
             return stop
@@ -211,7 +196,7 @@ class ThoughtLog:
         return SpanThoughts(self.rule, tuple(guess for _, guess, _ in self._guess_chunks(start, stop)))
 
     def _guess_chunks(self, start: int, stop: int) -> Iterator[tuple[int, ThoughtIds, bool]]:
-        """Yield each of these chunks, its guess, and whether the guess is predicted or forced."""
+        """Yield each chunk, its guess, and whether the guess is predicted or determined."""
         chunks = range(start // self._chunk_len, (stop - 1) // self._chunk_len)
         previous = self._previous(chunks[0]) if chunks else ()
         for chunk in chunks:
@@ -239,8 +224,7 @@ class ThoughtLog:
     # What a pass returned
 
     def num_valid(self, span: Span, thoughts: Sequence[ThoughtIds]) -> int:
-        """Return the number of tokens up to the first wrong guess, by the thoughts that the pass
-        computed."""
+        """Return the number of tokens up to the first wrong guess."""
         guesses = guesses_of(span)
         num_right = _num_right(guesses, thoughts)
         if num_right == len(guesses):
@@ -248,8 +232,7 @@ class ThoughtLog:
         return (span.start // self._chunk_len + 1 + num_right) * self._chunk_len - span.start
 
     def update(self, span: Span, thoughts: Sequence[ThoughtIds]) -> tuple[int, int]:
-        """Take the thoughts that a pass computed after each chunk that ends in the span. Return the
-        number of guesses, and of the right ones."""
+        """Take the thoughts that a pass computed. Return the number of guesses, and of the right ones."""
         first_chunk, guesses = span.start // self._chunk_len, guesses_of(span)
         num_right = _num_right(guesses, thoughts)
         if thoughts:
@@ -260,8 +243,8 @@ class ThoughtLog:
         return len(guesses), num_right
 
     def commit(self, length: int) -> tuple[tuple[tuple[int, ThoughtIds], ...], bool]:
-        """Commit positions 0 .. length - 1. Return the new thoughts as (chunk, thought), and whether the
-        others are the ones that were sent."""
+        """Return the new thoughts of the first positions as (chunk, thought), and whether the others are the
+        ones that were sent."""
         new: list[tuple[int, ThoughtIds]] = []
         is_same = True
         for chunk in range(self._num_committed, length // self._chunk_len):
@@ -282,8 +265,6 @@ class ThoughtLog:
     # Pages
 
     def shareable_len(self, length: int, tokens: TokensOf) -> int:
-        """Return how many of the first positions are the same for every request with these tokens: none
-        if thoughts are forced."""
         if self.rule.forced:
             return 0
         if self.rule.until is not None:
@@ -291,8 +272,8 @@ class ThoughtLog:
         return length if not self._reset_ids else min(length, self._reset_in_answer(length, tokens))
 
     def _reset_in_answer(self, length: int, tokens: TokensOf) -> int:
-        """Return where the first chunk begins whose state ends in a request that reads the answer as a
-        part of its prompt; `length` if there is none."""
+        """Return where the first chunk begins whose state ends if the answer is read as a part of a prompt;
+        `length` if there is none."""
         if self._own_from is None and length > self._num_searched:
             start = max(0, self._num_searched + 1 - len(self._reset_ids))
             found = find_resets(tokens(start, length), self._reset_ids, self._num_searched - start)
@@ -308,29 +289,22 @@ class ThoughtLog:
         )
 
     def adopt(self, pages: Sequence[tuple[ThoughtIds, ...]]) -> None:
-        """Start, or restart, after cached pages with these thoughts."""
         self._latest.update(enumerate(chain.from_iterable(pages)))
 
     def restart(self) -> None:
-        """Forget what is committed: all tokens are computed again. The thoughts so far are the best
-        guesses."""
+        """Forget what is committed. The thoughts so far are the best guesses."""
         self._num_committed = 0
         self._last_committed = ()
         self._guess_limit = max(self._guess_limit, len(self._sent))
         self._num_searched, self._own_from = self._read_len, None
 
     def unconfirm(self) -> None:
-        """Require that all thoughts that were sent come out again."""
         self._num_unconfirmed = len(self._sent)
 
 
 def adapt_guesses(limit: int, num_right: int, num_guessed: int) -> int:
-    """Return how many thoughts the next pass may guess: so many that it reads twice as many chunks as
-    were valid. If all were valid, the limit does not fall.
-
-    The result is at least 1, even if guesses are nearly always wrong: a pass costs more than the tokens
-    of a chunk.
-    """
+    """Return how many thoughts the next pass may guess, at least 1: so many that it reads twice as many
+    chunks as were valid. If all were valid, the limit does not fall."""
     twice = 2 * (num_right + 1) - 1
     return min(MAX_GUESSES, twice if num_right < num_guessed else max(limit, twice))
 
@@ -350,12 +324,9 @@ def _num_right(guesses: Sequence[ThoughtIds], thoughts: Sequence[ThoughtIds]) ->
 
 
 def find_resets(ids: Sequence[int], reset_ids: Sequence[int], first: int = 0) -> list[int]:
-    """Return the positions of the last tokens of `reset_ids` in `ids`, from position `first` on.
-
-    A carried state ends there: each message of a chat begins with the same tokens, such as those of
-    "<|im_end|>\\n<|im_start|>user" (`reset_ids` in thinking.json). Only those of the prompt count: what an
-    answer says does not end its state.
-    """
+    """Return the positions of the last tokens of `reset_ids` in `ids`, from position `first` on: where a
+    carried state ends, in a prompt. Each message of a chat begins with the same tokens, such as those of
+    "<|im_end|>\\n<|im_start|>user"."""
     if not reset_ids:
         return []
     length, last, wanted = len(reset_ids), reset_ids[-1], tuple(reset_ids)

@@ -1,8 +1,8 @@
 """Predicts the thought after a chunk from the thoughts before it.
 
-A pass computes the thought after each of its chunks, given the thoughts that were guessed for the
-chunks before, right or wrong. If a thought says all that matters about the past, as the side of a
-coin does, this is knowledge about the chunk, and chunks that agree once may agree again:
+A pass computes the thought after each of its chunks, given what was guessed for the chunks before, right
+or wrong. If a thought says all that matters about the past, as the side of a coin does, this is knowledge
+about the chunk, and chunks that agree once may agree again:
 
     chunk 5, seen twice:    after heads it thought tails, after tails heads
     chunk 9, seen once:     after heads it thought tails          so after tails it may think heads
@@ -22,8 +22,7 @@ class ThoughtPredictor:
     def __init__(self) -> None:
         # chunk: {previous: thought}, the latest last
         self._seen: dict[int, dict[ThoughtIds, ThoughtIds]] = {}
-        # (previous a, thought b, previous c): thought d. A chunk that thinks b after a thinks d
-        # after c.
+        # (previous a, thought b, previous c): thought d. A chunk that thinks b after a thinks d after c.
         self._analogies: dict[tuple[ThoughtIds, ThoughtIds, ThoughtIds], ThoughtIds] = {}
 
     def learn(
@@ -33,20 +32,16 @@ class ThoughtPredictor:
         guesses: Sequence[ThoughtIds],
         thoughts: Sequence[ThoughtIds],
     ) -> None:
-        """Learn what a pass computed after chunks first_chunk, first_chunk + 1, ... guesses: what it
-        assumed after each."""
+        """Learn what a pass computed after each chunk from `first_chunk` on. guesses: what it assumed there."""
         for number, thought in enumerate(thoughts):
-            self._learn(first_chunk + number, previous, thought)
+            seen = self._seen.setdefault(first_chunk + number, {})
+            seen.pop(previous, None)
+            for other_previous, other_thought in seen.items():
+                self._analogies[other_previous, other_thought, previous] = thought
+                self._analogies[previous, thought, other_previous] = other_thought
+            seen[previous] = thought
             if number < len(guesses):
                 previous = guesses[number] or previous
-
-    def _learn(self, chunk: int, previous: ThoughtIds, thought: ThoughtIds) -> None:
-        seen = self._seen.setdefault(chunk, {})
-        seen.pop(previous, None)
-        for other_previous, other_thought in seen.items():
-            self._analogies[other_previous, other_thought, previous] = thought
-            self._analogies[previous, thought, other_previous] = other_thought
-        seen[previous] = thought
 
     def predict(self, chunk: int, previous: ThoughtIds) -> ThoughtIds | None:
         """Return what is predicted, or None. The first of these that is known:

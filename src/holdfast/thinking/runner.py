@@ -77,13 +77,11 @@ class ThoughtRunner:
         return self._config.l_out == len(self._decoder.layers)
 
     def capture(self, max_tokens: int, recorder: Recorder) -> None:
-        """Capture T as CUDA graphs, and allocate the state slots that captured passes of up to
-        max_tokens read."""
+        """Capture T as CUDA graphs. Allocate the state slots that captured passes read."""
         self._state_slots = torch.full((max_tokens,), -1, dtype=torch.int64, device=self.residuals.device)
         self._graphs = ThoughtGraphs(self._blocks, self.residuals, recorder)
 
     def release(self) -> None:
-        """Drop the graphs. T runs without them from now on."""
         self._graphs = None
 
     def begin(self, pass_: Pass, batch: InputBatch) -> Tensor:
@@ -100,13 +98,11 @@ class ThoughtRunner:
         return send_array(self._find_state_slots(pass_, batch), self.residuals.device)
 
     def load(self, state_slots: Tensor, size: int) -> None:
-        """Set the input of the captured pass of this size that is replayed next."""
         self._state_slots[:size].fill_(-1)
         self._state_slots[: len(state_slots)].copy_(state_slots)
 
     def hook(self, batch: ForwardBatch, state_slots: Tensor | None) -> LayerHook:
-        """Add states after l_in layers and keep residuals after l_out. state_slots: of the states that the
-        tokens add, -1 for none; None: those that `load` sets."""
+        """Add states after l_in layers and keep residuals after l_out."""
         slots = batch.slots  # of the tokens themselves
         given = self._state_slots[: batch.num_tokens] if state_slots is None else state_slots
         config, backend, shape = self._config, self._decoder.backend, self._decoder.layer_shape
@@ -125,14 +121,16 @@ class ThoughtRunner:
         return LayerHook(act, (config.l_in, config.l_out))
 
     def finish(self, pass_: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
-        """Run T after every chunk that ended in the pass, and write the states. Return the thoughts by
-        span."""
+        """Run T after every chunk that ended in the pass, and write the states. Return the thoughts."""
         chunks = self._finished_chunks(pass_)
         thoughts = [self._given_thought(chunk) for chunk in chunks]
         unknown = [index for index, thought in enumerate(thoughts) if thought is None]
         if unknown:
             slots = self._chunk_slots([chunks[index] for index in unknown])  # [n, c]
-            found = self._think(slots, canonical)
+            if self._graphs is None:
+                found = self._blocks.think(self.residuals[slots], canonical=canonical)
+            else:
+                found = self._graphs.think(slots, canonical=canonical)
             for index, thought in zip(unknown, found, strict=True):
                 thoughts[index] = thought
         known = [thought or () for thought in thoughts]
@@ -151,18 +149,12 @@ class ThoughtRunner:
             paged = tensor[:-1].view(-1, self._page_size, *tensor.shape[1:])
             paged[target] = paged[source]
 
-    def _think(self, slots: Tensor, canonical: bool) -> list[ThoughtIds]:
-        if self._graphs is None:
-            return self._blocks.think(self.residuals[slots], canonical=canonical)
-        return self._graphs.think(slots, canonical=canonical)
-
     def _given_thought(self, chunk: _Chunk) -> ThoughtIds | None:
         """Return a thought that the request determines: trivial or forced. None: T writes it."""
         rule = chunk.thoughts.rule
         return rule.forced_on(chunk.number) if rule.thinks(chunk.number, self._config.chunk) else ()
 
     def _finished_chunks(self, pass_: Pass) -> list[_Chunk]:
-        """Return the chunks that end in the pass, of spans with thinking."""
         c, size = self._config.chunk, self._page_size
 
         def first_slot(span: Span, chunk: int) -> int:
@@ -191,9 +183,8 @@ class ThoughtRunner:
     def _carry_states(
         self, chunks: Sequence[_Chunk], thoughts: Sequence[ThoughtIds]
     ) -> tuple[list[_Chunk], list[ThoughtIds]]:
-        """Carry states through chunks in the order of their spans: the last thought that is not trivial
-        replaces each trivial one. If none of these chunks has one, the entries before the first are
-        copied. A reset ends both."""
+        """Carry states through the chunks of each span: the last thought that is not trivial replaces each
+        trivial one. If there is none, the entries before the first chunk are copied. A reset ends both."""
         kept: list[tuple[_Chunk, ThoughtIds]] = []
         copied: list[tuple[int, int]] = []  # slots: from, to
         held: ThoughtIds = ()
@@ -217,7 +208,6 @@ class ThoughtRunner:
         return [chunk for chunk, _ in kept], [thought for _, thought in kept]
 
     def _chunk_slots(self, chunks: Sequence[_Chunk]) -> Tensor:
-        """Return the slots of the chunks, int64 [n, c]."""
         first = np.array([chunk.first_slot for chunk in chunks], np.int64)
         return send_array(first[:, None] + np.arange(self._config.chunk), self.residuals.device)
 
@@ -234,8 +224,7 @@ class ThoughtRunner:
 
 
 class ThoughtCheck:
-    """The part of a spot check for thinking models: T's inputs, the thoughts, and their states. An
-    `ExtensionCheck`."""
+    """Compares T's inputs, the thoughts, and their states in a spot check. An `ExtensionCheck`."""
 
     def __init__(self, pass_: Pass, runner: ThoughtRunner, page_size: int) -> None:
         (span,) = pass_.spans
@@ -254,16 +243,15 @@ class ThoughtCheck:
         self._chunks = slots(np.arange(span.start // c * c, span.stop // c * c))  # those that end in the span
 
     def prepare(self) -> None:
-        """As `SpotCheck.prepare`."""
         scratch, originals = self._pages
         self._runner.copy_pages(originals, scratch)
         bits_of(self._runner.residuals)[self._tokens[0]] ^= 1
 
     def compare(self, copies: HostCopies) -> Callable[[], str | None]:
-        """As `SpotCheck.compare`."""
         span, runner = self._span, self._runner
         (found,) = runner.finish(self._pass, canonical=True)
-        residuals = copies.add(self._residuals_differ())  # bool [tokens]
+        again, first = bits_of(runner.residuals)[self._tokens].unbind()
+        residuals = copies.add((again != first).any(1))  # bool [tokens]
         states = copies.add(self._states_differ())  # bool [chunks]
 
         def read() -> str | None:
@@ -279,10 +267,6 @@ class ThoughtCheck:
 
         return read
 
-    def _residuals_differ(self) -> Tensor:
-        again, first = bits_of(self._runner.residuals)[self._tokens].unbind()
-        return (again != first).any(1)
-
     def _states_differ(self) -> Tensor:
         """A state is compared only where there is a thought."""
         again, first = bits_of(self._runner.states)[self._chunks].unbind()
@@ -292,7 +276,6 @@ class ThoughtCheck:
 
 
 def slot_bytes(hidden_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the three entries of a slot."""
     return 2 * hidden_size * dtype.itemsize + 1
 
 

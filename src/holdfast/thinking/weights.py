@@ -48,8 +48,7 @@ class ThinkingTensors:
 def thinking_parts(
     folder: Path, config: ThinkingConfig, decoder: DecoderConfig
 ) -> dict[str, int | bool | str]:
-    """Return the fingerprint's parts for thinking: the configuration and a digest of T's and C's
-    tensors."""
+    """Return the fingerprint's parts: the configuration and a digest of T's and C's tensors."""
     digest = hashlib.sha256()
     for name, tensor in sorted(read_thinking_weights(folder, config, decoder).items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())

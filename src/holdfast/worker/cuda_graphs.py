@@ -38,9 +38,8 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]  # (graphs captured, in all)
 Work = Callable[[], None]
 
-_MAX_PAGE_ENTRIES = (
-    1 << 18
-)  # of the page table, as for 256 requests of 1024 pages; larger passes run without a graph
+# Of the page table, as for 256 requests of 1024 pages. Larger passes run without a graph.
+_MAX_PAGE_ENTRIES = 1 << 18
 _PARTIAL_TILES = 64  # tall tiles that are not full
 _LISTED_SIZES = (8, 512, 4096)  # of passes whose kernels are listed
 
@@ -52,7 +51,6 @@ class Recorder(Protocol):
 
     def kernels(self, work: Work) -> set[str]:
         """Return the names of the kernels that this work launches."""
-        ...
 
 
 class CudaRecorder:
@@ -89,8 +87,8 @@ class _KernelNode(ctypes.Structure):
 
 
 def kernels_of_graph(graph: int) -> set[str]:
-    """Return the names of the kernels in a captured graph, as the driver knows them: torch's profiler
-    would take seconds. Return none if the driver is too old to tell."""
+    """Return the names of the kernels in a captured graph, as the driver knows them; none if it is too old
+    to tell. torch's profiler would take seconds."""
     driver = ctypes.CDLL("libcuda.so.1")
     handle, count = ctypes.c_void_p(graph), ctypes.c_size_t()
     driver.cuGraphGetNodes(handle, None, ctypes.byref(count))
@@ -153,8 +151,8 @@ class CudaGraphs:
         *,
         lazily: bool = False,
     ) -> None:
-        """Capture graphs of these sizes, for requests of at most max_pages. Graphs captured
-        before are dropped. lazily: each at its second use, because a capture costs several passes."""
+        """Capture graphs of these sizes, for requests of at most max_pages. Drop those captured before.
+        lazily: each at its second use, because a capture costs several passes."""
         wanted = sorted(
             {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}, reverse=True
         )
@@ -173,7 +171,7 @@ class CudaGraphs:
                     progress(done, len(wanted))
 
     def capture_next(self) -> bool:
-        """Capture one more graph that was not used yet. False: there is none."""
+        """Capture one more graph that was not used yet. Return False if there is none."""
         for canonical, sizes in self._sizes.items():
             for size in sizes:
                 if (size, canonical) not in self._graphs:
@@ -193,8 +191,8 @@ class CudaGraphs:
         return self._is_captured(size, canonical)
 
     def _is_captured(self, size: int, canonical: bool) -> bool:
-        """Whether there is a graph of this size, captured now if need be. The largest of similar
-        sizes comes first: the others fit its memory. Without memory for it, passes run without."""
+        """Return whether there is a graph of this size. Capture it if need be, after the largest of similar
+        sizes, whose memory it fits. Without memory for it, passes run without."""
         if (size, canonical) in self._graphs:
             return True
         if self._recorder is None:
@@ -224,8 +222,7 @@ class CudaGraphs:
     def size_for(
         self, batch: InputBatch, num_tokens_padded: int, *, canonical: bool, exact: bool
     ) -> int | None:
-        """Return the size of the graph that a pass takes, or None if it takes none. exact: more padding
-        is not allowed."""
+        """Return the size of the graph that a pass takes, if any. exact: more padding is not allowed."""
         for size in self._sizes[canonical]:
             if size == num_tokens_padded or (size > num_tokens_padded and not exact):
                 return size if self._fits(batch, size) and self._has_graph(size, canonical) else None
@@ -315,8 +312,7 @@ class CudaGraphs:
 
 @contextmanager
 def gc_paused(*, collects: bool = True) -> Iterator[None]:
-    """Collect no garbage during a capture: that would free device memory in the middle of it. collects:
-    collect garbage before."""
+    """Collect no garbage during a capture: that would free device memory in the middle of it."""
     if collects:
         gc.collect()
     with paused_collection():

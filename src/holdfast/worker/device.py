@@ -1,29 +1,111 @@
-"""The device of an engine: its choice, what of it decides bits, its free memory."""
+"""The device of an engine: whether there can be one, its choice, what of it decides bits, its free memory.
+
+Importing this imports no torch: `require_gpu` refuses what is certainly not there in an instant.
+`choose_device` asks torch for the rest, before weights are loaded.
+"""
 
 import ctypes
 import hashlib
-import importlib.util
 import logging
+import os
 import platform
 import re
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigError
 from holdfast.numerics.backends.c.build import cpu_flags
 
+if TYPE_CHECKING:
+    import torch
+
 _log = logging.getLogger(__name__)
 _MIN_CAPABILITY = (8, 0)
 _CUBLAS = re.compile(r"libcublasLt\.so")
+_NO_CUDA = re.compile(r"^cuda(?:\s*:[^=\n]*)?\s*=\s*None\s*$", re.MULTILINE)
+_DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+_CAPABILITY = (75, 76)  # device attributes of the driver: major and minor
+_ROCM = Path("/dev/kfd")  # torch for ROCm calls its devices cuda, too
 
 
-def choose_device(wanted: str, kernels: str = "auto") -> torch.device:
+def require_gpu(device: str, kernels: str) -> None:
+    """Raise `ConfigError` if the settings `device` and `kernels` ask for a GPU that cannot be there."""
+    if not device.startswith("cuda"):
+        return
+    if kernels in ("c", "torch"):
+        raise ConfigError(
+            f"kernels {kernels} are for a CPU, and the device is {device}; use kernels auto or triton"
+        )
+    reason = _why_no_gpu()
+    if reason is not None:
+        raise ConfigError(f"device is {device}, but {reason}; use device auto or cpu")
+    _require_triton(device)
+
+
+def compute_capability(device: str, kernels: str) -> tuple[int, int] | None:
+    """Return the compute capability of the NVIDIA GPU that the settings `device` and `kernels` mean, as
+    the driver says. Return None if they mean a CPU, or if it cannot be told."""
+    name, _, number = device.partition(":")
+    is_wanted = name in ("auto", "cuda") and kernels in ("auto", "triton") and has_triton()
+    if not is_wanted or _ROCM.exists() or _why_no_gpu() is not None:
+        return None
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+        handle, values = ctypes.c_int(), (ctypes.c_int(), ctypes.c_int())
+        failures = [driver.cuInit(0), driver.cuDeviceGet(ctypes.byref(handle), int(number or 0))]
+        for value, attribute in zip(values, _CAPABILITY, strict=True):
+            failures.append(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle))
+    except (OSError, AttributeError, ValueError):
+        return None
+    return None if any(failures) else (values[0].value, values[1].value)
+
+
+def open_context(device: str) -> None:
+    """Open the context of this GPU, so that torch finds it open. It takes a part of a second."""
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    driver = ctypes.CDLL(_DRIVER)
+    driver.cuDeviceGet(ctypes.byref(handle), int(device.partition(":")[2] or 0))
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+
+
+def _why_no_gpu() -> str | None:
+    if _ROCM.exists():
+        return None
+    if _torch_is_cpu_only():
+        return "the installed torch is a build without CUDA"
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides every GPU"
+    return None if _has_driver() else "this machine has no NVIDIA driver (libcuda.so.1)"
+
+
+def _torch_is_cpu_only() -> bool:
+    """Return what torch's version file says. The package is found, not imported."""
+    spec = find_spec("torch")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        try:
+            return _NO_CUDA.search(Path(folder, "version.py").read_text(encoding="utf-8")) is not None
+        except OSError:
+            return False
+    return False
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL(_DRIVER)
+    except OSError:
+        return False
+    return True
+
+
+def choose_device(wanted: str, kernels: str = "auto") -> "torch.device":
     """Return the torch device for the settings `device` and `kernels`.
 
     "auto" is a GPU if torch sees one and triton is installed, unless CPU kernels are asked for.
     """
+    import torch
+
     if wanted == "cpu" or (wanted == "auto" and kernels in ("c", "torch")):
         return torch.device("cpu")
     if wanted == "auto":
@@ -37,8 +119,7 @@ def choose_device(wanted: str, kernels: str = "auto") -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise ConfigError(f"device is {wanted}, but this torch sees no CUDA device; use device auto or cpu")
-    if not has_triton():
-        raise ConfigError(f"device is {wanted}, which needs triton; install it with: pip install triton")
+    _require_triton(wanted)
     device = _current_gpu() if wanted == "cuda" else torch.device(wanted)
     if device.index >= torch.cuda.device_count():
         raise ConfigError(f"device is {wanted}, but there are only {torch.cuda.device_count()} CUDA devices")
@@ -48,9 +129,11 @@ def choose_device(wanted: str, kernels: str = "auto") -> torch.device:
     return device
 
 
-def _why_unsupported(device: torch.device) -> str | None:
+def _why_unsupported(device: "torch.device") -> str | None:
     """Return why the kernels do not run on this GPU, or None. Triton compiles for capability 8.0
     (Ampere) and newer; bf16 needs it, too."""
+    import torch
+
     major, minor = torch.cuda.get_device_capability(device)
     if torch.version.hip is not None or (major, minor) >= _MIN_CAPABILITY:
         return None
@@ -59,15 +142,24 @@ def _why_unsupported(device: torch.device) -> str | None:
 
 
 def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    return find_spec("triton") is not None
 
 
-def _current_gpu() -> torch.device:
+def _require_triton(device: str) -> None:
+    if not has_triton():
+        raise ConfigError(f"device is {device}, which needs triton; install it with: pip install triton")
+
+
+def _current_gpu() -> "torch.device":
+    import torch
+
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def device_name(device: torch.device) -> str:
+def device_name(device: "torch.device") -> str:
     """Return the name that the system gives the device."""
+    import torch
+
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
@@ -83,12 +175,14 @@ def cpu_name() -> str:
     return f"{platform.machine()} {' '.join(dict.fromkeys(names))}".strip()
 
 
-def device_parts(device: torch.device) -> dict[str, str | int | None]:
+def device_parts(device: "torch.device") -> dict[str, str | int | None]:
     """Return the properties of the device that decide bits.
 
     Of a GPU: kind, name, capability, number of multiprocessors (the library splits work by it), CUDA and
     cuBLAS versions; not the driver. Of a CPU: kind, name, instruction set.
     """
+    import torch
+
     if device.type != "cuda":
         instructions = hashlib.sha256(cpu_flags().encode()).hexdigest()
         return {"kind": "cpu", "name": cpu_name(), "instructions": instructions}
@@ -106,6 +200,8 @@ def device_parts(device: torch.device) -> dict[str, str | int | None]:
 @cache
 def cublas_version() -> str | None:
     """Return the version that the loaded cuBLAS reports; if it does not, the CUDA version of torch."""
+    import torch
+
     try:
         mapped = {
             line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line
@@ -120,8 +216,10 @@ def cublas_version() -> str | None:
     return torch.version.cuda
 
 
-def free_memory(device: torch.device) -> int:
+def free_memory(device: "torch.device") -> int:
     """Return the free bytes of a GPU, after torch has released its unused cache."""
+    import torch
+
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return int(free)

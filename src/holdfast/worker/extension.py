@@ -1,5 +1,5 @@
-"""What a model may add to a pass besides the decoder. `holdfast.thinking.runner.ThoughtRunner` is the only
-`PassExtension`; a plain model has none. The scheduler's side is `holdfast.scheduler.extension`."""
+"""What a model may add to a pass besides the decoder; a plain model has none. The scheduler's side is
+`holdfast.scheduler.extension`."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -28,33 +28,25 @@ class PassExtension(Protocol):
     @property
     def needs_all_tokens(self) -> bool:
         """Whether it reads the output of the last layer for all tokens."""
-        ...
 
     def begin(self, pass_: Pass, batch: InputBatch) -> Tensor:
         """Prepare for the pass, by the `extra` of its spans. Return what `hook` or `load` gets."""
-        ...
 
     def hook(self, batch: ForwardBatch, given: Tensor | None) -> LayerHook:
         """Return what is done between layers. given: of `begin`; None: the pass is being captured and
         reads what `load` sets."""
-        ...
 
     def load(self, given: Tensor, size: int) -> None:
         """Set the input of the captured pass of this size that is replayed next."""
-        ...
 
     def finish(self, pass_: Pass, *, canonical: bool) -> tuple[object, ...]:
         """Return `PassResult.extra`: what it found, by span."""
-        ...
 
     def check(self, pass_: Pass, page_size: int) -> ExtensionCheck:
         """Compare what it keeps of a spot check's tokens."""
-        ...
 
     def capture(self, max_tokens: int, recorder: Recorder) -> None:
         """Capture its own CUDA graphs, before those of passes of up to max_tokens."""
-        ...
 
     def release(self) -> None:
         """Drop its graphs. It runs without them from now on."""
-        ...

@@ -53,8 +53,7 @@ class LastLayer:
     """Which passes end before the last layer, and how they are completed."""
 
     def __init__(self, decoder: Decoder, layers: Sequence[KVLayer], *, needs_all_tokens: bool) -> None:
-        """needs_all_tokens: the output of the last layer is read for all tokens, so every pass
-        runs it whole."""
+        """needs_all_tokens: the output of the last layer is read for all tokens."""
         self._decoder = decoder
         self._layers = layers
         self._needs_all_tokens = needs_all_tokens
@@ -93,8 +92,7 @@ class LastLayer:
         return self._decoder.forward_last_layer(residual, x, few, self._layers, canonical=exact)
 
     def warm_up(self) -> None:
-        """Run with few and with many tokens, in both forms, so that no request waits for kernels
-        to compile. Nothing is written."""
+        """Compile the kernels, for few and for many tokens, in both forms. Nothing is written."""
         backend, width = self._decoder.backend, self._decoder.config.hidden_size
         for count in _WARM_UP_SIZES:
             zeros = np.zeros(count, np.int64)
@@ -140,7 +138,7 @@ def _one_token_spans(
 
 @dataclass(frozen=True)
 class HeadTokens:
-    """As `SampledTokens`: on the device at once, on the host after `HostCopies.wait`."""
+    """As `SampledTokens`."""
 
     token_ids: Tensor  # int64 [tokens], on the device until the next replay
     _words: Tensor  # on the host
@@ -189,8 +187,8 @@ class HeadGraphs:
         *,
         lazily: bool = False,
     ) -> None:
-        """Capture graphs for passes of these sizes, whose output is in hidden [max tokens,
-        hidden]. Graphs captured before are dropped. lazily: each when it is first used."""
+        """Capture graphs for passes of these sizes, whose output is in hidden [max tokens, hidden]. Drop
+        those captured before. lazily: each when it is first used."""
         passes = {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}
         wanted = {
             _Key(is_sampled, size, canonical)
@@ -216,11 +214,8 @@ class HeadGraphs:
         """Return the kernels of the head and the sampler."""
         if self._recorder is None:
             return set()
-        keys = [
-            key
-            for key in self._wanted | self._graphs.keys()
-            if key.size == _LISTED_SIZE and not key.canonical
-        ]
+        known = self._wanted | self._graphs.keys()
+        keys = [key for key in known if key.size == _LISTED_SIZE and not key.canonical]
         with gc_paused(collects=False):
             return set().union(*(self._recorder.kernels(self._work(key)) for key in keys))
 
@@ -230,8 +225,7 @@ class HeadGraphs:
         self._wanted.clear()
 
     def _is_captured(self, key: _Key) -> bool:
-        """Return whether there is this graph. Capture it now if it is wanted. If there is no memory for
-        it, the head runs without."""
+        """Return whether there is this graph. Capture it if it is wanted. Without memory, do without."""
         if key in self._wanted and self._recorder is not None:
             self._wanted.discard(key)
             try:
@@ -243,8 +237,8 @@ class HeadGraphs:
         return key in self._graphs
 
     def _record(self, key: _Key, recorder: Recorder) -> None:
-        """Capture a graph, with every row greedy. What the last pass left in the buffer has the layout
-        of another size: its seeds would be read as temperatures and probabilities."""
+        # Every row is greedy. What the last pass left has the layout of another size: its seeds would be
+        # read as temperatures and probabilities.
         self._settings.zero_()
         self._graphs[key] = recorder.record(self._work(key))
 

@@ -61,8 +61,7 @@ class InputBatch:
 
     @property
     def logits_come_first(self) -> bool:
-        """Whether the tokens whose logits are needed are the first ones, in order, as in a pass
-        that only decodes."""
+        """Whether the tokens whose logits are needed are the first ones, as in a pass that only decodes."""
         indices = self.logits_indices
         return self.num_scored + self.num_pooled == 0 and (
             not len(indices) or int(indices[-1]) == len(indices) - 1
@@ -83,8 +82,7 @@ class DeviceBatch:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything is in a buffer, in words of eight bytes. Tokens and tiles are counted
-    with their padding."""
+    """Where everything is in a buffer, in words of eight bytes. Tokens and tiles include padding."""
 
     num_tokens: int
     num_short_tiles: int
@@ -146,11 +144,7 @@ class Layout:
 
 class PageTableCache:
     """Page tables as rows of one matrix, with zeros after the last page. Most requests have the same pages
-    as a pass ago.
-
-    A row is found by the identity of the tuple of pages. Comparing or hashing a long tuple would take as
-    long as reading it.
-    """
+    as a pass ago. A row is found by the identity of the tuple of pages: to hash it is to read it."""
 
     def __init__(self) -> None:
         self._row_of: dict[int, int] = {}  # by id of the tuple
@@ -180,7 +174,6 @@ class PageTableCache:
         return row
 
     def _grow(self, num_rows: int, width: int) -> None:
-        """Make room for `num_rows` rows of `width` pages."""
         rows, columns = self._matrix.shape
         if num_rows > rows or width > columns:
             larger = np.zeros((_padded_size(rows, num_rows), _padded_size(columns, width)), np.int32)
@@ -198,8 +191,8 @@ def make_input_batch(
     tile_tokens: Callable[[int], int] = lambda span_len: 0,
     page_tables: PageTableCache | None = None,
 ) -> InputBatch:
-    """Make the tensors of a pass. tile_tokens: how many tokens an attention tile of a span of this
-    length holds; 0: the backend uses no tiles."""
+    """Make the tensors of a pass. tile_tokens: how many tokens an attention tile of a span of this length
+    holds; 0: the backend uses no tiles."""
     spans = pass_.spans
     if not tile_tokens(1) and all(map(_is_plain_token, spans)):
         return _decode_batch(spans, page_size, page_tables or PageTableCache())
@@ -223,9 +216,7 @@ def make_input_batch(
     unknown = np.flatnonzero(ids == UNKNOWN_TOKEN)
     assert (ring_starts[unknown] >= 0).all(), "an unknown token needs a request index"
     written = np.flatnonzero(ring_starts[sampled] >= 0)
-    if (
-        index.longest > SAMPLED_RING_SIZE
-    ):  # only the last tokens are written: two writes to one slot have no order
+    if index.longest > SAMPLED_RING_SIZE:  # only the last are written: two writes to a slot have no order
         to_end = index.starts[index.span_of + 1] - np.arange(index.num_tokens)
         written = written[to_end[sampled[written]] <= SAMPLED_RING_SIZE]
     writers = sampled[written]
@@ -302,8 +293,7 @@ class _SpanIndex:
 
 
 def layout_of(batch: InputBatch, num_tokens: int, num_tiles: tuple[int, int] | None = None) -> Layout:
-    """Return the layout of the batch padded to `num_tokens` and, for a CUDA graph, to `num_tiles` short
-    and tall tiles."""
+    """Return the layout of the batch padded to `num_tokens`, and to `num_tiles` short and tall tiles."""
     short, tall = num_tiles or (batch.num_short_tiles, len(batch.tiles) - batch.num_short_tiles)
     num_spans, width = batch.page_table.shape
     return Layout(num_tokens, short, tall, (num_spans, width), tuple(map(len, _index_arrays(batch))))
@@ -327,8 +317,7 @@ def fill_buffer(words: Ints, batch: InputBatch, layout: Layout) -> None:
 
 
 def send_batch(batch: InputBatch, num_tokens: int, device: torch.device) -> DeviceBatch:
-    """Pad the batch to `num_tokens` and send it: on a GPU into device memory of its own; on a CPU it
-    shares the batch's memory."""
+    """Pad the batch to `num_tokens` and send it. On a CPU it shares the batch's memory."""
     if device.type == "cpu":
         return _host_batch(batch, num_tokens)
     layout = layout_of(batch, num_tokens)

@@ -17,7 +17,7 @@ def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int, *, ext
 def num_pages_in(
     budget: int, config: DecoderConfig, dtype: torch.dtype, page_size: int, *, extra: int = 0
 ) -> int:
-    """Return how many pages fit in a budget of bytes. extra: bytes a slot besides keys and values."""
+    """Return how many pages fit in a budget of bytes."""
     one = page_bytes(config, dtype, page_size, extra=extra)
     num_pages = budget // one
     if num_pages < 1:

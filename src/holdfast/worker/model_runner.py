@@ -27,7 +27,7 @@ from holdfast.core.step_plan import (
 from holdfast.models.decoder import Decoder, LayerHook
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.settings_guard import SettingsGuard, without_modes
+from holdfast.numerics.settings_guard import our_settings, without_contexts
 from holdfast.worker.cuda_graphs import CudaGraphs, CudaRecorder, Progress
 from holdfast.worker.extension import PassExtension
 from holdfast.worker.head import HeadGraphs, HeadTokens, LastLayer
@@ -35,7 +35,7 @@ from holdfast.worker.input_batch import DeviceBatch, InputBatch, PageTableCache,
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.logits import Masks, batch_slices, gather_logprobs, max_logits_tokens
 from holdfast.worker.logits_processors.device_history import DeviceTokens
-from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
+from holdfast.worker.logits_processors.token_masks import GrammarMaskWorker
 from holdfast.worker.pooling import PooledStates, pool
 from holdfast.worker.sampler import SampledTokens, sample
 from holdfast.worker.spot_check import SpotCheck
@@ -58,11 +58,8 @@ def _release_all() -> None:
 
 
 class ModelRunner:
-    """Runs a decoder over a KV store, with what the model adds to a pass.
-
-    What an extension finds is awaited when a pass is started, so the plans of such a model are never in
-    flight.
-    """
+    """Runs a decoder over a KV store, with what the model adds to a pass. What an extension finds is awaited
+    when a pass is started, so the plans of such a model are never in flight."""
 
     def __init__(self, decoder: Decoder, store: KVStore, extension: PassExtension | None = None) -> None:
         self._decoder = decoder
@@ -75,7 +72,6 @@ class ModelRunner:
         self._group = config.num_heads // config.num_kv_heads
         self._max_logits_tokens = max_logits_tokens(self._device)
         self._certified_head = backend.can.certifies_head
-        self._own_workers = backend.can.uses_torch_workers
         self._stream = DeviceStream(self._device)
         self._ring = SampledRing(self._device)
         history = backend.new_token_history(store.num_pages)
@@ -94,25 +90,19 @@ class ModelRunner:
         return self.start(plan)()
 
     def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
-        """Enqueue the passes of a plan in order. Returns a function that waits for them and reads
-        their results.
-
-        Once this returns or raises, the plan's grammars are not used any more.
-        """
-        with self._settings(), torch.inference_mode(), self._stream.entered():
+        """Enqueue the passes of a plan in order. Return a function that waits for them and reads their
+        results. Once this returns or raises, the plan's grammars are not used any more."""
+        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
             copies = HostCopies(self._device)
             started = [self._start_pass(pass_, copies) for pass_ in plan.passes]
             copies.finish()
 
         def read() -> list[PassResult]:
-            with without_modes():
+            with without_contexts():
                 copies.wait()
                 return [each() for each in started]
 
         return read
-
-    def _settings(self) -> SettingsGuard:
-        return SettingsGuard(self._device, own_workers=self._own_workers)
 
     def capture(
         self,
@@ -123,13 +113,13 @@ class ModelRunner:
         max_len: int = 32768,
         lazily: bool = False,
     ) -> None:
-        """Capture CUDA graphs for passes of these padded sizes, with requests of up to max_len.
-        Does nothing on a CPU. lazily: each when it is first used."""
+        """Capture CUDA graphs for passes of these padded sizes, with requests of up to max_len. On a CPU do
+        nothing. lazily: each when it is first used."""
         if self._stream.cuda is None:
             return
         page_size = self._decoder.backend.page_size
         max_pages = min(self._store.num_pages, -(-max_len // page_size))
-        with self._settings(), torch.inference_mode(), self._stream.entered():
+        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
             recorder = CudaRecorder(self._stream.cuda)
             if self._extension is not None:
                 self._extension.capture(max((*sizes, *canonical_sizes)), recorder)
@@ -140,13 +130,13 @@ class ModelRunner:
             self._head_graphs.capture(output, sizes, canonical_sizes, recorder, lazily=lazily)
 
     def capture_next(self) -> bool:
-        """Capture one more graph that no pass has used yet. False: there is none."""
-        with self._settings(), torch.inference_mode(), self._stream.entered():
+        """Capture one more graph that no pass has used yet. Return False if there is none."""
+        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
             return self._graphs.capture_next() or self._head_graphs.capture_next()
 
     def list_kernels(self) -> tuple[str, ...]:
         """Return the names of the GPU kernels of passes. They must have run once."""
-        with self._settings(), torch.inference_mode(), self._stream.entered():
+        with our_settings(self._device), torch.inference_mode(), self._stream.entered():
             return tuple(sorted(self._graphs.list_kernels() | self._head_graphs.list_kernels()))
 
     def release(self) -> None:
@@ -200,8 +190,8 @@ class ModelRunner:
         )
 
     def _prefers_short_tiles(self, pass_: Pass) -> bool:
-        """Return whether short tiles in a CUDA graph cost less than tall ones without a graph. Every
-        short tile reads all positions before it. Spot checks are rare and always take short tiles."""
+        """Return whether short tiles in a CUDA graph cost less than tall ones without a graph: every tile
+        reads all positions before it. Spot checks are rare and always take short tiles."""
         tile_tokens = self._decoder.backend.tile_tokens(1, self._group) or 1
         num_reads = sum(
             -(-span.num_tokens // tile_tokens) * span.stop for span in pass_.spans if span.num_tokens > 1
@@ -226,25 +216,22 @@ class ModelRunner:
         if size is None:
             sent = send_batch(batch, pass_.num_tokens_padded, self._device)
             self._read_ring(batch, sent)
-            layer_hook = None if extension is None else extension.hook(sent.forward, given)
-            if not self._last_layer.is_separate(pass_.num_tokens_padded, len(batch.logits_indices)):
-                hidden = self._decoder.forward(
-                    sent.forward, layers, canonical=canonical, layer_hook=layer_hook
-                )
-                if batch.logits_come_first:
-                    return sent, hidden[: len(batch.logits_indices)], None
-                return sent, hidden[sent.logits_indices], None
-            body = self._decoder.forward_body(
-                sent.forward, layers, canonical=canonical, layer_hook=layer_hook
-            )
-            return sent, self._last_layer.run(batch, sent, body, canonical=canonical, exact=exact), None
-        sent = self._graphs.load(batch, size, canonical=canonical)
-        self._read_ring(batch, sent)
-        if extension is not None and given is not None:
-            extension.load(given, size)
-        hidden = self._graphs.replay(size, canonical=canonical)
-        if self._last_layer.is_separate(size):
-            body = self._graphs.residual(size), hidden
+            hook = None if extension is None else extension.hook(sent.forward, given)
+            is_separate = self._last_layer.is_separate(pass_.num_tokens_padded, len(batch.logits_indices))
+            if is_separate:
+                body = self._decoder.forward_body(sent.forward, layers, canonical=canonical, layer_hook=hook)
+            else:
+                hidden = self._decoder.forward(sent.forward, layers, canonical=canonical, layer_hook=hook)
+        else:
+            sent = self._graphs.load(batch, size, canonical=canonical)
+            self._read_ring(batch, sent)
+            if extension is not None and given is not None:
+                extension.load(given, size)
+            hidden = self._graphs.replay(size, canonical=canonical)
+            is_separate = self._last_layer.is_separate(size)
+            if is_separate:
+                body = self._graphs.residual(size), hidden
+        if is_separate:
             return sent, self._last_layer.run(batch, sent, body, canonical=canonical, exact=exact), None
         if batch.logits_come_first:
             return sent, hidden[: len(batch.logits_indices)], size
@@ -285,7 +272,7 @@ class ModelRunner:
     def _collect(
         self, found: Sequence[SampledTokens | HeadTokens], spans: Sequence[Span], sent: DeviceBatch
     ) -> Callable[[], Samples]:
-        """Write the sampled tokens to the ring. Returns a function that reads them by span."""
+        """Write the sampled tokens to the ring. Return a function that reads them by span."""
         self._write_ring(found, sent)
         is_one_each = all(span.num_sampled == 1 for span in spans)
 
@@ -331,12 +318,10 @@ class ModelRunner:
 
 
 class SampledRing:
-    """The last sampled tokens of every request, on the device, for passes that are already
-    enqueued.
+    """The last sampled tokens of every request, on the device, for passes that are already enqueued.
 
-    A table int64 [request indices, SAMPLED_RING_SIZE]: the token at position p of a request is in
-    column p % SAMPLED_RING_SIZE of its row. It grows with the request indices in use. NO_TOKEN is
-    embedded as token 0; the result is discarded, because the request has ended.
+    A table int64 [request indices, SAMPLED_RING_SIZE], as `core/step_plan.py` says. NO_TOKEN is embedded
+    as token 0; the result is discarded, because the request has ended.
     """
 
     def __init__(self, device: torch.device) -> None:

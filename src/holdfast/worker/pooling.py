@@ -7,8 +7,7 @@ are exact in double precision and `math.fsum` rounds their sum once, so the norm
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from holdfast.core.pooling import Pooling
 from holdfast.core.step_plan import Span
-from holdfast.numerics import fp_environment
+from holdfast.numerics.settings_guard import enter_default_environment
 from holdfast.worker.transfer import HostCopies
 
 
@@ -28,7 +27,8 @@ class PooledStates:
 
     def add_to(self, total: "array[float] | None", num_states: int) -> "array[float]":
         states = self._states[:num_states]
-        with _default_environment():
+        enter_default_environment()
+        with np.errstate(all="ignore"):
             if total is None:
                 total, states = array("d", states[0].astype(np.float64).tobytes()), states[1:]
             sums = np.frombuffer(total)  # the same memory, fp64 [hidden]
@@ -37,7 +37,8 @@ class PooledStates:
         return total
 
     def finish(self, total: "array[float]", count: int, pooling: Pooling) -> bytes | None:
-        with _default_environment():
+        enter_default_environment()
+        with np.errstate(all="ignore"):  # infinite and undefined numbers are found below
             mean = (np.frombuffer(total) / count).astype(np.float32)[: pooling.dimensions]
             if not np.isfinite(mean).all():
                 return None
@@ -64,16 +65,3 @@ def _normalized(vector: NDArray[np.float32]) -> NDArray[np.float32]:
     wide = vector.astype(np.float64)
     norm = math.sqrt(math.fsum((wide * wide).tolist()))
     return vector if norm == 0 else (wide / norm).astype(np.float32)
-
-
-@contextmanager
-def _default_environment() -> Iterator[None]:
-    """Round to nearest and keep subnormal numbers, whatever the caller's thread does. Infinite and
-    undefined numbers are no warning: `finish` finds them."""
-    saved = fp_environment.enter_default()
-    try:
-        with np.errstate(all="ignore"):
-            yield
-    finally:
-        if saved is not None:
-            fp_environment.restore(saved)

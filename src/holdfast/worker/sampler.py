@@ -17,9 +17,15 @@ from torch import Tensor
 from holdfast.core.step_plan import NO_TOKEN, Sampled
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
-from holdfast.worker.logits import LogitsSlice, Logprobs, gather_logprobs
-from holdfast.worker.logits_processors.device_history import DeviceTokens
-from holdfast.worker.logits_processors.pipeline import apply_logits_processors, has_logits_processors
+from holdfast.worker.logits import LogitsSlice, Logprobs, PlacedSlices, gather_logprobs
+from holdfast.worker.logits_processors.device_history import (
+    DeviceTokens,
+    is_on_device,
+    mask_bad_words_on_device,
+    penalise_on_device,
+)
+from holdfast.worker.logits_processors.penalties import apply_penalties
+from holdfast.worker.logits_processors.token_masks import apply_token_masks, token_lists_of
 from holdfast.worker.spot_check import logits_checksums
 from holdfast.worker.transfer import HostCopies, aligned, send, send_array, staging_buffer
 
@@ -28,8 +34,8 @@ _SIGN = 1 << 63
 
 @dataclass(frozen=True)
 class _Reports:
-    """The rows of the logits whose logprobs are reported, with how many alternatives each; and
-    those with checksums."""
+    """The rows of the logits whose logprobs are reported, with how many alternatives, and those with
+    checksums."""
 
     with_logprobs: list[int]
     counts: list[int]
@@ -38,8 +44,7 @@ class _Reports:
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """The sampled tokens of one batch of logits: on the device at once, to be read after
-    `HostCopies.wait`."""
+    """The sampled tokens of one batch: on the device at once, to be read after `HostCopies.wait`."""
 
     token_ids: Tensor  # int64 [n], on the device
     _ids: Tensor  # the same on the host
@@ -74,8 +79,8 @@ def sample(
     copies: HostCopies,
     tokens: DeviceTokens | None = None,
 ) -> SampledTokens:
-    """Sample one token from each row of the logits, fp32 [tokens of the slices, vocab]. The
-    logits are overwritten. tokens: for spans without a history that they need."""
+    """Sample one token from each row of the logits, fp32 [tokens of the slices, vocab], which are
+    overwritten. tokens: for spans without a history that they need."""
     reports = _reports_of(slices)
     changes = any(map(has_logits_processors, slices))
     checksums = None
@@ -96,6 +101,50 @@ def sample(
             chosen = _rows(token_ids, reports.with_logprobs)
             logprobs = gather_logprobs(backend, raw, chosen, reports.counts, copies)
     return SampledTokens(token_ids, copies.add(token_ids), reports, logprobs, checksums)
+
+
+def apply_logits_processors(
+    logits: Tensor, slices: Sequence[LogitsSlice], tokens: DeviceTokens | None = None
+) -> None:
+    """Change the logits, fp32 [tokens, vocab], in place: penalties, logit bias, token masks, as
+    `SamplingParams` says. Each token's by its own request's settings and tokens alone."""
+    placed: list[tuple[int, LogitsSlice]] = []
+    at = 0
+    for one in slices:
+        if has_logits_processors(one):
+            placed.append((at, one))
+        at += one.num_tokens
+    unread = [(at, one) for at, one in placed if is_on_device(one)]
+    apply_penalties(logits, placed)
+    if unread:
+        assert tokens is not None, "penalties and bad words need all tokens before the span"
+        penalise_on_device(logits, unread, tokens)
+    _apply_logit_bias(logits, placed)
+    apply_token_masks(logits, placed)
+    if unread and tokens is not None:
+        mask_bad_words_on_device(logits, unread, tokens)
+
+
+def has_logits_processors(one: LogitsSlice) -> bool:
+    return bool(one.masks) or one.span.sampling.changes_logits
+
+
+def _apply_logit_bias(logits: Tensor, placed: PlacedSlices) -> None:
+    vocab_size = logits.shape[1]
+    places: list[NDArray[np.int64]] = []
+    biases: list[NDArray[np.float32]] = []
+    for at, one in placed:
+        params = one.span.sampling.params
+        if params.biases:
+            lists = token_lists_of(params, vocab_size, logits.device)
+            for row in range(at, at + one.num_tokens):
+                places.append(row * vocab_size + lists.bias_ids)
+                biases.append(lists.biases)
+    if not places:
+        return
+    where = send_array(np.concatenate(places), logits.device)  # no place occurs twice
+    values = logits.view(-1).index_select(0, where) + send_array(np.concatenate(biases), logits.device)
+    logits.view(-1).index_copy_(0, where, values)
 
 
 def _sample_greedy(

@@ -23,8 +23,7 @@ from holdfast.worker.transfer import HostCopies, send_array
 
 
 class SpotCheck:
-    """One check: where its tokens' keys and values were written, and where they are written
-    again."""
+    """One check: where its tokens' keys and values were written, and where they are written again."""
 
     def __init__(
         self, pass_: Pass, store: KVStore, page_size: int, extension: PassExtension | None = None
@@ -49,8 +48,8 @@ class SpotCheck:
         self._offsets, self._scratch, self._originals = send_array(numbers, device)  # [layers * tokens]
 
     def prepare(self) -> None:
-        """Copy whole pages, for the slots before the first token. In the tokens' own slots flip
-        one bit of every number, so that a slot the pass does not write is found."""
+        """Copy whole pages, for the slots before the first token. In the tokens' own slots flip one bit of
+        every number, so that a slot the pass does not write is found."""
         for tensor in (self._kv.keys, self._kv.values):
             tensor[self._scratch_pages] = tensor[self._original_pages]
         if self._extra is not None:
@@ -60,8 +59,8 @@ class SpotCheck:
         values[self._scratch, :, self._offsets] ^= 1
 
     def compare(self, decoder: Decoder, hidden: Tensor, copies: HostCopies) -> Callable[[], str | None]:
-        """Compare after the pass. hidden: the hidden states of its sampled tokens. Return a function
-        that reads where the bits differ first, or None."""
+        """Compare after the pass, by the hidden states of its sampled tokens. Return a function that reads
+        where the bits differ first, or None."""
         span = self._span
         extra = None if self._extra is None else self._extra.compare(copies)
         differs = copies.add(self._differences())  # bool [2, layers, tokens]
@@ -97,10 +96,9 @@ class SpotCheck:
 def logits_checksums(logits: Tensor) -> Tensor:
     """Return one number for each row of the logits, contiguous fp32 [n, vocab]: int64 [n].
 
-    It is the same in any order of summation, and another one if any single bit differs. Each bit pattern
-    is multiplied by an odd number of its column, modulo 2^32; pairs of products are summed modulo 2^64.
-    An odd factor loses no bit, and different factors keep small differences of opposite sign from
-    cancelling.
+    It is the same in any order of summation, and another one if any single bit differs: each bit pattern
+    is multiplied by an odd number of its column, modulo 2^32, which loses no bit; pairs of products are
+    summed modulo 2^64. Different factors keep differences of opposite sign from cancelling.
     """
     products = logits.view(torch.int32) * _factors(logits.shape[1], logits.device)  # [n, vocab]
     if products.shape[1] % 2:

@@ -17,11 +17,8 @@ _ALIGNMENT = 16  # bytes
 
 
 def aligned(count: int, size: int) -> int:
-    """Round `count` numbers of `size` bytes up, so that what follows in a buffer is aligned. Return the
-    number.
-
-    Triton compiles a kernel again for an unaligned pointer, which would delay a request.
-    """
+    """Round `count` numbers of `size` bytes up, so that what follows in a buffer is aligned. Triton compiles
+    a kernel again for an unaligned pointer, which would delay a request."""
     return -(-count * size // _ALIGNMENT) * _ALIGNMENT // size
 
 

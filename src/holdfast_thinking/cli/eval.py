@@ -84,7 +84,6 @@ def thinking(
 
 
 def _model_folder(text: str) -> tuple[str, Path]:
-    """Return the name and the folder."""
     from holdfast.models.locate import COIN, COIN_ADAPTER, locate
 
     name, is_named, path = text.rpartition("=")

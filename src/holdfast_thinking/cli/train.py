@@ -1,6 +1,5 @@
 """`holdfast train`: options, progress and interrupts for `holdfast_thinking.run`."""
 
-import inspect
 import signal
 import tempfile
 import threading
@@ -8,25 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from holdfast.cli.console import note, require_packages, stderr
 from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
-from holdfast.cli.options.groups import grouped, setting_parameter
-from holdfast.core.options import option_fields
+from holdfast.cli.options.groups import grouped
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
-from holdfast_thinking.settings import (
-    GENERAL_FILE,
-    PRESETS,
-    TrainingSettings,
-    read_changes,
-)
+from holdfast_thinking.settings import GENERAL_FILE, PRESETS, TrainingSettings, read_changes
 
 if TYPE_CHECKING:
     from holdfast_thinking.run.loop import StepMetrics, TrainingRun
@@ -42,32 +34,11 @@ def start() -> None:
     """Train models that think while they read."""
 
 
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each setting that is declared as one; `changes` has those that are given."""
-    fields = {one.name: one for one in option_fields(TrainingSettings)}
-
-    @wraps(command)
-    def call(**given: Any) -> None:
-        values = {fields[name].field_name: given.pop(name) for name in fields}
-        command(**given, changes={name: value for name, value in values.items() if value not in (None, [])})
-
-    hints = get_type_hints(command, include_extras=True)
-    out, *others = [
-        one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for one in inspect.signature(command).parameters.values()
-        if one.name != "changes"
-    ]
-    parameters = [out, *(setting_parameter(one, None) for one in fields.values()), *others]
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {one.name: one.annotation for one in parameters}
-    return call
-
-
 @train.command()
-@_with_settings
+@grouped()
 def thinking(
     out: Annotated[Path, typer.Option(help="Folder for the model, its curves and the train state.")],
-    changes: dict[str, Any],
+    changes: Any = TrainingSettings,
     preset: Annotated[
         str | None,
         typer.Option(
@@ -99,11 +70,12 @@ def thinking(
         )
     settings = None if resume else _settings(preset, changes, set_ or [], out)
     from holdfast.numerics.settings import apply_numeric_settings
+    from holdfast.worker.device import choose_device
     from holdfast_thinking.run.loop import resume_run, start_run
 
     if num_threads is not None:
         apply_numeric_settings(num_threads)
-    where = _device(device)
+    where = choose_device(EngineConfig(device=device).device)
     if settings is None:
         run = resume_run(out, where)
     else:
@@ -115,7 +87,6 @@ def thinking(
 
 
 def _settings(preset: str | None, changes: dict[str, Any], more: list[str], out: Path) -> TrainingSettings:
-    """Return the preset with the options that are given."""
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"--preset is {preset!r}; expected one of {', '.join(PRESETS)}")
     base = TrainingSettings() if preset is None else PRESETS[preset]
@@ -136,7 +107,6 @@ def _settings(preset: str | None, changes: dict[str, Any], more: list[str], out:
 
 
 def _named_task(text: str) -> tuple[str, int]:
-    """Return a task and its share: 1 if none is given."""
     name, is_shared, share = text.rpartition("=")
     return (name, int(share)) if is_shared and share.isdecimal() else (text, 1)
 
@@ -180,7 +150,6 @@ def samples(
 
 
 def _require_place(out: Path, overwrite: bool) -> None:
-    """The folder can be written, and no run in it would be overwritten."""
     from holdfast_thinking.run.state import STATE_FILE
 
     if (out / STATE_FILE).exists() and not overwrite:
@@ -191,16 +160,6 @@ def _require_place(out: Path, overwrite: bool) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{out} cannot be written to: {error.strerror or error}") from error
-
-
-def _device(name: str) -> Any:
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
-        raise ConfigError(f"there is no device {name!r} here; expected auto, cpu or cuda")
-    return torch.device(name)
 
 
 def _train(run: "TrainingRun", out: Path) -> None:

@@ -69,7 +69,6 @@ def write_thoughts(examples: list[TextExample], path: Path) -> None:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, _Line]]:
-    """Read the object of each line that is not empty, with its number."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

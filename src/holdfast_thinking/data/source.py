@@ -61,7 +61,6 @@ def open_topic(name: str, settings: TrainingSettings) -> Topic:
 
 
 def _load_task(name: str) -> Callable[[TrainingSettings], TextTask]:
-    """Return the class of a task in a Python file, which is run."""
     path, _, attribute = name.rpartition(":")
     spec = spec_from_file_location(f"task_{Path(path).stem}", path)
     assert spec is not None and spec.loader is not None
@@ -95,7 +94,6 @@ def _file_name(task: str) -> str:
 
 
 def vocabulary(settings: TrainingSettings) -> list[str]:
-    """Return the texts a tokenizer for the tasks is built from."""
     texts: list[str] = []
     for name in settings.tasks:
         topic = open_topic(name, settings)
@@ -108,10 +106,7 @@ def vocabulary(settings: TrainingSettings) -> list[str]:
 
 
 class BatchSource:
-    """Draws training batches by step, and validation batches by task and number of events.
-
-    only_eval: hold no training texts.
-    """
+    """Draw training batches by step, validation batches by cell. only_eval: hold no training texts."""
 
     def __init__(
         self,
@@ -172,8 +167,7 @@ class BatchSource:
         return whole.take(np.argsort(whole.num_tokens, kind="stable"))
 
     def _with_follow_ups(self, messages: list[TextExample], step: int) -> list[TextExample]:
-        """Let some of the messages follow another one of them. One that continues a story has its state
-        instead."""
+        """Let some messages follow another one. One that continues a story has its state instead."""
         whole = [each for each in messages if not each.given]
         rng = random.Random(f"conversations {self._settings.seed} {step}")
         return [
@@ -184,7 +178,6 @@ class BatchSource:
         ]
 
     def _counts(self) -> list[int]:
-        """Return the number of texts of each task in a batch."""
         shares = self._settings.shares or (1,) * len(self._topics)
         ends = [end * self._settings.batch // sum(shares) for end in accumulate(shares)]
         return [end - start for start, end in pairwise([0, *ends])]
@@ -229,7 +222,6 @@ class BatchSource:
         return [held[self._order(name, index, epoch)[place]] for epoch, place in places]
 
     def _order(self, name: str, index: int, epoch: int) -> NDArray[np.int64]:
-        """Return the order of a task's texts in an epoch. That of the last one asked for is kept."""
         if name not in self._orders or self._orders[name][0] != epoch:
             seeds = np.random.SeedSequence(self._settings.seed, spawn_key=(_TRAIN, index, epoch))
             order = np.random.Generator(np.random.Philox(seeds)).permutation(len(self._held[name]))

@@ -77,9 +77,7 @@ class TextTask(Protocol):
     `eval_example` for texts of an evaluation, and `has_events = False` if its texts have no length.
     """
 
-    def words(self) -> list[str]:
-        """Return texts whose words should be in the vocabulary of a new model."""
-        ...
+    def words(self) -> list[str]: ...
 
     def example(self, rng: random.Random, events: int) -> TextExample:
         """Make a text for training, and for evaluation unless the task has an `eval_example`."""
@@ -214,12 +212,10 @@ def _place(
 
 
 def _first_chunk(example: TextExample, offsets: Sequence[tuple[int, int]], rules: TextRules) -> int:
-    """The chunk where the message begins: that of the last token before it."""
     return _token_at(offsets, max(0, len(rules.start(example)) - 1)) // rules.chunk
 
 
 def _token_at(offsets: Sequence[tuple[int, int]], character: int) -> int:
-    """The first token that ends after the character."""
     low, high = 0, len(offsets) - 1
     while low < high:
         middle = (low + high) // 2

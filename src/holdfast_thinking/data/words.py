@@ -18,8 +18,6 @@ _REPEATED = re.compile(r"(.*) \*(\d+)")
 
 
 class Words:
-    """The lists of a file, as attributes."""
-
     def __init__(self, lists: dict[str, tuple[str, ...]]) -> None:
         self.lists = lists
 

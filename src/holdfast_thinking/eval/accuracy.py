@@ -83,7 +83,6 @@ def show_thoughts(model: EvalModel, task: str, pairs: _Pairs) -> list[Row]:
 
 
 def _with_thoughts(model: EvalModel, prompt: EvalPrompt, result: Result) -> str:
-    """Return the prompt's text, each thought in ‹› after its chunk."""
     chunk, decode = model.chunk, model.tokenizer.decode
     said = {thought.chunk: thought.token_ids for thought in result.thoughts if thought.token_ids}
     text, first = "", 0
@@ -95,7 +94,6 @@ def _with_thoughts(model: EvalModel, prompt: EvalPrompt, result: Result) -> str:
 
 
 def zero_states(model: EvalModel, task: str, events: int, prompts: Sequence[EvalPrompt]) -> Row:
-    """Measure the same checkpoint with thinking off."""
     results = model.generate(prompts, think=False)
     right = sum(model.is_right(*each) for each in zip(prompts, results, strict=True))
     row = {"model": model.name, "task": task, "events": events, "count": len(prompts), "right": right}
@@ -140,13 +138,11 @@ def _swapped(model: EvalModel, thought: Thought) -> list[int]:
 
 
 def opposite(text: str) -> str:
-    """Swap heads and tails."""
     one, other = STATES
     return other.join(part.replace(other, one) for part in text.split(one))
 
 
 def _last_thought(model: EvalModel, prompt: EvalPrompt, result: Result) -> Thought | None:
-    """Return the last thought about the prompt that is not trivial."""
     inside = len(prompt.token_ids) // model.chunk
     said = [thought for thought in result.thoughts if thought.token_ids and thought.chunk < inside]
     return said[-1] if said else None

@@ -105,7 +105,6 @@ class EvalModel:
     def generate(
         self, prompts: Sequence[EvalPrompt], params: Sequence[SamplingParams] | None = None, **more: Any
     ) -> list[Result]:
-        """Generate for all prompts in one batch."""
         params = params or [self.params(each, **more) for each in prompts]
         results = self.llm.generate(
             [each.token_ids for each in prompts], params, use_tqdm=False, want_receipts=False

@@ -43,7 +43,6 @@ def draw_start(rng: random.Random) -> str:
 
 
 def after(text: str) -> str:
-    """With a space before it, unless a mark is its start."""
     return text if text[0] in ",." else f" {text}"
 
 
@@ -74,7 +73,6 @@ def _side(rng: random.Random) -> str:
 
 
 def draw_side_question(rng: random.Random, down: bool) -> str:
-    """Which side is up, or down."""
     kind = rng.random()
     if down:
         return rng.choice(shapes.ASKS_DOWN) if kind < 0.4 else _ended(_which(rng, asks.DOWN, kind < 0.6), rng)
@@ -88,7 +86,6 @@ def draw_side_question(rng: random.Random, down: bool) -> str:
 
 
 def draw_yes_no(rng: random.Random, down: bool) -> str:
-    """A question about {s}: whether it is up, or down."""
     kind = rng.random()
     if down:
         shape = rng.choice(

@@ -75,7 +75,6 @@ class CoinGrammar:
         return self._fill(next((draw for most, draw in kinds if kind < most), self._plain)())
 
     def _record(self) -> str:
-        """As in a list of turns: "Bob: flip"."""
         rng, link = self.rng, self.rng.choice(shapes.RECORD_LINKS)
         if rng.random() < 0.3:
             done = self._verbs.event()
@@ -98,7 +97,6 @@ class CoinGrammar:
         return f"{lead}{who} {self._finite(verb, who, plural)}.{mark}"
 
     def _simple(self) -> str:
-        """The words that come first to mind: somebody, and what they do."""
         rng, kind = self.rng, self.rng.random()
         if kind < 0.15:
             return self._terse()
@@ -181,7 +179,6 @@ class CoinGrammar:
         return rng.choice((*done, *now, f"will {forms.base}", f"{be} the next to {forms.base}"))
 
     def _follow(self, last: str) -> str:
-        """A short sentence that refers to the one before."""
         rng = self.rng
         if last == KEEP:
             return rng.choice(shapes.NEITHER).replace("|", KEEP)
@@ -217,7 +214,6 @@ class CoinGrammar:
         return f"{self._lead(0.4)}{rng.choice(shapes.NOBODY)} {said}{tail}"
 
     def _of_people(self) -> str:
-        """Two or three people who flip the coin, together or one after the other."""
         rng, kind = self.rng, self.rng.random()
         flip = any_flip(rng)
         lead = f"{rng.choice(shapes.LEADS)} " if rng.random() < 0.3 else ""
@@ -241,7 +237,6 @@ class CoinGrammar:
         )
 
     def _asked(self) -> str:
-        """Somebody wants somebody else to flip the coin."""
         rng, flip = self.rng, any_flip(self.rng)
         rest, mark = (frames.OBEYED, FLIP) if rng.random() < 0.5 else (frames.REFUSED, KEEP)
         then, asked = rng.choice(rest), rng.choice(frames.ASKED)
@@ -255,7 +250,6 @@ class CoinGrammar:
         return f"{self._lead(0.2)}{self._around(asked, flip)}{after(then)}{mark}"
 
     def _seemed(self) -> str:
-        """A flip that was only expected."""
         rng, flip = self.rng, any_flip(self.rng)
         kind = rng.random()
         if kind < 0.3:
@@ -283,7 +277,6 @@ class CoinGrammar:
         return shape.replace("{}", flips + (FLIP if int(count) % 2 else KEEP))
 
     def _terse(self) -> str:
-        """Without a subject or without an object."""
         rng, event = self.rng, self._verbs.event()
         kind = rng.random()
         if kind < 0.4:
@@ -399,7 +392,6 @@ class CoinGrammar:
         return words.draw_name(self.rng)
 
     def _lead(self, share: float) -> str:
-        """A first phrase, with the space after it."""
         rng, kind = self.rng, self.rng.random()
         if kind > share:
             return ""
@@ -421,7 +413,6 @@ class CoinGrammar:
         return shape.format(self.coin)
 
     def _fill(self, text: str) -> str:
-        """Names and the coin in their places."""
         while "{o}" in text:
             text = text.replace("{o}", self._object(), 1)
         text = text.replace("{O}", f"the {self.coin}").replace("{P}", self.rng.choice(links.CITIES))
@@ -429,12 +420,10 @@ class CoinGrammar:
 
 
 def idle_clause(rng: random.Random) -> str:
-    """A sentence without the coin: a person or a thing, and what it does."""
     return CoinGrammar(rng).idle_clause()
 
 
 def vocabulary() -> list[str]:
-    """Texts with all words of the sentences."""
     shown = [text for file in (shapes, frames) for each in file.lists.values() for text in each]
     counted = (*links.TIMES, *links.OTHER_TIMES, *links.FLIPS_AS_NOUNS)
     said = [*(text.split(" ", 1)[1] for text in counted), *(text.split(" ", 2)[2] for text in links.GROUPS)]

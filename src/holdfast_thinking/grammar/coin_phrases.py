@@ -91,8 +91,6 @@ def negated(forms: Forms, short: bool) -> Forms:
 
 
 class VerbPhrases:
-    """Draws verb phrases."""
-
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
 
@@ -203,12 +201,10 @@ class VerbPhrases:
 
 
 def any_flip(rng: random.Random) -> Forms:
-    """The most common words for it in a third of the cases."""
     return rng.choice(COMMON_FLIPS if rng.random() < 0.33 else FLIPS)
 
 
 def vocabulary() -> list[str]:
-    """Texts with all words of the verb phrases."""
     done = (*FLIPS, *FLIPS_ONLY, *KEEPS, *NOT_DONE, *ALONE, *DONE, *FIRST, *MEANT, *LET_DOWN)
     told = [unmarked(each) for forms in done for each in forms[:4] + forms[5:]]
     sets = [unmarked(each) for per_side in SETS for forms in per_side for each in forms]

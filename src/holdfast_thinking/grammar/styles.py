@@ -3,11 +3,14 @@
 import random
 from dataclasses import dataclass
 
+from holdfast_thinking.data.words import read_words
+
+_words = read_words("styles")
+STATEMENTS = tuple(tuple(line.split("|")) for line in _words.STATEMENTS)
+
 
 @dataclass(frozen=True)
 class Style:
-    """How sentences end and what stands between them."""
-
     end: str = "."
     gap: str = " "
     item: str = ""  # before each sentence; {} is its number
@@ -15,40 +18,18 @@ class Style:
     heads_item: bool = True  # whether the first sentences are items too
 
 
-_LISTS = tuple(
-    Style(end=end, gap="\n", item=item, lowers=lowers, heads_item=heads)
-    for item, end, lowers, heads in (
-        ("{}. ", ".", False, True), ("{}. ", ".", False, False), ("{}. ", "", True, False), ("{}) ", "", True, False),
-        ("{}) ", ".", False, True), ("({}) ", ".", False, False), ("- ", "", False, True), ("- ", "", True, False),
-        ("- ", ".", False, False), ("• ", "", False, False), ("+ ", ".", True, True), ("Step {}: ", ".", False, False),
-        ("Step {}: ", "", True, False), ("step {} - ", "", True, False), ("Round {}: ", "", True, False),
-        ("Turn {}: ", ".", False, False), ("Day {}: ", ".", False, False), ("{}: ", "", True, False),
-        ("#{} ", "", True, False), ("> ", "", True, True), ("-> ", "", True, False), ("Move {}: ", ";", True, False),
-    )
-)  # fmt: skip
-_CHAINS = tuple(
-    Style(end="", gap=gap, lowers=True)
-    for gap in (
-        " -> ", " => ", ", then ", " then ", " and then ", "; then ", ", and then ", " - ", " / ", ", next ",
-        ", after that ", ", ", " and ", " ", " -- ", " + ", " > ", ". then ", ". next ", "; ",
-    )
-)  # fmt: skip
-_SENTENCES = (
-    Style(lowers=True), Style(lowers=True), Style(gap="\n"), Style(end="", gap="\n"), Style(end="", gap="\n", lowers=True),
-    Style(end=";", lowers=True), Style(end="!"), Style(end=",", lowers=True), Style(end="...", lowers=True),
-    Style(end=" ...", lowers=True), Style(end=".", gap="\n\n"), Style(end="", gap=" ... ", lowers=True),
-    Style(end=".", gap=" Then "), Style(end=" .", lowers=True), Style(end=";"), Style(end=" ;", lowers=True),
-)  # fmt: skip
-_INLINE = tuple(
-    Style(end=end, item=item, lowers=True, heads_item=False)
-    for item, end in (("{}) ", ""), ("{}) ", ","), ("({}) ", ";"), ("{}. ", "."), ("step {}: ", "."))
+def _read_style(line: str) -> Style:
+    end, gap, item, marks = line.split("|")
+    return Style(end, gap, item, "small" in marks, "late" not in marks)
+
+
+_LISTS, _CHAINS, _SENTENCES, _INLINE = (
+    tuple(map(_read_style, lines)) for lines in (_words.LISTS, _words.CHAINS, _words.SENTENCES, _words.INLINE)
 )
 
 
 @dataclass(frozen=True)
 class Typing:
-    """Habits of one writer."""
-
     is_lower: bool
     drops_apostrophes: bool
     drops_commas: bool

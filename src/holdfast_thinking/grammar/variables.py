@@ -57,7 +57,6 @@ def either(rng: random.Random, one: tuple[str, ...], other: tuple[str, ...]) -> 
 
 
 def _done(forms: Forms, rng: random.Random) -> str:
-    """Somebody does it, or is told to, or it is done."""
     who = rng.choice(parts.WHO)
     if who in ("", "let's"):
         return f"{who} {forms.base}".strip()
@@ -84,7 +83,6 @@ def _ended(text: str, rng: random.Random) -> str:
 
 
 def vocabulary() -> list[str]:
-    """Texts with all words."""
     verbs = ("RAISE", "LOWER", "RISE", "FALL", "BECOME_SO", "PUT")
     shown = [text for name, each in parts.lists.items() if name not in verbs for text in each]
     done = [text for forms in (*RAISE, *LOWER, *PUT) for text in forms[:4]]

@@ -38,7 +38,6 @@ def inflect(verb: str) -> Forms:
 
 
 def phrase(text: str) -> Forms:
-    """All forms of a phrase in the base form."""
     words = text.split(" ")
     verbs = [place for place, word in enumerate(words) if word.startswith("*")]
     if words[0] not in _NO_VERBS and 0 not in verbs:

@@ -15,7 +15,6 @@ NAMES = FEW_NAMES + _words.MORE_NAMES
 
 
 def invented_words(count: int) -> tuple[str, ...]:
-    """Words of one to four syllables, in lower case."""
     rng = random.Random("invented words")
 
     def syllable(first: bool) -> str:

@@ -13,9 +13,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Batch:
-    """B texts of at most L tokens (a multiple of the chunk), K = L / c chunks, thoughts of at most
-    M tokens.
-    """
+    """B texts of at most L tokens (a multiple of the chunk), K = L / c chunks, thoughts of at most M."""
 
     token_ids: Ints  # [B, L], padded with 0
     num_prompt: Ints  # [B]
@@ -27,7 +25,6 @@ class Batch:
         return len(self.token_ids)
 
     def take(self, chosen: "slice | NDArray[np.intp]") -> "Batch":
-        """Take some texts, or all in another order."""
         return Batch(
             self.token_ids[chosen],
             self.num_prompt[chosen],

@@ -56,7 +56,6 @@ def build(settings: TrainingSettings, texts: list[str]) -> BuiltModel:
 
 
 def config_fields(settings: TrainingSettings, vocab_size: int, eos_id: int) -> dict[str, Any]:
-    """config.json: a Mistral with a sliding window, or a Llama without one."""
     size = settings.size
     return {
         **_family_fields(settings.window),
@@ -147,7 +146,6 @@ def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
 
 
 def open_backend(path: Path) -> "Tokenizer":
-    """The library's tokenizer of a model folder or a GGUF file."""
     from tokenizers import Tokenizer
 
     if path.is_file():
@@ -161,7 +159,6 @@ def open_backend(path: Path) -> "Tokenizer":
 
 
 def _backbone_fields(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
-    """config.json of the backbone; for a GGUF file, one with the same meaning."""
     config, path = checkpoint.config, checkpoint.path
     if path.is_dir():
         fields = json.loads(path.joinpath("config.json").read_text(encoding="utf-8"))

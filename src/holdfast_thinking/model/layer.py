@@ -17,8 +17,6 @@ Heads = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
 
 
 class RMSNorm(nn.Module):
-    """Computed in fp32 for every input dtype."""
-
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -44,7 +42,6 @@ class LayerCache:
         return k, v
 
     def narrow(self, num_texts: int) -> None:
-        """Keep only the first texts."""
         if self.keys is not None and self.values is not None:
             self.keys, self.values = self.keys[:num_texts], self.values[:num_texts]
 
@@ -95,13 +92,11 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config)
 
     def before_attention(self, x: Tensor, at: Rotation) -> Heads:
-        """The row-wise part before attention: x [.., hidden] -> queries, keys, values [.., heads,
-        D].
-        """
+        """Compute the row-wise part before attention: queries, keys, values [.., heads, D]."""
         return self.self_attn.project(self.input_layernorm(x), at)
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The row-wise part after attention: attended [.., heads, D] -> [.., hidden]."""
+        """Compute the row-wise part after attention: attended [.., heads, D] -> [.., hidden]."""
         x = x + self.self_attn.o_proj(attended.flatten(-2))
         y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return y
@@ -121,16 +116,13 @@ def visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
 
 
 def _rotate(x: Tensor, at: Rotation) -> Tensor:
-    """x [batch, n, heads, D]."""
     cos, sin = (each.unsqueeze(-2) for each in at)
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def fold_groups(mask: Tensor, group: int) -> Tensor:
-    """A mask [.., n, keys] for `attend`: one row for each query head of a key head, [.., 1, n *
-    group, keys].
-    """
+    """Repeat a mask [.., n, keys] for the query heads of a key head: [.., 1, n * group, keys]."""
     each = mask.repeat_interleave(group, dim=-2)
     return each.view(-1, 1, *each.shape[-2:])  # always four dimensions: with fewer, torch uses no fast kernel
 
@@ -150,7 +142,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, folded_mask: Tensor) -> Tensor:
 
 
 def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention over [batch, n, heads, D]."""
     group = q.shape[2] // k.shape[2]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
@@ -171,9 +162,7 @@ def visible_locally(texts: Tensor, window: int, block: int) -> Tensor:
 
 
 def attend_locally(q: Tensor, k: Tensor, v: Tensor, folded_mask: Tensor, block: int) -> Tensor:
-    """Attention over rows [R, heads, D] in blocks, each with the keys of its block and the one
-    before.
-    """
+    """Attend over rows [R, heads, D] in blocks, each with the keys of its block and the one before."""
     k, v = (_with_block_before(each, block) for each in (k, v))
     return attend(q.view(-1, block, *q.shape[1:]), k, v, folded_mask).flatten(0, 1)
 

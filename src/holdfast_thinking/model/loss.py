@@ -1,7 +1,6 @@
-"""The loss: the answer, optionally the text before it, and the thoughts.
+"""The loss: the answer and the thoughts.
 
     loss = answer_weight  * cross-entropy of the answer's tokens (its end included), mean over them
-         + text_weight    * cross-entropy of the prompt's tokens, mean over them
          + thought_weight * T's cross-entropy of the thoughts' tokens (their ends included), mean over them
 
 Sums are divided by the counts of the whole step, so a step of several micro-batches has the
@@ -16,16 +15,13 @@ from torch import Tensor
 
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.model.model import ThinkingModel
-from holdfast_thinking.model.packed import Packed, Targets, ThoughtList, pack, send
+from holdfast_thinking.model.packed import Packed, Targets, ThoughtList
 from holdfast_thinking.settings import LossWeights
 
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """The number of tokens of a step that each term is the mean over."""
-
     answer: int
-    text: int
     thought: int
 
 
@@ -35,7 +31,6 @@ class Losses:
 
     total: Tensor
     answer: Tensor
-    text: Tensor
     thought: Tensor
 
 
@@ -43,16 +38,8 @@ def count_tokens(batch: Batch, while_answering: bool) -> TokenCounts:
     thoughts = (batch.thoughts >= 0).sum(axis=2) + 1  # [B, K], with the end
     return TokenCounts(
         answer=int(batch.is_answer().sum()),
-        text=int((batch.num_prompt - 1).clip(min=0).sum()),
         thought=int((thoughts * batch.is_thought_about(while_answering)).sum()),
     )
-
-
-def compute_loss(
-    model: ThinkingModel, batch: Batch, counts: TokenCounts, weights: LossWeights, device: torch.device
-) -> Losses:
-    """The parallel form, teacher-forced: all chunks in one pass."""
-    return packed_loss(model, send(pack(batch, model.pack_spec, weights.text != 0), device), counts, weights)
 
 
 def packed_loss(
@@ -62,11 +49,10 @@ def packed_loss(
     rows, h = model(texts)  # [R, hidden] both
     zero = rows.new_zeros((), dtype=torch.float32)
     answer = _target_loss(model, rows, texts.answer) / max(1, counts.answer)
-    text = zero if texts.text is None else _target_loss(model, rows, texts.text) / max(1, counts.text)
     thought = zero if texts.thought is None else _thought_loss(model, h, texts.target_thoughts, texts.thought)
     thought = thought / max(1, counts.thought)
-    total = weights.answer * answer + weights.text * text + weights.thought * thought
-    return Losses(total, answer.detach(), text.detach(), thought.detach())
+    total = weights.answer * answer + weights.thought * thought
+    return Losses(total, answer.detach(), thought.detach())
 
 
 def _target_loss(model: ThinkingModel, rows: Tensor, targets: Targets[Tensor]) -> Tensor:
@@ -76,7 +62,6 @@ def _target_loss(model: ThinkingModel, rows: Tensor, targets: Targets[Tensor]) -
 def _thought_loss(
     model: ThinkingModel, h: Tensor, thoughts: Sequence[ThoughtList[Tensor]], targets: Targets[Tensor]
 ) -> Tensor:
-    """T over every chunk with a thought, grouped by the length of the thought."""
     assert model.thinking is not None
     chunks = h.view(-1, model.thinking.chunk, h.shape[-1])  # [R / c, c, hidden]
     rows = [model.thought_rows(chunks.index_select(0, each.chunks), each.tokens) for each in thoughts]

@@ -44,9 +44,7 @@ _FIRST_CONFIDENCE = 0.25
 
 @dataclass(frozen=True)
 class Rowwise:
-    """The row-wise parts, plain or compiled: of every layer before and after attention, and the loss
-    of rows of logits.
-    """
+    """The row-wise parts, plain or compiled: of a layer before and after attention, and the loss."""
 
     before: Callable[[DecoderLayer, Tensor, Rotation], Heads]
     after: Callable[[DecoderLayer, Tensor, Tensor], Tensor]
@@ -59,8 +57,6 @@ def summed_loss(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 class Backbone(nn.Module):
-    """`model.` of the checkpoint: embeddings, layers, final norm."""
-
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -92,8 +88,6 @@ class CompressionBlock(nn.Module):
 
 
 class ThinkingModel(nn.Module):
-    """A trainable decoder; with a thinking configuration, one that thinks."""
-
     def __init__(self, config: DecoderConfig, thinking: ThinkingConfig | None, max_len: int) -> None:
         super().__init__()
         self.config = config
@@ -115,19 +109,16 @@ class ThinkingModel(nn.Module):
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def rotation(self, positions: Tensor) -> Rotation:
-        """Positions [n] or [batch, n]."""
         return cast(Tensor, self.cos)[positions], cast(Tensor, self.sin)[positions]
 
     def embed(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.model.embed_tokens.weight)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits of rows after the final norm, or after T's."""
         return F.linear(x, self.head)
 
     @property
     def pack_spec(self) -> PackSpec:
-        """How texts are packed for this model."""
         thinking = self.thinking
         windows, max_len = self.config.layer_windows, len(cast(Tensor, self.cos))
         if thinking is None:
@@ -196,9 +187,7 @@ class ThinkingModel(nn.Module):
         return cast(Tensor, self.c.norm(y)) * self.c.scale
 
     def thought_rows(self, h: Tensor, thoughts: Tensor) -> Tensor:
-        """H [n, c, hidden], gold thoughts [n, m] -> T's normed rows for tokens and end, [n, m + 1,
-        hidden].
-        """
+        """H [n, c, hidden], gold thoughts [n, m] -> T's normed rows for tokens and end [n, m + 1, hidden]."""
         assert self.thinking is not None
         ids = F.pad(thoughts.clamp(min=0), (1, 0), value=self.thinking.start_id)  # [n, m + 1]
         x = torch.cat((h, self.embed(ids).to(h.dtype)), dim=1)
@@ -222,7 +211,6 @@ class ThinkingModel(nn.Module):
         return rows.view(n, num_rows - first, -1)
 
     def freeze_backbone(self) -> None:
-        """Train T and C only."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name.startswith(BLOCKS))
 

@@ -10,16 +10,16 @@ IGNORED, its states go to spare rows that no token attends to.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import lcm
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from holdfast.errors import ConfigError
-from holdfast_thinking.model.batch import Batch, Bools, Ints
+from holdfast_thinking.model.batch import Batch, Ints
 
 IGNORED = -100  # a target without a loss
 NO_TEXT = -1  # the text index of a spare row
@@ -51,9 +51,7 @@ class ThoughtList(Generic[A]):
 
 @dataclass(frozen=True)
 class WholeTexts(Generic[A]):
-    """For layers without a window: rows of each text [B, longest], the index of each packed row in it,
-    and the number of tokens of each text.
-    """
+    """For layers without a window: the rows of each text [B, longest], where each row went, lengths."""
 
     rows: A
     back: A
@@ -68,7 +66,6 @@ class Packed(Generic[A]):
     positions: A  # [R]
     texts: A  # [R], NO_TEXT for spare rows
     answer: Targets[A]
-    text: Targets[A] | None
     state_thoughts: tuple[ThoughtList[A], ...]  # input of C
     target_thoughts: tuple[ThoughtList[A], ...]  # targets of T
     thought: Targets[A] | None  # their tokens and ends; rows: of [n, m + 1] of each list, flat
@@ -77,30 +74,22 @@ class Packed(Generic[A]):
 
     def map(self, change: Callable[[A], S]) -> "Packed[S]":
         """Apply a function to every array, always in the same order."""
+        return cast("Packed[S]", _map(self, change))
 
-        def thoughts(each: ThoughtList[A]) -> ThoughtList[S]:
-            return ThoughtList(change(each.chunks), change(each.tokens))
 
-        return Packed(
-            change(self.token_ids),
-            change(self.positions),
-            change(self.texts),
-            Targets(change(self.answer.rows), change(self.answer.ids)),
-            None if self.text is None else Targets(change(self.text.rows), change(self.text.ids)),
-            tuple(thoughts(each) for each in self.state_thoughts),
-            tuple(thoughts(each) for each in self.target_thoughts),
-            None if self.thought is None else Targets(change(self.thought.rows), change(self.thought.ids)),
-            None
-            if self.whole is None
-            else WholeTexts(change(self.whole.rows), change(self.whole.back), change(self.whole.lens)),
-            self.longest,
-        )
+def _map(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, np.ndarray | Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(_map(each, change) for each in value)
+    if is_dataclass(value):
+        kind: Any = type(value)
+        return kind(*(_map(getattr(value, one.name), change) for one in fields(value)))
+    return value
 
 
 @dataclass(frozen=True)
 class PackSpec:
-    """The properties of a model that decide how texts are packed for it."""
-
     windows: tuple[int | None, ...]  # of each layer
     end_id: int | None  # end of a thought; None: the model does not think
     while_answering: bool = False
@@ -128,7 +117,7 @@ def padded(count: int, unit: int = 1) -> int:
     return round_up(max(count, 1), lcm(unit, max(_LEAST, 1 << max(0, count.bit_length() - 5))))
 
 
-def pack(batch: Batch, spec: PackSpec, with_text: bool = False) -> Packed[Ints]:
+def pack(batch: Batch, spec: PackSpec) -> Packed[Ints]:
     chunk = batch.token_ids.shape[1] // batch.thoughts.shape[1]
     longest = int(batch.num_tokens.max())
     if spec.max_len is not None and longest > spec.max_len:
@@ -154,8 +143,7 @@ def pack(batch: Batch, spec: PackSpec, with_text: bool = False) -> Packed[Ints]:
         token_ids,
         positions,
         texts,
-        _list_targets(batch, batch.is_answer(), starts, num_rows),
-        _list_targets(batch, ~batch.is_answer(), starts, num_rows) if with_text else None,
+        _list_targets(batch, starts, num_rows),
         tuple(states),
         tuple(targets),
         _list_thought_targets(batch, targets, spec.end_id, spec.while_answering)
@@ -193,10 +181,9 @@ def round_up_all(counts: Ints, unit: int) -> Ints:
     return -(-counts // unit) * unit
 
 
-def _list_targets(batch: Batch, is_target: Bools, starts: Ints, num_rows: int) -> Targets[Ints]:
-    """A target is predicted by the row before it. The first token of a text is no target."""
-    positions = np.arange(batch.token_ids.shape[1])
-    text, position = np.nonzero(is_target & (positions > 0) & (positions < batch.num_tokens[:, None]))
+def _list_targets(batch: Batch, starts: Ints, num_rows: int) -> Targets[Ints]:
+    """List the tokens of the answers. A target is predicted by the row before it."""
+    text, position = np.nonzero(batch.is_answer())
     return _pad_targets(starts[text] + position - 1, batch.token_ids[text, position], num_rows)
 
 
@@ -209,19 +196,28 @@ def _list_target_thoughts(
     batch: Batch, first: Ints, num_chunks: int, while_answering: bool
 ) -> list[ThoughtList[Ints]]:
     text, chunk = np.nonzero(batch.is_thought_about(while_answering))
+    return _list_thoughts(
+        batch.thoughts[text, chunk],
+        first[text] + chunk,
+        lambda chunks, missing: _pad_indices(chunks, missing, num_chunks),
+    )
+
+
+def _list_thoughts(
+    thoughts: Ints, chunks: Ints, pad_chunks: Callable[[Ints, int], Ints]
+) -> list[ThoughtList[Ints]]:
     lists = []
-    for among, width in _by_length((batch.thoughts[text, chunk] >= 0).sum(axis=1), batch.thoughts.shape[2]):
-        tokens = _set_width(batch.thoughts[text[among], chunk[among]], width)
+    for among, width in _by_length((thoughts >= 0).sum(axis=1), thoughts.shape[1]):
+        tokens = _set_width(thoughts[among], width)
         missing = padded(len(tokens)) - len(tokens)
-        chunks = _pad_indices(first[text[among]] + chunk[among], missing, num_chunks)
-        lists.append(ThoughtList(chunks, np.pad(tokens, ((0, missing), (0, 0)), constant_values=-1)))
+        padded_tokens = np.pad(tokens, ((0, missing), (0, 0)), constant_values=-1)
+        lists.append(ThoughtList(pad_chunks(chunks[among], missing), padded_tokens))
     return lists
 
 
 def _list_thought_targets(
     batch: Batch, lists: Sequence[ThoughtList[Ints]], end_id: int, while_answering: bool
 ) -> Targets[Ints]:
-    """The tokens of each thought and its end."""
     lens = (batch.thoughts >= 0).sum(axis=2)[batch.is_thought_about(while_answering)]
     parts = []
     for each, (among, _) in zip(lists, _by_length(lens, batch.thoughts.shape[2]), strict=True):
@@ -247,14 +243,11 @@ def _list_state_thoughts(
         said_in = np.where(said_in >= np.maximum.accumulate(reset_in, axis=1), said_in, -1)
     has_next = (numbers + 1) * size < batch.num_tokens[:, None]
     text, chunk = np.nonzero((said_in >= 0) & has_next)
-    said = batch.thoughts[text, said_in[text, chunk]]
-    lists = []
-    for among, width in _by_length((said >= 0).sum(axis=1), batch.thoughts.shape[2]):
-        tokens = _set_width(said[among], width)
-        missing = padded(len(tokens)) - len(tokens)
-        chunks = np.pad(first[text[among]] + chunk[among] + 1, (0, missing), constant_values=num_chunks - 1)
-        lists.append(ThoughtList(chunks, np.pad(tokens, ((0, missing), (0, 0)), constant_values=-1)))
-    return lists
+    return _list_thoughts(
+        batch.thoughts[text, said_in[text, chunk]],
+        first[text] + chunk + 1,
+        lambda chunks, missing: np.pad(chunks, (0, missing), constant_values=num_chunks - 1),
+    )
 
 
 def list_whole(

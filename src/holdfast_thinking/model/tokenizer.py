@@ -25,9 +25,7 @@ _WORDS = r"'\p{L}+| ?\p{L}+| ?\d| ?[^\s\p{L}\d]|\s"
 
 
 def build_tokenizer(texts: Iterable[str]) -> "Tokenizer":
-    """Every word of the texts becomes a token, with and without a space before it; so do digits and
-    marks.
-    """
+    """Make a token of every word, digit and mark of the texts, with and without a space before it."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     split = pre_tokenizers.Sequence(
@@ -50,7 +48,6 @@ def build_tokenizer(texts: Iterable[str]) -> "Tokenizer":
 
 
 def save_tokenizer(tokenizer: "Tokenizer", folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json."""
     folder.joinpath("tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config = {
         "eos_token": EOS,

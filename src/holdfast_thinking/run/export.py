@@ -95,7 +95,6 @@ def _write_tokenizer(built: BuiltModel, settings: TrainingSettings, folder: Path
 
 
 def named_tensors(built: BuiltModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All parameters by their names in the checkpoint."""
     return {
         name: parameter.detach().to("cpu", dtype).contiguous()
         for name, parameter in built.model.named_parameters()
@@ -104,9 +103,7 @@ def named_tensors(built: BuiltModel, dtype: torch.dtype) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class TrainingInfo:
-    """The contents of training.json. max_events is N: the number of events of the longest training
-    text.
-    """
+    """The contents of training.json. max_events is N: the events of the longest training text."""
 
     form: AnswerForm
     tasks: tuple[str, ...]
@@ -145,7 +142,6 @@ def read_training_info(folder: Path) -> TrainingInfo:
 
 
 def plot_curves(metrics: "Sequence[StepMetrics]", path: Path) -> None:
-    """Draw the losses on the left, accuracy by task and events on the right."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -27,16 +27,12 @@ from holdfast_thinking.settings import TrainingSettings
 
 @dataclass(frozen=True)
 class Step(Generic[A]):
-    """The packed passes of a step, on the host or on the device."""
-
     passes: tuple[Packed[A], ...]
     counts: TokenCounts
 
 
 @dataclass(frozen=True)
 class StepBuilder:
-    """Makes the passes of a step."""
-
     settings: TrainingSettings
     source: BatchSource
     pack_spec: PackSpec
@@ -46,7 +42,7 @@ class StepBuilder:
         batch = self.source.batch(step)
         bounds = [index * s.batch // s.accumulate for index in range(s.accumulate + 1)]
         micro_batches = [batch.take_range(first, last) for first, last in pairwise(bounds)]
-        packs = tuple(pack(each, self.pack_spec, s.weights.text != 0) for each in micro_batches)
+        packs = tuple(pack(each, self.pack_spec) for each in micro_batches)
         return Step(packs, count_tokens(batch, self.pack_spec.while_answering))
 
 

@@ -39,7 +39,6 @@ def save_state(
 
 
 def read_run_info(folder: Path) -> dict[str, Any]:
-    """Settings, step and metrics of a saved run."""
     from safetensors import SafetensorError, safe_open
 
     path = folder / STATE_FILE

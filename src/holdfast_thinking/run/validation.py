@@ -20,8 +20,6 @@ from holdfast_thinking.model.packed import IGNORED, pack, send
 
 @dataclass(frozen=True)
 class Validation:
-    """For each text: whether the answer is right, whether all thoughts are gold, and the thoughts."""
-
     is_right: Bools  # [B]
     thinks_right: Bools  # [B]
     thoughts: Ints  # [B, K, max_thought], padded with -1
@@ -29,7 +27,6 @@ class Validation:
 
 @torch.no_grad()
 def validate(model: ThinkingModel, batch: Batch, device: torch.device) -> Validation:
-    """Read a batch with the model's own thoughts."""
     if model.thinking is None:
         none = np.full((*batch.thoughts.shape[:2], 1), -1, dtype=np.int64)
         return Validation(_validate_plain(model, batch, device), np.ones(len(batch), dtype=np.bool_), none)
@@ -56,9 +53,7 @@ def _validate_plain(model: ThinkingModel, batch: Batch, device: torch.device) ->
 
 
 def _read(model: ThinkingModel, batch: Batch, device: torch.device) -> tuple[Ints, Ints]:
-    """Texts, the longest first -> the most likely next token at every position [B, L], and the
-    thoughts.
-    """
+    """Return the most likely next token at every position [B, L], and the thoughts. Longest text first."""
     assert model.thinking is not None
     c, most = model.thinking.chunk, model.thinking.max_thought
     ids = torch.from_numpy(batch.token_ids).to(device)

@@ -29,7 +29,6 @@ _FEW = 8  # events of a short text
 
 class CoinTalk:
     def words(self) -> list[str]:
-        """Texts with all words, for a tokenizer."""
         modules = (coin_grammar, asks_and_starts, styles)
         said = [text for module in modules for text in module.vocabulary()]
         people = (*words.NAMES, *words.TITLES, *words.RELATIONS, *words.JOBS)
@@ -70,8 +69,6 @@ def tell(rng: random.Random, events: int) -> ToldCoin:
 
 
 class _Story:
-    """A text as it is told, and the side of the coin so far."""
-
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._grammar = CoinGrammar(rng)
@@ -88,7 +85,6 @@ class _Story:
         self.question = ""
 
     def say(self, sentence: str) -> None:
-        """An idle sentence with its period, or an opening."""
         self._last = ""
         end = self._style.end if sentence.endswith(".") else ""
         self._append(sentence.removesuffix("."), end, self._style.heads_item or self._number > 0)
@@ -163,7 +159,6 @@ class _Story:
         return sentence[-1] in MARKS and sentence[-2] == "."
 
     def _append(self, marked: str, end: str, is_item: bool = True) -> None:
-        """Add a sentence; its marks are events."""
         marked = self._typing.typed(_BEFORE_VOWEL.sub(r"\1n ", marked))
         if not self._style.lowers:
             marked = marked[0].upper() + marked[1:]

@@ -34,14 +34,12 @@ def idle_sentence(rng: random.Random) -> str:
 
 
 def opening(rng: random.Random) -> str:
-    """One or two first sentences, or a request."""
     if rng.random() < 0.35:
         return rng.choice(_idle.OPENINGS)
     return " ".join(idle_sentence(rng) for _ in range(rng.randint(1, 2)))
 
 
 def vocabulary() -> list[str]:
-    """Texts with all words, for a tokenizer."""
     lists = [*_idle.lists.values(), *_outside.lists.values()]
     kinds = (words.NOUNS, words.ADJECTIVES, words.COMMON, words.PREPOSITIONS, words.PLACES, words.TIMES)
     return [*(" ".join(each) for each in (*lists, *kinds)), *SENTENCES, OUTSIDE, *_FIRST_WORDS]
@@ -94,7 +92,6 @@ def _outside_shape(rng: random.Random) -> str:
 
 
 def _filled(shape: str, rng: random.Random) -> str:
-    """Words in the places of a shape."""
     if "{" not in shape:
         return shape
     kinds = (words.COMMON, words.RARE, words.INVENTED)

@@ -11,6 +11,7 @@ flips: heads. So heads."
 import random
 
 from holdfast_thinking.data.text_examples import TextExample, ThoughtStep
+from holdfast_thinking.data.words import read_words
 from holdfast_thinking.tasks.filler import (
     NAMES,
     OPENINGS,
@@ -22,34 +23,10 @@ from holdfast_thinking.tasks.filler import (
 )
 
 STATES = ("heads", "tails")
-_STARTS = (
-    "A coin's state is {}.",
-    "The coin's state is {}.",
-    "A coin shows {}.",
-    "There is a coin on the table. It shows {}.",
-    "At first the coin is {}.",
-    "The coin starts as {}.",
-)
-# Ways to wait and to flip, as sentences and as clauses. A bar: the words before it decide the event.
-_SENTENCES = (
-    (
-        " doesn't flip| the coin.",
-        " does not flip| the coin.",
-        " doesn't flip| it.",
-        " doesn't flip|.",
-        " leaves the coin alone|.",
-    ),
-    (" flips| the coin.", " flips| it.", " flips|.", " turns the coin over|.", " flips| the coin over."),
-)
-_CLAUSES = ((" doesn't flip|", " does not flip|"), (" flips|", " flips| it", " flips| the coin"))
+_words = read_words("parity")
+_SENTENCES = (_words.WAITS, _words.FLIPS)
+_CLAUSES = (_words.WAITS_IN_A_CHAIN, _words.FLIPS_IN_A_CHAIN)
 _RESTATED = (" doesn't flip", " flips")
-_JOINERS = (", then", ", and then", ",", ".")
-_QUESTIONS = (
-    " What's the state? A:",
-    " What is the coin's state? A:",
-    " What is the state of the coin? A:",
-    " Does the coin show heads or tails? A:",
-)
 _BYTE_NAMES = tuple(byte_names(64))
 
 
@@ -58,19 +35,19 @@ class Parity:
         self._long_texts = long_texts
 
     def words(self) -> list[str]:
-        starts = [text.format(state) for state in STATES for text in _STARTS]
+        starts = [text.format(state) for state in STATES for text in _words.STARTS]
         verbs = [text.replace("|", "") for ways in (*_SENTENCES, *_CLAUSES) for text in ways]
         said = [f" {each}" for each in (*starts, *NAMES, *STATES)]
-        return [*OPENINGS, *SENTENCES, *starts, *said, *verbs, *_JOINERS, *_QUESTIONS, " So", ":"]
+        return [*OPENINGS, *SENTENCES, *starts, *said, *verbs, *_words.JOINERS, *_words.QUESTIONS, " So", ":"]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
         state, steps = rng.randrange(2), list[ThoughtStep]()
-        text = draw_opening(rng) + rng.choice(_STARTS).format(STATES[state])
+        text = draw_opening(rng) + rng.choice(_words.STARTS).format(STATES[state])
         share, rate = rng.choice((0.5, 0.7, 1.0)), draw_rate(rng, self._long_texts)
         is_chained = rng.random() < 0.5
         ways = _CLAUSES if is_chained else _SENTENCES
         for number in range(events):
-            joiner = rng.choice(_JOINERS) if is_chained and number else ""
+            joiner = rng.choice(_words.JOINERS) if is_chained and number else ""
             text += joiner
             if not is_chained or not number or joiner == ".":  # between clauses there is no filler
                 text += draw_filler(rng, rate)
@@ -83,4 +60,4 @@ class Parity:
             steps.append(ThoughtStep(len(text) - 1, f" {STATES[state]}", said=told))
             text += rest
         text += "." if is_chained else ""
-        return TextExample(text + rng.choice(_QUESTIONS), f" {STATES[state]}.", tuple(steps))
+        return TextExample(text + rng.choice(_words.QUESTIONS), f" {STATES[state]}.", tuple(steps))

@@ -26,14 +26,6 @@ MOST_VARIABLES = 4
 UNKNOWN = " I do not know."
 _FEW = 8  # changes of a short text
 _WITH_IT = re.compile(r"[\w ]*\{v\}[\w ]*(\{n\})?[\w ]*")
-# The mark that ends a statement, what stands before the next one, what stands before each: {} is its number.
-_STYLES = (
-    *((".", " ", ""),) * 10, (";", " ", ""), (";", " ", ""), ("!", " ", ""), ("", "\n", ""), ("", "\n", ""), (".", "\n", ""),
-    (",", " ", ""), (",", " ", ""), (",", " then ", ""), (",", " and then ", ""), (";", " then ", ""), (" ->", " ", ""),
-    (" =>", " ", ""), ("...", " ", ""), (".", "\n", "{}. "), ("", "\n", "{}. "), ("", "\n", "- "), ("", "\n", "{}) "),
-    (".", "\n", "Step {}: "), ("", "\n", "Step {}: "), (".", " ", "({}) "), (";", "\n", ""), (" ...", " ", ""),
-    (" /", " ", ""),
-)  # fmt: skip
 
 
 class VariableTalk:
@@ -62,8 +54,6 @@ class VariableTalk:
 
 
 class _Told:
-    """A text as it is told, and the values so far."""
-
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.text = ""
@@ -74,7 +64,7 @@ class _Told:
         self._names = rng.sample(named, rng.randint(1, MOST_VARIABLES))
         if rng.random() < 0.5:
             self._names.sort()
-        self._mark, self._gap, self._item = rng.choice(_STYLES)
+        self._mark, self._gap, self._item = rng.choice(styles.STATEMENTS)
         self._number_of_items = 0
         self._is_lower = named is not CAPITALS and rng.random() < 0.2
         self._typing = styles.draw_typing(rng)
@@ -172,14 +162,12 @@ class _Told:
         self._compute(name, drawn.draw_set(self.rng), value, "+", 0, self._number(value))
 
     def _compare(self, target: str, other: str) -> None:
-        """A little more or less than another variable."""
         its, amount = self.values[other], self.rng.randint(1, 4)
         adds = its < amount or (its + amount <= LARGEST and self.rng.random() < 0.5)
         shape = self.rng.choice(parts.MORE_THAN if adds else parts.LESS_THAN).replace("{a}", other)
         self._compute(target, shape, its, "+" if adds else "-", amount, self._number(amount))
 
     def _combine(self, target: str) -> None:
-        """The sum or the difference of two variables."""
         one, other = self.rng.sample(list(self.values), 2)
         left, right = self.values[one], self.values[other]
         if left + right <= LARGEST:

@@ -10,22 +10,14 @@ from torch import Tensor
 
 from holdfast.certification.certificate import run_check
 from holdfast.certification.checks.attention import check_attention, check_long_attention
-from holdfast.certification.checks.operations import GemmCase, ModelShape, check_fast_head
+from holdfast.certification.checks.operations import GemmCase, check_fast_head
+from holdfast.models.dummy import tiny_config
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 
-MODEL = ModelShape(
-    hidden=32,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    intermediate=64,
-    vocab=48,
-    page_size=16,
-    max_context=200,
-    window=64,
-)
+MODEL = replace(tiny_config(), num_heads=4, num_kv_heads=2, head_dim=16, layer_windows=(64,))
+MAX_LEN = 200
 HEAD_SIZES, PASS_SIZES = (1, 2, 3, 16, 32), (1, 2, 3, 16, 32, 64)
 
 
@@ -63,7 +55,7 @@ def backend() -> Backend:
 
 @pytest.fixture(scope="module")
 def head(backend: Backend) -> GemmCase:
-    weight = torch.randn(MODEL.vocab, MODEL.hidden, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(48, 32, generator=torch.Generator().manual_seed(1))
     return GemmCase("head", backend.pack(weight), is_head=True)
 
 
@@ -81,15 +73,15 @@ def test_one_differing_head_size_leaves_no_pass_size_certified(backend: Backend,
 @pytest.mark.parametrize("context", [1, 2, 3, 4, 5, 8, 14, 15])
 def test_attention_over_a_short_context_agrees(backend: Backend, context: int) -> None:
     strict: Any = StrictBackend(backend, context)
-    model, sizes = replace(MODEL, max_context=context), (1, 2, 3, 16)
-    assert run_check(check_attention(strict, model, sizes, name="attention", is_quick=True)).agrees
-    assert run_check(check_long_attention(strict, model, name="attention")).agrees
+    sizes = (1, 2, 3, 16)
+    assert run_check(check_attention(strict, MODEL, context, sizes, name="attention", is_quick=True)).agrees
+    assert run_check(check_long_attention(strict, MODEL, context, name="attention")).agrees
 
 
 def test_attention_over_the_longest_context_agrees(backend: Backend) -> None:
-    assert run_check(check_long_attention(backend, MODEL, name="attention")).agrees
+    assert run_check(check_long_attention(backend, MODEL, MAX_LEN, name="attention")).agrees
 
 
 def test_differing_attention_over_the_longest_context_is_reported_as_size_0(backend: Backend) -> None:
     faulty: Any = FaultyBackend(backend, 7)
-    assert run_check(check_long_attention(faulty, MODEL, name="attention")).sizes_differing == (0,)
+    assert run_check(check_long_attention(faulty, MODEL, MAX_LEN, name="attention")).sizes_differing == (0,)

@@ -14,7 +14,7 @@ from holdfast.core.step_plan import PassResult, StepPlan
 from holdfast.engine.config import EngineConfig
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.weight_loader import load_decoder
-from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 
 

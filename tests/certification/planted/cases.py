@@ -1,7 +1,7 @@
 """What is planted, by backend: each case is an operation of one shape and dtype with one change."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from holdfast.certification.certificate import OperationCheck, run_check
 from holdfast.certification.checks.attention import check_attention
 from holdfast.certification.checks.operations import (
     GemmCase,
-    ModelShape,
     check_gemm,
     check_head,
     check_sampler_op,
@@ -31,6 +30,8 @@ from holdfast.certification.checks.operations import (
     merge_checks,
 )
 from holdfast.certification.checks.synthetic import sampler_ops, synthetic_linears, token_ops
+from holdfast.models.config import DecoderConfig
+from holdfast.models.dummy import tiny_config
 from holdfast.numerics.ops import Backend
 
 Check = Callable[[Any, tuple[int, ...]], OperationCheck]  # (backend, sizes)
@@ -146,24 +147,28 @@ def scoped_cases(target: PlantedTarget, outputs: int) -> Iterator[Case]:
         yield case("one block of 16 columns", Scope(odd, columns=(16, 32)))
 
 
-def token_target(base: Backend, operation: str, model: ModelShape) -> PlantedTarget:
+def token_target(base: Backend, operation: str, model: DecoderConfig) -> PlantedTarget:
     def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
         (op,) = [one for one in token_ops(backend, model) if one.name == operation]
         return run_check(check_token_op(backend, op, sizes))
 
-    widths = {"rope": model.heads * model.head_dim, "silu_mul": 2 * model.intermediate}
-    width = widths.get(operation, model.hidden)
+    widths = {"rope": model.num_heads * model.head_dim, "silu_mul": 2 * model.intermediate_size}
+    width = widths.get(operation, model.hidden_size)
     return PlantedTarget(
         operation, f"[{width}]", base, check, search_token_op(operation, width, model.head_dim)
     )
 
 
-def attention_target(base: Backend, model: ModelShape) -> PlantedTarget:
+def attention_target(base: Backend, model: DecoderConfig) -> PlantedTarget:
     def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
-        return run_check(check_attention(backend, model, sizes, name="attention"))
+        return run_check(
+            check_attention(backend, model, model.max_position_embeddings, sizes, name="attention")
+        )
 
-    shape = AttentionShape(model.heads, model.kv_heads, model.head_dim, model.max_context, 40)
-    text = f"{model.heads} heads, {model.kv_heads} kv, {model.head_dim}"
+    shape = AttentionShape(
+        model.num_heads, model.num_kv_heads, model.head_dim, model.max_position_embeddings, 40
+    )
+    text = f"{model.num_heads} heads, {model.num_kv_heads} kv, {model.head_dim}"
     return PlantedTarget("attention", text, base, check, search_attention(shape))
 
 
@@ -181,11 +186,11 @@ SAMPLER_OPS = ("logsumexp", "sample")
 OPERATIONS = (*TOKEN_OPS, "attention", *SAMPLER_OPS)
 
 
-def target_of(base: Backend, operation: str, model: ModelShape) -> PlantedTarget:
+def target_of(base: Backend, operation: str, model: DecoderConfig) -> PlantedTarget:
     if operation in TOKEN_OPS:
         return token_target(base, operation, model)
     if operation in SAMPLER_OPS:
-        return sampler_target(base, operation, model.vocab)
+        return sampler_target(base, operation, model.vocab_size)
     return attention_target(base, model)
 
 
@@ -193,7 +198,7 @@ def mutation_cases(
     bases: Sequence[Backend],
     mutations: Sequence[Mutation],
     open_mutant: Callable[[Mutation, Backend], Any],
-    model: ModelShape,
+    model: DecoderConfig,
     operations: Sequence[str] = OPERATIONS,
 ) -> Iterator[Case]:
     """Every mutation for every operation it changes, and the control of each operation.
@@ -240,44 +245,35 @@ FEW_ORDERS = tuple(
 )
 
 
-def gpu_model() -> ModelShape:
-    return ModelShape(
-        hidden=2880,
-        heads=16,
-        kv_heads=4,
-        head_dim=128,
-        intermediate=4864,
-        vocab=49152,
-        page_size=64,
-        max_context=2001,
-        window=1024,
+def planted_model(
+    *,
+    hidden: int,
+    heads: tuple[int, int, int],
+    intermediate: int,
+    vocab: int,
+    max_len: int,
+    window: int | None,
+) -> DecoderConfig:
+    """heads: their number, that of KV heads, and their width."""
+    num_heads, num_kv_heads, head_dim = heads
+    return replace(
+        tiny_config(),
+        hidden_size=hidden,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=intermediate,
+        vocab_size=vocab,
+        max_position_embeddings=max_len,
+        layer_windows=(window,),
     )
 
 
-def interpreter_model() -> ModelShape:
-    return ModelShape(
-        hidden=96,
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        intermediate=64,
-        vocab=4200,
-        page_size=64,
-        max_context=300,
-        window=None,
-    )
-
-
-def cpu_model() -> ModelShape:
-    """Sizes that are no multiples of a vector or a block, where the operation allows it."""
-    return ModelShape(
-        hidden=587,
-        heads=4,
-        kv_heads=2,
-        head_dim=24,
-        intermediate=200,
-        vocab=5003,
-        page_size=16,
-        max_context=149,
-        window=64,
-    )
+GPU_MODEL = planted_model(
+    hidden=2880, heads=(16, 4, 128), intermediate=4864, vocab=49152, max_len=2001, window=1024
+)
+INTERPRETER_MODEL = planted_model(
+    hidden=96, heads=(4, 2, 16), intermediate=64, vocab=4200, max_len=300, window=None
+)
+# Sizes that are no multiples of a vector or a block, where the operation allows it.
+CPU_MODEL = planted_model(hidden=587, heads=(4, 2, 24), intermediate=200, vocab=5003, max_len=149, window=64)

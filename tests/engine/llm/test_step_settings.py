@@ -95,7 +95,7 @@ def test_change_by_another_thread_ends_the_request_with_its_name(
 def test_setting_that_cannot_be_set_is_refused_by_step_and_build(
     tiny: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fixed = Setting("torch.colour", lambda: "red", None, "blue", ("blue",))
+    fixed = Setting("torch.colour", lambda: "red", None, ("blue",))
     with monkeypatch.context() as patch:
         patch.setattr(settings_guard._process, "settings", [fixed])
         failed = tiny.generate(["the fox"], PARAMS)[0]

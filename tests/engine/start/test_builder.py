@@ -15,7 +15,7 @@ from holdfast.engine.config import EngineConfig, default_gpu_kv_bytes
 from holdfast.engine.llm.llm import LLM
 from holdfast.engine.start import builder as build
 from holdfast.errors import ConfigError, ModelError
-from holdfast.numerics.select_backend import open_backend, uses_triton
+from holdfast.numerics.backends.select_backend import open_backend, uses_triton
 from holdfast.numerics.settings import NumericSettings
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.worker import device
@@ -88,7 +88,7 @@ def test_kernels_must_match_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert uses_triton("auto", GPU) and not uses_triton("auto", CPU)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert uses_triton("triton", CPU)
-    monkeypatch.setattr("holdfast.numerics.select_backend.find_spec", lambda name: None)
+    monkeypatch.setattr("holdfast.numerics.backends.select_backend.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install triton"):
         uses_triton("triton", CPU)
 

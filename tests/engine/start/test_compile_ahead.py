@@ -15,7 +15,7 @@ from holdfast.engine.start.compile_ahead import COMPILE_FOR, CompileWorker, comp
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.dummy import tiny_fields
 from holdfast.models.shapes import published_config
-from holdfast.worker.gpu_presence import compute_capability
+from holdfast.worker.device import compute_capability
 
 HOPPER = (9, 0)
 _LIST = """

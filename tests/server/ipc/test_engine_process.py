@@ -12,13 +12,12 @@ import psutil
 import pytest
 
 from holdfast.engine.config import EngineConfig
-from holdfast.errors import ConfigError, EngineCrashed, EngineStopped, HoldfastError, NotReady, PromptTooLong
+from holdfast.errors import ConfigError, EngineStopped, HoldfastError, NotReady, PromptTooLong
 from holdfast.server.ipc import engine_process
 from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engine_process import MAX_DEATHS, EngineProcess, ProcessPort
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.ipc.response_stream import ResponseStream
-from holdfast.server.ipc.suspects import MAX_LONE_DEATHS
 from support.engine_ports import LOG, PATIENCE, ask, command, connected, new_port, request_of
 from support.fake_engine import READY, Prompt
 
@@ -140,12 +139,11 @@ class Watched:
 
     def __init__(self, *words: str, **settings: Any) -> None:
         self.ports: asyncio.Queue[ProcessPort] = asyncio.Queue()
-        self.num_deaths = self.num_hangs = self.num_crashed = 0
+        self.num_deaths = self.num_hangs = 0
         callbacks = EngineCallbacks(
             on_ready=lambda: self.ports.put_nowait(self.engine.port),
             on_death=lambda how, num_requests: self._count("num_deaths"),
             on_hang=self._on_hang,
-            on_crash=lambda: self._count("num_crashed"),
         )
         requests = RequestTable(resumes=settings.pop("resumes", True), callbacks=callbacks)
         self.engine = EngineProcess(
@@ -260,18 +258,6 @@ async def test_hanging_engine_is_killed_and_its_requests_wait(monkeypatch: pytes
         assert second.pid != port.pid and watched.num_hangs == 1
         await next_delta(stream)
         assert stream.error is None and stream.num_resumes == 1
-
-
-async def test_engine_that_kills_itself_for_one_request_gives_up_that_request_only() -> None:
-    async with supervised() as watched:
-        await watched.ports.get()
-        streaming, poison = watched.submit(Prompt.STREAM), watched.submit(Prompt.DIE)
-        while not poison.is_over:
-            await asyncio.sleep(0.01)
-        assert isinstance(poison.error, EngineCrashed)
-        await next_delta(streaming)
-        assert streaming.error is None and watched.num_deaths == MAX_LONE_DEATHS + 1
-        assert watched.num_crashed == 1
 
 
 async def test_deaths_between_which_requests_progress_do_not_count() -> None:

@@ -65,6 +65,8 @@ class Port(EnginePort):
     def kill(self) -> None:
         self.is_killed = True
 
+    async def _end(self) -> None: ...
+
     @property
     def running_ids(self) -> frozenset[int] | None:
         return self.running

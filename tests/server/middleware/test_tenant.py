@@ -12,7 +12,7 @@ from holdfast.server.middleware.exceptions import ExceptionMiddleware
 from holdfast.server.middleware.request_log import RequestLogMiddleware
 from holdfast.server.middleware.tenant import TenantMiddleware
 from holdfast.server.tenants.directory import TenantDirectory
-from holdfast.server.tenants.tenant import Tenant, tenant_of
+from holdfast.server.tenants.tenant import Tenant, address_tenant, key_tenant, tenant_of
 from support.asgi import call_app, ok
 from support.raw_http import HttpResponse
 
@@ -161,3 +161,10 @@ def test_keys_of_two_tenants_in_one_request_are_refused(path: str) -> None:
     config = ServerConfig(api_keys=("one", "two"))
     assert tenant(config, ("X-Api-Key", "one"), ("Authorization", "Bearer two"), path=path) is None
     assert tenant(config, ("X-Api-Key", "one"), ("Authorization", "Bearer one"), path=path) is not None
+
+
+def test_salt_of_a_request_names_its_key() -> None:
+    alice, bob, address = key_tenant("alice"), key_tenant("bob"), address_tenant("192.0.2.7")
+    assert address.salt(None) == "" and address.salt("s") == "s"
+    salts = [tenant.salt(salt) for tenant in (alice, bob) for salt in (None, "s", "key:bob")]
+    assert len(set(salts)) == 6 and all(salts)

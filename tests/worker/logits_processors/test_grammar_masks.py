@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.step_plan import Span
 from holdfast.core.structured_output import Constraint
-from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
+from holdfast.worker.logits_processors.token_masks import GrammarMaskWorker
 from worker.sampler_spans import FixedGrammar, span
 
 

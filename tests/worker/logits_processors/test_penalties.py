@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.worker.logits_processors.pipeline import apply_logits_processors
+from holdfast.worker.sampler import apply_logits_processors
 from worker.sampler_spans import VOCAB, slices_of, span
 
 TOKENS = [3, 7, 7, 1, 9, 3, 3, 120, 9, 9, 50]  # the prompt is the first four

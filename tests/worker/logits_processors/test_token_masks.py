@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import NoBadWordsLogitsProcessor
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.worker.logits_processors.pipeline import apply_logits_processors
 from holdfast.worker.logits_processors.token_masks import _lists
+from holdfast.worker.sampler import apply_logits_processors
 from worker.sampler_spans import VOCAB, mask, slices_of, span
 
 GREEDY = SamplingParams(temperature=0)

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.certification.certificate import CheckSteps, OperationCheck
-from holdfast.certification.checks.operations import ModelShape
 from holdfast.certification.checks.order_probes import attention_inputs
 from holdfast.certification.checks.probes import Differences
+from holdfast.models.config import DecoderConfig
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.ops import Backend
 
@@ -37,27 +37,34 @@ _PagedKV = tuple[Tensor, KVLayer]  # the pages of the probe request in order, an
 
 
 def check_attention(
-    backend: Backend, model: ModelShape, sizes: tuple[int, ...], *, name: str, is_quick: bool = False
+    backend: Backend,
+    model: DecoderConfig,
+    max_len: int,
+    sizes: tuple[int, ...],
+    *,
+    name: str,
+    is_quick: bool = False,
 ) -> CheckSteps:
     """The tokens of one request, computed as the reference computes them, then in passes of
     every size. is_quick: with few numbers of decode tokens."""
-    windows = [None] if model.window is None else [None, min(model.window, _SHORT_WINDOW)]
+    window, context = _window(model), min(max_len, 9 * backend.page_size + 5)
+    windows = [None] if window is None else [None, min(window, _SHORT_WINDOW)]
     differences = Differences()
     for window in windows:
         for spikes in (False, True):
-            bench = _window_bench(backend, model, window, spikes=spikes)
+            bench = _AttentionBench(backend, model, window, context, spikes=spikes)
             counts = _QUICK_DECODE_COUNTS if is_quick else _decode_counts(backend)
             yield from _check_window(backend, bench, sizes, counts, differences)
     return _result(name, model, sizes, differences)
 
 
-def check_long_attention(backend: Backend, model: ModelShape, *, name: str) -> CheckSteps:
+def check_long_attention(backend: Backend, model: DecoderConfig, max_len: int, *, name: str) -> CheckSteps:
     """A late, a middle and an early stretch of the longest context, as chunks, windows and
     decode tokens. A difference here may occur in a pass of any size: it is reported as size 0."""
     reference_tokens = backend.recipe.rows
     differences = Differences()
-    for window, spikes in product(dict.fromkeys((None, model.window)), (False, True)):
-        bench = _AttentionBench(backend, model, window, model.max_context, spikes=spikes)
+    for window, spikes in product(dict.fromkeys((None, _window(model))), (False, True)):
+        bench = _AttentionBench(backend, model, window, max_len, spikes=spikes)
         ends = {
             bench.context - 7,
             bench.context // 2 + 33,
@@ -68,17 +75,16 @@ def check_long_attention(backend: Backend, model: ModelShape, *, name: str) -> C
     return _result(name, model, (reference_tokens,), differences)
 
 
-def _result(name: str, model: ModelShape, sizes: tuple[int, ...], differences: Differences) -> OperationCheck:
-    shape = f"{model.heads} heads, {model.kv_heads} kv, {model.head_dim}"
+def _result(
+    name: str, model: DecoderConfig, sizes: tuple[int, ...], differences: Differences
+) -> OperationCheck:
+    shape = f"{model.num_heads} heads, {model.num_kv_heads} kv, {model.head_dim}"
     differing = tuple(sorted(differences.labels()))
     return OperationCheck(name, shape, sizes, differing, differences.num_comparisons)
 
 
-def _window_bench(
-    backend: Backend, model: ModelShape, window: int | None, *, spikes: bool
-) -> "_AttentionBench":
-    context = min(model.max_context, 9 * model.page_size + 5)
-    return _AttentionBench(backend, model, window, context, spikes=spikes)
+def _window(model: DecoderConfig) -> int | None:
+    return next((window for window in model.layer_windows if window is not None), None)
 
 
 def _check_window(
@@ -118,14 +124,14 @@ class _AttentionBench:
     and values are normal, or with spikes (`order_probes.attention_inputs`)."""
 
     def __init__(
-        self, backend: Backend, model: ModelShape, window: int | None, context: int, *, spikes: bool
+        self, backend: Backend, model: DecoderConfig, window: int | None, context: int, *, spikes: bool
     ) -> None:
         self._backend, self._model, self._window = backend, model, window
         self.context = context
         self._device = backend.device
         generator = torch.Generator(self._device).manual_seed(5)
         dtype = getattr(torch, backend.recipe.dtype)
-        heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
+        heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.head_dim
         queries = min(context, _MAX_QUERIES)
         if spikes:
             self._q, k, v = attention_inputs(context, queries, heads, kv_heads, dim, dtype, self._device)
@@ -134,8 +140,8 @@ class _AttentionBench:
                 torch.randn(shape, generator=generator, device=self._device).to(dtype)
                 for shape in ((queries, heads, dim), (context, kv_heads, dim), (context, kv_heads, dim))
             )
-        self._sinks = torch.linspace(-3, 5, heads, device=self._device) if model.has_sinks else None
-        num_pages = -(-context // model.page_size)
+        self._sinks = torch.linspace(-3, 5, heads, device=self._device) if model.attention_sinks else None
+        num_pages = -(-context // backend.page_size)
         in_order = torch.arange(num_pages, device=self._device)
         order = torch.randperm(num_pages, generator=generator, device=self._device)
         self._in_order = in_order, self._store(k, v, in_order)
@@ -212,8 +218,8 @@ class _AttentionBench:
         return torch.cat(outs)
 
     def _store(self, k: Tensor, v: Tensor, order: Tensor) -> KVLayer:
-        size = self._model.page_size
-        layer = self._backend.new_kv_layer(len(order), self._model.kv_heads, self._model.head_dim)
+        size = self._backend.page_size
+        layer = self._backend.new_kv_layer(len(order), self._model.num_kv_heads, self._model.head_dim)
         positions = torch.arange(self.context, device=self._device)
         self._backend.store_kv(k, v, layer, order[positions // size] * size + positions % size)
         return layer
@@ -240,12 +246,12 @@ class _AttentionBench:
             *(q, layer, batch),
             scale=self._model.head_dim**-0.5,
             window=self._window,
-            soft_cap=self._model.soft_cap,
+            soft_cap=self._model.attention_soft_cap,
             sinks=self._sinks,
         )
 
     def _slots(self, at: Tensor, order: Tensor) -> Tensor:
-        size = self._model.page_size
+        size = self._backend.page_size
         return order[at // size] * size + at % size
 
 

@@ -23,36 +23,11 @@ from holdfast.certification.checks.probes import (
     rows_at,
     run_full,
 )
-from holdfast.models.config import Norm
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.layer import Activation, LayerShape, LayerWeights, RopeCosSin, run_layer
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
 from holdfast.numerics.ops import Backend, Linear
 
 BatchOp = Callable[[Tensor], Tensor]  # [tokens, width] -> [tokens, ...]
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The sizes of a model that its operations depend on, weights aside."""
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    page_size: int
-    max_context: int
-    window: int | None
-    soft_cap: float | None = None
-    activation: Activation = "silu"
-    norm: Norm = "rms"
-    num_experts: int = 0
-    experts_per_token: int = 0
-    normalizes_experts: bool = False
-    has_sinks: bool = False
-    swiglu_alpha: float = 1.0
-    swiglu_limit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,20 +54,11 @@ class LayerCase:
 
 
 @dataclass(frozen=True)
-class TokenOp:
-    """An operation without learned weights that works on each token alone."""
+class ProbedOp:
+    """An operation without learned weights, on each token or on logits alone."""
 
     name: str
     inputs: Tensor  # [probes, width]
-    run: BatchOp
-
-
-@dataclass(frozen=True)
-class SamplerOp:
-    """An operation of the sampler, on logits."""
-
-    name: str
-    inputs: Tensor  # [probes, vocab]
     run: BatchOp
 
 
@@ -159,21 +125,22 @@ def check_fast_head(
     return replace(found, sizes_differing=tuple(sorted({*found.sizes_differing, *pass_sizes})))
 
 
-def check_layer(backend: Backend, case: LayerCase, model: ModelShape, sizes: tuple[int, ...]) -> CheckSteps:
+def check_layer(backend: Backend, case: LayerCase, sizes: tuple[int, ...]) -> CheckSteps:
     """Every token is a request of one token, so the layer works on each alone. Attention over
     more has its own check."""
+    hidden = case.weights.qkv.in_features
 
     def run(x: Tensor, *, canonical: bool, fused: bool) -> Tensor:
         count, device = x.shape[0], x.device
-        kv = backend.new_kv_layer(count, model.kv_heads, model.head_dim)
+        kv = backend.new_kv_layer(count, case.shape.kv_heads, case.shape.head_dim)
         batch = ForwardBatch(
             token_ids=torch.zeros(count, dtype=torch.int64, device=device),
             positions=torch.zeros(count, dtype=torch.int64, device=device),
-            slots=torch.arange(count, device=device) * model.page_size,
+            slots=torch.arange(count, device=device) * backend.page_size,
             span_starts=torch.arange(count + 1, dtype=torch.int32, device=device),
             page_table=torch.arange(count, dtype=torch.int32, device=device)[:, None].contiguous(),
         )
-        angles = torch.linspace(0.1, 3.0, model.head_dim // 2, device=device).repeat(count, 1)
+        angles = torch.linspace(0.1, 3.0, case.shape.head_dim // 2, device=device).repeat(count, 1)
         rotations = RopeCosSin(angles.cos(), angles.sin())
         residual, normed = x.clone(), x.clone()
         parts = (residual, normed, case.weights, case.shape, kv, batch, rotations)
@@ -187,8 +154,8 @@ def check_layer(backend: Backend, case: LayerCase, model: ModelShape, sizes: tup
         backend,
         case.name,
         sizes,
-        shape=f"[{model.hidden}]",
-        probes=_gemm_inputs(backend, model.hidden),
+        shape=f"[{hidden}]",
+        probes=_gemm_inputs(backend, hidden),
         canonical=partial(run, canonical=True, fused=True),
         fast=partial(run, canonical=False, fused=True),
         reference=partial(run, canonical=True, fused=False),
@@ -196,7 +163,7 @@ def check_layer(backend: Backend, case: LayerCase, model: ModelShape, sizes: tup
     )
 
 
-def check_token_op(backend: Backend, op: TokenOp, sizes: tuple[int, ...], *, suffix: str = "") -> CheckSteps:
+def check_token_op(backend: Backend, op: ProbedOp, sizes: tuple[int, ...], *, suffix: str = "") -> CheckSteps:
     """Such an operation has one form, which is the canonical one. Canonical passes have multiples of
     the reference's size: if one differs, the reference does."""
     reference_tokens = backend.recipe.rows
@@ -213,7 +180,7 @@ def check_token_op(backend: Backend, op: TokenOp, sizes: tuple[int, ...], *, suf
     )
 
 
-def check_sampler_op(backend: Backend, op: SamplerOp, sizes: tuple[int, ...]) -> CheckSteps:
+def check_sampler_op(backend: Backend, op: ProbedOp, sizes: tuple[int, ...]) -> CheckSteps:
     """The sampler gets any number of tokens, whatever the pass, so a difference at any size is
     reported as size 0."""
     probes = op.inputs.to(backend.device)

@@ -51,11 +51,9 @@ class PageLender(Protocol):
 
     def lend(self, num_wanted: int) -> Sequence[int]:
         """Lend up to `num_wanted` pages, or () if too few are free now."""
-        ...
 
     def take_back(self) -> None:
         """Take back pages that are not used any more."""
-        ...
 
 
 class AllPages:

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from holdfast.certification.checks.operations import BatchOp, ModelShape, SamplerOp, TokenOp
+from holdfast.certification.checks.operations import BatchOp, ProbedOp
 from holdfast.certification.checks.order_probes import (
     MIN_COLUMNS,
     NUM_GEMM_PROBES,
@@ -24,7 +24,7 @@ from holdfast.certification.checks.order_probes import (
     silu_inputs,
     top_p_inputs,
 )
-from holdfast.models.config import Norm
+from holdfast.models.config import DecoderConfig, Norm
 from holdfast.numerics.blocks import BlockBackend, random_blocks
 from holdfast.numerics.layer import LayerWeights
 from holdfast.numerics.ops import Backend, Linear
@@ -87,10 +87,10 @@ def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
     )
 
 
-def token_ops(backend: Backend, model: ModelShape, *, is_quick: bool = False) -> list[TokenOp]:
+def token_ops(backend: Backend, model: DecoderConfig, *, is_quick: bool = False) -> list[ProbedOp]:
     """Norms, rope and the activation. is_quick: with few inputs."""
     dtype = getattr(torch, backend.recipe.dtype)
-    hidden, heads, dim = model.hidden, model.heads, model.head_dim
+    hidden, heads, dim = model.hidden_size, model.num_heads, model.head_dim
     is_quick = is_quick or backend.can.is_interpreted
     count = NUM_GEMM_PROBES if is_quick else NUM_TOKEN_PROBES
     generator = torch.Generator().manual_seed(1)
@@ -126,15 +126,15 @@ def token_ops(backend: Backend, model: ModelShape, *, is_quick: bool = False) ->
         squares = torch.cat((norm_inputs(hidden, 4 * count, dtype), edges))
     rotated = rope_inputs(heads, angles.cos(), angles.sin(), count, dtype)
     return [
-        TokenOp("rms_norm", squares, lambda x: backend.rms_norm(x, weight, _EPS, centered=centered)),
-        TokenOp("add_rms_norm", squares, add_norm),
-        TokenOp("rope", rotated, rope),
-        TokenOp(*_activation_op(backend, model, count, dtype)),
+        ProbedOp("rms_norm", squares, lambda x: backend.rms_norm(x, weight, _EPS, centered=centered)),
+        ProbedOp("add_rms_norm", squares, add_norm),
+        ProbedOp("rope", rotated, rope),
+        ProbedOp(*_activation_op(backend, model, count, dtype)),
         *_expert_ops(backend, model, count, dtype),
     ]
 
 
-def _expert_ops(backend: Backend, model: ModelShape, count: int, dtype: torch.dtype) -> Iterator[TokenOp]:
+def _expert_ops(backend: Backend, model: DecoderConfig, count: int, dtype: torch.dtype) -> Iterator[ProbedOp]:
     """Yield the choice of experts, and the sum of their outputs. Logits of two experts are equal."""
     if not model.num_experts:
         return
@@ -147,17 +147,19 @@ def _expert_ops(backend: Backend, model: ModelShape, count: int, dtype: torch.dt
         return torch.cat([weights.double(), ids.double()], 1)
 
     def add(x: Tensor) -> Tensor:
-        outputs = x.view(-1, top_k, model.hidden)
+        outputs = x.view(-1, top_k, model.hidden_size)
         return backend.combine(outputs, outputs[:, :, 0].to(torch.float32))
 
-    yield TokenOp("route", logits, choose)
-    yield TokenOp("combine", torch.randn(count, top_k * model.hidden, generator=generator).to(dtype), add)
+    yield ProbedOp("route", logits, choose)
+    yield ProbedOp(
+        "combine", torch.randn(count, top_k * model.hidden_size, generator=generator).to(dtype), add
+    )
 
 
 def _activation_op(
-    backend: Backend, model: ModelShape, count: int, dtype: torch.dtype
+    backend: Backend, model: DecoderConfig, count: int, dtype: torch.dtype
 ) -> tuple[str, Tensor, BatchOp]:
-    inputs = silu_inputs(model.intermediate, count, dtype)
+    inputs = silu_inputs(model.activation_size, count, dtype)
     if model.activation == "gelu_tanh":
         return "gelu_mul", inputs, backend.gelu_mul
     if model.activation == "clamped_swiglu":
@@ -166,7 +168,7 @@ def _activation_op(
     return "silu_mul", inputs, backend.silu_mul
 
 
-def sampler_ops(backend: Backend, vocab: int, *, is_quick: bool = False) -> list[SamplerOp]:
+def sampler_ops(backend: Backend, vocab: int, *, is_quick: bool = False) -> list[ProbedOp]:
     """Return the sampler's operations. Settings of a token are functions of its logits, so that they do not
     depend on its place in the batch. is_quick: without the ones on rare inputs."""
     logits = logits_inputs(vocab)
@@ -193,10 +195,10 @@ def sampler_ops(backend: Backend, vocab: int, *, is_quick: bool = False) -> list
 
     if is_quick:
         return [
-            SamplerOp("greedy", logits, greedy),
-            SamplerOp("sample", logits, sample),
-            SamplerOp("logsumexp", logits, backend.logsumexp),
-            SamplerOp("top", logits, topk),
+            ProbedOp("greedy", logits, greedy),
+            ProbedOp("sample", logits, sample),
+            ProbedOp("logsumexp", logits, backend.logsumexp),
+            ProbedOp("top", logits, topk),
         ]
     few = few_logits_inputs(min(vocab, FEW_TOKENS), 8 if backend.can.is_interpreted else _NUM_FEW_PROBES)
     ties = noise_inputs(vocab, range(len(_TEMPERATURES)), _POSITION, _TEMPERATURES)
@@ -207,14 +209,14 @@ def sampler_ops(backend: Backend, vocab: int, *, is_quick: bool = False) -> list
         return backend.sample(x, _sampling_batch(x, seeds=seeds, temperature=temperatures[seeds]))
 
     return [
-        SamplerOp("argmax", logits, argmax),
-        SamplerOp("greedy", logits, greedy),
-        SamplerOp("sample", logits, sample),
-        SamplerOp("sample, ties", ties, sample_ties),
-        SamplerOp("sample, top-p", top_p_inputs(vocab, _NUM_TOP_P_PROBES), sample_top_p),
-        SamplerOp("logsumexp", logits, backend.logsumexp),
-        SamplerOp("logsumexp, few tokens", few, backend.logsumexp),
-        SamplerOp("top", logits, topk),
+        ProbedOp("argmax", logits, argmax),
+        ProbedOp("greedy", logits, greedy),
+        ProbedOp("sample", logits, sample),
+        ProbedOp("sample, ties", ties, sample_ties),
+        ProbedOp("sample, top-p", top_p_inputs(vocab, _NUM_TOP_P_PROBES), sample_top_p),
+        ProbedOp("logsumexp", logits, backend.logsumexp),
+        ProbedOp("logsumexp, few tokens", few, backend.logsumexp),
+        ProbedOp("top", logits, topk),
     ]
 
 

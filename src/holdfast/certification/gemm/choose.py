@@ -20,7 +20,7 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, padded_batch_sizes
 from holdfast.numerics.settings import NumericSettings
-from holdfast.numerics.settings_guard import SettingsGuard
+from holdfast.numerics.settings_guard import our_settings
 from holdfast.numerics.versions import sources_digest
 from holdfast.version import __version__
 from holdfast.worker.device import device_parts
@@ -106,7 +106,7 @@ def search_recipes(
     if known is not None:
         return known
     found: list[GemmRecipe] = []
-    with SettingsGuard(device), torch.inference_mode():
+    with our_settings(device), torch.inference_mode():
         searches = [
             search_split_k(
                 *(shape, multiply, dtype, device),

@@ -4,9 +4,9 @@ how to compute."""
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -16,6 +16,14 @@ _log = logging.getLogger(__name__)
 
 SPLITS = (0, 1, 2, 4, 8)  # of K; 0: the library's own call
 PLAIN = -1  # as split_k: the library's own call, whatever the recipe
+_JSON_NAMES = {
+    "split_k": "slices",
+    "matching_sizes": "totals",
+    "num_sizes_tested": "num_tried",
+    "num_plain_results": "plain_classes",
+    "relative_times": "costs",
+    "split_n": "cuts",
+}
 
 
 class Multiply(Protocol):
@@ -67,9 +75,8 @@ class GemmRecipe:
     num_sizes_tested: int
     # How many different results the library's own call has over all batch sizes; 0: not counted.
     num_plain_results: int
-    relative_times: tuple[
-        tuple[int, float], ...
-    ] = ()  # (batch size, time of the recipe / time of the plain call)
+    # (batch size, time of the recipe / time of the plain call)
+    relative_times: tuple[tuple[int, float], ...] = ()
     split_n: tuple[tuple[int, int], ...] = ()  # (batch size, output columns computed first)
 
     @property
@@ -77,18 +84,7 @@ class GemmRecipe:
         return len(self.matching_sizes) == self.num_sizes_tested
 
     def as_dict(self) -> dict[str, object]:
-        """With the field names of the JSON format."""
-        return {
-            "name": self.name,
-            "out_features": self.out_features,
-            "in_features": self.in_features,
-            "slices": self.split_k,
-            "totals": self.matching_sizes,
-            "num_tried": self.num_sizes_tested,
-            "plain_classes": self.num_plain_results,
-            "costs": self.relative_times,
-            "cuts": self.split_n,
-        }
+        return {_JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
 
 
 def split_k_by_shape(recipes: Sequence[GemmRecipe]) -> dict[tuple[int, int], int]:
@@ -125,20 +121,13 @@ def _path(key: str) -> Path:
     return cache_dir() / "recipes" / f"{key}.json"
 
 
-def _from_dict(one: Mapping[str, object]) -> GemmRecipe:
-    sizes, times, split_k, split_n = one["totals"], one["costs"], one["slices"], one["cuts"]
-    if not (isinstance(sizes, list) and isinstance(times, list) and isinstance(split_n, list)):
-        raise ValueError("totals, costs or cuts are not lists")
-    if split_k not in SPLITS:
+def _from_dict(one: Mapping[str, Any]) -> GemmRecipe:
+    if one["slices"] not in SPLITS:
         raise ValueError(f"slices must be one of {SPLITS}")
     return GemmRecipe(
-        name=str(one["name"]),
-        out_features=int(str(one["out_features"])),
-        in_features=int(str(one["in_features"])),
-        split_k=int(str(split_k)),
-        matching_sizes=tuple(int(size) for size in sizes),
-        num_sizes_tested=int(str(one["num_tried"])),
-        num_plain_results=int(str(one["plain_classes"])),
-        relative_times=tuple((int(size), float(ratio)) for size, ratio in times),
-        split_n=tuple((int(size), int(columns)) for size, columns in split_n),
+        **{each.name: _frozen(one[_JSON_NAMES.get(each.name, each.name)]) for each in fields(GemmRecipe)}
     )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

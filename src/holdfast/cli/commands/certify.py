@@ -37,7 +37,6 @@ def certify(
         typer.Option(
             help="On a GPU, without a model: the GEMMs of a published model shape, such as llama-3.1-70b, with random "
             "weights.",
-            show_default=False,
         ),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object.")] = False,
@@ -65,7 +64,6 @@ def certify(
 
 
 def _obtain(config: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
-    """Return the certificate of this model and machine, and whether this call made it."""
     opened = o.open_model(config)
     from holdfast.certification.certificate import delete_certificate
 
@@ -95,7 +93,6 @@ def _show_shapes(config: EngineConfig, fresh: bool, json_output: bool) -> None:
 
 
 def _show_recipes(recipes: Sequence["GemmRecipe"]) -> None:
-    """Show a table of GEMM recipes. A CPU has none."""
     if not recipes:
         return
     from rich.box import SIMPLE_HEAD

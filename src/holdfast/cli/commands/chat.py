@@ -33,7 +33,6 @@ def chat(
         str | None,
         typer.Option(
             help="Talk to the OpenAI-compatible server at this address, such as http://127.0.0.1:8000.",
-            show_default=False,
             rich_help_panel=_SERVER,
         ),
     ] = None,
@@ -42,7 +41,6 @@ def chat(
         typer.Option(
             help="The server's API key.",
             envvar="HOLDFAST_API_KEY",
-            show_default=False,
             rich_help_panel=_SERVER,
         ),
     ] = None,
@@ -52,7 +50,6 @@ def chat(
             "--model",
             "-m",
             help="The model's name on the server. Default: the first the server lists. Without --url, the same as MODEL.",
-            show_default=False,
             rich_help_panel=_SERVER,
         ),
     ] = None,
@@ -62,7 +59,6 @@ def chat(
             "--thoughts/--no-thoughts",
             help="Show the thoughts of a thinking model on stderr; in a terminal, dimmed and inside the answer. Default: "
             "shown if the model thinks.",
-            show_default=False,
         ),
     ] = None,
     sampling: SamplingOptions = _SAMPLING,
@@ -74,14 +70,12 @@ def chat(
     """
     if url is not None:
         _refuse(given_options(context, _LOCAL_ONLY), "is for a local model and cannot be used with --url")
-        from holdfast.cli.conversation import RemoteConversation
+        from holdfast.cli.conversation import Conversation, ask_server
         from holdfast.cli.server_client import ChatServer
 
         server = ChatServer(url, api_key and api_key.split(",")[0])  # HOLDFAST_API_KEY may hold several
-        remote = RemoteConversation(
-            server, model_name, sampling.params(), system, with_thoughts=thoughts is not False
-        )
-        _converse(remote)
+        ask = ask_server(server, model_name, sampling.params())
+        _converse(Conversation(ask, system, with_thoughts=thoughts is not False))
         return
     _refuse(given_options(context, ("api_key",)), "is for a server; give its --url")
     if model is not None and model_name is not None:
@@ -93,12 +87,13 @@ def chat(
         opened.check_params(params)  # a small context refuses the default of max_tokens turn by turn
     o.show_hint(config.model)
     llm = o.open_llm(config, opened=opened)
-    from holdfast.cli.conversation import LocalConversation
+    from holdfast.cli.conversation import Conversation, ask_model
 
     if thoughts:
         has_thoughts(llm, params)  # a note if not
     with llm.run_freely() as running:
-        _converse(LocalConversation(llm, running, params, system, with_thoughts=thoughts is not False))
+        ask = ask_model(llm, running, params)
+        _converse(Conversation(ask, system, with_thoughts=thoughts is not False))
 
 
 def _refuse(given: list[str], why: str) -> None:

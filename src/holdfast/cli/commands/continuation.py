@@ -11,24 +11,22 @@ import typer
 
 from holdfast.cli.commands.receipt import LineOption, PublicKeyOption, ReceiptArgument
 from holdfast.cli.commands.replay import (
-    ENGINE,
-    PromptIdsOption,
-    PromptOption,
-    PromptSaltOption,
+    NO_PROMPT,
+    REPLAY_OPTIONS,
     ReceiptModelOption,
     fingerprint_lines,
-    given_prompt,
     read_checked,
     receipt_config,
 )
 from holdfast.cli.console import note, show_error
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
+from holdfast.cli.options.request import PromptOptions
 from holdfast.cli.results import as_json, mode_line, require_writable, write_receipts
 from holdfast.engine.config import EngineConfig
 
 
-@grouped(only=ENGINE)
+@grouped(only=REPLAY_OPTIONS)
 def continue_answer(
     context: typer.Context,
     receipt: ReceiptArgument,
@@ -37,23 +35,18 @@ def continue_answer(
         typer.Option(
             "--max-tokens",
             "-n",
-            help="Maximum length of the whole answer, the receipt's tokens included.",
             min=1,
-            show_default=False,
+            help="Maximum length of the whole answer, the receipt's tokens included.",
         ),
     ],
     model: ReceiptModelOption = None,
     line: LineOption = None,
     force: Annotated[bool, typer.Option("--force", help="Go on even if the fingerprints differ.")] = False,
-    prompt: PromptOption = None,
-    prompt_ids: PromptIdsOption = None,
-    prompt_salt: PromptSaltOption = None,
+    prompt: PromptOptions = NO_PROMPT,
     public_key: PublicKeyOption = None,
     new_receipt: Annotated[
         Path | None,
-        typer.Option(
-            "--receipt", help="Write the receipt of the whole answer to this file.", show_default=False
-        ),
+        typer.Option("--receipt", help="Write the receipt of the whole answer to this file."),
     ] = None,
     json_output: Annotated[
         bool, typer.Option("--json", help="The whole answer as one JSON object, with its receipt.")
@@ -80,9 +73,9 @@ def continue_answer(
         if not force:
             note("nothing was run; use the engine options of the receipt, or go on anyway with --force")
             raise typer.Exit(1)
-    ids = given_prompt(llm, read, prompt, prompt_ids, prompt_salt)
+    ids, salt = prompt.token_ids(llm, read), prompt.prompt_salt
     result = llm.continue_answer(
-        read, max_tokens=max_tokens, prompt_token_ids=ids, prompt_salt=prompt_salt, force=force
+        read, max_tokens=max_tokens, prompt_token_ids=ids, prompt_salt=salt, force=force
     )
     if result.error is not None:
         show_error(result.error)

@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -46,9 +47,7 @@ def models(
 
 
 def _entry(one: "ListedModel") -> str:
-    """Return two lines: the name with what is known of the model, and its path or why it cannot be
-    served.
-    """
+    """Return two lines: the name with what is known of the model, and its path or why it cannot be served."""
     facts = [
         "default" if one.is_default else one.source.replace("cache", "in the cache"),
         one.architecture,
@@ -65,7 +64,6 @@ def _entry(one: "ListedModel") -> str:
 
 
 def _rounded(number: int) -> str:
-    """Three digits and a unit: 135M, 98.3M, 8.19G."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
             return f"{number / size:.3g}{unit}"
@@ -88,12 +86,10 @@ class ListedModel:
 
 
 def list_models() -> list[ListedModel]:
-    """Return the built-in models, then those of the cache in order of their names."""
     return [*_builtin(), *sorted(_cached(), key=lambda one: one.name.lower())]
 
 
 def cache_folder() -> Path:
-    """Return where downloaded models are kept."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(HF_HUB_CACHE)
@@ -141,33 +137,22 @@ def _in_repo(repo: "CachedRepoInfo") -> Iterator[ListedModel]:
 def _describe(
     name: str, source: Literal["builtin", "cache"], path: Path, is_default: bool = False
 ) -> ListedModel:
+    known = partial(
+        ListedModel, name, source, str(path), size_bytes=_weight_bytes(path), is_default=is_default
+    )
     try:
         checkpoint = open_checkpoint(path)
     except HoldfastError as error:
-        return ListedModel(
-            name,
-            source,
-            str(path),
-            architecture=_claimed_architecture(path),
-            size_bytes=_weight_bytes(path),
-            reason=str(error),
-            is_default=is_default,
-        )
+        return known(architecture=_claimed_architecture(path), reason=str(error))
     config = checkpoint.config
-    return ListedModel(
-        name,
-        source,
-        str(path),
+    return known(
         architecture=FAMILIES[config.family].architecture,
         dtype=config.torch_dtype or _most_common_format(checkpoint.path),
         num_parameters=config.num_parameters,
-        size_bytes=_weight_bytes(path),
-        is_default=is_default,
     )
 
 
 def _most_common_format(path: Path) -> str | None:
-    """Return the format that most bytes of a GGUF file are stored in."""
     if path.suffix != ".gguf":
         return None
     from holdfast.models.gguf.reader import GgufFile
@@ -187,7 +172,6 @@ def _weight_bytes(path: Path) -> int | None:
 
 
 def _claimed_architecture(path: Path) -> str | None:
-    """Return what config.json names, if it can be read."""
     try:
         fields = json.loads(path.joinpath("config.json").read_text(encoding="utf-8"))
         names = fields.get("architectures") or [fields.get("model_type")]

@@ -23,14 +23,11 @@ ReceiptArgument = Annotated[
     str, typer.Argument(help='A receipt file, or the JSON of an answer with a receipt; "-" reads stdin.')
 ]
 LineOption = Annotated[
-    int | None,
-    typer.Option(help="Number of the line, in a file with one receipt a line.", min=1, show_default=False),
+    int | None, typer.Option(help="Number of the line, in a file with one receipt a line.", min=1)
 ]
 PublicKeyOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Check the signature with the public key in this PEM file.", metavar="FILE", show_default=False
-    ),
+    typer.Option(help="Check the signature with the public key in this PEM file.", metavar="FILE"),
 ]
 
 

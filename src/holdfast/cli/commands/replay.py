@@ -12,52 +12,32 @@ import typer
 
 from holdfast.cli.commands.receipt import LineOption, PublicKeyOption, ReceiptArgument
 from holdfast.cli.console import note
-from holdfast.cli.inputs import parse_ids
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import given_options, grouped
+from holdfast.cli.options.request import PromptOptions
 from holdfast.cli.results import json_line
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
-    from holdfast.engine.llm.llm import LLM
     from holdfast.engine.replay import ReplayResult
     from holdfast.receipts.check import ReceiptCheck
     from holdfast.receipts.compare import Difference
     from holdfast.receipts.receipt import Receipt
 
 _MAX_LOAD = 1024
-ENGINE = ("dtype", "determinism", "num_threads", "kernels", "portable")
-_RUN_OPTIONS = ("model", "force", "load", "prompt", "prompt_ids", "prompt_salt")
+_ENGINE = ("dtype", "determinism", "num_threads", "kernels", "portable")
+_PROMPT = ("prompt", "prompt_ids", "prompt_salt")
+REPLAY_OPTIONS = (*_ENGINE, *_PROMPT)
+NO_PROMPT = PromptOptions()
 FORCE_HINT = "Nothing was run. Use the engine options of the receipt, or compare anyway with --force."
 
 ReceiptModelOption = Annotated[
-    str | None,
-    typer.Option("--model", "-m", help="The model. Default: that of the receipt.", show_default=False),
-]
-PromptOption = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt",
-        "-p",
-        help="The prompt, if the receipt has only its digest; raw text or one chat message.",
-        show_default=False,
-    ),
-]
-PromptIdsOption = Annotated[
-    str | None,
-    typer.Option(help="The same as token ids, separated by commas.", show_default=False),
-]
-PromptSaltOption = Annotated[
-    str | None,
-    typer.Option(
-        help="The prompt's salt, if the receipt has only its digest: that of the whole receipt.",
-        show_default=False,
-    ),
+    str | None, typer.Option("--model", "-m", help="The model. Default: that of the receipt.")
 ]
 
 
-@grouped(only=ENGINE)
+@grouped(only=REPLAY_OPTIONS)
 def replay(
     context: typer.Context,
     receipt: ReceiptArgument,
@@ -69,16 +49,13 @@ def replay(
         typer.Option(
             help="Compare with this receipt instead of running anything: no model is loaded.",
             metavar="FILE",
-            show_default=False,
         ),
     ] = None,
     load: Annotated[
         int,
         typer.Option(help="Run this many random ordinary requests at the same time.", min=0, max=_MAX_LOAD),
     ] = 0,
-    prompt: PromptOption = None,
-    prompt_ids: PromptIdsOption = None,
-    prompt_salt: PromptSaltOption = None,
+    prompt: PromptOptions = NO_PROMPT,
     public_key: PublicKeyOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     engine: EngineConfig = o.ENGINE,
@@ -91,9 +68,8 @@ def replay(
     threads where it decides bits.
     Exits with 0 if everything is the same, with 1 if not, with 2 if nothing could be compared.
     """
-
     if against is not None:
-        given = given_options(context, (*_RUN_OPTIONS, *ENGINE))
+        given = given_options(context, ("model", "force", "load", *REPLAY_OPTIONS))
         if given:
             raise ConfigError(f"{', '.join(given)}: nothing is run with --against; leave it out")
         raise typer.Exit(_compare(receipt, against, line, public_key, json_output))
@@ -102,10 +78,18 @@ def replay(
     differences = read.differences(llm.engine.fingerprint)
     replayed = None
     if force or not differences:
-        replayed = _run(llm, read, prompt, prompt_ids, prompt_salt, load)
+        from holdfast.engine.replay import replay as replay_receipt
+
+        ids, salt = prompt.token_ids(llm, read), prompt.prompt_salt
+        replayed = replay_receipt(llm, read, ids, prompt_salt=salt, num_neighbours=load)
     if json_output:
         result = {
-            **_as_json(read, differences, replayed),
+            "same": replayed is not None and replayed.same,
+            "fingerprint_differences": differences,
+            "compared": replayed is not None,
+            "difference": replayed and replayed.difference and asdict(replayed.difference),
+            "promised": read.mode != "none",
+            "mode": None if replayed is None else replayed.mode,
             "seal": checked.seal,
             "signature": checked.signature,
         }
@@ -184,44 +168,6 @@ def _compare(source: str, against: str, line: int | None, public_key: Path | Non
     return 0 if is_same else 1
 
 
-def _run(
-    llm: "LLM",
-    receipt: "Receipt",
-    prompt: str | None,
-    prompt_ids: str | None,
-    prompt_salt: str | None,
-    load: int,
-) -> "ReplayResult":
-    from holdfast.engine.replay import replay as replay_receipt
-
-    ids = given_prompt(llm, receipt, prompt, prompt_ids, prompt_salt)
-    return replay_receipt(llm, receipt, ids, prompt_salt=prompt_salt, num_neighbours=load)
-
-
-def given_prompt(
-    llm: "LLM",
-    receipt: "Receipt",
-    prompt: str | None,
-    prompt_ids: str | None,
-    prompt_salt: str | None,
-) -> list[int] | None:
-    """Return the prompt's tokens, or None if the options do not give it."""
-    if prompt is not None and prompt_ids is not None:
-        raise InvalidRequest("give the prompt once: --prompt or --prompt-ids, not both")
-    if prompt_ids is not None:
-        return parse_ids(prompt_ids, "--prompt-ids")
-    return None if prompt is None else _tokenize(llm, prompt, receipt, prompt_salt)
-
-
-def _tokenize(llm: "LLM", prompt: str, receipt: "Receipt", salt: str | None) -> list[int]:
-    """Return the prompt as raw text or as one chat message. Choose the one that has the receipt's digest."""
-    raw = llm.engine.tokenizer.encode(prompt)
-    is_raw = receipt.is_of_prompt(raw, receipt.prompt.salt if salt is None else salt)
-    if not is_raw and llm.engine.tokenizer.chat_template is not None:
-        return llm.chat_tokens([{"role": "user", "content": prompt}])
-    return raw
-
-
 def _show(receipt: "Receipt", differences: list[str], replayed: "ReplayResult | None", load: int) -> None:
     if receipt.mode == "none":
         note("this was an ordinary request: it may differ, no guarantee applies")
@@ -248,16 +194,3 @@ def fingerprint_lines(differences: list[str]) -> list[str]:
 def _show_difference(first: "Difference") -> None:
     at = "" if first.position is None else f", position {first.position}"
     typer.echo(f"Different: choice {first.choice}{at}: {first.what}.")
-
-
-def _as_json(
-    receipt: "Receipt", differences: list[str], replayed: "ReplayResult | None"
-) -> dict[str, object]:
-    return {
-        "same": replayed is not None and replayed.same,
-        "fingerprint_differences": differences,
-        "compared": replayed is not None,
-        "difference": replayed and replayed.difference and asdict(replayed.difference),
-        "promised": receipt.mode != "none",
-        "mode": None if replayed is None else replayed.mode,
-    }

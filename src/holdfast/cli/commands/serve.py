@@ -30,7 +30,6 @@ def serve(
         typer.Argument(
             help=o.MODEL_HELP,
             envvar=f"{PREFIX}_MODEL",
-            show_default=False,
         ),
     ] = None,
     config: Annotated[
@@ -40,7 +39,6 @@ def serve(
             is_eager=True,
             callback=load_config_file,
             metavar="FILE",
-            show_default=False,
             rich_help_panel="Server",
         ),
     ] = None,

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 MODEL_HELP = "Folder, .gguf file, Hugging Face id or built-in name. Default: the default model."
 
-ModelOption = Annotated[str | None, typer.Option("--model", "-m", help=MODEL_HELP, show_default=False)]
-ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default=False)]
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", help=MODEL_HELP)]
+ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP)]
 
 ENGINE = EngineConfig()
 
@@ -31,7 +31,7 @@ def open_model(config: EngineConfig) -> "OpenedModel":
 
 
 def show_hint(model: str | None) -> None:
-    """Say on stderr what a built-in thinking model understands, if that is the model."""
+    """Say on stderr what a small built-in model understands, if that is the model."""
     from holdfast.cli.console import note
     from holdfast.models.locate import COIN, COIN_ADAPTER, locate
 

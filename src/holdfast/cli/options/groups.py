@@ -4,7 +4,8 @@
     def chat(model: ModelArgument = None, engine: EngineConfig = ENGINE) -> None: ...
 
 A field is an option if it is declared with `holdfast.core.options.option`. The default is the value in
-the instance the command starts from.
+the instance the command starts from. For a class instead of an instance, as in
+`changes: Any = TrainingSettings`, the command gets a dict of the options that are given.
 """
 
 import inspect
@@ -75,33 +76,35 @@ def given_options(context: typer.Context, names: Collection[str]) -> list[str]:
 
 
 def parameter_names(config: type) -> set[str]:
-    """Return the names of a configuration's fields, as parameters of a command."""
     return {one.name for one in fields(config)} | {one.name for one in option_fields(config)}
 
 
 class _Group:
-    """The options of one dataclass instance."""
-
     def __init__(
         self, start: Any, without: Collection[str], only: Collection[str] | None, server: bool
     ) -> None:
         self._start = start
         self._fields = [
             one
-            for one in option_fields(type(start))
+            for one in option_fields(start if isinstance(start, type) else type(start))
             if one.field_name not in without
             and (only is None or one.field_name in only)
             and (server or not one.option.server_only)
         ]
-        self.parameters = [setting_parameter(one, getattr(start, one.field_name)) for one in self._fields]
+        self.parameters = [
+            _setting_parameter(one, None if isinstance(start, type) else getattr(start, one.field_name))
+            for one in self._fields
+        ]
 
     def gather(self, given: dict[str, Any], context: typer.Context) -> Any:
         """Return the dataclass with the values of its options, which are taken out of given."""
         values = {one.field_name: _value(one, given.pop(one.name), context) for one in self._fields}
+        if isinstance(self._start, type):
+            return {name: value for name, value in values.items() if value not in (None, ())}
         return replace(self._start, **values)
 
 
-def setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
+def _setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
     option = one.option
     metavar = option.metavar or ("NAME" if one.choices else None)
     hint = _typer_type(one)
@@ -121,7 +124,6 @@ def setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:
 
 
 def _names(one: OptionField) -> tuple[str, ...]:
-    """Return the option's names, or none if typer finds them itself."""
     if not one.option.short and not one.option.only_on:
         return ()
     name = f"--{one.name.replace('_', '-')}"
@@ -143,7 +145,6 @@ def _typer_type(one: OptionField) -> Any:
 
 
 def _value(one: OptionField, value: Any, context: typer.Context) -> Any:
-    """Return the value of a field, from what typer read."""
     if one.option.file_chars:
         return None if value is None else _read_text(value, one)
     if one.type == tuple[str, ...]:
@@ -152,10 +153,7 @@ def _value(one: OptionField, value: Any, context: typer.Context) -> Any:
 
 
 def _several(name: str, values: list[str] | None, context: typer.Context) -> tuple[str, ...]:
-    """Return the values of an option that may be repeated.
-
-    In the environment, one variable holds them all, with commas.
-    """
+    """Return the values of a repeated option. In the environment one variable has them all, with commas."""
     if values and _source(context, name) == "ENVIRONMENT":
         values = [part for value in values for part in value.split(",") if part]
     variable = f"{context.auto_envvar_prefix}_{name.upper()}"

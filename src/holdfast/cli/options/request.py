@@ -1,4 +1,4 @@
-"""The options of a request, in two groups: sampling, and structured output.
+"""The options of a request, in groups: sampling, structured output, and the prompt of a receipt.
 
 `SamplingParams` and `StructuredOutput` check the values. None means the default of `SamplingParams`.
 
@@ -10,21 +10,26 @@ never on the files that exist: a JSON schema begins with a brace, and a grammar 
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from holdfast.cli.inputs import parse_ids
 from holdfast.core.options import option
 from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.structured_output import MAX_GRAMMAR_CHARS, StructuredOutput
 from holdfast.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from holdfast.engine.llm.llm import LLM
+    from holdfast.receipts.receipt import Receipt
+
 _sampling = partial(option, panel="Sampling")
 _report = partial(option, panel="Report")
 _structured = partial(option, panel="Structured output (one of)")
+_prompt = partial(option, panel="Options")
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """A group of options (`groups`)."""
-
     max_tokens: int = _sampling(128, "Maximum number of tokens of the answer.", short="-n")
     min_tokens: int = _sampling(0, "Minimum number of tokens of the answer.")
     temperature: float = _sampling(0.7, "Sampling temperature; 0 is greedy.", short="-t")
@@ -83,7 +88,6 @@ class SamplingOptions:
     echo: bool = _report(False, "Repeat the prompt before the answer.", only_on=True)
 
     def params(self, structured: StructuredOutput | None = None) -> SamplingParams:
-        """Return the settings of a request. Raise `InvalidRequest` for wrong ones."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         if self.deterministic:  # the same command gives the same answer
             given.setdefault("seed", 0)
@@ -103,8 +107,6 @@ def _parse_bias(text: str) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class StructuredOptions:
-    """A group of options (`groups`)."""
-
     json_schema: str | None = _structured(
         None, "JSON of this schema: a file, or the schema itself if it begins with {."
     )
@@ -118,7 +120,6 @@ class StructuredOptions:
     )
 
     def structured_output(self) -> StructuredOutput | None:
-        """Return the constraint, or None. Raise `InvalidRequest` for more than one."""
         schema, lark = self.json_schema, self.lark
         if schema is not None and not schema.lstrip().startswith("{"):
             schema = _read(schema, "JSON schema")
@@ -129,8 +130,37 @@ class StructuredOptions:
         return StructuredOutput(schema, self.json_object, self.regex, self.choice or None, lark)
 
 
+@dataclass(frozen=True)
+class PromptOptions:
+    """The prompt of a receipt that has only its digest."""
+
+    prompt: str | None = _prompt(
+        None, "The prompt, if the receipt has only its digest; raw text or one chat message.", short="-p"
+    )
+    prompt_ids: str | None = _prompt(None, "The same as token ids, separated by commas.")
+    prompt_salt: str | None = _prompt(
+        None, "The prompt's salt, if the receipt has only its digest: that of the whole receipt."
+    )
+
+    def token_ids(self, llm: "LLM", receipt: "Receipt") -> list[int] | None:
+        """Return the prompt's tokens, or None if the options do not give it.
+
+        A text is raw, or one chat message if that has the receipt's digest.
+        """
+        if self.prompt is not None and self.prompt_ids is not None:
+            raise InvalidRequest("give the prompt once: --prompt or --prompt-ids, not both")
+        if self.prompt_ids is not None:
+            return parse_ids(self.prompt_ids, "--prompt-ids")
+        if self.prompt is None:
+            return None
+        raw = llm.engine.tokenizer.encode(self.prompt)
+        salt = receipt.prompt.salt if self.prompt_salt is None else self.prompt_salt
+        if not receipt.is_of_prompt(raw, salt) and llm.engine.tokenizer.chat_template is not None:
+            return llm.chat_tokens([{"role": "user", "content": self.prompt}])
+        return raw
+
+
 def _read(path: str, what: str) -> str:
-    """Return the text of a file, at most one character more than is allowed."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             return file.read(MAX_GRAMMAR_CHARS + 1)

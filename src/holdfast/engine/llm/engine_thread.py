@@ -73,7 +73,6 @@ class RequestHandle:
                 yield delta
 
     def wait(self) -> Result:
-        """Wait for the result."""
         for _ in self:
             pass
         assert self.result is not None
@@ -96,7 +95,6 @@ class RequestHandle:
         return None
 
     def put(self, output: RequestOutput | HoldfastError) -> None:
-        """Called by the engine's thread."""
         self.outputs.put(output)
         if self._async_reader is not None:
             loop, ready = self._async_reader
@@ -274,16 +272,15 @@ class EngineThread:
 
 
 def _current_gpu() -> int | None:
-    """The number of this thread's GPU, if it has used one."""
     torch = sys.modules.get("torch")
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _enter_defaults(gpu: int | None) -> None:
     """A thread inherits the floating-point environment of its creator."""
-    from holdfast.numerics.fp_environment import enter_default  # imports torch
+    from holdfast.numerics.settings_guard import enter_default_environment  # imports torch
 
-    enter_default()
+    enter_default_environment()
     if gpu is not None:
         import torch
 

@@ -241,14 +241,8 @@ class LLM(LoadedModel):
                 f"the receipt is of another engine ({'; '.join(differences)}), so its bits may not come out here; "
                 "use an engine with its fingerprint, or force"
             )
-        thinking = thought_logs(self._engine.scheduler.config.new_extension)
-        sent = sent_of(
-            read,
-            prompt,
-            self._engine.tokenizer,
-            params.max_tokens,
-            thinking=thinking,
-        )
+        extension = thought_logs(self._engine.scheduler.config.new_extension)
+        sent = sent_of(read, prompt, self._engine.tokenizer, params.max_tokens, extension=extension)
         request = self._engine.prepare(prompt, params, sent=sent)
         return self._finish(request, None, self.run_requests([request])[0])
 

@@ -77,7 +77,6 @@ class LoadedModel:
 
     @property
     def _engine(self) -> "Engine":
-        """To prepare requests with, in any thread."""
         return self._running.engine
 
     def _take(self, make: Callable[[], "Engine"]) -> None:

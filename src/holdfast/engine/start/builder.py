@@ -3,7 +3,7 @@ CUDA graphs, certify the machine.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from holdfast.certification.canary import Canary, run_canary
-from holdfast.certification.certificate import Certificate
-from holdfast.certification.certify import certificate_subject, find_certificate, plan_certification
-from holdfast.certification.checks.passes import AllPages
+from holdfast.certification.certificate import Certificate, certificate_key, load_certificate
+from holdfast.certification.certification import Progress
+from holdfast.certification.certify import certificate_subject, plan_certification
 from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
 from holdfast.engine.background_work import Certifier, SpareKVPages
@@ -26,14 +26,13 @@ from holdfast.engine.config import (
     parse_bytes,
 )
 from holdfast.engine.engine import Engine
-from holdfast.engine.input_processor import RequestLimits
 from holdfast.engine.start.compile_ahead import CompileWorker, compile_ahead
 from holdfast.engine.start.preflight import (
-    DETERMINISM_OFF,
     OpenedModel,
     context_len,
     dummy_config,
     open_model,
+    request_limits,
 )
 from holdfast.engine.start.start_up import (
     StartUpClock,
@@ -51,15 +50,16 @@ from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.locate import locate
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.backends.c.layers import MAX_HEAD_DIM
+from holdfast.numerics.backends.select_backend import open_backend, uses_c_kernels, uses_triton
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.blocks import BlockSource
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.numerics.select_backend import open_backend, uses_c_kernels, uses_triton
 from holdfast.numerics.settings import NumericSettings, numeric_settings
-from holdfast.numerics.settings_guard import SettingsGuard
+from holdfast.numerics.settings_guard import our_settings
+from holdfast.receipts.canonical_json import JsonValue
 from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts
-from holdfast.receipts.machine import Machine, describe_machine
+from holdfast.receipts.machine import describe_machine
 from holdfast.receipts.receipt import ReceiptFactory
 from holdfast.receipts.signing import SigningKey
 from holdfast.scheduler.policy import SchedulerConfig
@@ -77,11 +77,7 @@ from holdfast.worker.model_runner import ModelRunner
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_MAX_GRAPH_REFERENCES = (
-    2  # a canonical pass in a CUDA graph has at most this many times the reference's tokens
-)
-
-StageProgress = Callable[[int, int], None]  # (done, total) of one stage
+_MAX_GRAPH_REFERENCES = 2  # times the reference's tokens, in a canonical pass in a CUDA graph
 
 
 def build(
@@ -117,13 +113,8 @@ class _Setup:
     block_formats: frozenset[str]  # of weights that the kernels keep in quantised blocks
 
     @property
-    def thinks(self) -> bool:
-        return self.thinking is not None
-
-    @property
     def extra_slot_bytes(self) -> int:
-        """What a slot holds besides keys and values."""
-        return slot_bytes(self.model.hidden_size, self.dtype) if self.thinks else 0
+        return 0 if self.thinking is None else slot_bytes(self.model.hidden_size, self.dtype)
 
 
 def assemble(
@@ -136,7 +127,7 @@ def assemble(
     """Build an engine for an open checkpoint. worker: compiles its kernels meanwhile."""
     device = choose_device(config.device, config.kernels)
     settings = numeric_settings(config.num_threads, device=device)
-    with SettingsGuard(device, own_workers=True):
+    with our_settings(device):
         setup = _make_setup(config, checkpoint, device, settings)
         try:
             return _assemble(setup, checkpoint, tokenizer, worker or CompileWorker(), show)
@@ -191,8 +182,11 @@ def _assemble(
     if setup.device.type == "cpu":
         release_library_pages()
     clock.end("canary")
-    if thinking is not None:
-        _require_chunks_in_pages(thinking, backend.page_size)
+    if thinking is not None and backend.page_size % thinking.chunk:
+        raise UnsupportedModel(
+            f"the model thinks in chunks of {thinking.chunk} tokens; here a chunk must divide a page of "
+            f"{backend.page_size}"
+        )
     schedule = _schedule(setup, backend)
     if config.kv_memory is not None:  # refuse too little memory before loading anything
         _num_pages_in(setup, backend, parse_bytes(config.kv_memory))
@@ -222,22 +216,17 @@ def _assemble(
     if certificate is not None:
         sizes = _padded_sizes(certificate.sizes, backend, setup.limits)
         schedule = replace(schedule, certified_sizes=sizes)
+    kernels = () if certificate is None else certificate.kernels
+    machine = describe_machine(setup.device.type, device_name(setup.device), cpu_name(), kernels)
+    limits = request_limits(config, model, tokenizer, thinking)
     engine = Engine(
         Scheduler(schedule, PagePool(num_pages, backend.page_size)),
         runner,
         tokenizer,
-        RequestLimits(
-            vocab_size=model.vocab_size,
-            max_model_len=setup.max_len,
-            eos_ids=eos_ids,
-            refusal=_refusal(config, certificate),
-            thinking=thinking,
-            hidden_size=model.hidden_size,
-            defaults=config.request_defaults,
-        ),
+        limits if certificate is None else replace(limits, refusal=certificate.refusal),
         certificate,
         GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
-        ReceiptFactory(fingerprint.get, config.model, _describe_machine(setup.device, certificate), key),
+        ReceiptFactory(fingerprint.get, config.model, machine, key),
         certifier,
     )
     if setup.device.type == "cuda":
@@ -254,12 +243,12 @@ def _assemble(
 
 
 def _await_kernels(worker: CompileWorker, show: ShowProgress | None) -> None:
-    progress = _stage(show, "Compiling kernels") if worker.is_running else None
-    if progress is not None:
-        progress(0, 1)
+    is_shown = show is not None and worker.is_running
+    if show is not None and is_shown:
+        show("Compiling kernels", 0, 1)
     worker.wait()
-    if progress is not None:
-        progress(1, 1)
+    if show is not None and is_shown:
+        show("Compiling kernels", 1, 1)
 
 
 def _obtain_certificate(
@@ -274,11 +263,11 @@ def _obtain_certificate(
     config = setup.config
     if config.determinism == "off":
         return None, None
-    known = find_certificate(subject)
+    known = load_certificate(certificate_key(subject))
     if known is not None:
         return known, None
     limits = setup.limits
-    pages = SpareKVPages() if config.certifies_in_background else AllPages(store.num_pages)
+    pages = SpareKVPages(store.num_pages)
     certification = plan_certification(
         subject,
         decoder,
@@ -298,7 +287,6 @@ def _obtain_certificate(
 
 
 def _out_of_memory(setup: _Setup) -> str:
-    """Say what did not fit, and what to change."""
     weights = setup.model.num_parameters * setup.dtype.itemsize / 2**30
     dtype = str(setup.dtype).removeprefix("torch.")
     return (
@@ -316,27 +304,18 @@ def _start_fingerprint(
     backend: Backend,
     canary: Canary,
 ) -> FingerprintTask:
-    thinking, folder = setup.thinking, setup.folder
-    return FingerprintTask(
-        checkpoint,
-        lambda: engine_parts(
-            setup.model,
-            eos_ids,
-            tokenizer,
-            backend,
-            setup.settings,
-            device_parts(setup.device),
-            canary.reference,
-            {}
-            if thinking is None or folder is None
-            else {"thinking": thinking_parts(folder, thinking, setup.model)},
-        ),
-    )
+    thinking, folder, model = setup.thinking, setup.folder, setup.model
 
+    def describe() -> Mapping[str, JsonValue]:
+        device = device_parts(setup.device)
+        extra = {}
+        if thinking is not None and folder is not None:
+            extra["thinking"] = thinking_parts(folder, thinking, model)
+        return engine_parts(
+            model, eos_ids, tokenizer, backend, setup.settings, device, canary.reference, extra
+        )
 
-def _describe_machine(device: torch.device, certificate: Certificate | None) -> Machine:
-    kernels = () if certificate is None else certificate.kernels
-    return describe_machine(device.type, device_name(device), cpu_name(), kernels)
+    return FingerprintTask(checkpoint, describe)
 
 
 def gemm_recipes(
@@ -365,9 +344,9 @@ def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
 
 def _schedule(setup: _Setup, backend: Backend) -> SchedulerConfig:
     config, thinking = setup.config, setup.thinking
-    new_extension = None
+    logs = None
     if thinking is not None:
-        new_extension = ThoughtLogs(thinking.chunk, thinking.while_answering, thinking.reset_ids)
+        logs = ThoughtLogs(thinking.chunk, thinking.while_answering, thinking.reset_ids)
     return SchedulerConfig(
         max_num_seqs=setup.limits.max_num_seqs,
         max_pass_tokens=setup.limits.max_pass_tokens,
@@ -377,7 +356,7 @@ def _schedule(setup: _Setup, backend: Backend) -> SchedulerConfig:
         speculation=config.speculation,
         spot_check_rate=config.spot_check_rate_on(setup.device.type),
         async_scheduling=setup.device.type == "cuda" and thinking is None,
-        new_extension=new_extension,
+        new_extension=logs,
     )
 
 
@@ -385,10 +364,9 @@ def _open_backend(setup: _Setup, show: ShowProgress | None) -> Backend:
     """Open the backend that computes; on a GPU with the GEMM recipes chosen for it."""
     config, dtype, num_threads = setup.config, setup.dtype, setup.settings.threads
     if not uses_triton(config.kernels, setup.device):
-        kernels = _cpu_kernels(config, setup.model)
         return open_backend(
             dtype,
-            kernels=kernels,
+            kernels=_cpu_kernels(config, setup.model),
             num_threads=num_threads,
             portable=config.portable,
             block_formats=setup.block_formats,
@@ -447,13 +425,6 @@ def _padded_sizes(certified: Sequence[int], backend: Backend, limits: BatchLimit
     return tuple(size for size in certified if size in captured)
 
 
-def _refusal(config: EngineConfig, certificate: Certificate | None) -> str | None:
-    """Say why deterministic requests are refused, if they are."""
-    if config.determinism == "off":
-        return DETERMINISM_OFF
-    return certificate.refusal if certificate is not None else None
-
-
 def _num_pages(setup: _Setup, backend: Backend) -> int:
     """Count the pages that fit the KV budget.
 
@@ -463,25 +434,16 @@ def _num_pages(setup: _Setup, backend: Backend) -> int:
         return _num_pages_in(setup, backend, parse_bytes(setup.config.kv_memory))
     on_gpu = setup.device.type == "cuda"
     budget = default_gpu_kv_bytes(free_memory(setup.device)) if on_gpu else default_kv_bytes()
-    budget = max(
-        budget, page_bytes(setup.model, setup.dtype, backend.page_size, extra=setup.extra_slot_bytes)
-    )
+    page = page_bytes(setup.model, setup.dtype, backend.page_size, extra=setup.extra_slot_bytes)
     num_needed = setup.limits.max_num_seqs * -(-setup.max_len // backend.page_size)
-    return min(_num_pages_in(setup, backend, budget), num_needed)
+    return min(_num_pages_in(setup, backend, max(budget, page)), num_needed)
 
 
 def _num_pages_in(setup: _Setup, backend: Backend, num_bytes: int) -> int:
     return num_pages_in(num_bytes, setup.model, setup.dtype, backend.page_size, extra=setup.extra_slot_bytes)
 
 
-def _require_chunks_in_pages(thinking: ThinkingConfig, page_size: int) -> None:
-    if page_size % thinking.chunk:
-        raise UnsupportedModel(
-            f"the model thinks in chunks of {thinking.chunk} tokens; here a chunk must divide a page of {page_size}"
-        )
-
-
-def _stage(show: ShowProgress | None, stage: str) -> StageProgress | None:
+def _stage(show: ShowProgress | None, stage: str) -> Progress | None:
     if show is None:
         return None
     return lambda done, total: show(stage, done, total)

@@ -28,7 +28,7 @@ from holdfast.models.config import DecoderConfig
 from holdfast.numerics.backends.triton import hash_compiler
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
 from holdfast.numerics.versions import sources_digest
-from holdfast.worker.gpu_presence import compute_capability, open_context
+from holdfast.worker.device import compute_capability, open_context
 
 _log = logging.getLogger(__name__)
 _MAX_PROCESSES = 16
@@ -57,7 +57,6 @@ class CompileWorker:
         return self._process is not None and self._process.poll() is None
 
     def wait(self) -> None:
-        """Wait until the kernels are compiled."""
         if self._process is None:
             return
         try:
@@ -140,7 +139,6 @@ def _num_cores() -> int:
 
 
 def _triton_cache() -> Path:
-    """Return where Triton keeps compiled kernels."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 

@@ -22,7 +22,7 @@ from holdfast.models.shapes import published_config
 from holdfast.structured.compiler import GrammarCompiler
 from holdfast.text.tokenizer import Tokenizer, adapt_tokenizer, byte_tokenizer, open_tokenizer
 from holdfast.thinking.config import ThinkingConfig, read_thinking, thinking_folder
-from holdfast.worker.gpu_presence import require_gpu
+from holdfast.worker.device import require_gpu
 
 _MAX_DEFAULT_CONTEXT = 1 << 20
 _MAX_TABLE_BYTES = 1 << 30  # of the cosines and sines of rotary positions
@@ -56,12 +56,10 @@ class OpenedModel:
 
     @cached_property
     def chat_tokenizer(self) -> ChatTokenizer:
-        """The tokenizer with the chat template."""
         return ChatTokenizer(self.tokenizer)
 
     @cached_property
     def thinking(self) -> ThinkingConfig | None:
-        """How the model thinks; None if it does not."""
         if self.checkpoint is None:
             return None
         folder = thinking_folder(self.config.model, self.checkpoint)
@@ -70,14 +68,7 @@ class OpenedModel:
     @cached_property
     def limits(self) -> RequestLimits:
         """What the model allows a request. A certificate may add a refusal."""
-        return RequestLimits(
-            vocab_size=self.model.vocab_size,
-            max_model_len=context_len(self.config, self.model),
-            eos_ids=frozenset(self.model.eos_token_ids) | self.tokenizer.eos_token_ids,
-            refusal=DETERMINISM_OFF if self.config.determinism == "off" else None,
-            thinking=self.thinking,
-            defaults=self.config.request_defaults,
-        )
+        return request_limits(self.config, self.model, self.tokenizer, self.thinking)
 
     def check_request(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raise what the engine would raise for this request, but for its grammar and the memory of
@@ -117,6 +108,20 @@ def open_model(config: EngineConfig) -> OpenedModel:
     context_len(config, opened.model)
     _ = opened.thinking
     return opened
+
+
+def request_limits(
+    config: EngineConfig, model: DecoderConfig, tokenizer: Tokenizer, thinking: ThinkingConfig | None
+) -> RequestLimits:
+    return RequestLimits(
+        vocab_size=model.vocab_size,
+        max_model_len=context_len(config, model),
+        eos_ids=frozenset(model.eos_token_ids) | tokenizer.eos_token_ids,
+        refusal=DETERMINISM_OFF if config.determinism == "off" else None,
+        thinking=thinking,
+        defaults=config.request_defaults,
+        hidden_size=model.hidden_size,
+    )
 
 
 def context_len(config: EngineConfig, model: DecoderConfig) -> int:

@@ -28,7 +28,6 @@ class StartUpClock:
         self._last = time.perf_counter()
 
     def end(self, phase: str) -> None:
-        """This phase has ended now."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.numerics.experts import ExpertLinears, combine
+from holdfast.numerics.experts import ExpertLinears, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.layer import run_layer, run_layers
 from holdfast.numerics.ops import Linear
 
 _MAPPED_BYTES = 1 << 22
@@ -25,6 +26,11 @@ class CpuBackend:
     device = torch.device("cpu")
     page_size = 16
     dtype: torch.dtype
+    layer = run_layer
+    layers = run_layers
+    experts = run_experts
+    route = route
+    combine = staticmethod(combine)
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         """Return pages of zeros, which use no memory until they are written.
@@ -50,9 +56,6 @@ class CpuBackend:
 
     def expert_forms(self, w: Linear) -> tuple[Linear, ...]:
         return ()
-
-    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        return combine(outputs, weights)
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return table.index_select(0, token_ids.clamp(min=0))

@@ -84,7 +84,7 @@ def _sent_answer(
         prompt_ids,
         frontend.prompts.tokenizer,
         params.max_tokens,
-        thinking=ready.thinking,
+        extension=ready.extension,
     )
 
 

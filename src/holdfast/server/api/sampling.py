@@ -159,8 +159,8 @@ def _given_answer(
         ),
         (
             "request",
-            ready.thinking is not None,
-            "an answer with thoughts can only be continued from its receipt",
+            ready.extension is not None,
+            "an answer of this model can only be continued from its receipt",
         ),
         (
             "token_ids",

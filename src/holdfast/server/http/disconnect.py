@@ -3,9 +3,6 @@
 Starlette's `Request.is_disconnected` must be polled, and its `StreamingResponse` notices a
 disconnect only when the next chunk cannot be sent. Generation would go on for a client that is no
 longer connected. Here the work is cancelled at once.
-
-The request's body must have been read before: messages received here are only checked for
-`http.disconnect`.
 """
 
 import asyncio
@@ -19,17 +16,10 @@ T = TypeVar("T")
 
 
 async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`.
-
-    If the client disconnects first, cancel it, await its end, raise `ClientDisconnect`.
-    """
-    return await race_disconnect(request.receive, work)
-
-
-async def race_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """`run_until_disconnect` for a response, which has no `Request`."""
+    """Return the result of `work`. If the client disconnects first, cancel it, await its end, raise
+    `ClientDisconnect`. The body must have been read before: messages that arrive here are lost."""
     working = asyncio.create_task(work)
-    disconnecting = asyncio.create_task(wait_for_disconnect(receive))
+    disconnecting = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
         await asyncio.wait((working, disconnecting), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -41,7 +31,7 @@ async def race_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, disconnecting, return_exceptions=True)
 
 
-async def wait_for_disconnect(receive: Receive) -> None:
-    """Returns when the client has disconnected, or the response is complete."""
+async def _wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected, or the response is complete."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.server.errors import ApiError, to_api_error
-from holdfast.server.http.disconnect import race_disconnect
+from holdfast.server.http.disconnect import run_until_disconnect
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients ignore
@@ -94,7 +94,8 @@ class EventStreamResponse(Response):
     ) -> None:
         super().__init__(headers=_STREAM_HEADERS)
         del self.headers["content-length"]
-        self._events = _end_with_errors(events, end_stream)
+        self._events = events
+        self._end_stream = end_stream
         self._resources = resources
         self._send_timeout = send_timeout
         self._writing_since: float | None = None  # while a write waits for the client
@@ -104,7 +105,7 @@ class EventStreamResponse(Response):
         """The end is sent after `resources` are closed: a client that sees it finds its place free."""
         try:
             async with self._resources:
-                await race_disconnect(receive, self._send(scope, send))
+                await run_until_disconnect(Request(scope, receive), self._send(scope, send))
         except ClientDisconnect:
             return
         except Exception as error:  # it was sent as an event
@@ -120,7 +121,7 @@ class EventStreamResponse(Response):
         try:
             async with asyncio.timeout(None) as limit:
                 self._watch_writes(limit)
-                async for body in self._events:
+                async for body in self._bodies():
                     self._writing_since = time()
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self._writing_since = None
@@ -132,6 +133,15 @@ class EventStreamResponse(Response):
             if self._watch is not None:
                 self._watch.cancel()
 
+    async def _bodies(self) -> AsyncIterator[bytes]:
+        """Yield the events. An error while they are made is written as events, too, and then raised."""
+        try:
+            async for event in self._events:
+                yield event
+        except Exception as error:
+            yield b"".join(self._end_stream(to_api_error(error)))
+            raise
+
     def _watch_writes(self, limit: asyncio.Timeout) -> None:
         """End the response once a write has waited for `send_timeout`. One timer looks at all writes: to set
         and cancel one for every token takes long."""
@@ -141,13 +151,3 @@ class EventStreamResponse(Response):
             limit.reschedule(since)
         else:
             self._watch = loop.call_at(since + self._send_timeout, self._watch_writes, limit)
-
-
-async def _end_with_errors(events: AsyncIterator[bytes], end_stream: EndStream) -> AsyncIterator[bytes]:
-    """The events. An error while they are made is written as events, too, and then raised."""
-    try:
-        async for event in events:
-            yield event
-    except Exception as error:
-        yield b"".join(end_stream(to_api_error(error)))
-        raise

@@ -83,6 +83,5 @@ def _sees_all(request: Request, tenant: Tenant) -> bool:
 
 
 def _file_response(name: str, content: bytes) -> Response:
-    """One file. Its type follows from its name."""
     kind = _TYPES[name.rpartition(".")[2]]
     return Response(content, headers={**_HEADERS, "Content-Type": kind})

@@ -6,6 +6,7 @@ another port. So nothing that still arrives from a dead engine finds a receiver.
 """
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -24,6 +25,8 @@ from holdfast.server.ipc import messages as m
 
 if TYPE_CHECKING:
     from holdfast.server.ipc.response_stream import ResponseStream
+
+_log = logging.getLogger("holdfast.server")
 
 
 def _ignore(*_: Any) -> None:
@@ -133,7 +136,6 @@ class EnginePort(ABC):
         """End the connection at once, and the engine where this side owns it."""
 
     def set_tracing(self, on: bool) -> None:
-        """Have a trace of every step sent, or not."""
         self._send(m.SetTracing(on))
 
     def poll(self) -> None:
@@ -160,7 +162,6 @@ class EnginePort(ABC):
         return time.monotonic() - self._status_requests[0][0] if self._status_requests else 0.0
 
     async def wait_for_fingerprint(self) -> m.FingerprintReady:
-        """Return the fingerprint, once the weights are hashed."""
         await self._has_fingerprint.wait()
         if self.fingerprint is None:
             raise EngineStopped("the engine stopped")
@@ -170,11 +171,25 @@ class EnginePort(ABC):
         if not self._writer.is_closing():
             self._writer.write(m.encode([message]))
 
-    async def _read_messages(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, reader: asyncio.StreamReader) -> None:
         """Handle what arrives until the stream ends."""
-        with suppress(ConnectionLost):
-            while True:
-                self._handle(m.decode_from_engine(await read_frame_async(reader)))
+        try:
+            with suppress(ConnectionLost):
+                while True:
+                    self._handle(m.decode_from_engine(await read_frame_async(reader)))
+        except Exception:
+            _log.exception(
+                "%s sent an invalid message", f"replica {self.id}" if self.id else "the engine process"
+            )
+            self.kill()
+        finally:
+            self._writer.close()
+            self._on_closed()  # tells everything that waits, even if `_end` takes time
+            await self._end()
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Free what belonged to the connection, once nothing can come from it any more."""
 
     def _on_closed(self) -> None:
         """Tell everything that waits: nothing will arrive any more."""

@@ -88,7 +88,6 @@ class ProcessPort(EnginePort):
 
     @property
     def longest_step(self) -> float:
-        """Return the seconds of the longest step so far."""
         return 0.0 if self._pass_record is None else self._pass_record.longest_step
 
     async def stop(self) -> None:
@@ -103,7 +102,6 @@ class ProcessPort(EnginePort):
         await self.wait_ended()
 
     def kill(self) -> None:
-        """Kill the process."""
         self.is_killed = True
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
@@ -118,17 +116,9 @@ class ProcessPort(EnginePort):
         code = self._process.returncode
         return f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            await self._read_messages(reader)
-        except Exception:
-            _log.exception("the engine process sent an invalid message")
-            self.kill()
-        finally:
-            self._writer.close()
-            self._on_closed()  # tells everything that waits, even if the process takes time to end
-            self._close_record()
-            await self._reap()
+    async def _end(self) -> None:
+        self._close_record()
+        await self._reap()
 
     async def _reap(self) -> None:
         """Wait for the process to end. Kill it if that takes long: nothing can reach it any more."""
@@ -246,7 +236,6 @@ class EngineProcess(Generic[Requests]):
             watching.cancel()
 
     async def _run_process(self) -> None:
-        """Start one process and wait until it has ended."""
         self._started, self._hung = time.monotonic(), False
         port = ProcessPort(self._callbacks, self.requests, lambda: self._on_change(port))
         try:
@@ -273,14 +262,12 @@ class EngineProcess(Generic[Requests]):
         self.requests.set_ports([port], port.fingerprint, port.ready)
 
     async def stop(self) -> None:
-        """End the engine process. Running requests are dropped."""
         self._stopping = True
         self.requests.close(EngineStopped("the engine is shut down"))
         if self._port is not None:
             await self._port.stop()
 
     def kill(self) -> None:
-        """Kill the engine process."""
         self._stopping = True
         self.requests.close(EngineStopped("the engine is shut down"))
         if self._port is not None:

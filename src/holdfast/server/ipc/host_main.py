@@ -163,7 +163,7 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
         refusal=engine.limits.refusal,
         certificate=None if engine.certificate is None else engine.certificate.as_dict(),
         receipt_key=None if engine.receipts.key is None else engine.receipts.key.public_key.pem,
-        thinking=thought_logs(engine.scheduler.config.new_extension),
+        extension=thought_logs(engine.scheduler.config.new_extension),
         certificate_state=engine.certificate_state,
         revocation=engine.revocation,
     )

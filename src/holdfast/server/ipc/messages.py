@@ -93,7 +93,7 @@ class Ready(Message, frozen=True):
     refusal: str | None  # why deterministic requests are refused
     certificate: dict[str, Any] | None
     receipt_key: str | None = None  # the public key of the key that signs receipts, in PEM
-    thinking: ThoughtLogs | None = None  # of a thinking model
+    extension: ThoughtLogs | None = None  # of a model that thinks
     certificate_state: CertificateState = CertificateState("none")
     revocation: str | None = None  # why the certificate was revoked: deterministic answers are verified
 
@@ -215,5 +215,4 @@ decode_from_engine = msgspec.msgpack.Decoder[FromEngine](FromEngine).decode
 
 
 def encode(messages: Sequence[Any]) -> bytes:
-    """Encode these messages as frames, one after the other."""
     return b"".join([pack_frame(_encoder.encode(message)) for message in messages])

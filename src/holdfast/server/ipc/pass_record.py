@@ -62,7 +62,6 @@ class PassRecord:
 
     @property
     def longest_step(self) -> float:
-        """Return the seconds of the longest step so far."""
         return float(_LONGEST.unpack_from(self._memory, 0)[0])
 
     def close(self) -> None:

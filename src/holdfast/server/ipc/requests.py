@@ -120,7 +120,6 @@ class RequestTable:
             raise DeterminismRefused(self.ready.refusal or "no replica has the application's fingerprint")
 
     def _cancel(self, stream: ResponseStream) -> None:
-        """End a request whose reader left."""
         if stream.request_id in self._live:
             if stream.port is not None:
                 stream.port.abort(stream.request_id)
@@ -209,7 +208,6 @@ class RequestTable:
         return [one for one in self._ports.values() if self._is_free(one) and self._may_run(stream, one)]
 
     def _is_free(self, port: EnginePort) -> bool:
-        """Return whether the port takes requests at this moment."""
         if port.is_killed or port.closed.is_set():
             return False
         trial = self._suspects.trial
@@ -262,7 +260,6 @@ class RequestTable:
     # What engines say. A port that has not, or no more, a request says nothing about it.
 
     def accept(self, port: EnginePort, request_id: int) -> None:
-        """Note that an engine has begun a request."""
         stream = port.streams.get(request_id)
         if stream is None:
             return
@@ -344,7 +341,6 @@ class RequestTable:
         self._end(stream)
 
     def _end(self, stream: ResponseStream) -> None:
-        """Forget a request that is over."""
         del self._live[stream.request_id]
         self._waiting.pop(stream.request_id, None)
         if stream.port is not None:

@@ -62,11 +62,9 @@ class Suspects:
         return self._get(stream).is_suspect
 
     def failure(self, stream: ResponseStream) -> Result | None:
-        """Return the failed pass of a request, if it had one since its last output."""
         return self._get(stream).failure
 
     def failed_at(self, stream: ResponseStream) -> set[str]:
-        """Return the ids of the ports where a pass of the request raised."""
         return self._get(stream).failed_at
 
     def in_order(self, streams: Iterable[ResponseStream]) -> list[ResponseStream]:

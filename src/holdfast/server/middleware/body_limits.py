@@ -50,7 +50,8 @@ class BodyLimitMiddleware:
                 async with asyncio.timeout_at(min(deadline, time() + self._timeout)):
                     message = await receive()
             except TimeoutError:
-                raise _too_slow() from None
+                slow = "The request's body did not arrive in time."
+                raise ApiError(408, slow, code="body_timeout", headers={"Connection": "close"}) from None
             is_complete = not message.get("more_body", False)
             num_new = len(message.get("body", b""))
             num_bytes += num_new
@@ -58,7 +59,8 @@ class BodyLimitMiddleware:
             if num_bytes > self._max_bytes:
                 raise self._too_large()
             if num_bytes > _SMALL_BODY and self._num_bytes > _MAX_FULL_BODIES * self._max_bytes:
-                raise _too_many()
+                many = "The server is receiving too many large requests; retry later."
+                raise ApiError(503, many, code="too_many_bodies", headers={"Retry-After": "5"})
             return message
 
         try:
@@ -89,13 +91,3 @@ class BodyLimitMiddleware:
         return ApiError(
             413, f"The body is too large: at most {self._max_bytes} bytes are allowed.", code="body_too_large"
         )
-
-
-def _too_slow() -> ApiError:
-    message = "The request's body did not arrive in time."
-    return ApiError(408, message, code="body_timeout", headers={"Connection": "close"})
-
-
-def _too_many() -> ApiError:
-    message = "The server is receiving too many large requests; retry later."
-    return ApiError(503, message, code="too_many_bodies", headers={"Retry-After": "5"})

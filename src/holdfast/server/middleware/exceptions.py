@@ -69,7 +69,6 @@ class ExceptionMiddleware:
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
-    """The response to this request, in the shape of its API."""
     request_id = scope.get("state", {}).get("request_id")
     return JSONResponse(error.body_for(scope["path"], request_id), error.status, error.headers)
 

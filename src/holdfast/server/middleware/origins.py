@@ -14,7 +14,6 @@ disallowed origin would still reach the routes. Its `TrustedHostMiddleware` comp
 names and cannot accept every IP address.
 """
 
-import ipaddress
 import re
 
 from starlette.datastructures import Headers
@@ -24,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.exceptions import error_response
-from holdfast.server.tenants.addresses import is_loopback
+from holdfast.server.tenants.addresses import is_loopback, parse_address
 
 _OWN_SITES = frozenset({"same-origin", "none"})  # none: the user typed the address
 _WATCHING = frozenset({"/inspector/events"})  # GET routes that cost the server more than an answer
@@ -87,7 +86,7 @@ class OriginMiddleware:
             return True
         name = _host_name(host)
         return name is not None and (
-            name in self._host_names or name.endswith(".localhost") or _is_address(name)
+            name in self._host_names or name.endswith(".localhost") or parse_address(name) is not None
         )
 
 
@@ -109,14 +108,6 @@ def _host_names(config: ServerConfig) -> frozenset[str]:
         return frozenset()
     origins = (_ORIGIN.fullmatch(origin.lower().rstrip("/")) for origin in config.allowed_origins)
     return frozenset({"localhost", config.host.lower(), *(match["name"] for match in origins if match)})
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_same_origin(origin: str, host: str) -> bool:

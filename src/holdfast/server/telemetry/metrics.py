@@ -137,7 +137,6 @@ class Metrics:
         self._usage.set(sums["num_pages_used"] / max(1, sums["num_pages"]))
 
     def keep_replicas(self, replicas: Collection[str]) -> None:
-        """Only these replicas are there."""
         for gone in self._latest.keys() - replicas - {""}:
             del self._latest[gone]
             self._seen.pop(gone, None)

@@ -53,12 +53,10 @@ class TokenSeries:
         self.created = time.time()
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Observe a value so many times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self.sum += value * count
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return the number of values up to each bound."""
         names = map(floatToGoString, (*self._bounds, float("inf")))
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))
 

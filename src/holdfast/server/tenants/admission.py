@@ -39,16 +39,13 @@ class Admission:
 
     @property
     def capacity(self) -> int:
-        """The places of all tenants."""
         return self.max_running + self._max_waiting
 
     @property
     def num_admitted(self) -> int:
-        """The places in use."""
         return sum(self._held.values())
 
     def num_held(self, tenant: Tenant) -> int:
-        """The places that a tenant holds."""
         return self._held.get(tenant.id, 0)
 
     @contextmanager

@@ -54,7 +54,6 @@ class TenantDirectory:
         return True
 
     def by_key(self, key: bytes) -> Tenant | None:
-        """The tenant with this key."""
         return self._by_digest.get(self._digest(key))
 
     def address(self, peer: str, headers: Headers) -> Address | None:

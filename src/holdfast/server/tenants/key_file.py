@@ -37,18 +37,8 @@ _log = logging.getLogger("holdfast.server")
 _MAX_BYTES = 4 << 20
 _ODD_FIELD = re.compile(r"unknown field `(?![a-z_]{1,32}`)[^`]*`")  # it may be a key
 
-_AtLeast0 = Annotated[int, Meta(ge=0)]
-_AtLeast1 = Annotated[int, Meta(ge=1)]
 
-
-class _Limits(Struct, forbid_unknown_fields=True):
-    max_running: _AtLeast1 | None = None
-    max_waiting: _AtLeast0 | None = None
-    tokens_per_minute: _AtLeast1 | None = None
-    requests_per_minute: _AtLeast1 | None = None
-
-
-class _Entry(_Limits, forbid_unknown_fields=True, kw_only=True):
+class _Entry(TenantLimits, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
     key: str | tuple[str, ...]
     admin: bool = False
@@ -56,7 +46,7 @@ class _Entry(_Limits, forbid_unknown_fields=True, kw_only=True):
 
 class _KeyFile(Struct, forbid_unknown_fields=True):
     tenant: Annotated[tuple[_Entry, ...], Meta(min_length=1)]
-    default: _Limits = msgspec.field(default_factory=_Limits)
+    default: TenantLimits = TenantLimits()
 
 
 def read_key_file(path: str | os.PathLike[str]) -> Mapping[str, Tenant]:
@@ -123,6 +113,7 @@ def _where(error: tomllib.TOMLDecodeError) -> str:
     return f": {text[text.rindex('(at ') + 1 : -1]}" if "(at " in text and text.endswith(")") else ""
 
 
-def _limits(entry: _Entry, default: _Limits) -> TenantLimits:
-    own, others = structs.asdict(entry), structs.asdict(default)
-    return TenantLimits(**{name: others[name] if own[name] is None else own[name] for name in others})
+def _limits(entry: _Entry, default: TenantLimits) -> TenantLimits:
+    """The limits of an entry, those it does not name from the default."""
+    own = {name: getattr(entry, name) for name in TenantLimits.__struct_fields__}
+    return structs.replace(default, **{name: value for name, value in own.items() if value is not None})

@@ -2,7 +2,11 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
+
+from msgspec import Meta, Struct
+
+from holdfast.core.shares import Share
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection
@@ -11,8 +15,11 @@ if TYPE_CHECKING:
 _STATE = "tenant"
 
 
-@dataclass(frozen=True)
-class TenantLimits:
+_AtLeast0 = Annotated[int, Meta(ge=0)]
+_AtLeast1 = Annotated[int, Meta(ge=1)]
+
+
+class TenantLimits(Struct, frozen=True, forbid_unknown_fields=True):
     """The limits of one tenant. None: the server's own limits and the fair share are the only
     ones.
 
@@ -20,10 +27,10 @@ class TenantLimits:
     tokens_per_minute counts the tokens of prompts and answers.
     """
 
-    max_running: int | None = None
-    max_waiting: int | None = None
-    tokens_per_minute: int | None = None
-    requests_per_minute: int | None = None
+    max_running: _AtLeast1 | None = None
+    max_waiting: _AtLeast0 | None = None
+    tokens_per_minute: _AtLeast1 | None = None
+    requests_per_minute: _AtLeast1 | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,10 @@ class Tenant:
     has_key: bool = field(default=False, compare=False)
     is_admin: bool = field(default=False, compare=False)
     limits: TenantLimits = field(default=TenantLimits(), compare=False)
+
+    @property
+    def share(self) -> Share:
+        return Share(self.id, self.limits.max_running)
 
     def salt(self, cache_salt: str | None) -> str:
         """The salt of a request in the prefix cache, so that keys share no cached page.

@@ -1,8 +1,6 @@
 """Logits processors: what a request's settings do to its logits before a token is sampled.
 
-pipeline         applies them in order: penalties, logit bias, token masks
 penalties        repetition, frequency and presence
 device_history   penalties and bad words if only the device knows the tokens before
-token_masks      sets the logits of tokens that are not allowed to -inf
-grammar_masks    computes grammar masks in a thread while the device runs the pass
+token_masks      sets the logits of tokens that are not allowed to -inf; computes grammar masks in a thread
 """

@@ -1,7 +1,7 @@
 """Penalties and bad words of rows whose earlier tokens only the device knows.
 
 With async scheduling a span is started before the host has read the tokens before it. Then it has
-no history, and the device reads the tokens beside the KV (`numerics/token_history.py`).
+no history, and the device reads the tokens beside the KV (`numerics/sampling.py`).
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Sampling
-from holdfast.numerics.token_history import BadWordBatch, PenaltyBatch, TokenHistory, TokensBefore
+from holdfast.numerics.sampling import BadWordBatch, PenaltyBatch, TokenHistory, TokensBefore
 from holdfast.worker.input_batch import PageTableCache
 from holdfast.worker.logits import LogitsSlice, PlacedSlices
 from holdfast.worker.transfer import aligned, send_array

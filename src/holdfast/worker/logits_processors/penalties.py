@@ -67,14 +67,10 @@ def _occurred(at: int, one: LogitsSlice, vocab_size: int) -> tuple[Ints, Ints, I
 
 
 def _distinct(tokens: Ints, vocab_size: int) -> tuple[Ints, Ints, Ints]:
-    """Return the distinct ids in order of occurrence, where each occurs first, and which of them each
-    token is.
-
-    It does what np.unique does, without sorting and much faster. Of the scratch array only written
-    elements are read.
-    """
+    """Return the distinct ids in order of occurrence, where each occurs first, and which of them each token
+    is: as np.unique does, without sorting and much faster."""
     places = np.arange(len(tokens))
-    scratch = np.empty(vocab_size, np.int64)
+    scratch = np.empty(vocab_size, np.int64)  # only written elements are read
     scratch[tokens[::-1]] = places[::-1]  # of several writes to one element the last wins
     first_of = scratch[tokens]
     first_at = np.flatnonzero(first_of == places)
@@ -95,5 +91,4 @@ def _counts(inverse: Ints, num_ids: int, prompt_len: int, ends: Ints) -> Ints:
 
 
 def _repeat(values: Sequence[float], lengths: Sequence[int]) -> NDArray[np.float32]:
-    """Repeat each value `lengths` times."""
     return np.repeat(np.array(values, np.float32), lengths)

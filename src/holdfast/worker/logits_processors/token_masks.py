@@ -1,10 +1,14 @@
 """Token masks: allowed and bad ids, grammar masks, bad words, end tokens before min_tokens.
 
-The logit of a token that is not allowed becomes -inf. The bits of allowed tokens do not change.
+The logit of a token that is not allowed becomes -inf. The bits of allowed tokens do not change. Grammar
+masks are computed by one thread while the device runs the pass.
 """
 
+import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,24 +17,59 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.worker.logits import LogitsSlice, PlacedSlices
+from holdfast.core.step_plan import Span
+from holdfast.worker.logits import LogitsSlice, Masks, PlacedSlices
 from holdfast.worker.logits_processors.device_history import is_on_device
 from holdfast.worker.transfer import send_array
 
 Ints = NDArray[np.int64]
 BadWords = tuple[tuple[int, ...], ...]
 
+_log = logging.getLogger(__name__)
+NOTHING_ALLOWED = b""  # a grammar mask without a set bit
 _MAX_INDICES = 512  # lists of bad words
 _MAX_SINGLE_IDS = 1024  # of a list of bad ids; a longer one is a limit for the whole row
 
 
+class GrammarMaskWorker:
+    """The thread that computes grammar masks. It starts with the first span that has a grammar."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "grammar-masks")
+
+    @contextmanager
+    def computing(self, spans: Sequence[Span]) -> Iterator[Callable[[], list[Masks]]]:
+        """Start to compute the masks of the spans' sampled tokens. Yield a function that returns them by
+        span. Wait for the thread on exit, even after an error: a grammar is not used after its pass."""
+        if all(span.constraint is None or not span.num_sampled for span in spans):
+            yield lambda: [()] * len(spans)
+            return
+        job = self._pool.submit(lambda: [_grammar_masks(span) for span in spans])
+        try:
+            yield job.result
+        finally:
+            wait((job,))
+
+
+def _grammar_masks(span: Span) -> Masks:
+    """Return one mask for each sampled token. A grammar that fails allows nothing in its span."""
+    if span.constraint is None or span.num_sampled == 0:
+        return ()
+    constraint, count = span.constraint, span.num_sampled
+    try:
+        masks = tuple(constraint.grammar.masks(constraint.candidates, count))
+        if len(masks) != count:
+            raise RuntimeError(f"a grammar gave {len(masks)} masks for {count} tokens")
+    except BaseException:  # a panic of compiled code is none; this thread gets no KeyboardInterrupt
+        _log.exception("the grammar of request %d failed", span.request_id)
+        return (NOTHING_ALLOWED,) * count
+    return masks
+
+
 @dataclass(frozen=True)
 class TokenLists:
-    """The token lists of a request as tensors: logit bias, allowed and bad token ids.
-
-    A list can be as long as the vocabulary, too long to convert for every token. So the tensors are made
-    once for each `SamplingParams` object and dropped with it. Ids outside the vocabulary are ignored.
-    """
+    """The token lists of a request as tensors: logit bias, allowed and bad token ids. Ids outside the
+    vocabulary are ignored. Made once for each `SamplingParams` object and dropped with it."""
 
     bias_ids: NDArray[np.int64]  # [biased], on the host
     biases: NDArray[np.float32]  # [biased], on the host
@@ -144,8 +183,7 @@ def _apply_grammar_bits(logits: Tensor, rows: list[int], bits: bytearray) -> Non
 def _grammar_bits(
     slice_: LogitsSlice, bad_word_ends: list[Ints], vocab_size: int, device: torch.device
 ) -> bytearray:
-    """Return the masks of the slice that are not None, in whole bytes. A mask is read as one number, bit
-    i for token i."""
+    """Return the masks of the slice that are not None, in whole bytes, bit i for token i."""
     everything = (1 << vocab_size) - 1
     num_bytes = -(-vocab_size // 8)
     has_suppressed = bool(slice_.span.sampling.suppressed_ids) and _is_early(slice_, 0)
@@ -168,13 +206,10 @@ def _grammar_bits(
 
 
 def _suppress_ends(slice_: LogitsSlice, allowed: int, others: int, vocab_size: int) -> int:
-    """Return the tokens that a grammar allows before min_tokens. others: the tokens that the other
-    settings allow.
+    """Return the tokens that a grammar allows before min_tokens. others: those that other settings allow.
 
-    If only end tokens are left, min_tokens is waived: a longer answer would break the grammar. That
-    holds for the model's own end tokens, which a grammar allows only where the answer is complete. A
-    stop id of the client may also be text of the grammar; ending with it would leave the answer
-    incomplete, so it stays suppressed even if nothing else is allowed.
+    If only the model's own end tokens are left, the answer is complete and min_tokens is waived. A stop id
+    of the client may also be text of the grammar, so it stays suppressed.
     """
     sampling = slice_.span.sampling
     going_on = allowed & ~_bits(sampling.suppressed_ids, vocab_size)
@@ -186,8 +221,7 @@ def _bits(token_ids: Iterable[int], vocab_size: int) -> int:
 
 
 def _early_ends(slice_: LogitsSlice, index: int) -> list[int]:
-    """Return the end tokens that are suppressed at this token: none if it has a grammar mask, which
-    excludes them already."""
+    """Return the end tokens that are suppressed at this token: none if a grammar mask excludes them."""
     has_mask = bool(slice_.masks) and slice_.masks[index] is not None
     return [] if has_mask or not _is_early(slice_, index) else list(slice_.span.sampling.suppressed_ids)
 
@@ -229,8 +263,7 @@ _indices: dict[int, _BadWordIndex] = {}
 
 
 def _index_of(words: BadWords) -> _BadWordIndex:
-    """Return the index of a request's bad words. The last ones made are kept: all tokens of a request
-    share one list."""
+    """Return the index of a request's bad words. All tokens of a request share one list."""
     known = _indices.get(id(words))
     if known is None:
         begun: dict[int, list[tuple[int, ...]]] = {}

@@ -6,7 +6,6 @@ checked here.
 
 import struct
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,9 +25,8 @@ from holdfast.numerics.backends.c.layers import (
 from holdfast.numerics.backends.cpu import CpuBackend, new_bytes
 from holdfast.numerics.batch_sizes import cpu_batch_sizes
 from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
-from holdfast.numerics.experts import Experts, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer, run_layers
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer, run_layers
 from holdfast.numerics.ops import Capabilities, Linear
 from holdfast.numerics.recipe import PORTABLE, Recipe
 from holdfast.numerics.sampling import SamplingBatch
@@ -94,7 +92,7 @@ class CBackend(CpuBackend):
         size = self._kernels.packed_bytes(out_features, in_features, self._gemm_code)
         data = new_bytes(size)
         stride = weight.stride(0)
-        self._kernels.pack(
+        self._kernels.run.pack(
             data.data_ptr(),
             weight.data_ptr(),
             stride,
@@ -115,7 +113,7 @@ class CBackend(CpuBackend):
         for part, size in zip(parts, sizes, strict=True):
             number, columns = BLOCK_FORMATS[part.format].type_number, part.out_features
             raw = part.data.contiguous()
-            self._kernels.block_pack(
+            self._kernels.run.block_pack(
                 *(data[start:].data_ptr(), raw.data_ptr(), columns, in_features, number, self._num_threads)
             )
             header += [number, columns, start]
@@ -149,7 +147,7 @@ class CBackend(CpuBackend):
             x = x.contiguous()
             row_stride = in_features
         y = torch.empty(rows, w.out_features, dtype=out_dtype)
-        run = self._kernels.block_linear if w.blocks else self._kernels.linear
+        run = self._kernels.run.block_linear if w.blocks else self._kernels.run.linear
         run(
             *(y.data_ptr(), x.data_ptr(), row_stride, w.data.data_ptr()),
             0 if w.bias is None else w.bias.data_ptr(),
@@ -164,7 +162,7 @@ class CBackend(CpuBackend):
         x = _with_packed_heads(x)
         assert x.dtype is self.dtype
         out = torch.empty(*x.shape, dtype=self.dtype)
-        self._kernels.rms_norm(
+        self._kernels.run.rms_norm(
             *(out.data_ptr(), x.data_ptr(), x.stride(0), norm_address(weight, width)),
             *(rows, heads, width, eps, self._code, norm_code(weight, self.dtype, centered), centered),
             self._num_threads,
@@ -190,7 +188,7 @@ class CBackend(CpuBackend):
         assert weight is None or delta_norm is None or weight.dtype is delta_norm.dtype
         delta = delta.contiguous()
         out = torch.empty(rows, width, dtype=self.dtype)
-        self._kernels.add_rms_norm(
+        self._kernels.run.add_rms_norm(
             *(out.data_ptr(), residual.data_ptr(), delta.data_ptr()),
             *(norm_address(delta_norm, width), norm_address(weight, width), rows, width, self._code),
             norm_code(weight if delta_norm is None else delta_norm, self.dtype, centered),
@@ -212,7 +210,7 @@ class CBackend(CpuBackend):
         assert sin.is_contiguous()
         assert cos.dtype is torch.float32
         assert q.dtype is self.dtype
-        self._kernels.rope(
+        self._kernels.run.rope(
             *(q.data_ptr(), q_row, heads, k.data_ptr(), k_row, kv_heads),
             *(cos.data_ptr(), sin.data_ptr(), rows, width, self._code, self._num_threads),
         )
@@ -223,7 +221,7 @@ class CBackend(CpuBackend):
         assert layer.keys.shape[1:3] == (heads, width)
         assert slots.shape[0] == rows
         assert k.dtype is layer.keys.dtype
-        self._kernels.store_kv(
+        self._kernels.run.store_kv(
             *(layer.keys.data_ptr(), layer.values.data_ptr()),
             *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
             *(slots.data_ptr(), rows, heads, width, layer.keys.shape[3], self._code, self._num_threads),
@@ -253,7 +251,7 @@ class CBackend(CpuBackend):
         assert sinks is None or sinks.is_contiguous()
         q = _with_packed_heads(q)
         out = torch.empty(num_tokens, heads * width, dtype=self.dtype)
-        self._kernels.attention(
+        self._kernels.run.attention(
             *(out.data_ptr(), q.data_ptr(), q.stride(0), layer.keys.data_ptr(), layer.values.data_ptr()),
             *(batch.positions.data_ptr(), batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
             address(sinks),
@@ -274,7 +272,7 @@ class CBackend(CpuBackend):
         assert double % 2 == 0
         gate_up = gate_up.contiguous()
         out = torch.empty(rows, double // 2, dtype=self.dtype)
-        self._kernels.activation_mul(
+        self._kernels.run.activation_mul(
             *(out.data_ptr(), gate_up.data_ptr(), rows, double // 2, is_gelu, self._code, self._num_threads)
         )
         return out
@@ -285,7 +283,7 @@ class CBackend(CpuBackend):
         assert double % 2 == 0
         gate_up = gate_up.contiguous()
         out = torch.empty(rows, double // 2, dtype=self.dtype)
-        self._kernels.swiglu_mul(
+        self._kernels.run.swiglu_mul(
             *(out.data_ptr(), gate_up.data_ptr(), rows, double // 2, alpha, limit),
             *(self._code, self._num_threads),
         )
@@ -294,13 +292,13 @@ class CBackend(CpuBackend):
     def exp(self, x: Tensor) -> Tensor:
         assert x.dtype is torch.float32
         out = x.contiguous().clone()
-        self._kernels.exp(out.data_ptr(), out.numel(), self._num_threads)
+        self._kernels.run.exp(out.data_ptr(), out.numel(), self._num_threads)
         return out
 
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         assert logits.dtype is torch.float32
         assert logits.is_contiguous()
-        self._kernels.soft_cap(logits.data_ptr(), logits.numel(), cap, self._num_threads)
+        self._kernels.run.soft_cap(logits.data_ptr(), logits.numel(), cap, self._num_threads)
 
     def layer(
         self,
@@ -372,7 +370,7 @@ class CBackend(CpuBackend):
             return
         first, last = ropes[0], ropes[-1]
         spans, max_pages = batch.page_table.shape
-        self._kernels.layers(
+        self._kernels.run.layers(
             *(residual.data_ptr(), x.data_ptr(), table.address, len(table.weights)),
             *(first.cos.data_ptr(), last.cos.data_ptr(), first.sin.data_ptr(), last.sin.data_ptr()),
             *(batch.positions.data_ptr(), batch.slots.data_ptr()),
@@ -383,17 +381,11 @@ class CBackend(CpuBackend):
             *(shape.eps, shape.scale, shape.soft_cap or 0.0, shape.residual_scale),
         )
 
-    def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
-        return run_experts(self, x, layer, partial(activate, self, shape=shape), canonical=canonical)
-
-    def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
-        return route(self, logits, top_k, normalizes=normalizes)
-
     def embed_packed(self, table: Linear, token_ids: Tensor) -> Tensor:
         ids = self._row_ids(token_ids, table.out_features)
         assert len(table.blocks) == 1
         out = torch.empty(ids.numel(), table.in_features, dtype=self.dtype)
-        self._kernels.packed_rows(
+        self._kernels.run.packed_rows(
             *(out.data_ptr(), table.data.data_ptr(), ids.data_ptr()),
             *(ids.numel(), table.in_features, self._code),
         )
@@ -414,7 +406,7 @@ class CBackend(CpuBackend):
         assert table.data.is_contiguous()
         assert table.data.shape[1] == width // form.length * form.num_bytes
         out = torch.empty(ids.numel(), width, dtype=self.dtype)
-        self._kernels.block_rows(
+        self._kernels.run.block_rows(
             *(out.data_ptr(), table.data.data_ptr(), ids.data_ptr()),
             *(ids.numel(), width, form.type_number, self._code),
         )
@@ -425,7 +417,7 @@ class CBackend(CpuBackend):
         out = torch.empty(rows, dtype=torch.int64)
         fields = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seeds, batch.positions)
         assert all(field.shape == (rows,) for field in fields)
-        self._kernels.sample(
+        self._kernels.run.sample(
             out.data_ptr(),
             logits.data_ptr(),
             rows,
@@ -438,7 +430,7 @@ class CBackend(CpuBackend):
     def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, vocabulary = _check_logits(logits)
         ids, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
-        self._kernels.greedy(
+        self._kernels.run.greedy(
             ids.data_ptr(), logprobs.data_ptr(), logits.data_ptr(), rows, vocabulary, self._num_threads
         )
         return ids, logprobs
@@ -446,7 +438,7 @@ class CBackend(CpuBackend):
     def logsumexp(self, logits: Tensor) -> Tensor:
         rows, vocabulary = _check_logits(logits)
         out = torch.empty(rows, dtype=torch.float32)
-        self._kernels.logsumexp(out.data_ptr(), logits.data_ptr(), rows, vocabulary, self._num_threads)
+        self._kernels.run.logsumexp(out.data_ptr(), logits.data_ptr(), rows, vocabulary, self._num_threads)
         return out
 
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -455,7 +447,7 @@ class CBackend(CpuBackend):
         values = torch.empty(rows, k, dtype=torch.float32)
         ids = torch.empty(rows, k, dtype=torch.int64)
         if k > 0:
-            self._kernels.topk(
+            self._kernels.run.topk(
                 values.data_ptr(), ids.data_ptr(), logits.data_ptr(), rows, vocabulary, k, self._num_threads
             )
         return values, ids

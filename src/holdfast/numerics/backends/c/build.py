@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.numerics.cache_dir import cache_dir
+from holdfast.numerics.cache_dir import cache_dir, write_atomic
 
 if sys.platform != "win32":
     import fcntl
@@ -55,8 +56,8 @@ def build(sources: Path = _SOURCE_DIR) -> Built:
     Raises ConfigError if it cannot be built.
     """
     compiler, version = find_compiler()
-    flags = (*FLAGS, "-mcpu=native" if _is_arm() else "-march=native")
-    cached = _cache_dir() / f"{_cache_key(sources, flags, version)}.so"
+    flags = ["-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"]
+    cached = cache_dir() / "kernels" / f"{_cache_key(sources, flags, version)}.so"
     if not cached.exists():
         with _locked(cached.parent):
             if not cached.exists():
@@ -77,10 +78,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _is_arm() -> bool:
-    return platform.machine() in ("aarch64", "arm64")
-
-
 def find_compiler() -> tuple[str, str]:
     """The C compiler and the first line of its version. Raises ConfigError if there is none."""
     names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc"]
@@ -93,9 +90,9 @@ def find_compiler() -> tuple[str, str]:
     )
 
 
-def _run(command: list[str], cwd: Path | None = None) -> str:
+def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=cwd)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"the C compiler could not be run: {error}") from error
     if done.returncode != 0:
@@ -114,10 +111,10 @@ def cpu_flags() -> str:
     return "\n".join(sorted({line for line in lines if line.split(":")[0].strip() in names}))
 
 
-def _cache_key(sources: Path, flags: tuple[str, ...], version: str) -> str:
+def _cache_key(sources: Path, flags: Sequence[str], version: str) -> str:
     """Of everything the machine code depends on, raw. It is not part of the recipe: most of it
     decides no bit."""
-    parts = [" ".join(flags), version, platform.machine(), cpu_flags()]
+    parts = [" ".join((*FLAGS, *flags)), version, platform.machine(), cpu_flags()]
     parts += source_texts(sources)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
@@ -126,57 +123,38 @@ def source_texts(sources: Path = _SOURCE_DIR) -> list[str]:
     return [(sources / name).read_text() for name in (*_UNITS, *_HEADERS)]
 
 
-def _cache_dir() -> Path:
-    return cache_dir() / "kernels"
-
-
 def knows_flags(compiler: str, flags: Sequence[str]) -> bool:
     """Whether this compiler accepts the flags."""
     command = [compiler, *flags, "-E", "-x", "c", os.devnull, "-o", os.devnull]
     return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
 
 
-def compile_library(compiler: str, flags: Sequence[str], target: Path, sources: Path = _SOURCE_DIR) -> None:
-    """Compile the kernels for the instruction set that the flags name."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as work:
-        built = Path(work) / "kernels.so"
-        _compile_units(sources, compiler, (*FLAGS, *flags), built)
-        shutil.copyfile(built, target)
-
-
-def _compile(sources: Path, compiler: str, flags: tuple[str, ...], target: Path) -> Path:
+def _compile(sources: Path, compiler: str, flags: Sequence[str], target: Path) -> Path:
     """Compile in a temporary folder, then move the library to `target` if that can be written."""
     work = Path(tempfile.mkdtemp(prefix="holdfast-"))
     built = work / "kernels.so"
     try:
-        _compile_units(sources, compiler, flags, built)
+        compile_library(compiler, flags, built, sources)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".tmp", delete=False) as file:
-            file.write(built.read_bytes())
-        os.replace(file.name, target)
+        write_atomic(target, built.read_bytes())
     except OSError:
         return built  # it stays in its temporary folder
     shutil.rmtree(work, ignore_errors=True)
     return target
 
 
-def _compile_units(sources: Path, compiler: str, flags: tuple[str, ...], built: Path) -> None:
-    """Compile all units in parallel processes, then link."""
-    objects = [built.with_name(f"{name}.o") for name in _UNITS]
-    commands = [
-        [compiler, *flags, "-c", str(sources / name), "-o", str(out)]
-        for name, out in zip(_UNITS, objects, strict=True)
-    ]
-    running = [
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for command in commands
-    ]
-    messages = [process.communicate()[1] for process in running]
-    for process, message in zip(running, messages, strict=True):
-        if process.returncode != 0:
-            raise ConfigError(f"the kernels could not be built with {compiler}: {message.strip()[-600:]}")
-    _run([compiler, *flags, "-shared", *map(str, objects), "-o", str(built), "-lm"])
+def compile_library(compiler: str, flags: Sequence[str], target: Path, sources: Path = _SOURCE_DIR) -> None:
+    """Compile all units side by side, then link. flags: of the instruction set."""
+    command = [compiler, *FLAGS, *flags]
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as work, ThreadPoolExecutor(len(_UNITS)) as pool:
+        objects = [f"{work}/{name}.o" for name in _UNITS]
+        compiling = [
+            pool.submit(_run, [*command, "-c", str(sources / name), "-o", out])
+            for name, out in zip(_UNITS, objects, strict=True)
+        ]
+        for unit in compiling:
+            unit.result()
+        _run([*command, "-shared", *objects, "-o", str(target), "-lm"])

@@ -9,6 +9,7 @@ import functools
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch  # noqa: F401  (its libgomp must be loaded before the kernels)
@@ -59,28 +60,7 @@ class CKernels:
     block_form: str  # the instructions of the products with quantised blocks
     packed_bytes: Callable[[int, int, int], int]
     block_bytes: Callable[[int, int, int], int]
-    pack: Callable[..., None]
-    linear: Callable[..., None]
-    rms_norm: Callable[..., None]
-    add_rms_norm: Callable[..., None]
-    rope: Callable[..., None]
-    activation_mul: Callable[..., None]
-    swiglu_mul: Callable[..., None]
-    soft_cap: Callable[..., None]
-    exp: Callable[..., None]
-    store_kv: Callable[..., None]
-    attention: Callable[..., None]
-    layers: Callable[..., None]
-    block_pack: Callable[..., None]
-    block_linear: Callable[..., None]
-    block_rows: Callable[..., None]
-    packed_rows: Callable[..., None]
-    block_reference: Callable[..., None]
-    sample: Callable[..., None]
-    logsumexp: Callable[..., None]
-    greedy: Callable[..., None]
-    topk: Callable[..., None]
-    noise: Callable[..., None]
+    run: SimpleNamespace  # the functions of _SIGNATURES, by name
 
 
 def _bind(function: Any, signature: str) -> Callable[..., None]:
@@ -106,9 +86,7 @@ def bind_kernels(built: Built) -> CKernels:
         library = ctypes.CDLL(str(built.path))
     except OSError as error:
         raise ConfigError(f"the built kernels could not be loaded from {built.path}: {error}") from error
-    functions: dict[str, Any] = {}
-    for name, signature in _SIGNATURES.items():
-        functions[name] = _bind(library[f"holdfast_{name}"], signature)
+    functions = {name: _bind(library[f"holdfast_{name}"], form) for name, form in _SIGNATURES.items()}
     packed_bytes, block_bytes = library["holdfast_packed_bytes"], library["holdfast_block_bytes"]
     for each in (packed_bytes, block_bytes):
         each.argtypes, each.restype = [ctypes.c_int64] * 3, ctypes.c_int64
@@ -117,4 +95,4 @@ def bind_kernels(built: Built) -> CKernels:
     variant = _VARIANTS[int(library["holdfast_vector_width"]())]
     has_amx = bool(library["holdfast_has_amx"]())
     form = str(block_form(), "ascii")
-    return CKernels(built, variant, has_amx, form, packed_bytes, block_bytes, **functions)
+    return CKernels(built, variant, has_amx, form, packed_bytes, block_bytes, SimpleNamespace(**functions))

@@ -31,8 +31,8 @@ def attention(
     *,
     scale: float,
     window: int | None,
-    soft_cap: float | None,
-    sinks: Tensor | None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q [tokens, H, D] -> [tokens, H * D]; padding tokens are zero."""
     num_tokens, heads, width = q.shape

@@ -5,9 +5,6 @@ Here the batch does change bits: torch's GEMM chooses its order of summation by 
 so the GEMM always has the same shape. Attention has one form for fast and canonical passes.
 """
 
-from collections.abc import Sequence
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,12 +13,9 @@ from holdfast.numerics.backends.cpu import CpuBackend
 from holdfast.numerics.backends.torch import sampling
 from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, attention
 from holdfast.numerics.batch_sizes import cpu_batch_sizes
-from holdfast.numerics.experts import Experts, route, run_experts
-from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, activate, run_layer, run_layers
+from holdfast.numerics.forward_batch import KVLayer
 from holdfast.numerics.ops import Capabilities, Linear
 from holdfast.numerics.recipe import Recipe
-from holdfast.numerics.sampling import SamplingBatch
 from holdfast.numerics.versions import VERSIONS
 
 _REFERENCE_ROWS = 16
@@ -41,12 +35,13 @@ def has_native_gemm(dtype: torch.dtype) -> bool:
 class TorchBackend(CpuBackend):
     """Implements `Backend` with torch operations."""
 
-    can = Capabilities(
-        cpu_batch_sizes,
-        layer_sizes=(1, 2, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS),
-        uses_torch_workers=True,
-    )
+    can = Capabilities(cpu_batch_sizes, layer_sizes=(1, 2, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS))
     build = ""
+    attention = staticmethod(attention)
+    exp = staticmethod(torch.exp)
+    sample = staticmethod(sampling.sample)
+    logsumexp = staticmethod(sampling.logsumexp)
+    topk = staticmethod(sampling.topk)
 
     def __init__(self, dtype: torch.dtype, *, split_k: int = 1) -> None:
         self.dtype = dtype
@@ -143,19 +138,6 @@ class TorchBackend(CpuBackend):
         layer.keys[page, :, :, offset] = k
         layer.values[page, :, offset] = v
 
-    def attention(
-        self,
-        q: Tensor,
-        layer: KVLayer,
-        batch: ForwardBatch,
-        *,
-        scale: float,
-        window: int | None,
-        soft_cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        return attention(q, layer, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
-
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         x32 = gate.to(torch.float32)
@@ -173,55 +155,9 @@ class TorchBackend(CpuBackend):
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return (gate / (1.0 + torch.exp(gate * -alpha)) * (up + 1.0)).to(self.dtype)
 
-    def exp(self, x: Tensor) -> Tensor:
-        return torch.exp(x)
-
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         logits.div_(cap).tanh_().mul_(cap)
-
-    def layer(
-        self,
-        residual: Tensor,
-        x: Tensor,
-        weights: LayerWeights,
-        shape: LayerShape,
-        kv: KVLayer,
-        batch: ForwardBatch,
-        rope: RopeCosSin,
-        *,
-        canonical: bool,
-    ) -> None:
-        run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
-
-    def layers(
-        self,
-        residual: Tensor,
-        x: Tensor,
-        weights: Sequence[LayerWeights],
-        shape: LayerShape,
-        kv: Sequence[KVLayer],
-        batch: ForwardBatch,
-        ropes: Sequence[RopeCosSin],
-        *,
-        canonical: bool,
-    ) -> None:
-        run_layers(self, residual, x, weights, shape, kv, batch, ropes, canonical=canonical)
-
-    def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
-        return run_experts(self, x, layer, partial(activate, self, shape=shape), canonical=canonical)
-
-    def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
-        return route(self, logits, top_k, normalizes=normalizes)
-
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
-        return sampling.sample(logits, batch)
 
     def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         ids = sampling.argmax(logits)
         return ids, logits.gather(1, ids.clamp(min=0)[:, None])[:, 0] - self.logsumexp(logits)
-
-    def logsumexp(self, logits: Tensor) -> Tensor:
-        return sampling.logsumexp(logits)
-
-    def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return sampling.topk(logits, k)

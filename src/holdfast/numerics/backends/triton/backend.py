@@ -10,7 +10,7 @@ A GEMM has one of three forms. All other operations have one form.
 The kernel after a GEMM adds its partial sums, so a layer is four GEMMs and five or six kernels.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from holdfast.numerics.backends.triton import elementwise, norm, rope_store
 from holdfast.numerics.backends.triton.attention import paged
 from holdfast.numerics.backends.triton.gemms import gemm, grouped_gemm, partial_sums, routing, small_m_gemm
-from holdfast.numerics.backends.triton.gemms.expert_sums import ExpertOutputs
+from holdfast.numerics.backends.triton.gemms.partial_sums import ExpertOutputs
 from holdfast.numerics.backends.triton.sampler import sampling
 from holdfast.numerics.backends.triton.sampler.token_history import DeviceTokenHistory
 from holdfast.numerics.batch_sizes import padded_batch_sizes, padded_head_size
@@ -29,7 +29,6 @@ from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layers, write_kv
 from holdfast.numerics.ops import Capabilities, Linear
 from holdfast.numerics.recipe import Recipe
-from holdfast.numerics.sampling import SamplingBatch
 from holdfast.numerics.versions import VERSIONS
 
 _REFERENCE_ROWS = 256
@@ -48,6 +47,20 @@ class TritonBackend:
 
     page_size = paged.PAGE_SIZE
     build = ""
+    layers = run_layers
+    tile_tokens = staticmethod(paged.tile_tokens)
+    prepare = staticmethod(paged.prepare)
+    attention = staticmethod(paged.attention)
+    rms_norm = staticmethod(norm.rms_norm)
+    rope = staticmethod(rope_store.rope)
+    store_kv = staticmethod(rope_store.store)
+    exp = staticmethod(torch.exp)
+    soft_cap = staticmethod(elementwise.soft_cap)
+    embed = staticmethod(elementwise.embed)
+    sample = staticmethod(sampling.sample)
+    sample_greedy = staticmethod(sampling.sample_greedy)
+    logsumexp = staticmethod(sampling.logsumexp)
+    topk = staticmethod(sampling.topk)
 
     def __init__(
         self,
@@ -101,12 +114,6 @@ class TritonBackend:
         keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
         values = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return KVLayer(keys.transpose(2, 3), values)
-
-    def tile_tokens(self, span_len: int, group: int) -> int:
-        return paged.tile_tokens(span_len, group)
-
-    def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
-        return paged.prepare(batch, heads, kv_heads)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
@@ -168,9 +175,6 @@ class TritonBackend:
         product = gemm.multiply_fp32(x, w, slab=slab)[..., :num_rows, :]
         return partial_sums.reduce(product, w.bias, torch.float32)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
-        return norm.rms_norm(x, weight, eps, centered=centered)
-
     def add_rms_norm(
         self,
         residual: Tensor,
@@ -189,26 +193,6 @@ class TritonBackend:
             centered=centered,
         )
 
-    def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-        rope_store.rope(q, k, cos, sin)
-
-    def store_kv(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
-        rope_store.store(k, v, layer, slots)
-
-    def attention(
-        self,
-        q: Tensor,
-        layer: KVLayer,
-        batch: ForwardBatch,
-        *,
-        scale: float,
-        window: int | None,
-        soft_cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        q = q.contiguous()
-        return paged.attention(q, layer, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
-
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.silu_mul(gate_up, None, self.dtype)
 
@@ -217,12 +201,6 @@ class TritonBackend:
 
     def swiglu_mul(self, gate_up: Tensor, *, alpha: float, limit: float) -> Tensor:
         return elementwise.swiglu_mul(gate_up, None, self.dtype, alpha=alpha, limit=limit)
-
-    def exp(self, x: Tensor) -> Tensor:
-        return torch.exp(x)
-
-    def soft_cap(self, logits: Tensor, cap: float) -> None:
-        elementwise.soft_cap(logits, cap)
 
     def layer(
         self,
@@ -259,20 +237,6 @@ class TritonBackend:
             delta_scale=shape.residual_scale,
             centered=shape.centered_norm,
         )
-
-    def layers(
-        self,
-        residual: Tensor,
-        x: Tensor,
-        weights: Sequence[LayerWeights],
-        shape: LayerShape,
-        kv: Sequence[KVLayer],
-        batch: ForwardBatch,
-        ropes: Sequence[RopeCosSin],
-        *,
-        canonical: bool,
-    ) -> None:
-        run_layers(self, residual, x, weights, shape, kv, batch, ropes, canonical=canonical)
 
     def _mlp(
         self, x: Tensor, weights: LayerWeights, shape: LayerShape, canonical: bool
@@ -337,21 +301,6 @@ class TritonBackend:
             return write_kv(self, x, weights, shape, kv, batch, rope, canonical=canonical).contiguous()
         qkv = self._gemm(x, weights.qkv, canonical)
         return rope_store.rope_store(qkv, weights.qkv.bias, norms, shape, rope.cos, rope.sin, kv, batch.slots)
-
-    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
-        return elementwise.embed(table, token_ids)
-
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
-        return sampling.sample(logits, batch)
-
-    def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return sampling.sample_greedy(logits)
-
-    def logsumexp(self, logits: Tensor) -> Tensor:
-        return sampling.logsumexp(logits)
-
-    def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return sampling.topk(logits, k)
 
     def new_token_history(self, num_pages: int) -> DeviceTokenHistory:
         return DeviceTokenHistory(num_pages, self.page_size, self.device)

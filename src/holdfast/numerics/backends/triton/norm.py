@@ -19,8 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.gemms.expert_sums import ExpertOutputs, load_expert_sum
-from holdfast.numerics.backends.triton.gemms.partial_sums import as_partial_sums, load_sum
+from holdfast.numerics.backends.triton.gemms.partial_sums import (
+    ExpertOutputs,
+    as_partial_sums,
+    load_expert_sum,
+    load_sum,
+)
 from holdfast.numerics.backends.triton.launch import pdl_begin, pdl_launch
 
 

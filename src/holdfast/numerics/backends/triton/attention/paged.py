@@ -93,7 +93,8 @@ def attention(
     kv_heads = layer.keys.shape[1]
     group = heads // kv_heads
     assert layer.keys.shape[3] == PAGE_SIZE and layer.keys.stride(2) == layer.values.stride(3) == 1
-    assert q.is_contiguous() and group <= _TALL_TILE
+    assert group <= _TALL_TILE
+    q = q.contiguous()
     tiles, num_short = _tiles(batch, group)
     short, tall = tiles[:num_short], tiles[num_short:]
     out = _new_output(num_tokens, heads * width, q)

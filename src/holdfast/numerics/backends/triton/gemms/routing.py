@@ -2,7 +2,7 @@
 
     route     router logits -> the top k experts of each token, and their weights
     assign    the pairs of each expert, in the order of tokens
-    combine   the outputs of a token's experts, added (`expert_sums.py`)
+    combine   the outputs of a token's experts, added (`partial_sums.py`)
 
 Nothing is exchanged with the host, and no floating-point atomics are used: a token's experts, weights
 and sum depend on its own logits and outputs only.
@@ -13,14 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.gemms.expert_sums import ExpertOutputs, load_expert_sum
 from holdfast.numerics.backends.triton.gemms.grouped_gemm import (
     MAX_SINGLE_PAIRS,
     Assignment,
     Tile,
     list_tiles,
 )
-from holdfast.numerics.backends.triton.gemms.partial_sums import as_partial_sums, load_sum
+from holdfast.numerics.backends.triton.gemms.partial_sums import (
+    ExpertOutputs,
+    as_partial_sums,
+    load_expert_sum,
+    load_sum,
+)
 from holdfast.numerics.backends.triton.launch import pdl_begin, pdl_launch
 from holdfast.numerics.backends.triton.norm import row_layout, row_sum
 from holdfast.numerics.backends.triton.sampler.logits import INFINITY, argmax_of

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.numerics.backends.triton.sampler.logits import INFINITY
-from holdfast.numerics.token_history import BadWordBatch, PenaltyBatch
+from holdfast.numerics.sampling import BadWordBatch, PenaltyBatch
 
 _GROUP = 64  # rows counted at once; limits the memory of the counts
 _BLOCK = 1024  # positions per program
@@ -22,7 +22,7 @@ _IN_PROMPT = tl.constexpr(1 << 30)  # of a count: the token occurs in the prompt
 
 
 class DeviceTokenHistory:
-    """A `numerics.token_history.TokenHistory`."""
+    """A `numerics.sampling.TokenHistory`."""
 
     def __init__(self, num_pages: int, page_size: int, device: torch.device) -> None:
         self._page_size = page_size

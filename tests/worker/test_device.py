@@ -3,24 +3,24 @@
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.worker import gpu_presence
-from holdfast.worker.gpu_presence import require_gpu
+from holdfast.worker import device
+from holdfast.worker.device import require_gpu
 
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A machine with a driver, a CUDA build of torch and triton, but for what is changed."""
-    monkeypatch.setattr(gpu_presence, "_ROCM", tmp_path / "kfd")
-    monkeypatch.setattr(gpu_presence, "_has_driver", lambda: True)
-    monkeypatch.setattr(gpu_presence, "_torch_is_cpu_only", lambda: False)
-    monkeypatch.setattr(gpu_presence, "find_spec", lambda name: object())
+    monkeypatch.setattr(device, "_ROCM", tmp_path / "kfd")
+    monkeypatch.setattr(device, "_has_driver", lambda: True)
+    monkeypatch.setattr(device, "_torch_is_cpu_only", lambda: False)
+    monkeypatch.setattr(device, "find_spec", lambda name: object())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return monkeypatch
 
 
 def test_possible_gpu_is_accepted(machine):
-    for device in ("auto", "cpu", "cuda", "cuda:1"):
-        require_gpu(device, "auto")
+    for wanted in ("auto", "cpu", "cuda", "cuda:1"):
+        require_gpu(wanted, "auto")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_possible_gpu_is_accepted(machine):
     ],
 )
 def test_impossible_gpu_is_refused(machine, name, value, reason):
-    machine.setattr(gpu_presence, name, value)
+    machine.setattr(device, name, value)
     require_gpu("auto", "auto")
     with pytest.raises(ConfigError, match=reason):
         require_gpu("cuda:0", "auto")
@@ -49,7 +49,7 @@ def test_hidden_gpus_are_refused(machine, hidden):
 
 def test_rocm_is_left_to_torch(machine, tmp_path):
     (tmp_path / "kfd").touch()
-    machine.setattr(gpu_presence, "_has_driver", lambda: False)
+    machine.setattr(device, "_has_driver", lambda: False)
     require_gpu("cuda", "auto")
 
 
@@ -64,11 +64,11 @@ def test_rocm_is_left_to_torch(machine, tmp_path):
 def test_version_file_of_torch(monkeypatch, tmp_path, content, is_cpu_only):
     tmp_path.joinpath("version.py").write_text(content)
     spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
-    monkeypatch.setattr(gpu_presence, "find_spec", lambda name: spec)
-    assert gpu_presence._torch_is_cpu_only() is is_cpu_only
+    monkeypatch.setattr(device, "find_spec", lambda name: spec)
+    assert device._torch_is_cpu_only() is is_cpu_only
 
 
 def test_version_file_agrees_with_the_installed_torch():
     import torch
 
-    assert gpu_presence._torch_is_cpu_only() is (torch.version.cuda is None)
+    assert device._torch_is_cpu_only() is (torch.version.cuda is None)
