@@ -60,15 +60,6 @@ def test_deltas_have_the_index_of_their_choice(auto_llm: LLM) -> None:
         assert (texts[index], tuple(tokens[index])) == (choice.text, choice.token_ids)
 
 
-def test_cancel_ends_all_choices(auto_llm: LLM) -> None:
-    with EngineThread(lambda: auto_llm.engine) as engine:
-        handle = engine.submit(PROMPT, settings(n=5, max_tokens=400))
-        next(iter(handle))
-        handle.cancel()
-        result = handle.wait()
-    assert [choice.finish_reason for choice in result.choices] == ["abort"] * 5
-
-
 def test_cancel_after_the_first_choice_ended_ends_the_others(auto_llm: LLM) -> None:
     engine = auto_llm.engine
     stop = auto_llm.generate([PROMPT], settings(temperature=0.9, max_tokens=3))[0].token_ids[1]

@@ -202,10 +202,10 @@ def test_a_request_that_restarts_forgets_the_nodes_of_its_tokens(pool: PagePool,
 
 
 def lead(
-    cache: PrefixCache, number: int, length: int, *, canonical_only: bool = True, tenant: str = ""
+    cache: PrefixCache, number: int, length: int, *, canonical_only: bool = True, holder: str = ""
 ) -> tuple[PrefixCursor, PageTable]:
     """A request that starts with a prompt of IDS."""
-    cursor = PrefixCursor(cache, 2, canonical_only=canonical_only, tenant=tenant, number=number)
+    cursor = PrefixCursor(cache, 2, canonical_only=canonical_only, holder=holder, number=number)
     match, table = cursor.match(IDS[:length]), PageTable(cache._pool)
     for page in match.pages:
         cache._pool.hold(page)
@@ -264,18 +264,18 @@ def test_a_closed_cursor_announces_nothing(cache: PrefixCache) -> None:
 
 
 def test_whom_a_request_may_wait_for(cache: PrefixCache) -> None:
-    ordinary = lead(cache, 5, 4, canonical_only=False, tenant="a")
+    ordinary = lead(cache, 5, 4, canonical_only=False, holder="a")
 
-    def leader_of(number: int, *, canonical_only: bool, tenant: str = "a", salt: str = "") -> object:
-        cursor = PrefixCursor(cache, 2, salt, canonical_only=canonical_only, tenant=tenant, number=number)
+    def leader_of(number: int, *, canonical_only: bool, holder: str = "a", salt: str = "") -> object:
+        cursor = PrefixCursor(cache, 2, salt, canonical_only=canonical_only, holder=holder, number=number)
         return cursor.match(IDS).leader
 
     assert leader_of(6, canonical_only=False) is ordinary[0]
     assert leader_of(4, canonical_only=False) is None  # older
     assert leader_of(6, canonical_only=True) is None  # may not read fast pages
-    assert leader_of(6, canonical_only=False, tenant="b") is None
+    assert leader_of(6, canonical_only=False, holder="b") is None
     assert leader_of(6, canonical_only=False, salt="s") is None
-    deterministic = lead(cache, 7, 6, tenant="a")
+    deterministic = lead(cache, 7, 6, holder="a")
     assert leader_of(8, canonical_only=True) is leader_of(8, canonical_only=False) is deterministic[0]
     publish(ordinary, 4, canonical_len=0)
     assert leader_of(8, canonical_only=True) is deterministic[0]

@@ -16,6 +16,7 @@ from test_schedules import PAGE_SIZE, ROWS, Client, NoText, World, check_answer,
 from holdfast.core.events import RequestEnded, TokensCommitted
 from holdfast.core.request import Prepared, Request
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.shares import Share
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.scheduler import share_policy
 from holdfast.scheduler.policy import DeterminismMode, SchedulerConfig
@@ -73,7 +74,7 @@ class Engine:
             max_tokens=max_tokens, deterministic=deterministic, ignore_eos=True, temperature=0
         )
         self.tokens[number] = 0
-        request = Request(number, prompt, params, 0, tenant=tenant)
+        request = Request(number, prompt, params, 0, share=Share(tenant))
         self.scheduler.submit(Prepared(request), NoText())
         return number
 
@@ -177,9 +178,7 @@ def test_a_tenant_runs_no_more_requests_than_it_may() -> None:
     params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0)
     for number in range(6):
         limit = 2 if number < 5 else None
-        request = Request(
-            number, (1, 2, number), params, 0, tenant="a" if number < 5 else "b", max_running=limit
-        )
+        request = Request(number, (1, 2, number), params, 0, share=Share("a" if number < 5 else "b", limit))
         engine.tokens[number] = 0
         engine.scheduler.submit(Prepared(request), NoText())
     while engine.scheduler.has_work:

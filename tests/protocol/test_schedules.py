@@ -12,6 +12,7 @@ from scripted import EOS, VOCAB, ScriptedRunner, reference, reference_scores
 from holdfast.core.events import CertificateChecked, Event, PromptScored, RequestEnded, TokensCommitted
 from holdfast.core.request import Prepared, Request
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.shares import Share
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan, TokenLogprob
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.scheduler.policy import SchedulerConfig
@@ -247,8 +248,7 @@ def requests_of(world: World) -> list[tuple[Client, Request]]:
                 client.params,
                 0,
                 read_len=client.score_from if scores and not index else None,
-                tenant=client.tenant,
-                max_running=client.max_running,
+                share=Share(client.tenant, client.max_running),
                 cache_salt=client.salt,
             )
             requests.append((client, request))

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.core.events import PromptScored
 from holdfast.core.sent import Sent
+from holdfast.core.shares import Share
 from holdfast.core.step_plan import PassKind
 from holdfast.kv_cache.prefix_cache import PrefixCursor
 from holdfast.scheduler.policy import DeterminismMode
@@ -79,7 +80,7 @@ def test_a_request_that_waits_for_pages_looks_them_up_once(keys: Counter[PrefixC
 def test_requests_of_several_tenants_that_wait_are_looked_up_once(keys: Counter[PrefixCursor]) -> None:
     driver, *_ = waiting_driver()
     for tenant in ("b", "c"):
-        driver.submit((*PREFIX, 7, 7, *(8,) * 12), 2, scope={"tenant": tenant})
+        driver.submit((*PREFIX, 7, 7, *(8,) * 12), 2, scope={"share": Share(tenant)})
     driver.step()
     for _ in range(4):
         keys.clear()
@@ -184,12 +185,12 @@ def test_scored_prompts_share_what_comes_before_the_scores() -> None:
 @pytest.mark.parametrize(
     ("leader", "follower"),
     [
-        ({"tenant": "a"}, {"tenant": "b"}),
+        ({"share": Share("a")}, {"share": Share("b")}),
         ({"cache_salt": "a"}, {"cache_salt": "b"}),
         ({}, {"cache_salt": "a"}),
     ],
 )
-def test_nobody_waits_for_another_tenant_or_salt(leader: dict[str, str], follower: dict[str, str]) -> None:
+def test_nobody_waits_for_another_holder_or_salt(leader: dict[str, Any], follower: dict[str, Any]) -> None:
     driver = Driver()
     driver.submit((*LONG[:40], 1), scope=leader)
     other = driver.submit((*LONG[:40], 1), scope=follower)
@@ -251,8 +252,8 @@ def test_a_place_and_pages_are_left_for_a_request_that_waits(limits: dict[str, i
 
 def test_the_younger_are_not_let_past_a_tenants_limit() -> None:
     driver = Driver("auto", certified=EVERY_SIZE, num_pages=400, rows=64, seqs=8, speculation="off")
-    numbers = [driver.submit((*LONG[:100], n), 1, scope={"max_running": 2}) for n in (1, 2)]
-    numbers += [driver.submit((9, 9, 9), 1, scope={"max_running": 2})]
+    numbers = [driver.submit((*LONG[:100], n), 1, scope={"share": Share(max_running=2)}) for n in (1, 2)]
+    numbers += [driver.submit((9, 9, 9), 1, scope={"share": Share(max_running=2)})]
     plan = driver.plan()
     assert [bool(spans_of(plan, number)) for number in numbers] == [True, False, False]
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypedDict, Unpack
 from holdfast.core.pooling import Pooling
 from holdfast.core.sampling_params import RestOfContext, SamplingParams
 from holdfast.core.sent import Sent
+from holdfast.core.shares import Share
 from holdfast.core.structured_output import Grammar
 
 SEED_BITS = 53  # of a random seed: every JSON parser reads such an integer exactly
@@ -42,8 +43,7 @@ class Request:
                   client asked for an echo
     want_receipt  the result gets a receipt
     cache_salt    separates the prefix cache: pages are shared among requests with the same salt
-    tenant        an opaque name: tenants get equal shares of the engine while it is busy
-    max_running   the number of requests of this tenant that may run at once
+    share         whose share of the engine it uses
     sent          what the client has of each answer already, if an engine began them
     """
 
@@ -56,8 +56,7 @@ class Request:
     echo_text: str = ""
     want_receipt: bool = True
     cache_salt: str = ""
-    tenant: str = ""
-    max_running: int | None = None
+    share: Share = field(default=Share())
     sent: tuple[Sent, ...] = ()
 
     @property
@@ -92,8 +91,7 @@ class RequestOptions(TypedDict, total=False):
     pooling: Pooling | None
     want_receipt: bool
     cache_salt: str
-    tenant: str
-    max_running: int | None
+    share: Share
     sent: tuple[Sent, ...]
 
 

@@ -1,14 +1,26 @@
-"""How scarce things are shared between tenants: the one formula for what is held (places, pages, tokens of a
+"""How scarce things are shared between holders: the one formula for what is held (places, pages, tokens of a
 step), and what a token counts as."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from holdfast.core.sampling_params import SamplingParams
 
-MAX_COST = 8  # half a reference pass on a CPU: a tenant's prompts go on beside its dearest token
+MAX_COST = 8  # half a reference pass on a CPU: a holder's prompts go on beside its dearest token
 _LISTED = 512  # biases, bad words and listed ids that cost as much as a token
 _STOP_CHARS = 4096  # of all stop strings
 _ALTERNATIVES = 10  # top logprobs
+
+
+@dataclass(frozen=True)
+class Share:
+    """Whose share of the engine a request uses. Holders get equal shares while it is busy.
+
+    holder is an opaque name. max_running: how many requests of this holder may run at once.
+    """
+
+    holder: str = ""
+    max_running: int | None = None
 
 
 def equal_level(demands: Collection[int], total: int) -> int:

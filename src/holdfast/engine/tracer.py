@@ -58,7 +58,7 @@ class RequestTrace:
     num_accepted: int = 0
     rolled_back_start: int = 0
     rolled_back_ids: tuple[int, ...] = ()
-    tenant: str = ""
+    holder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class _TrackedRequest:
             num_accepted=self._num_accepted,
             rolled_back_start=self._rolled_back_start,
             rolled_back_ids=self._rolled_back,
-            tenant=state.request.tenant,
+            holder=state.holder,
         )
         self._last = (*now[:-1], ())
         self._traced_len = tokens.committed_len

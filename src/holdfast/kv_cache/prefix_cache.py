@@ -178,7 +178,7 @@ class PrefixCursor:
         salt: str = "",
         *,
         canonical_only: bool = False,
-        tenant: str = "",
+        holder: str = "",
         number: int = 0,
     ) -> None:
         """number: of its request, by arrival."""
@@ -186,7 +186,7 @@ class PrefixCursor:
         self._page_size = page_size
         self._salt = salt
         self._canonical_only = canonical_only
-        self._tenant = tenant
+        self._holder = holder
         self._number = number
         self._is_open = True
         self._tokens: Callable[[int, int], tuple[int, ...]] | None = None  # of what it announced
@@ -253,10 +253,10 @@ class PrefixCursor:
 
     def _leads(self, other: "PrefixCursor", num_found: int) -> bool:
         """Return whether a request that found `num_found` pages may wait for this one. This one must be
-        of the same tenant and older, so that it gets its share of each pass first. Its pages must be
+        of the same holder and older, so that it gets its share of each pass first. Its pages must be
         readable by the other, and it must be as far."""
         return (
-            self._tenant == other._tenant
+            self._holder == other._holder
             and self._number < other._number
             and (self._canonical_only or not other._canonical_only)
             and self._num_pages >= num_found

@@ -261,7 +261,7 @@ class Batcher:
         budget = self._config.max_pass_tokens - sum(span.num_tokens for span in spans)
         for state in prompts:
             is_blocked = bool(state.in_flight.spans) and state.is_blocked
-            most = min(budget, self._quotas.left(state.tenant, state.prompt_cost))
+            most = min(budget, self._quotas.left(state.holder, state.prompt_cost))
             if most < 1 or not self._queue.is_running(state) or is_blocked:
                 continue
             if state.is_prefilling or state.expected_len <= state.page_table.capacity:
@@ -270,7 +270,7 @@ class Batcher:
                 else:
                     span = next_token_span(state, state.logprobs)
                 state.in_flight.add(span)
-                self._quotas.take(state.tenant, span.num_tokens, state.prompt_cost)
+                self._quotas.take(state.holder, span.num_tokens, state.prompt_cost)
                 spans.append(span)
                 budget -= span.num_tokens
         return _fast_pass(tuple(spans))
@@ -289,7 +289,7 @@ class Batcher:
     # Shared by all
 
     def _split(self, budget: int) -> tuple[list[RequestState], list[RequestState]]:
-        """Return the requests that decode in this step, and those that prefill. Tenants share `budget`."""
+        """Return the requests that decode in this step, and those that prefill. Holders share `budget`."""
         decoding, prefilling = self._queue.split()
         if self._queue.shares.is_shared:
             reference, is_padded = self._config.reference_tokens, not self._has_one_pass
@@ -319,10 +319,10 @@ class Batcher:
         for state in prefilling:
             if used >= budget:
                 break
-            most = min(budget - used, self._quotas.left(state.tenant, state.prompt_cost))
+            most = min(budget - used, self._quotas.left(state.holder, state.prompt_cost))
             if most > 0 and self._queue.is_running(state):
                 span = planned[state.request_id] = next_span(state, most)
-                self._quotas.take(state.tenant, span.num_tokens, state.prompt_cost)
+                self._quotas.take(state.holder, span.num_tokens, state.prompt_cost)
                 used += span.num_tokens
         return used
 
@@ -349,7 +349,7 @@ class Batcher:
             proposer = state.proposer
             if proposer is None or proposer.hit_rate <= share or state.tokens.num_candidates:
                 continue
-            left = self._quotas.left(state.tenant, state.sampled_cost)
+            left = self._quotas.left(state.holder, state.sampled_cost)
             max_candidates = min(num_spare, left, num_worthwhile(proposer.hit_rate, num_tokens))
             if state.in_flight.spans:
                 if proposer.has_match and is_worth_waiting(proposer.hit_rate, max_candidates):
@@ -387,12 +387,12 @@ class Batcher:
                 self._propose(state, state.max_window)
 
     def _propose(self, state: RequestState, most: int) -> int:
-        """Draft up to `most` candidates, and no more than the tenant's quota. Return how many."""
-        most = min(most, self._quotas.left(state.tenant, state.sampled_cost))
+        """Draft up to `most` candidates, and no more than the holder's quota. Return how many."""
+        most = min(most, self._quotas.left(state.holder, state.sampled_cost))
         if most < 1:
             return 0
         state.propose(most)
-        self._quotas.take(state.tenant, state.tokens.num_candidates, state.sampled_cost)
+        self._quotas.take(state.holder, state.tokens.num_candidates, state.sampled_cost)
         return state.tokens.num_candidates
 
     def _drafts_windows(self, state: RequestState) -> bool:

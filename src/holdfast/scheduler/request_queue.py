@@ -1,15 +1,15 @@
 """Waiting and running requests: admission, preemption, request indices.
 
-The oldest request of a tenant comes first everywhere. It is preempted only for requests that are
-already in the same plan, or for another tenant, so no request starves. While a plan is in flight no
+The oldest request of a holder comes first everywhere. It is preempted only for requests that are
+already in the same plan, or for another holder, so no request starves. While a plan is in flight no
 request is preempted: if one must be, nothing more is planned until it is read.
 
-Tenants share places and pages (`share_policy.py`).
+Holders share places and pages (`share_policy.py`).
 
 A request waits for pages that a running one computes, if that is sooner (`is_sooner_shared` in
 policy.py). Younger ones may start meanwhile, but leave it a place and its pages. It waits only for an
-older one of its tenant, which comes before it in each pass as well. So it loses at most the pass after
-the one with these pages, two with async scheduling, and no other tenant can hold it up.
+older one of its holder, which comes before it in each pass as well. So it loses at most the pass after
+the one with these pages, two with async scheduling, and no other holder can hold it up.
 """
 
 from collections.abc import Collection, Iterator
@@ -52,33 +52,33 @@ class RequestQueue:
 
     def admit(self, step: int, *, in_flight: bool, has_checks: bool) -> None:
         """Start waiting requests while there are places and pages. has_checks: spot checks hold pages."""
-        lines = {tenant: self._startable(tenant) for tenant in self.waiting.tenants}
+        lines = {holder: self._startable(holder) for holder in self.waiting.holders}
         is_short = False  # of pages, for one of them
         while lines:
-            tenant = self.shares.next_waiting(lines)
+            holder = self.shares.next_waiting(lines)
             victim = None
             if len(self.running) >= self._config.max_num_seqs:
-                victim = self.shares.place_victim(tenant, step)
+                victim = self.shares.place_victim(holder, step)
                 if victim is None:
-                    del lines[tenant]  # it gets nothing more in this step
+                    del lines[holder]  # it gets nothing more in this step
                     continue
-            found = next(lines[tenant], None)
+            found = next(lines[holder], None)
             if found is None:
-                del lines[tenant]
+                del lines[holder]
                 continue
             if victim is not None:
                 self._preempt(victim, in_flight=in_flight)
             if not self._try_start(*found, step, in_flight=in_flight, others_wait=is_short):
-                del lines[tenant]
+                del lines[holder]
                 is_short = True
         is_idle = not self.running and not in_flight and not has_checks
         assert not (is_idle and self.waiting), "an idle engine must be able to admit"
 
-    def _startable(self, tenant: str) -> Iterator[tuple[RequestState, PrefixMatch]]:
-        """Yield the waiting requests of a tenant that can start, oldest first. Pass over those that wait for
+    def _startable(self, holder: str) -> Iterator[tuple[RequestState, PrefixMatch]]:
+        """Yield the waiting requests of a holder that can start, oldest first. Pass over those that wait for
         another one's pages, but leave a place and pages for them."""
         num_passed = num_pages = 0
-        for state in tuple(self.waiting.of(tenant)):
+        for state in tuple(self.waiting.of(holder)):
             if not self.shares.may_run(state, num_passed):
                 return
             num_needed = self._pool.pages_for(state.tokens.committed_len)
@@ -101,8 +101,8 @@ class RequestQueue:
     def _try_start(
         self, state: RequestState, match: PrefixMatch, step: int, *, in_flight: bool, others_wait: bool
     ) -> bool:
-        """Start the request if its pages are available, or can be taken from other tenants. others_wait:
-        another tenant waits for pages, so only tenants within their share get any."""
+        """Start the request if its pages are available, or can be taken from other holders. others_wait:
+        another holder waits for pages, so only holders within their share get any."""
         length = state.tokens.committed_len
         for page in match.pages:
             self._pool.hold(page)

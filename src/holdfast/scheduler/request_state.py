@@ -165,7 +165,7 @@ class RequestState:
         params = request.params
         self.request = request
         self.request_id = request.request_id + index
-        self.tenant = request.tenant
+        self.holder = request.share.holder
         self.deterministic = request.deterministic
         self.max_tokens = params.max_tokens
         # No answer: the client asks only for the prompt's logprobs or its embedding.
@@ -180,7 +180,7 @@ class RequestState:
             pool.page_size,
             request.cache_salt,
             canonical_only=request.deterministic,
-            tenant=self.tenant,
+            holder=self.holder,
             number=self.request_id,
         )
         self.awaited: PrefixMatch | None = None  # while it waits for pages that another one computes
@@ -195,11 +195,11 @@ class RequestState:
         self.max_window = max_window
         self.window_cap = FIRST_WINDOW
         self.last_verified = 0  # the step of the last window, so that windows take turns
-        self.last_planned = 0  # the step of its last token, so that a tenant's requests take turns
+        self.last_planned = 0  # the step of its last token, so that a holder's requests take turns
         self.admitted_at = 0  # the step
         self.admitted_len = 0  # its committed tokens then
-        self.protected_until = 0  # the step until which it is not preempted for other tenants
-        self.short_since: int | None = None  # the step when pages that other tenants hold were first missing
+        self.protected_until = 0  # the step until which it is not preempted for other holders
+        self.short_since: int | None = None  # the step when pages that other holders hold were first missing
         self.has_draft = False  # the candidates were proposed without a pass: n-grams, or tokens sent before
         self.finish_reason: FinishReason | None = None
         self.failure: AnswerFailed | None = None
@@ -248,7 +248,7 @@ class RequestState:
 
     @cached_property
     def sampled_cost(self) -> int:
-        """What one of its sampled tokens counts as in its tenant's share."""
+        """What one of its sampled tokens counts as in its holder's share."""
         return sampled_cost(self.request.params)
 
     @cached_property

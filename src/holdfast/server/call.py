@@ -121,8 +121,7 @@ class Call:
             want_receipt=want_receipt,
             cache_salt=self.tenant.salt(cache_salt),
             pooling=pooling,
-            tenant=self.tenant.id,
-            max_running=self.tenant.limits.max_running,
+            share=self.tenant.share,
             sent=sent,
         )
         if not self.prompts and completion_ids is None and pooling is None:

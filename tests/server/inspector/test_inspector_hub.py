@@ -142,7 +142,7 @@ async def test_hub_refuses_too_many_watchers() -> None:
 
 async def test_page_of_a_tenant_shows_its_own_requests_only() -> None:
     """Of a pass that holds tokens of two tenants, each sees its own."""
-    ours, theirs = replace(REQUEST, tenant="a"), replace(REQUEST, request_id=8, first_id=8, tenant="b")
+    ours, theirs = replace(REQUEST, holder="a"), replace(REQUEST, request_id=8, first_id=8, holder="b")
     first = replace(FIRST, requests=(ours, theirs), num_running=2, num_pages_used=2)
     both = (PassTrace("canonical", True, 5, 16, ((7, 3, 2), (8, 3, 3))),)
 

@@ -88,8 +88,8 @@ def test_page_shows_what_its_client_may_see(
 ) -> None:
     asked: list[str | None] = []
 
-    async def events(self: Hub, tenant: str | None, replica: str) -> AsyncIterator[bytes]:
-        asked.append(tenant)
+    async def events(self: Hub, holder: str | None, replica: str) -> AsyncIterator[bytes]:
+        asked.append(holder)
         yield b""
 
     monkeypatch.setattr(Hub, "events", events)

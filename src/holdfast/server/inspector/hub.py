@@ -29,12 +29,12 @@ _RECONNECT = b"retry: 2000\n\n"
 class Subscriber:
     """One page: the events it has not read yet, or a flag that it needs a snapshot first.
 
-    tenant is whose requests it shows; None is all. replica is the one that it follows; "" is the engine
+    holder is whose requests it shows; None is all. replica is the one that it follows; "" is the engine
     of a server without replicas.
     """
 
-    def __init__(self, tenant: str | None, replica: str = "") -> None:
-        self.tenant = tenant
+    def __init__(self, holder: str | None, replica: str = "") -> None:
+        self.holder = holder
         self.replica = replica
         self.events: deque[bytes] = deque()
         self.restarts: deque[bytes] = deque(maxlen=MAX_RESTARTS)  # sent before the next snapshot
@@ -102,21 +102,21 @@ class Hub:
             if trace.is_first:
                 subscriber.reset()
                 continue
-            tenant = subscriber.tenant
-            if tenant not in encoded:
-                assert tenant is not None
-                part = view.own_part(event, tenant)
-                encoded[tenant] = None if part is None else sse_event(part, "step")
-            own = encoded[tenant]
+            holder = subscriber.holder
+            if holder not in encoded:
+                assert holder is not None
+                part = view.own_part(event, holder)
+                encoded[holder] = None if part is None else sse_event(part, "step")
+            own = encoded[holder]
             if own is not None:
                 subscriber.put(own)
 
     def engine_restarts(self, reason: str, num_requests: int) -> None:
         """The engine process died for this reason; so many requests continue in the next one. Pages mark
-        it on their timelines, those of a tenant without the number. Other replicas are followed on."""
+        it on their timelines, those of a holder without the number. Other replicas are followed on."""
         self._views.pop("", None)
         for subscriber in self._subscribers:
-            mark = {"restart": reason, "requests": num_requests if subscriber.tenant is None else 0}
+            mark = {"restart": reason, "requests": num_requests if subscriber.holder is None else 0}
             subscriber.restarts.append(sse_event(mark, "restart"))
             subscriber.reset()
 
@@ -134,14 +134,14 @@ class Hub:
             message = f"{MAX_SUBSCRIBERS} inspector pages are open, which is the maximum; close one of them"
             raise TooBusy(message, code="too_many_watchers", retry_after=10)
 
-    async def events(self, tenant: str | None = None, replica: str = "") -> AsyncGenerator[bytes, None]:
+    async def events(self, holder: str | None = None, replica: str = "") -> AsyncGenerator[bytes, None]:
         """Server-sent events for one page: a snapshot, then steps; a new snapshot where steps were lost.
 
-        With a tenant, only its requests are shown. replica is the one to follow, if it is there.
+        With a holder, only its requests are shown. replica is the one to follow, if it is there.
         """
         self.require_capacity()
         followed = replica if replica in self._replicas else self._replicas[0]
-        subscriber = Subscriber(tenant, followed)
+        subscriber = Subscriber(holder, followed)
         self._subscribers.append(subscriber)
         if len(self._subscribers) == 1:
             self._set_tracing(True)
@@ -153,7 +153,7 @@ class Hub:
                 elif subscriber.needs_snapshot:
                     subscriber.needs_snapshot = False
                     view = self._views.get(subscriber.replica) or EngineView(self._token_text)
-                    yield sse_event(view.snapshot(tenant), "snapshot")
+                    yield sse_event(view.snapshot(holder), "snapshot")
                 elif subscriber.events:
                     yield subscriber.events.popleft()
                 else:

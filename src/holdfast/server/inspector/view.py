@@ -4,7 +4,7 @@ A view follows the traces of one tracer. `update` turns a step into the changes 
 `snapshot` is the whole view, for a page that is new or has lost steps. Only the last tokens of a
 long request are kept and sent.
 
-A tenant's page gets the same events without what belongs to other tenants.
+A holder's page gets the same events without what belongs to other holders.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class EngineView:
     def __init__(self, token_text: TokenText) -> None:
         self._token_text = token_text
         self._requests: dict[int, RequestView] = {}
-        self._ended: dict[int, str] = {}  # requests that ended in the last step, and their tenants
+        self._ended: dict[int, str] = {}  # requests that ended in the last step, and their holders
         self._last: StepTrace | None = None
 
     def update(self, trace: StepTrace) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class EngineView:
         for request_id, _ in trace.ended:
             ended = self._requests.pop(request_id, None)
             if ended is not None:
-                self._ended[request_id] = ended.trace.tenant
+                self._ended[request_id] = ended.trace.holder
         return {
             **self._engine_state(),
             "ms": round(trace.milliseconds, 2),
@@ -78,39 +78,39 @@ class EngineView:
             "ended": trace.ended,
         }
 
-    def snapshot(self, tenant: str | None = None) -> dict[str, Any]:
-        """The `snapshot` event; for a tenant, of its own requests."""
+    def snapshot(self, holder: str | None = None) -> dict[str, Any]:
+        """The `snapshot` event; for a holder, of its own requests."""
         requests = [
             _request_event(one.trace, one.start, one.tokens, self._texts(one.trace.candidate_ids))
             for one in self._requests.values()
-            if tenant is None or one.trace.tenant == tenant
+            if holder is None or one.trace.holder == holder
         ]
-        state = self._engine_state() if tenant is None else self._tenant_state(tenant)
+        state = self._engine_state() if holder is None else self._holder_state(holder)
         return {**state, "requests": requests}
 
-    def own_part(self, event: dict[str, Any], tenant: str) -> dict[str, Any] | None:
-        """The part of the last `step` event that belongs to a tenant; None if there is none."""
+    def own_part(self, event: dict[str, Any], holder: str) -> dict[str, Any] | None:
+        """The part of the last `step` event that belongs to a holder; None if there is none."""
         passes = []
         for one in event["passes"]:
-            spans = [span for span in one["spans"] if self._is_of(span[0], tenant)]
+            spans = [span for span in one["spans"] if self._is_of(span[0], holder)]
             num_tokens = sum(num for _, _, num in spans)
             if spans:
                 counts = {"num_tokens": num_tokens, "num_tokens_padded": num_tokens}
                 passes.append({**one, **counts, "spans": spans})
-        requests = [one for one in event["requests"] if self._is_of(one["id"], tenant)]
-        ended = [one for one in event["ended"] if self._is_of(one[0], tenant)]
+        requests = [one for one in event["requests"] if self._is_of(one["id"], holder)]
+        ended = [one for one in event["ended"] if self._is_of(one[0], holder)]
         if not (passes or requests or ended):
             return None
         own = {"passes": passes, "requests": requests, "ended": ended}
-        return {**event, **self._tenant_state(tenant), **own}
+        return {**event, **self._holder_state(holder), **own}
 
-    def _is_of(self, request_id: int, tenant: str) -> bool:
+    def _is_of(self, request_id: int, holder: str) -> bool:
         live = self._requests.get(request_id)
-        return tenant == (self._ended.get(request_id) if live is None else live.trace.tenant)
+        return holder == (self._ended.get(request_id) if live is None else live.trace.holder)
 
-    def _tenant_state(self, tenant: str) -> dict[str, Any]:
-        """The engine's state as if it had no other tenants."""
-        traces = [one.trace for one in self._requests.values() if one.trace.tenant == tenant]
+    def _holder_state(self, holder: str) -> dict[str, Any]:
+        """The engine's state as if it had no other holders."""
+        traces = [one.trace for one in self._requests.values() if one.trace.holder == holder]
         num_waiting = sum(one.phase == "queued" for one in traces)
         return {
             **self._engine_state(),

@@ -1,10 +1,10 @@
 """The engine's side of the connection: checks requests, submits them and sends their outputs.
 
-A request is prepared off the engine's loop, and fairly between tenants:
+A request is prepared off the engine's loop, and fairly between clients:
 
     no grammar, no bad words   in the thread that reads messages
     known ones                 in a queue of its own, so that they never wait for unknown ones
-    unknown ones               compiled, two at a time and one of each tenant
+    unknown ones               compiled, two at a time and one of each client
 
 The loop gets only valid requests. A request that is aborted before the loop has submitted it is never
 submitted: clients that come and leave at once cost the loop nothing. If its grammar is being compiled,
@@ -103,7 +103,7 @@ class EngineHost:
         request_id = request.request_id
         with self._lock:
             if self._preparing.get(request_id) is request:
-                job = self._work.submit(request.tenant, lambda token: work(request, token), cost=cost)
+                job = self._work.submit(request.share.holder, lambda token: work(request, token), cost=cost)
                 self._jobs[request_id] = job
 
     def _prepare_if_quick(self, request: Request, token: CancelToken) -> None:

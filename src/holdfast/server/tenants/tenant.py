@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from msgspec import Meta, Struct
 
+from holdfast.core.shares import Share
+
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection
     from starlette.types import Scope
@@ -40,6 +42,10 @@ class Tenant:
     has_key: bool = field(default=False, compare=False)
     is_admin: bool = field(default=False, compare=False)
     limits: TenantLimits = field(default=TenantLimits(), compare=False)
+
+    @property
+    def share(self) -> Share:
+        return Share(self.id, self.limits.max_running)
 
     def salt(self, cache_salt: str | None) -> str:
         """The salt of a request in the prefix cache, so that keys share no cached page.
