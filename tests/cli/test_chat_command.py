@@ -5,21 +5,6 @@ from support.tiny import tiny_model
 QUICK = ("--max-tokens", "5", "-t", "0")
 
 
-def test_turns_are_kept_until_reset(holdfast, model):
-    def last_answer(lines):
-        return holdfast("chat", model, "-n", "12", "-t", "0", "-d", stdin=lines).stdout.splitlines()[-1]
-
-    fresh = last_answer("the fox\n")
-    assert last_answer("the lazy dog\n/reset\nthe fox\n") == fresh
-    assert last_answer("the lazy dog\nthe fox\n") != fresh
-
-
-def test_exit_command_ends_the_chat(holdfast, model):
-    result = holdfast("chat", model, *QUICK, stdin="/exit\nthe dog\n")
-    assert result.exit_code == 0
-    assert result.stdout == ""
-
-
 def test_unknown_command_shows_the_known_ones(holdfast, model):
     result = holdfast("chat", model, *QUICK, stdin="/sing\n")
     assert "/reset" in result.stderr

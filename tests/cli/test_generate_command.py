@@ -7,12 +7,6 @@ import pytest
 
 QUICK = ("--max-tokens", "6", "--ignore-eos")
 RAW = (*QUICK, "--raw")
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
 
 
 def objects(result):
@@ -52,12 +46,6 @@ def test_several_prompts_are_answered_in_order(holdfast, model, tmp_path):
         objects(holdfast("generate", p, *asked))[0] for p in ("the quick", "the dog", "the fox jumps over")
     ]
     assert [one["token_ids"] for one in batch] == [one["token_ids"] for one in alone]
-
-
-def test_answers_to_several_prompts_are_numbered(holdfast, model):
-    result = holdfast("generate", "-p", "the", "-p", "dog", "-m", model, *QUICK)
-    assert result.stdout.startswith("[1]\n")
-    assert "\n[2]\n" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -159,9 +147,3 @@ def test_fingerprint_is_that_of_the_receipt(ask):
     answer = ask("the dog", *RAW, "--receipt", "-")
     assert re.fullmatch("[0-9a-f]{64}", answer["fingerprint"])
     assert answer["receipt"]["fingerprint"]["digest"] == answer["fingerprint"]
-
-
-def test_structured_output(ask):
-    answer = ask("the dog", "-n", "60", "--json-schema", json.dumps(SCHEMA))
-    assert list(json.loads(answer["text"])) == ["a"] and answer["finish_reason"] == "stop"
-    assert ask("the dog", "-n", "9", "--json-object")["text"].lstrip().startswith("{")

@@ -44,12 +44,6 @@ def test_same_result_exits_with_0(holdfast, made, write):
     assert result.stderr == ""
 
 
-def test_replay_under_load_with_verification(holdfast, made, write):
-    result = holdfast("replay", write(made), "--load", "6", "--determinism", "verify")
-    assert result.exit_code == 0, result.stdout
-    assert "(verified, with 6 other requests)" in result.stdout
-
-
 def test_receipt_from_stdin_inside_an_answer(holdfast, made, model):
     answer = holdfast("generate", "the dog", "-m", model, "-d", "-n", "6", "--json", "--receipt", "-").stdout
     result = holdfast("replay", "-", "--line", "2", stdin=f"{json.dumps(made)}\n{answer}")
@@ -181,13 +175,6 @@ def test_wrong_prompt_is_refused(holdfast, made, write):
         result = holdfast("replay", file, *arguments)
         assert result.exit_code == 2
         assert said in result.stderr
-
-
-def test_missing_model_of_a_receipt(holdfast, made, write):
-    receipt = receipts.resealed(made, engine={**made["engine"], "model": "/no/such/folder"})
-    result = holdfast("replay", write(receipt))
-    assert result.exit_code == 2
-    assert "/no/such/folder" in result.stderr
 
 
 def run(*arguments):

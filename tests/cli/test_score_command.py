@@ -138,11 +138,3 @@ def test_wrong_line_of_a_file_is_named(holdfast, model, tmp_path, line, said):
     assert f"line 2 of {file}" in result.stderr
     assert said in result.stderr
     assert result.stdout == ""
-
-
-def test_pair_file_that_is_no_text_is_refused(holdfast, model, tmp_path):
-    file = tmp_path / "pairs.jsonl"
-    file.write_bytes(b"\xff\xfe")
-    result = holdfast("score", "--file", file, "-m", model)
-    assert result.exit_code == 2
-    assert "cannot be read" in result.stderr

@@ -145,23 +145,30 @@ def check_resumes(
         assert (result.choices, result.prompt_logprobs) == (expected.choices, expected.prompt_logprobs)
         tokens = sum(len(choice.token_ids) for choice in result.choices)
         assert result.stats.accepted + result.stats.canonical_tokens == tokens
-        for name in ("choices", "prompt_logprobs", "seed", "settings"):
+        for name in ("choices", "prompt_logprobs", "seed", "settings", "mode"):
             assert result.receipt is not None and result.receipt[name] == expected.receipt[name]
     engine = fresh(engine)
     engine.check()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("num_neighbours", [0, 3], ids=["alone", "neighbours"])
+@pytest.mark.parametrize(
+    ("num_places", "num_neighbours"),
+    [
+        pytest.param(1, 0, id="once"),
+        pytest.param(6, 0, id="alone", marks=pytest.mark.long),
+        pytest.param(6, 3, id="neighbours", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "ordinary"])
-@pytest.mark.parametrize("kind", KINDS | MORE_KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(one, marks=pytest.mark.long) for one in MORE_KINDS)])
 def test_answer_continues_twice_from_any_place(
-    llm: LLM, kind: str, deterministic: bool, num_neighbours: int
+    llm: LLM, kind: str, deterministic: bool, num_places: int, num_neighbours: int
 ) -> None:
     params = params_of(kind, deterministic)
     if not deterministic and params.logprobs is None:
         params = replace(params, logprobs=0)  # else a receipt has none of an ordinary answer
-    check_resumes(llm.engine, params, random.Random(kind), num_places=6, num_neighbours=num_neighbours)
+    rng = random.Random(kind)
+    check_resumes(llm.engine, params, rng, num_places=num_places, num_neighbours=num_neighbours)
 
 
 @pytest.mark.long
@@ -213,44 +220,6 @@ def test_thoughts_continue(thinker: Engine, deterministic: bool) -> None:
 @pytest.mark.parametrize("kind", THOUGHTS)
 def test_thoughts_continue_from_any_place(thinker: Engine, kind: str, deterministic: bool) -> None:
     check_thoughts(thinker, kind, deterministic, num_places=14)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_deterministic_answer_continues_with_the_same_bits(llm: LLM, kind: str) -> None:
-    params = params_of(kind, deterministic=True)
-    whole, expected = run(restarted(llm), params)
-    assert expected is not None
-    places = range(1, max(2, len(whole) - 1))
-    for stop_after in random.Random(kind).sample(places, min(2, len(places))):
-        begun, _ = run(restarted(llm), params, stop_after=stop_after)
-        rest, result = run(restarted(llm), params, record_of(begun, params))
-        assert merged(begun + rest, params.n) == merged(whole, params.n), stop_after
-        assert result is not None and result.determinism != "none"
-        assert result.prompt_logprobs == expected.prompt_logprobs
-        assert result.choices == expected.choices
-        for name in ("choices", "prompt_logprobs", "seed", "settings", "mode"):
-            assert result.receipt is not None and expected.receipt is not None
-            assert result.receipt[name] == expected.receipt[name]
-        restarted(llm).check()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ordinary_answer_continues_without_gap(auto_llm: LLM, kind: str) -> None:
-    """On this backend an ordinary answer alone has the same tokens every time, too."""
-    params = params_of(kind, deterministic=False)
-    whole, expected = run(restarted(auto_llm), params)
-    assert expected is not None
-    stop_after = max(1, len(whole) // 2)
-    begun, _ = run(restarted(auto_llm), params, stop_after=stop_after)
-    rest, result = run(restarted(auto_llm), params, record_of(begun, params))
-    assert result is not None and result.error is None
-    assert result.prompt_logprobs == expected.prompt_logprobs
-    for got, wanted in zip(merged(begun + rest, params.n), merged(whole, params.n), strict=True):
-        assert (got[0], got[1], got[4]) == (wanted[0], wanted[1], wanted[4])
-    assert [list(choice.token_ids) for choice in result.choices] == [
-        one[1] for one in merged(whole, params.n)
-    ]
-    restarted(auto_llm).check()
 
 
 @pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "ordinary"])

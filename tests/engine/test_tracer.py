@@ -16,7 +16,9 @@ from holdfast.core.step_plan import StepPlan
 from holdfast.engine import tracer as tracer_module
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.llm.llm import LLM
 from holdfast.engine.tracer import StepTrace, Tracer
+from support.deferred_engine import deferred_engine
 from support.tiny import tiny_engine
 
 DETERMINISTIC = SamplingParams(max_tokens=40, temperature=0.9, seed=3, deterministic=True, ignore_eos=True)
@@ -168,6 +170,18 @@ def test_tracing_changes_no_answer(mode: str) -> None:
     assert [(one.token_ids, one.logprobs, one.stats) for one in traced.values()] == [
         (one.token_ids, one.logprobs, one.stats) for one in alone.values()
     ]
+
+
+@pytest.mark.parametrize("mode", ["auto", "verify"])
+def test_traces_of_plans_in_flight_add_up(auto_llm: LLM, mode: str) -> None:
+    engine, follower = deferred_engine(auto_llm, mode), TraceFollower()
+    results = run(engine, ((1, 2, 3), DETERMINISTIC), follower=follower)
+    check_traces(follower, results)
+    (request_id,) = results
+    assert follower.accepted[request_id] == results[request_id].stats.accepted
+    assert bool(follower.rolled_back[request_id]) == (mode == "verify")
+    steps = [trace.step for trace in follower.traces if trace.passes]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 @pytest.mark.parametrize("attach_at", [1, 5, 11])

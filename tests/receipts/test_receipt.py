@@ -16,12 +16,11 @@ from jsonschema import Draft202012Validator
 from holdfast import SamplingParams
 from holdfast.core.request import Request
 from holdfast.core.results import Choice, Result, Stats
-from holdfast.core.step_plan import StepPlan, TokenLogprob
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.llm.llm import LLM
 from holdfast.numerics.settings import NumericSettings
 from holdfast.receipts.canonical_json import digest_of
-from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.reader import parse_receipt, read_receipt
 from holdfast.receipts.receipt import (
     FORMAT,
@@ -30,7 +29,7 @@ from holdfast.receipts.receipt import (
     redact,
 )
 from holdfast.receipts.signing import SigningKey
-from support.receipts import MACHINE, PARTS, ask, receipt_of, resealed
+from support.receipts import MACHINE, PARTS, ask, receipt_of
 
 SCHEMA = json.loads(Path(__file__).parents[2].joinpath("docs", "receipt.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
@@ -107,12 +106,6 @@ def test_modes_give_equal_receipts_except_mode_and_counts(auto_llm: LLM, verify_
     assert one["prompt"]["token_ids"] == other["prompt"]["token_ids"]
 
 
-def test_generated_seed_is_in_the_receipt(auto_llm: LLM) -> None:
-    receipt = valid(ask(auto_llm, PROMPT, SamplingParams(max_tokens=4, deterministic=True)))
-    assert receipt["settings"]["seed"] is None
-    assert 0 <= int(receipt["seed"]) < 1 << 63
-
-
 def test_engine_without_certificate(tiny_llama: Path) -> None:
     llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64)
     receipt = valid(ask(llm, PROMPT, SamplingParams(max_tokens=4)))
@@ -161,47 +154,6 @@ def test_incomplete_logprobs_are_dropped_or_asserted(given_ids: list[int]) -> No
 def test_empty_answer_has_empty_bits() -> None:
     receipt = valid(made(SamplingParams(deterministic=True), Choice("", (), "abort"), []))
     assert receipt["choices"][0]["logprobs"]["bits"] == []
-
-
-def test_engine_receipt_of_choices_scores_and_echo(auto_llm: LLM) -> None:
-    params = SamplingParams(
-        max_tokens=5,
-        n=3,
-        seed=4,
-        deterministic=True,
-        prompt_logprobs=2,
-        echo=True,
-        ignore_eos=True,
-        logprobs=1,
-    )
-    receipt = valid(ask(auto_llm, PROMPT, params))
-    assert [len(one["token_ids"]) for one in receipt["choices"]] == [5, 5, 5]
-    assert [len(one["logprobs"]["bits"]) for one in receipt["choices"]] == [5, 5, 5]
-    assert len(receipt["prompt_logprobs"]["bits"]) == len(receipt["prompt"]["token_ids"]) - 1
-
-
-def test_error_has_no_receipt(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def run(self, plan: StepPlan) -> Any:
-            raise RuntimeError("a cosmic ray")
-
-    monkeypatch.setattr(auto_llm.engine, "runner", Broken())
-    result = auto_llm.generate([PROMPT], SamplingParams(max_tokens=4))[0]
-    assert (result.finish_reason, result.receipt) == ("error", None)
-
-
-def test_aborted_answer_has_a_receipt(auto_llm: LLM) -> None:
-    engine = auto_llm.engine
-    request = engine.prepare(PROMPT, SamplingParams(max_tokens=40, deterministic=True, ignore_eos=True))
-    engine.submit(request)
-    for _ in range(6):
-        engine.step()
-    (update,) = [one for one in engine.abort(request.request_id) if one.result is not None]
-    assert update.result is not None
-    assert update.result.receipt is not None
-    receipt = valid(update.result.receipt)
-    assert receipt["choices"][0]["finish_reason"] == "abort"
-    assert 0 < len(receipt["choices"][0]["token_ids"]) < 40
 
 
 def test_digest_covers_top_logprobs() -> None:
@@ -253,24 +205,3 @@ def test_any_settings_round_trip(
     settings: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "logit_bias": bias, "stop": stop}
     params = SamplingParams(**settings, seed=seed, deterministic=False)
     assert parse_receipt(json.loads(json.dumps(receipt_of(params)))).params == params
-
-
-def test_rewritten_numbers_keep_the_digest() -> None:
-    """Some tools write 1.0 as 1, and round numbers that no double represents."""
-
-    def rewrite(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: rewrite(one) for key, one in sorted(value.items())}
-        if isinstance(value, list):
-            return [rewrite(one) for one in value]
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-        return int(float(value)) if isinstance(value, int) and not isinstance(value, bool) else value
-
-    params = SamplingParams(temperature=1.0, seed=(1 << 64) - 1, logit_bias={3: 2.0}, deterministic=False)
-    receipt = receipt_of(params)
-    receipt["fingerprint"]["parts"]["config"].update(rope_theta=10000.0, rms_norm_eps=1e-05)
-    receipt = resealed(receipt, fingerprint=Fingerprint.of(receipt["fingerprint"]["parts"]).as_dict())
-    again = parse_receipt(rewrite(receipt))
-    assert again.params == params
-    assert again.fingerprint.digest == receipt["fingerprint"]["digest"]

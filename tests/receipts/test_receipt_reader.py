@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from holdfast import SamplingParams
 from holdfast.errors import InvalidRequest
@@ -255,19 +253,6 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with large.open("wb") as file:
         file.truncate(MAX_BYTES * 100)
     assert "larger than" in refused(large)
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-        max_leaves=8,
-    ),
-    st.sampled_from([path for path, _, _ in WRONG]),
-)
-def test_random_values_are_read_or_refused(value: Any, path: str) -> None:
-    with contextlib.suppress(InvalidRequest):
-        read_receipt(changed(path, value))
 
 
 @pytest.mark.parametrize("name", ["\x1b]0;title\x07", "extra`\nsignature  valid", "long" * 400])

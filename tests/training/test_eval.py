@@ -19,7 +19,7 @@ from holdfast.models.locate import COIN, locate
 from holdfast_thinking.eval.accuracy import measure_accuracy, opposite, swap_last_thought
 from holdfast_thinking.eval.latency import measure_latency
 from holdfast_thinking.eval.model import EvalModel, EvalPrompt, final_answer
-from holdfast_thinking.eval.report import Row, compare_pairs, show_eval
+from holdfast_thinking.eval.report import show_eval
 from holdfast_thinking.eval.run import EvalSettings, run_eval
 from holdfast_thinking.run.export import INFO_FILE, TrainingInfo, export, read_training_info
 from holdfast_thinking.run.loop import start_run
@@ -28,17 +28,6 @@ from holdfast_thinking.settings import SIZES, AnswerForm, TrainingSettings
 SETTINGS = TrainingSettings(
     tasks=("parity", "variables"), max_events=4, size=SIZES["tiny"], chunk=4, variables_thought="all"
 )
-
-
-def cell_with(count: int, wrong: list[int]) -> Row:
-    return {"count": count, "wrong": wrong}
-
-
-def test_models_are_compared_on_the_texts_both_have() -> None:
-    assert compare_pairs(cell_with(10, [0, 1]), cell_with(10, [1])) == (0, 1, 1.0)
-    # Text 9 is one that the second model did not get. Five to none: twice one of 32 cases.
-    assert compare_pairs(cell_with(10, [9]), cell_with(8, [0, 1, 2, 3, 4])) == (5, 0, 2 / 32)
-    assert compare_pairs(cell_with(3, []), cell_with(3, [])) == (0, 0, 1.0)
 
 
 def untrained(folder: Path, form: AnswerForm) -> Path:
@@ -160,8 +149,6 @@ def test_latency_of_two_models(model: EvalModel, chain: EvalModel) -> None:
     own, other = measure_latency([model, chain], 2, events=3, task="parity")
     assert own["ratio"] == 1 and other["ratio"] == other["median_ms"] / own["median_ms"]
     assert own["prompt_tokens"] == other["prompt_tokens"]
-    assert own["tokens_per_event"] is None and other["tokens_per_event"] >= 5
-    assert " So" in other["example"]
 
 
 def test_cost_of_three_variants(model: EvalModel) -> None:
@@ -233,4 +220,4 @@ def test_file_and_text_tasks_are_evaluated_with_their_thoughts(
     console = Console(file=io.StringIO(), width=220)
     show_eval(report, console)
     shown = console.file.getvalue()
-    assert "jsonl qa9_test" in shown and "chain answers an example with: So" in shown
+    assert "jsonl qa9_test" in shown

@@ -1,6 +1,5 @@
 """A conversation in the terminal: with a model in this process, or with an OpenAI-compatible server."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]
 Show = Callable[[str, Sequence[Thought]], None]
+Ask = Callable[[list[Message], Show, AnswerWriter], "Answer | StreamedAnswer"]
 
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _SAME_NAMES = (
@@ -36,10 +36,14 @@ class Answer:
     summary: str
 
 
-class Conversation(ABC):
-    """The messages so far. A turn that failed is not kept."""
+class Conversation:
+    """The messages so far. A turn that failed is not kept.
 
-    def __init__(self, system: str | None, *, with_thoughts: bool) -> None:
+    ask: return the answer, shown as it arrives, or raise `PromptTooLong` if the messages do not fit.
+    """
+
+    def __init__(self, ask: Ask, system: str | None, *, with_thoughts: bool) -> None:
+        self._ask = ask
         self._system = [{"role": "system", "content": system}] if system is not None else []
         self._with_thoughts = with_thoughts
         self._thoughts: list[Thought] = []  # of the last turn
@@ -64,7 +68,7 @@ class Conversation(ABC):
         kept = list(self.turns)
         while True:
             try:
-                answer = self._answer([*self._system, *kept, question], show, writer)
+                answer = self._ask([*self._system, *kept, question], show, writer)
                 break
             except PromptTooLong:
                 if not kept:
@@ -82,35 +86,19 @@ class Conversation(ABC):
         self.turns += [question, {"role": "assistant", "content": answer.text}]
         return answer.summary
 
-    @abstractmethod
-    def _answer(self, messages: list[Message], show: Show, writer: AnswerWriter) -> Answer:
-        """Return the answer, shown as it arrives. Raise `PromptTooLong` if the messages do not fit."""
 
+def ask_model(llm: "LLM", engine: "EngineThread", params: SamplingParams) -> Ask:
+    """Answer with a model in this process."""
 
-class LocalConversation(Conversation):
-    def __init__(
-        self,
-        llm: "LLM",
-        engine: "EngineThread",
-        params: SamplingParams,
-        system: str | None,
-        *,
-        with_thoughts: bool,
-    ) -> None:
-        super().__init__(system, with_thoughts=with_thoughts)
-        self._llm = llm
-        self._engine = engine
-        self._params = params
-
-    def _answer(self, messages: list[Message], show: Show, writer: AnswerWriter) -> Answer:
-        prompt_ids = self._llm.chat_tokens(messages)
-        room = self._llm.engine.limits.max_model_len - self._params.max_tokens
+    def ask(messages: list[Message], show: Show, writer: AnswerWriter) -> Answer:
+        prompt_ids = llm.chat_tokens(messages)
+        room = llm.engine.limits.max_model_len - params.max_tokens
         if len(prompt_ids) > room:
             raise PromptTooLong(
                 f"this message takes {len(prompt_ids)} tokens, and the context has {max(room, 0)} beside an answer of "
-                f"{self._params.max_tokens}; shorten the message or lower --max-tokens"
+                f"{params.max_tokens}; shorten the message or lower --max-tokens"
             )
-        handle = self._engine.submit(prompt_ids, self._params)
+        handle = engine.submit(prompt_ids, params)
         while handle.result is None:
             try:
                 for delta in handle:
@@ -119,33 +107,16 @@ class LocalConversation(Conversation):
                 handle.cancel()
         return Answer(handle.result.text, handle.result.error, mode_line(handle.result))
 
+    return ask
 
-class RemoteConversation(Conversation):
-    def __init__(
-        self,
-        server: "ChatServer",
-        model: str | None,
-        params: SamplingParams,
-        system: str | None,
-        *,
-        with_thoughts: bool,
-    ) -> None:
-        """Raise `ServerError` if the server does not answer, `ConfigError` if a setting cannot be sent."""
-        super().__init__(system, with_thoughts=with_thoughts)
-        fields = request_fields(params)
-        self._server = server
-        self._fields = {"model": model or server.first_model(), **fields, **_STREAMED}
 
-    def _answer(self, messages: list[Message], show: Show, writer: AnswerWriter) -> Answer:
-        from holdfast.cli.server_client import RequestRefused
-
-        try:
-            answer = self._server.stream({**self._fields, "messages": messages}, show, writer.write_reasoning)
-        except RequestRefused as error:
-            if error.code == PromptTooLong.code:
-                raise PromptTooLong(str(error)) from None
-            raise
-        return Answer(answer.text, answer.error, answer_line(answer))
+def ask_server(server: "ChatServer", model: str | None, params: SamplingParams) -> Ask:
+    """Answer with a server. Raise `ServerError` if it does not, `ConfigError` if a setting cannot be sent."""
+    fields = request_fields(params)
+    body = {"model": model or server.first_model(), **fields, **_STREAMED}
+    return lambda messages, show, writer: server.stream(
+        {**body, "messages": messages}, show, writer.write_reasoning
+    )
 
 
 def request_fields(params: SamplingParams) -> dict[str, Any]:
@@ -163,13 +134,3 @@ def request_fields(params: SamplingParams) -> dict[str, Any]:
     if params.biases:
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in params.biases}
     return fields
-
-
-def answer_line(answer: "StreamedAnswer") -> str:
-    about = answer.holdfast or {}
-    parts = [f"{answer.num_tokens} tokens", str(answer.finish_reason)]
-    if "mode" in about:
-        parts.insert(0, "ordinary" if about["mode"] == "none" else str(about["mode"]))
-    if "seed" in about:
-        parts.insert(-1, f"seed {about['seed']}")
-    return " · ".join(parts)

@@ -49,18 +49,14 @@ class _Commands(HelpGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return self._invoke(ctx)
-        except HoldfastError as error:
-            show_error(str(error))
-            raise typer.Exit(2) from None
-
-    def _invoke(self, ctx: Any) -> Any:
-        try:
             return super().invoke(ctx)
         except Exception as error:
-            if type(error).__name__ == "NoSuchOption":  # click's, or the copy of click inside typer
-                _refuse_option(error)
-            raise
+            is_option = type(error).__name__ == "NoSuchOption"  # click's, or the copy of click inside typer
+            said = _hint(error) if is_option else str(error) if isinstance(error, HoldfastError) else None
+            if said is None:
+                raise
+            show_error(said)
+            raise typer.Exit(2) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
@@ -86,12 +82,11 @@ def _import_command(name: str) -> Any:
     return group
 
 
-def _refuse_option(error: Any) -> None:
+def _hint(error: Any) -> str | None:
+    """Return our words for an option of another engine."""
     command = error.ctx.command
     names = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
-    hint = option_hint(command.name, error.option_name, names)
-    if hint is not None:
-        raise ConfigError(hint) from None
+    return option_hint(command.name, error.option_name, names)
 
 
 app = App(

@@ -13,23 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import msgspec
 
 from holdfast.core.results import Thought
-from holdfast.errors import ConfigError, ServerError
+from holdfast.errors import ConfigError, PromptTooLong, ServerError
 
 Show = Callable[[str, Sequence[Thought]], None]
 
 _TIMEOUT = 300.0  # seconds without a byte
 _MAX_ERROR_BYTES = 1 << 16
-
-
-class RequestRefused(ServerError):
-    """The server answered with an error status. The message is the server's; code is its error code."""
-
-    def __init__(self, status: int, body: bytes) -> None:
-        said, code = _parse_error(body)
-        super().__init__(f"the server says {status}: {said}")
-        self.code = code or self.code
 
 
 @dataclass
@@ -70,6 +62,17 @@ class StreamedAnswer:
             return "", ()
         return self.text[before:], _thoughts(chunk)
 
+    @property
+    def summary(self) -> str:
+        """Mode, length, seed and finish reason as in `mode_line`, as far as the server sends them."""
+        about = self.holdfast or {}
+        parts = [f"{self.num_tokens} tokens", str(self.finish_reason)]
+        if "mode" in about:
+            parts.insert(0, "ordinary" if about["mode"] == "none" else str(about["mode"]))
+        if "seed" in about:
+            parts.insert(-1, f"seed {about['seed']}")
+        return " · ".join(parts)
+
 
 class ChatServer:
     """Send requests to one server. A connection serves one request and is closed after it."""
@@ -99,8 +102,8 @@ class ChatServer:
         """Return one answer. Call `show` with its text and thoughts as they arrive, and
         `show_reasoning` with the thinking before its text.
 
-        Ctrl-C ends it by closing the connection, which aborts the request. Raises `ServerError` if
-        no text arrives. An error after that is in the answer.
+        Ctrl-C ends it by closing the connection, which aborts the request. Raise `ServerError` if no text
+        arrives, `PromptTooLong` if the server says so. An error after that is in the answer.
         """
         answer = StreamedAnswer()
         try:
@@ -126,7 +129,9 @@ class ChatServer:
     def _send(self, method: str, path: str, body: Any = None) -> Iterator[httpx.Response]:
         with self._client.stream(method, f"{self._url}{path}", json=body) as response:
             if response.status_code != 200:
-                raise RequestRefused(response.status_code, _read_error(response))
+                said, code = _parse_error(_read_error(response))
+                refusal = PromptTooLong if code == PromptTooLong.code else ServerError
+                raise refusal(f"the server says {response.status_code}: {said}")
             yield response
 
     def _failure(self, error: httpx.HTTPError) -> ServerError:
@@ -203,12 +208,6 @@ def _reason(error: BaseException) -> str:
 
 def _thoughts(chunk: dict[str, Any]) -> tuple[Thought, ...]:
     try:
-        sent = (chunk.get("holdfast") or {}).get("thoughts") or ()
-        return tuple(
-            Thought(
-                int(one["chunk"]), int(one["position"]), str(one["text"]), tuple(map(int, one["token_ids"]))
-            )
-            for one in sent
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return msgspec.convert((chunk.get("holdfast") or {}).get("thoughts") or (), tuple[Thought, ...])
+    except (msgspec.ValidationError, AttributeError):
         return ()

@@ -70,11 +70,12 @@ def thinking(
         )
     settings = None if resume else _settings(preset, changes, set_ or [], out)
     from holdfast.numerics.settings import apply_numeric_settings
+    from holdfast.worker.device import choose_device
     from holdfast_thinking.run.loop import resume_run, start_run
 
     if num_threads is not None:
         apply_numeric_settings(num_threads)
-    where = _device(device)
+    where = choose_device(EngineConfig(device=device).device)
     if settings is None:
         run = resume_run(out, where)
     else:
@@ -159,16 +160,6 @@ def _require_place(out: Path, overwrite: bool) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{out} cannot be written to: {error.strerror or error}") from error
-
-
-def _device(name: str) -> Any:
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
-        raise ConfigError(f"there is no device {name!r} here; expected auto, cpu or cuda")
-    return torch.device(name)
 
 
 def _train(run: "TrainingRun", out: Path) -> None:

@@ -15,7 +15,6 @@ from holdfast_thinking.eval.model import EvalModel, EvalPrompt
 from holdfast_thinking.eval.report import Row
 
 _WARM_UPS = 3
-_EXAMPLE_EVENTS = 2
 
 
 def measure_latency(models: Sequence[EvalModel], count: int, events: int, task: str) -> list[Row]:
@@ -73,8 +72,6 @@ def _latency(
 ) -> Row:
     times, results = [each.total for each in timed], [each.result for each in timed]
     tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else [times[0]] * 9
-    is_chain = model.info.form == "cot" and events > 0
-    chain = fmean(each.num_answer - _num_final(model, each) for each in prompts) if is_chain else 0.0
     return {
         "model": model.name,
         "form": model.info.form,
@@ -91,10 +88,4 @@ def _latency(
         "answer_ms": 1000 * median(each.answer for each in timed),
         "task": task,
         "events": events,
-        "tokens_per_event": chain / events if is_chain else None,
-        "example": model.draw(task, _EXAMPLE_EVENTS if events else 0, 1)[0].answer,
     }
-
-
-def _num_final(model: EvalModel, prompt: EvalPrompt) -> int:
-    return len(model.tokenizer.encode(f" So {prompt.final}", add_special_tokens=False).ids)

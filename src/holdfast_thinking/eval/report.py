@@ -4,7 +4,6 @@ as tables.
 
 import json
 from dataclasses import asdict, dataclass, field
-from math import comb
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +15,6 @@ from rich.table import Table
 REPORT_FILE = "eval-thinking.json"
 Row = dict[str, Any]
 _SHARES = ("accuracy", "gold_chunks", "gold_thoughts", "gold_prompts", "mean")  # shown in percent
-_PAIRED = "the models on the same texts as the first; p: of so large a difference by chance"
 
 
 def task_label(task: str) -> str:
@@ -62,20 +60,6 @@ class EvalReport:
         draft.replace(folder / REPORT_FILE)
 
 
-def compare_pairs(first: Row, second: Row) -> tuple[int, int, float]:
-    """Compare two rows of accuracy on the texts both have.
-
-    Return how many only the first has right, how many only the second, and the probability of a difference at
-    least as large if both were equally good (the exact sign test).
-    """
-    count = min(first["count"], second["count"])
-    wrong, other = ({text for text in row["wrong"] if text < count} for row in (first, second))
-    only_first, only_second = len(other - wrong), len(wrong - other)
-    number = only_first + only_second
-    tail = sum(comb(number, each) for each in range(min(only_first, only_second) + 1))
-    return only_first, only_second, min(1.0, 2 * tail / 2**number)
-
-
 def show_eval(report: EvalReport, console: Console | None = None) -> None:
     if console is None:
         console = Console(highlight=False)
@@ -95,13 +79,10 @@ def show_eval(report: EvalReport, console: Console | None = None) -> None:
         {key: each[key] for key in each if key not in ("wrong", "count", "right")} for each in report.accuracy
     ]
     _show("thoughts equal to the gold ones, %, and the work of a prompt", work, console)
-    _show(_PAIRED, _compared(report), console)
     _show("the same checkpoint without states, % right", _by_events(report.zeroed, {}), console)
     _show("parity with the last thought forced: inverted, and unchanged", report.swapped, console)
-    times = [{key: each[key] for key in each if key not in ("form", "example")} for each in report.latency]
+    times = [{key: each[key] for key in each if key != "form"} for each in report.latency]
     _show("one request at a time: the same texts for all models; ms of prompt and answer", times, console)
-    for one in report.latency:
-        console.print(f"{one['model']} answers an example with:{one['example']}", markup=False)
     for one in report.examples:
         verdict = "right" if one["is_right"] else f"wrong, gold: {one['gold']}"
         console.print(f"{one['model']}, {task_label(one['task'])} ({verdict})", markup=False)
@@ -121,19 +102,6 @@ def _by_events(rows: list[Row], more: dict[tuple[str, str], Row]) -> list[Row]:
         texts = next(iter(own.values()))["count"]
         found.append({"model": pair[0], "task": pair[1], "texts": texts, **shares, **more.get(pair, {})})
     return found
-
-
-def _compared(report: EvalReport) -> list[Row]:
-    base, cells = next(iter(report.models)), {}
-    for each in report.accuracy:
-        cells[each["model"], each["task"], each["events"]] = each
-    rows = []
-    for (model, task, events), cell in cells.items():
-        if model != base and (base, task, events) in cells:
-            first, second, p = compare_pairs(cells[base, task, events], cell)
-            right = {f"only {base} right": first, "only this one right": second, "p": f"{p:.3g}"}
-            rows.append({"model": model, "task": task, "events": events, **right})
-    return rows
 
 
 def _show(title: str, rows: list[Row], console: Console) -> None:

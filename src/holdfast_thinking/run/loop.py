@@ -76,40 +76,49 @@ class TrainingRun:
 
 
 class StepBudget:
-    """Measures the time of a step: once the run is warm, and again later, because other users of the
-    machine come and go; that of an evaluation only once.
+    """Sets the number of steps of a run with `minutes`: once the run is warm, and again later, because other
+    users of the machine come and go.
 
-    The time of a run starts before its texts are made. A run that is resumed before the last
-    measurement has all its minutes again. Where steps become slower later, the run ends before its last
-    step.
+    The time of a run starts before its texts are made. A run that is resumed before the last measurement has
+    all its minutes again. Where steps become slower later, the run ends before its last step.
     """
 
     def __init__(self, run: TrainingRun) -> None:
-        self._device, self._start, self._minutes = run.device, run.started, run.settings.minutes
-        self._ends: list[float] = []
-        self.eval_seconds: float | None = None
+        self._run, self._minutes = run, run.settings.minutes
+        self._ends: list[float] = []  # of the steps that are timed
+        self._eval_seconds: float | None = None
 
-    @property
-    def is_over(self) -> bool:
-        return self._minutes is not None and self.seconds_left(self._minutes) <= 0
-
-    def is_due(self, step: int) -> bool:
-        """Called after every step: whether to set the number of steps now."""
-        if any(last - _NUM_TIMED <= step <= last for last in _MEASURED_AT):
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+    def settings(self) -> TrainingSettings:
+        """Return the run's settings after a step, with another number of steps if that is due."""
+        run, s = self._run, self._run.settings
+        if self._minutes is None:
+            return s
+        if s.minutes is not None and any(last - _NUM_TIMED <= run.step <= last for last in _MEASURED_AT):
+            if run.device.type == "cuda":
+                torch.cuda.synchronize(run.device)
             self._ends.append(time.monotonic())
-        return step in _MEASURED_AT and len(self._ends) > 1
+            if run.step in _MEASURED_AT and len(self._ends) > 1:
+                return self._fit()
+        return s if self._seconds_left() > 0 else replace(s, steps=run.step, minutes=None)
 
-    def is_final(self, step: int) -> bool:
-        return step >= _MEASURED_AT[-1]
+    def _seconds_left(self) -> float:
+        assert self._minutes is not None
+        return self._minutes * 60 * (1 - _MARGIN) - (time.monotonic() - self._run.started)
 
-    def step_seconds(self) -> float:
-        ends = self._ends[-_NUM_TIMED - 1 :]
-        return statistics.median(b - a for a, b in pairwise(ends))
-
-    def seconds_left(self, minutes: float) -> float:
-        return minutes * 60 * (1 - _MARGIN) - (time.monotonic() - self._start)
+    def _fit(self) -> TrainingSettings:
+        """Fit the steps, evaluations included, into the time left. The last measurement is final."""
+        run, s = self._run, self._run.settings
+        if self._eval_seconds is None:
+            start = time.monotonic()
+            measure_accuracy(run, s.eval_lengths, s.eval_texts)
+            self._eval_seconds = time.monotonic() - start
+        left = self._seconds_left() - self._eval_seconds
+        a_step = statistics.median(b - a for a, b in pairwise(self._ends[-_NUM_TIMED - 1 :]))
+        a_step += self._eval_seconds / s.eval_every if s.eval_every > 0 else 0.0
+        steps = max(run.step + 1, run.step + int(left / a_step))
+        if s.most_steps is not None:
+            steps = max(run.step, min(steps, s.most_steps))
+        return replace(s, steps=steps, minutes=None if run.step >= _MEASURED_AT[-1] else s.minutes)
 
 
 def start_run(settings: TrainingSettings, device: torch.device) -> TrainingRun:
@@ -154,13 +163,9 @@ def train(
     while run.step < (run.settings.steps if until is None else min(until, run.settings.steps)):
         if stops():
             break
-        s = run.settings
         losses = _take_step(run, next(steps))
         run.step += 1
-        if s.minutes is not None and budget.is_due(run.step):
-            run.settings = s = _fit_minutes(run, budget, s.minutes)
-        elif budget.is_over:
-            run.settings = s = replace(s, steps=run.step, minutes=None)
+        run.settings = s = budget.settings()
         is_last = run.step == s.steps
         is_evaluated = is_last or (s.eval_every > 0 and run.step % s.eval_every == 0)
         if is_evaluated or run.step % _LOG_EVERY == 0:
@@ -222,24 +227,6 @@ def _take_step(run: TrainingRun, step: Step[torch.Tensor]) -> torch.Tensor:
         group["lr"] = group["rate"] * learning_rate(s, run.step)
     run.optimizer.step()
     return sums
-
-
-def _fit_minutes(run: TrainingRun, budget: StepBudget, minutes: float) -> TrainingSettings:
-    """The settings with as many steps as the minutes allow, evaluations included.
-
-    After the last measurement the number of steps is final.
-    """
-    s = run.settings
-    if budget.eval_seconds is None:
-        start = time.monotonic()
-        measure_accuracy(run, s.eval_lengths, s.eval_texts)
-        budget.eval_seconds = time.monotonic() - start
-    left = budget.seconds_left(minutes) - budget.eval_seconds
-    a_step = budget.step_seconds() + (budget.eval_seconds / s.eval_every if s.eval_every > 0 else 0.0)
-    steps = max(run.step + 1, run.step + int(left / a_step))
-    if s.most_steps is not None:
-        steps = max(run.step, min(steps, s.most_steps))
-    return replace(s, steps=steps, minutes=None if budget.is_final(run.step) else minutes)
 
 
 def _optimizer(model: ThinkingModel, settings: TrainingSettings) -> torch.optim.Optimizer:

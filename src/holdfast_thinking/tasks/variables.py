@@ -8,19 +8,10 @@
                                                  c 2 - 1 a 8 b 5 c 1
 
 A change is a = 4, a = b, or a plus or minus a small number or another variable; values are 0 to 9.
-Variables are in alphabetical order, in texts and in thoughts. With any order, C and T (one layer
-each) learn slowly which value belongs to which variable; likely positions of a letter help them.
-
-A change is decided by the mark after it: "a = a" may continue with "+ b". "all" has the values of
-all variables, so that no value is further back than the last thought. "worked" has them too, after
-the calculation: T is one layer, so a token of a thought is one attention and one step. The name of the
-changed variable comes first, so that its value can be looked up by name, operands have tokens of their
-own, and a variable has the same place in all thoughts. An assignment of a number or a variable is
-written as + 0, and the initial values are a thought as well. With "all" and "worked", where states
-are carried, a chunk with several changes has only the thought of the last.
-
-As a chain of thought: " a = 8. c = 1. So 1."; with "all" and "worked" the thoughts, one sentence
-each: " a 3 b 5 c 2. a 3 + 5 a 8 b 5 c 2. c 2 - 1 a 8 b 5 c 1. So 1."
+Variables are in alphabetical order: likely positions of a letter help one layer to learn which value is whose.
+A change is decided by the mark after it: "a = a" may continue with "+ b". "worked" has the calculation, so that a
+token of a thought is one attention and one step, then all values. An assignment is written as + 0, and the initial
+values are a thought as well. As a chain of thought: " a = 8. c = 1. So 1."; with "all" and "worked" the thoughts.
 """
 
 import random

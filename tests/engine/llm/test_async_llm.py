@@ -91,19 +91,6 @@ def test_cancelled_task_ends_its_request_and_no_other(llm: AsyncLLM) -> None:
     asyncio.run(main())
 
 
-def test_timeout_ends_a_request(llm: AsyncLLM) -> None:
-    async def main() -> None:
-        stream = llm.generate("the dog", LONG)
-        await anext(stream)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await stream
-        assert await idle(llm)
-        assert await anext(stream, None) is None
-
-    asyncio.run(main())
-
-
 def test_leaving_the_loop_and_closing_end_a_request(llm: AsyncLLM) -> None:
     async def first() -> Delta:
         async for delta in llm.generate("the dog", LONG):

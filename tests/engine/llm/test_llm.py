@@ -12,7 +12,6 @@ from holdfast.core.step_plan import StepPlan
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm.llm import LLM
-from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused
 from support.deferred_engine import deferred_engine
 from support.stepping import finish
@@ -130,41 +129,6 @@ def test_requesting_logprobs_changes_nothing_else(llm: LLM) -> None:
         assert [each.token_id for each in one.logprobs] == list(one.token_ids)
 
 
-def test_reported_seed_repeats_the_answer(llm: LLM) -> None:
-    first = llm.generate(PROMPTS, settings(temperature=1.0))
-    assert len({result.seed for result in first}) == len(first), "each request gets its own seed"
-    again = llm.generate(PROMPTS, [settings(temperature=1.0, seed=result.seed) for result in first])
-    assert [bits(result) for result in again] == [bits(result) for result in first]
-    other = llm.generate(PROMPTS[:1], settings(temperature=1.0, seed=first[0].seed ^ 1))[0]
-    assert other.token_ids != first[0].token_ids
-
-
-def test_stats_add_up(llm: LLM) -> None:
-    params = [settings(), settings(deterministic=False), settings(max_tokens=1)]
-    for one, result in zip(params, llm.generate(PROMPTS, params), strict=True):
-        stats = result.stats
-        assert stats.candidates == stats.accepted + stats.rolled_back
-        assert len(result.token_ids) == stats.accepted + stats.canonical_tokens
-        assert stats.windows >= stats.rollbacks
-        mode = llm.config.determinism
-        expected = {"auto": "certified", "verify": "verified"}[mode] if one.deterministic else "none"
-        assert result.determinism == expected
-        if mode == "verify" and one.deterministic and one.max_tokens > 1:
-            assert stats.windows > 0
-            assert stats.candidates > 0
-
-
-def test_stop_strings_truncate_text_not_tokens(llm: LLM) -> None:
-    whole = llm.generate(PROMPTS[:1], settings())[0]
-    for start in range(1, 8):
-        stop = whole.text[start : start + 3]
-        result = llm.generate(PROMPTS[:1], settings(stop=["never this", stop]))[0]
-        assert result.text == whole.text[: whole.text.index(stop)]
-        assert result.finish_reason == "stop"
-        assert result.token_ids == whole.token_ids[: len(result.token_ids)]
-        assert result.logprobs == (whole.logprobs or ())[: len(result.token_ids)]
-
-
 def test_eos_ends_an_answer_unless_ignored(tmp_path: Path, tiny_llama: Path) -> None:
     probe = LLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64)
     whole = probe.generate(PROMPTS[:1], settings())[0]
@@ -262,26 +226,6 @@ def test_abort_in_flight_leaves_no_requests(auto_llm: LLM) -> None:
     assert update.result is not None and update.result.finish_reason == "abort"
     assert engine.has_work and not engine.has_requests, "what is in flight is still to be read"
     assert finish(engine) == {}
-
-
-@pytest.mark.parametrize("mode", ["auto", "verify"])
-def test_traces_of_plans_in_flight_add_up(auto_llm: LLM, mode: str) -> None:
-    engine = deferred_engine(auto_llm, mode)
-    engine.tracer = Tracer(engine)
-    engine.submit(engine.prepare((1, 2, 3), settings()))
-    traces, results = [], {}
-    while engine.has_work:
-        for update in engine.step():
-            results[update.request_id] = update.result
-        assert engine.tracer is not None
-        traces += engine.tracer.take()
-    (result,) = results.values()
-    assert result is not None
-    requests = [one for trace in traces for one in trace.requests]
-    assert sum(len(one.rolled_back_ids) for one in requests) == result.stats.rolled_back
-    assert sum(one.num_accepted for one in requests) == result.stats.accepted
-    assert (result.stats.rolled_back > 0) == (mode == "verify")
-    assert [trace.step for trace in traces if trace.passes] == list(range(1, engine.counters.num_steps + 1))
 
 
 def test_determinism_off_refuses_deterministic_requests_only(tiny_llama: Path) -> None:

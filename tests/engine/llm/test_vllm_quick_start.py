@@ -89,14 +89,6 @@ def test_program_runs(program: dict[str, Any], source: str) -> None:
     exec(source, dict(program))
 
 
-def test_template_applied_by_hand_gives_the_prompt_of_chat(program: dict[str, Any]) -> None:
-    llm, talk = program["llm"], [{"role": "user", "content": "hello"}]
-    params = holdfast.SamplingParams(max_tokens=4, temperature=0)
-    text = llm.get_tokenizer().apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-    by_hand, chat = llm.generate(text, params)[0], llm.chat(talk, params)
-    assert (by_hand.prompt, by_hand.token_ids) == (chat.prompt, chat.token_ids)
-
-
 def make_bar(seen: list[Any]) -> Callable[..., Any]:
     class Bar:
         def __init__(self, **options: Any) -> None:

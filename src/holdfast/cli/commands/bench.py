@@ -37,11 +37,10 @@ def demo(model: o.ModelArgument = None, engine: EngineConfig = o.ENGINE) -> None
 
     Exits with 1 if a bit of a deterministic answer differs.
     """
-    config = replace(engine, model=model)
-    opened = o.open_model(config)
+    llm = o.open_llm(replace(engine, model=model))
     from holdfast.bench.demo import run
 
-    raise typer.Exit(0 if run(o.open_llm(config, opened=opened)) else 1)
+    raise typer.Exit(0 if run(llm) else 1)
 
 
 @bench.command()
@@ -58,11 +57,9 @@ def determinism(
     kernels of this machine differ, or if a cell with the guarantee has two answers. The digest of a cell's
     answers is the same in another process, and on another machine with the same fingerprint.
     """
-    config = replace(engine, model=model)
-    opened = o.open_model(config)
+    llm = o.open_llm(replace(engine, model=model))
     from holdfast.bench.determinism import run_cells, run_control
 
-    llm = o.open_llm(config, opened=opened)
     results = list(run_cells(llm.engine, runs, seed, note))
     note("the control: a tiny model of near ties, guarantee off")
     results += run_control(runs, seed, engine.num_threads)
@@ -106,11 +103,9 @@ def speed(
     engine: EngineConfig = _MEASURED,
 ) -> None:
     """Measure tok/s on this machine: prefill and 1, 8 and 32 streams, ordinary and deterministic."""
-    config = replace(engine, model=model)
-    opened = o.open_model(config)
+    running = o.open_llm(replace(engine, model=model)).engine
     from holdfast.bench.speed import PREFILL, engine_runs, measure
 
-    running = o.open_llm(config, opened=opened).engine
     prefill = min(PREFILL, running.limits.max_model_len // 2)
     runs, vocab_size = engine_runs(running), running.limits.vocab_size
     found = measure(runs, vocab_size, rounds, num_tokens, note, prefill=prefill)

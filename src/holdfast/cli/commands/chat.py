@@ -70,14 +70,12 @@ def chat(
     """
     if url is not None:
         _refuse(given_options(context, _LOCAL_ONLY), "is for a local model and cannot be used with --url")
-        from holdfast.cli.conversation import RemoteConversation
+        from holdfast.cli.conversation import Conversation, ask_server
         from holdfast.cli.server_client import ChatServer
 
         server = ChatServer(url, api_key and api_key.split(",")[0])  # HOLDFAST_API_KEY may hold several
-        remote = RemoteConversation(
-            server, model_name, sampling.params(), system, with_thoughts=thoughts is not False
-        )
-        _converse(remote)
+        ask = ask_server(server, model_name, sampling.params())
+        _converse(Conversation(ask, system, with_thoughts=thoughts is not False))
         return
     _refuse(given_options(context, ("api_key",)), "is for a server; give its --url")
     if model is not None and model_name is not None:
@@ -89,12 +87,13 @@ def chat(
         opened.check_params(params)  # a small context refuses the default of max_tokens turn by turn
     o.show_hint(config.model)
     llm = o.open_llm(config, opened=opened)
-    from holdfast.cli.conversation import LocalConversation
+    from holdfast.cli.conversation import Conversation, ask_model
 
     if thoughts:
         has_thoughts(llm, params)  # a note if not
     with llm.run_freely() as running:
-        _converse(LocalConversation(llm, running, params, system, with_thoughts=thoughts is not False))
+        ask = ask_model(llm, running, params)
+        _converse(Conversation(ask, system, with_thoughts=thoughts is not False))
 
 
 def _refuse(given: list[str], why: str) -> None:

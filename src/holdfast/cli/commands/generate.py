@@ -132,6 +132,8 @@ def generate(
     llm = o.open_llm(config, opened=opened)
     output = Output(
         len(texts),
+        params.n,
+        llm.engine.tokenizer,
         json_output,
         keep_prompts=not no_prompt_in_receipt,
         with_receipts=in_json,
@@ -176,8 +178,7 @@ def _check(
 def _answer(
     llm: "LLM", prompts: list[str], params: "SamplingParams", chat: bool | None, output: "Output"
 ) -> list[Result]:
-    tokenizer = llm.engine.tokenizer
-    through_template = tokenizer.chat_template is not None if chat is None else chat
+    through_template = llm.engine.tokenizer.chat_template is not None if chat is None else chat
     tokens: list[str | list[int]] = [
         llm.chat_tokens([{"role": "user", "content": prompt}]) if through_template else prompt
         for prompt in prompts
@@ -186,7 +187,7 @@ def _answer(
         handles = [engine.submit(one, params) for one in tokens]
         try:
             return [
-                output.show(number, handle, params.n, tokenizer, prompt)
+                output.show(number, handle, prompt)
                 for number, (handle, prompt) in enumerate(zip(handles, tokens, strict=True), 1)
             ]
         except KeyboardInterrupt:
@@ -198,23 +199,18 @@ class Output:
     """Write answers to stdout: as text, with headings if there are several, or as JSON lines."""
 
     num_prompts: int
+    num_choices: int
+    tokenizer: "Tokenizer"
     as_json: bool
     keep_prompts: bool
-    with_receipts: bool = False
-    with_thoughts: bool = False
+    with_receipts: bool
+    with_thoughts: bool
 
-    def show(
-        self,
-        number: int,
-        handle: "RequestHandle",
-        num_choices: int,
-        tokenizer: "Tokenizer",
-        prompt: str | list[int],
-    ) -> Result:
+    def show(self, number: int, handle: "RequestHandle", prompt: str | list[int]) -> Result:
         """Write the answers to one prompt, the first as it is streamed, and return the result."""
         if not self.as_json:
-            read = PromptText(tokenizer, prompt) if self.with_thoughts else None
-            writer = self._begin(number, 0, num_choices, read)
+            read = PromptText(self.tokenizer, prompt) if self.with_thoughts else None
+            writer = self._begin(number, 0, read)
             later: dict[int, list[Delta]] = {}
             for delta in handle:
                 if delta.index == 0:
@@ -229,7 +225,7 @@ class Output:
             typer.echo(as_json(result, with_receipt=self.with_receipts))
         else:
             for index in range(1, len(result.choices)):
-                writer = self._begin(number, index, num_choices)
+                writer = self._begin(number, index)
                 for delta in later.get(index, ()):
                     own = [one for one in delta.thoughts if one.position >= len(result.prompt_token_ids)]
                     writer.write(delta.text, own)
@@ -237,18 +233,16 @@ class Output:
         sys.stdout.flush()
         return result
 
-    def label(self, number: int, index: int, num_choices: int) -> str:
+    def label(self, number: int, index: int) -> str:
         """ "2" is the second prompt's answer, or the only prompt's second; "2.3" the second prompt's third."""
-        parts = [number] if self.num_prompts > 1 or num_choices == 1 else []
-        return ".".join(map(str, [*parts, index + 1] if num_choices > 1 else parts))
+        parts = [number] if self.num_prompts > 1 or self.num_choices == 1 else []
+        return ".".join(map(str, [*parts, index + 1] if self.num_choices > 1 else parts))
 
-    def _begin(
-        self, number: int, index: int, num_choices: int, prompt: PromptText | None = None
-    ) -> AnswerWriter:
+    def _begin(self, number: int, index: int, prompt: PromptText | None = None) -> AnswerWriter:
         writer = AnswerWriter(with_thoughts=self.with_thoughts, prompt=prompt)
-        if self.num_prompts > 1 or num_choices > 1:
+        if self.num_prompts > 1 or self.num_choices > 1:
             first = number == 1 and index == 0
-            label = f"[{self.label(number, index, num_choices)}]"
+            label = f"[{self.label(number, index)}]"
             typer.echo(f"{'' if first else chr(10)}{label}")
             if self.with_thoughts and not writer.inline:
                 note(label)
@@ -260,4 +254,4 @@ def _show_tables(number: int, result: Result, output: Output) -> None:
         show_logprobs(f"prompt {number}", result.prompt_logprobs)
     for index, choice in enumerate(result.choices):
         if choice.logprobs is not None:
-            show_logprobs(f"answer {output.label(number, index, len(result.choices))}", choice.logprobs)
+            show_logprobs(f"answer {output.label(number, index)}", choice.logprobs)

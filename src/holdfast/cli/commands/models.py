@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -136,28 +137,18 @@ def _in_repo(repo: "CachedRepoInfo") -> Iterator[ListedModel]:
 def _describe(
     name: str, source: Literal["builtin", "cache"], path: Path, is_default: bool = False
 ) -> ListedModel:
+    known = partial(
+        ListedModel, name, source, str(path), size_bytes=_weight_bytes(path), is_default=is_default
+    )
     try:
         checkpoint = open_checkpoint(path)
     except HoldfastError as error:
-        return ListedModel(
-            name,
-            source,
-            str(path),
-            architecture=_claimed_architecture(path),
-            size_bytes=_weight_bytes(path),
-            reason=str(error),
-            is_default=is_default,
-        )
+        return known(architecture=_claimed_architecture(path), reason=str(error))
     config = checkpoint.config
-    return ListedModel(
-        name,
-        source,
-        str(path),
+    return known(
         architecture=FAMILIES[config.family].architecture,
         dtype=config.torch_dtype or _most_common_format(checkpoint.path),
         num_parameters=config.num_parameters,
-        size_bytes=_weight_bytes(path),
-        is_default=is_default,
     )
 
 

@@ -1,9 +1,9 @@
 """`holdfast score`: the logprobs of given completions after given prompts, in one batch."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -66,63 +66,26 @@ def score(
     opened = o.open_model(config)
     opened.check_params(score_params(deterministic=not ordinary, think=think))
     llm = o.open_llm(config, opened=opened)
-    for scored in _score(llm, pairs, chat, not ordinary, think):
+    ids = [_tokenize(llm, pair, chat, not ordinary) for pair in pairs]
+    logprobs = llm.score_batch(ids, deterministic=not ordinary, think=think)
+    for (prompt_tokens, completed), values in zip(ids, logprobs, strict=True):
+        total = math.fsum(values)  # the exact sum, rounded once, in whatever order
+        rows = [
+            {"token_id": id_, "text": _text(llm, id_), "logprob": value, "bits": bits(value)}
+            for id_, value in zip(completed, values, strict=True)
+        ]
         if json_output:
-            typer.echo(json_line(scored.as_dict()))
-        else:
-            scored.show(tokens)
+            about = {"deterministic": not ordinary, "fingerprint": llm.engine.fingerprint.digest}
+            scored = {"sum": total, "prompt_tokens": len(prompt_tokens), "tokens": rows, **about}
+            typer.echo(json_line(scored))
+            continue
+        typer.echo(repr(total))
+        for id_, value in zip(completed, values, strict=True) if tokens else ():
+            typer.echo(f"{id_:>8}  {value:>12.6f}  {bits(value)}  {_text(llm, id_)!r}")
 
 
-@dataclass(frozen=True)
-class Scored:
-    token_ids: list[int]
-    texts: list[str]
-    logprobs: list[float]
-    num_prompt_tokens: int
-    deterministic: bool
-    fingerprint: str
-
-    @property
-    def total(self) -> float:
-        """The exact sum, rounded once. It does not depend on the order of addition."""
-        return math.fsum(self.logprobs)
-
-    def as_dict(self) -> dict[str, Any]:
-        each = zip(self.token_ids, self.texts, self.logprobs, strict=True)
-        return {
-            "sum": self.total,
-            "prompt_tokens": self.num_prompt_tokens,
-            "tokens": [
-                {"token_id": id_, "text": text, "logprob": value, "bits": bits(value)}
-                for id_, text, value in each
-            ],
-            "deterministic": self.deterministic,
-            "fingerprint": self.fingerprint,
-        }
-
-    def show(self, tokens: bool) -> None:
-        typer.echo(repr(self.total))
-        for id_, text, value in zip(self.token_ids, self.texts, self.logprobs, strict=True) if tokens else ():
-            typer.echo(f"{id_:>8}  {value:>12.6f}  {bits(value)}  {text!r}")
-
-
-def _score(llm: "LLM", pairs: list[ScorePair], chat: bool, deterministic: bool, think: bool) -> list[Scored]:
-
-    ids = [_tokenize(llm, pair, chat, deterministic) for pair in pairs]
-    logprobs = llm.score_batch(ids, deterministic=deterministic, think=think)
-    fingerprint = llm.engine.fingerprint.digest
-    token_bytes = llm.engine.tokenizer.token_bytes
-    return [
-        Scored(
-            token_ids=completion,
-            texts=[token_bytes(id_).decode("utf-8", "replace") for id_ in completion],
-            logprobs=each,
-            num_prompt_tokens=len(prompt),
-            deterministic=deterministic,
-            fingerprint=fingerprint,
-        )
-        for (prompt, completion), each in zip(ids, logprobs, strict=True)
-    ]
+def _text(llm: "LLM", token_id: int) -> str:
+    return llm.engine.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
 def _tokenize(llm: "LLM", pair: ScorePair, chat: bool, deterministic: bool) -> tuple[list[int], list[int]]:
