@@ -69,10 +69,9 @@ def test_rows_are_written_and_shown_again(tmp_path: Path) -> None:
     file = tmp_path / "bench-gpu-certificate.json"
     codes, text = run_scripts(
         ("gpu_certificate", "--models", "tiny", "--out", tmp_path),
-        ("gpu", "--show", file, file),
         ("divergence", "--read", recording, "--save", tmp_path / "again.json"),
     )
-    assert codes == [0, 0, 0], text
+    assert codes == [0, 0], text
     assert "| plain classes |" in text and "deterministic (verify): 50 runs, 1 answers" in text
     written = json.loads(file.read_text())
     assert written["name"] == "bench-gpu-certificate" and written["machine"] and "torch" in written
@@ -89,10 +88,9 @@ def test_tables_of_the_documentation_are_those_of_their_data() -> None:
 @pytest.mark.long
 def test_cells_of_a_tiny_model_are_certified(tmp_path: Path) -> None:
     names = "uniform-8,prefill-8,mixed,json,verify-32"
-    plot = tmp_path / "cells.png"
     command = ("gpu", "--model", "tiny", "--rounds", "1", "--out", tmp_path)
     codes, text = run_scripts(
-        (*command, "--only", names, "--plot", plot),
+        (*command, "--only", names),
         ("gpu_step", "--model", "tiny-moe"),
         ("interference", tmp_path / "none", "--modes", "auto"),
     )
@@ -100,8 +98,7 @@ def test_cells_of_a_tiny_model_are_certified(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "bench-gpu.json").read_text())["rows"]
     assert {row["cell"] for row in rows if row["part"] == "cells"} == set(names.split(","))
     assert all(row["certified"] == row["answers"] for row in rows if row.get("variant") == "deterministic")
-    assert "8 verified" in text and "| / ordinary | / off |" in text and "| floor ms |" in text
-    assert plot.stat().st_size > 1000
+    assert "| / off |" in text and "| floor ms |" in text
 
 
 def test_failed_part_is_noted_and_the_next_one_runs(load: Load, tmp_path: Path) -> None:
