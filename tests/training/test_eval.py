@@ -15,8 +15,7 @@ from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.locate import COIN, locate
-from holdfast_thinking.eval.accuracy import measure_accuracy, opposite, swap_last_thought
-from holdfast_thinking.eval.latency import measure_latency
+from holdfast_thinking.eval.measures import measure_accuracy, measure_latency, opposite, swap_last_thought
 from holdfast_thinking.eval.model import EvalModel, EvalPrompt, final_answer
 from holdfast_thinking.eval.report import show_eval
 from holdfast_thinking.eval.run import EvalSettings, run_eval
