@@ -21,6 +21,7 @@ from holdfast_thinking.model.packed import IGNORED, PackSpec, pack
 from holdfast_thinking.model.tokenizer import build_tokenizer
 from holdfast_thinking.run.loop import start_run
 from holdfast_thinking.settings import SIZES, TrainingSettings
+from support.thinking_models import thinking_config
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "thinking"
 SETTINGS = TrainingSettings(size=SIZES["tiny"], max_events=2, chunk=16, max_thought=32, steps=2, batch=4)
@@ -57,7 +58,7 @@ def test_given_state_is_added_and_not_learned(frame: ChatFrame | None) -> None:
     tokenizer = build_tokenizer(ENTITIES.words())
     batch = make_batch(told, tokenizer, TextRules("thinking", 16, 32, 0, frame, carry=True))
     due = batch.is_thought_about(True)
-    packed = pack(batch, PackSpec((None,), 2, while_answering=True, carry=True))
+    packed = pack(batch, PackSpec((None,), thinking_config(carry=True)))
     assert packed.thought is not None
     assert (packed.thought.ids != IGNORED).sum() == ((batch.thoughts >= 0).sum(axis=2) + 1)[due].sum()
     for row, each in enumerate(told):
