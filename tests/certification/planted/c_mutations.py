@@ -1,9 +1,15 @@
 """Order changes in the sources of the C kernels."""
 
-from certification.planted.mutants import Mutation
+from certification.planted.mutants import Mutation, in_source
 
-_GEMM, _ATTENTION = ("linear",), ("attention",)
-_NORMS = ("rms_norm", "add_rms_norm")
+_gemm = in_source("linear.c", "linear")
+_attention = in_source("attention.c", "attention")
+_norm = in_source("rowwise.c", "rms_norm", "add_rms_norm")
+_rope = in_source("rowwise.c", "rope")
+_silu = in_source("rowwise.c", "silu_mul")
+_logsumexp = in_source("sampling.c", "logsumexp")
+_sample = in_source("sampling.c", "sample")
+
 _K_LOOP = "    for (; k < K; k += 4) {\n#if VL == 4\n        vf xv[MR];"
 _K_END = "    float sums[MR * 8 * VL];"
 _EACH_SUM = "UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < 2 * panels; c++)"
@@ -11,23 +17,14 @@ _EACH_SUM = "UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < 2 
 
 def _in_blocks(name: str, boundary: str) -> Mutation:
     """The running sums are set aside wherever the condition on k holds, and added in order."""
-    return Mutation(
+    set_aside = "aside[r][c] = aside[r][c] + acc[r][c], acc[r][c] = splat(0.0f);"
+    loop = _K_LOOP.replace("{\n", f"{{\n        if ({boundary}) {_EACH_SUM} {set_aside}\n", 1)
+    return _gemm(
         name,
-        _GEMM,
-        "linear.c",
-        (
-            (
-                _K_LOOP,
-                f"    vf aside[MR][8];\n    {_EACH_SUM} aside[r][c] = splat(0.0f);\n"
-                + _K_LOOP.replace(
-                    "{\n",
-                    f"{{\n        if ({boundary}) {_EACH_SUM} "
-                    "aside[r][c] = aside[r][c] + acc[r][c], acc[r][c] = splat(0.0f);\n",
-                    1,
-                ),
-            ),
-            (_K_END, f"    {_EACH_SUM} acc[r][c] = aside[r][c] + acc[r][c];\n{_K_END}"),
-        ),
+        _K_LOOP,
+        f"    vf aside[MR][8];\n    {_EACH_SUM} aside[r][c] = splat(0.0f);\n{loop}",
+        _K_END,
+        f"    {_EACH_SUM} acc[r][c] = aside[r][c] + acc[r][c];\n{_K_END}",
     )
 
 
@@ -40,28 +37,23 @@ _LINEAR = (
         "K in two halves, last panel of N only", "column + 2 * panels * VL >= out->N && k == K / 8 * 4"
     ),
     _in_blocks("K in two halves, tiles of five rows only", "rows == 5 && k == K / 8 * 4"),
-    Mutation(
+    _gemm(
         "K backwards in steps of four",
-        _GEMM,
-        "linear.c",
-        (
-            ("const int is_ahead = VL == 4 && panels == 1;", "const int is_ahead = 0;"),
-            (_K_LOOP, _K_LOOP.replace("; k < K; k += 4", "k = K - 4; k >= 0; k -= 4")),
-        ),
+        "const int is_ahead = VL == 4 && panels == 1;",
+        "const int is_ahead = 0;",
+        _K_LOOP,
+        _K_LOOP.replace("; k < K; k += 4", "k = K - 4; k >= 0; k -= 4"),
     ),
-    Mutation(
+    _gemm(
         "bias added first",
-        _GEMM,
-        "linear.c",
+        "acc[r][c] = splat(0.0f);\n    vf now",
         (
-            (
-                "acc[r][c] = splat(0.0f);\n    vf now",
-                "acc[r][c] = out->bias && out->N > column + c * VL\n"
-                "            ? load_partial(out->bias + column + c * VL, out->N - column - c * VL, F32) : splat(0.0f);\n"
-                "    vf now",
-            ),
-            ("if (out->bias) v = v + load_partial(out->bias + column + c, n, F32);", ""),
+            "acc[r][c] = out->bias && out->N > column + c * VL\n"
+            "            ? load_partial(out->bias + column + c * VL, out->N - column - c * VL, F32) : splat(0.0f);\n"
+            "    vf now"
         ),
+        "if (out->bias) v = v + load_partial(out->bias + column + c, n, F32);",
+        "",
     ),
 )
 
@@ -76,287 +68,188 @@ _EACH_SCORE = "UNROLL for (int i = 0; i < n; i++) UNROLL for (int v = 0; v < vec
 _OUTPUT = "load_v(o + i * MAX_DIM + d + v * VL, F32)"
 
 _ATTENTIONS = (
-    Mutation("KV blocks of 32", _ATTENTION, "attention.c", (("#define BLOCK 64", "#define BLOCK 32"),)),
-    Mutation("KV blocks of 128", _ATTENTION, "attention.c", (("#define BLOCK 64", "#define BLOCK 128"),)),
-    Mutation(
+    _attention("KV blocks of 32", "#define BLOCK 64", "#define BLOCK 32"),
+    _attention("KV blocks of 128", "#define BLOCK 64", "#define BLOCK 128"),
+    _attention(
         "KV blocks in reverse",
-        _ATTENTION,
-        "attention.c",
+        "for (int64_t start = begin; start < end; start += BLOCK) {\n        Block b = next;",
         (
-            (
-                "for (int64_t start = begin; start < end; start += BLOCK) {\n        Block b = next;",
-                "for (int64_t start = (end - 1) / BLOCK * BLOCK; start >= begin; start -= BLOCK) {\n"
-                "        Block b = locate_block(a, t, start, end);",
-            ),
+            "for (int64_t start = (end - 1) / BLOCK * BLOCK; start >= begin; start -= BLOCK) {\n"
+            "        Block b = locate_block(a, t, start, end);"
         ),
     ),
-    Mutation(
+    _attention(
         "KV blocks from the window's first page",
-        _ATTENTION,
-        "attention.c",
-        (("begin = first_block(a, a->positions[t->row]);", "begin = w->first[0] / a->page * a->page;"),),
+        "begin = first_block(a, a->positions[t->row]);",
+        "begin = w->first[0] / a->page * a->page;",
     ),
-    Mutation(
+    _attention(
         "QK dot in two halves",
-        _ATTENTION,
-        "attention.c",
-        (
-            (
-                _SCORES,
-                f"    vf aside[4][4];\n    {_EACH_SCORE} aside[i][v] = splat(0.0f);\n"
-                + _SCORES.replace(
-                    "{\n",
-                    f"{{\n        if (d == D / 8 * 4) {_EACH_SCORE} aside[i][v] = acc[i][v], acc[i][v] = splat(0.0f);\n",
-                    1,
-                ),
-            ),
-            (_SCORES_END, f"    {_EACH_SCORE} acc[i][v] = aside[i][v] + acc[i][v];\n{_SCORES_END}"),
+        _SCORES,
+        f"    vf aside[4][4];\n    {_EACH_SCORE} aside[i][v] = splat(0.0f);\n"
+        + _SCORES.replace(
+            "{\n",
+            f"{{\n        if (d == D / 8 * 4) {_EACH_SCORE} aside[i][v] = acc[i][v], acc[i][v] = splat(0.0f);\n",
+            1,
         ),
+        _SCORES_END,
+        f"    {_EACH_SCORE} acc[i][v] = aside[i][v] + acc[i][v];\n{_SCORES_END}",
     ),
-    Mutation(
+    _attention(
         "PV sum in reverse",
-        _ATTENTION,
-        "attention.c",
-        (
-            ("for (; j + 4 <= j1; j += 4) {", "for (; 0;) {"),
-            ("for (; j < j1; j++) {", "for (j = j1 - 1; j >= j0; j--) {"),
-        ),
+        "for (; j + 4 <= j1; j += 4) {",
+        "for (; 0;) {",
+        "for (; j < j1; j++) {",
+        "for (j = j1 - 1; j >= j0; j--) {",
     ),
-    Mutation(
+    _attention(
         "PV sum of a block apart",
-        _ATTENTION,
-        "attention.c",
-        (
-            (f"acc[i][v] = {_OUTPUT};", "acc[i][v] = splat(0.0f);"),
-            (
-                "store_v(o + i * MAX_DIM + d + v * VL, acc[i][v], F32);",
-                f"store_v(o + i * MAX_DIM + d + v * VL, {_OUTPUT} + acc[i][v], F32);",
-            ),
-        ),
+        f"acc[i][v] = {_OUTPUT};",
+        "acc[i][v] = splat(0.0f);",
+        "store_v(o + i * MAX_DIM + d + v * VL, acc[i][v], F32);",
+        f"store_v(o + i * MAX_DIM + d + v * VL, {_OUTPUT} + acc[i][v], F32);",
     ),
-    Mutation(
+    _attention(
         "softmax sum in reverse",
-        _ATTENTION,
-        "attention.c",
-        (
-            (
-                "for (int64_t j = from; j < to; j += SUM_LANES) {\n        vf p",
-                "for (int64_t j = to - SUM_LANES; j >= from; j -= SUM_LANES) {\n        vf p",
-            ),
-        ),
+        "for (int64_t j = from; j < to; j += SUM_LANES) {\n        vf p",
+        "for (int64_t j = to - SUM_LANES; j >= from; j -= SUM_LANES) {\n        vf p",
     ),
-    Mutation(
+    _attention(
         "softmax sum rescaled without fma",
-        _ATTENTION,
-        "attention.c",
-        (("__builtin_fmaf(w->l[i], rescale[0], reduce_sum(sum))", "w->l[i] * rescale[0] + reduce_sum(sum)"),),
+        "__builtin_fmaf(w->l[i], rescale[0], reduce_sum(sum))",
+        "w->l[i] * rescale[0] + reduce_sum(sum)",
     ),
-    Mutation(
-        "output times the inverse of the sum",
-        _ATTENTION,
-        "attention.c",
-        (("/ splat(w->l[i]);", "* splat(1.0f / w->l[i]);"),),
-    ),
+    _attention("output times the inverse of the sum", "/ splat(w->l[i]);", "* splat(1.0f / w->l[i]);"),
 )
 
 _SQUARES = "FOR_EACH_PART(D, const vf v = load_partial(at(x, i, dt), n, dt); sum.part[k] = fma_v(v, v, sum.part[k]);)"
 _EACH_PART = "UNROLL for (int k = 0; k < SUM_PARTS; k++)"
 _ROWWISE = (
-    Mutation(
+    _norm(
         "squares in two accumulators",
-        _NORMS,
-        "rowwise.c",
-        (
-            (
-                _SQUARES,
-                "Sum odd = sum; "
-                + _SQUARES.replace(
-                    "sum.part[k] = fma_v(v, v, sum.part[k]);",
-                    "Sum *at_i = i / SUM_LANES % 2 ? &odd : &sum; at_i->part[k] = fma_v(v, v, at_i->part[k]);",
-                )
-                + f" {_EACH_PART} sum.part[k] = sum.part[k] + odd.part[k];",
-            ),
-        ),
+        _SQUARES,
+        "Sum odd = sum; "
+        + _SQUARES.replace(
+            "sum.part[k] = fma_v(v, v, sum.part[k]);",
+            "Sum *at_i = i / SUM_LANES % 2 ? &odd : &sum; at_i->part[k] = fma_v(v, v, at_i->part[k]);",
+        )
+        + f" {_EACH_PART} sum.part[k] = sum.part[k] + odd.part[k];",
     ),
-    Mutation(
+    _norm(
         "squares in blocks of 64",
-        _NORMS,
-        "rowwise.c",
-        (
-            (
-                _SQUARES,
-                "Sum aside = sum; "
-                + _SQUARES.replace(
-                    "sum.part[k] = fma",
-                    "if (base % 64 == 0) aside.part[k] = aside.part[k] + sum.part[k], sum.part[k] = splat(0.0f); "
-                    "sum.part[k] = fma",
-                )
-                + f" {_EACH_PART} sum.part[k] = aside.part[k] + sum.part[k];",
-            ),
-        ),
+        _SQUARES,
+        "Sum aside = sum; "
+        + _SQUARES.replace(
+            "sum.part[k] = fma",
+            "if (base % 64 == 0) aside.part[k] = aside.part[k] + sum.part[k], sum.part[k] = splat(0.0f); "
+            "sum.part[k] = fma",
+        )
+        + f" {_EACH_PART} sum.part[k] = aside.part[k] + sum.part[k];",
     ),
-    Mutation(
+    _norm(
         "squares rounded, no fma",
-        _NORMS,
-        "rowwise.c",
-        ((_SQUARES, _SQUARES.replace("fma_v(v, v, sum.part[k])", "sum.part[k] + v * v")),),
+        _SQUARES,
+        _SQUARES.replace("fma_v(v, v, sum.part[k])", "sum.part[k] + v * v"),
     ),
-    Mutation(
-        "mean as sum * (1 / n)",
-        _NORMS,
-        "rowwise.c",
-        (("reduce_sum(sum) / (float)D", "reduce_sum(sum) * (1.0f / (float)D)"),),
-    ),
-    Mutation(
+    _norm("mean as sum * (1 / n)", "reduce_sum(sum) / (float)D", "reduce_sum(sum) * (1.0f / (float)D)"),
+    _norm(
         "inverse root in fp64",
-        _NORMS,
-        "rowwise.c",
-        (
-            (
-                "1.0f / __builtin_sqrtf(reduce_sum(sum) / (float)D + eps)",
-                "(float)(1.0 / __builtin_sqrt((double)(reduce_sum(sum) / (float)D + eps)))",
-            ),
-        ),
+        "1.0f / __builtin_sqrtf(reduce_sum(sum) / (float)D + eps)",
+        "(float)(1.0 / __builtin_sqrt((double)(reduce_sum(sum) / (float)D + eps)))",
     ),
-    Mutation(
+    _norm(
         "weight applied before rounding",
-        _NORMS,
-        "rowwise.c",
-        (
-            (
-                "const vf unit = round_v(load_partial(at(x, i, dt), n, dt) * factor, dt);",
-                "const vf unit = load_partial(at(x, i, dt), n, dt) * factor;",
-            ),
-        ),
+        "const vf unit = round_v(load_partial(at(x, i, dt), n, dt) * factor, dt);",
+        "const vf unit = load_partial(at(x, i, dt), n, dt) * factor;",
     ),
-    Mutation(
-        "no fma",
-        ("rope",),
-        "rowwise.c",
-        (
-            ("fma_v(a, c, splat(0.0f) - b * s)", "a * c - b * s"),
-            ("fma_v(b, c, a * s)", "b * c + a * s"),
-        ),
+    _rope(
+        "no fma", "fma_v(a, c, splat(0.0f) - b * s)", "a * c - b * s", "fma_v(b, c, a * s)", "b * c + a * s"
     ),
-    Mutation(
+    _rope(
         "the other product fused",
-        ("rope",),
-        "rowwise.c",
-        (
-            ("fma_v(a, c, splat(0.0f) - b * s)", "fma_v(splat(0.0f) - b, s, a * c)"),
-            ("fma_v(b, c, a * s)", "fma_v(a, s, b * c)"),
-        ),
+        "fma_v(a, c, splat(0.0f) - b * s)",
+        "fma_v(splat(0.0f) - b, s, a * c)",
+        "fma_v(b, c, a * s)",
+        "fma_v(a, s, b * c)",
     ),
-    Mutation(
+    _silu(
         "gate * (1 / (1 + e))",
-        ("silu_mul",),
-        "rowwise.c",
-        (
-            (
-                "round_v(gate / load_v(stage + i, F32), dt)",
-                "round_v(gate * (splat(1.0f) / load_v(stage + i, F32)), dt)",
-            ),
-        ),
+        "round_v(gate / load_v(stage + i, F32), dt)",
+        "round_v(gate * (splat(1.0f) / load_v(stage + i, F32)), dt)",
     ),
-    Mutation(
+    _silu(
         "silu rounded after the product",
-        ("silu_mul",),
-        "rowwise.c",
-        (("round_v(gate / load_v(stage + i, F32), dt)", "gate / load_v(stage + i, F32)"),),
+        "round_v(gate / load_v(stage + i, F32), dt)",
+        "gate / load_v(stage + i, F32)",
     ),
-    Mutation("stages of 32", ("silu_mul",), "rowwise.c", (("#define STAGE_LEN 64", "#define STAGE_LEN 32"),)),
+    _silu("stages of 32", "#define STAGE_LEN 64", "#define STAGE_LEN 32"),
 )
 
 _SAMPLING = (
-    Mutation(
-        "blocks of 1024",
-        ("logsumexp",),
-        "sampling.c",
-        (("#define SUM_LEN 4096", "#define SUM_LEN 1024"),),
-    ),
-    Mutation(
+    _logsumexp("blocks of 1024", "#define SUM_LEN 4096", "#define SUM_LEN 1024"),
+    _logsumexp(
         "blocks added in fp32",
-        ("logsumexp",),
-        "sampling.c",
-        (("    double sum = 0.0;\n    for (int64_t i", "    float sum = 0.0f;\n    for (int64_t i"),),
+        "    double sum = 0.0;\n    for (int64_t i",
+        "    float sum = 0.0f;\n    for (int64_t i",
     ),
-    Mutation(
+    _logsumexp(
         "two accumulators",
-        ("logsumexp",),
-        "sampling.c",
+        f"        {_EACH_PART} sum.part[k] = sum.part[k] + e[k];\n    }}\n",
         (
-            (
-                f"        {_EACH_PART} sum.part[k] = sum.part[k] + e[k];\n    }}\n",
-                "        Sum *half = base / SUM_LANES % 2 ? &odd : &sum;\n"
-                f"        {_EACH_PART} half->part[k] = half->part[k] + e[k];\n    }}\n"
-                f"    {_EACH_PART} sum.part[k] = sum.part[k] + odd.part[k];\n",
-            ),
-            (
-                "    Sum sum = zero_sum();\n    int64_t base",
-                "    Sum sum = zero_sum(), odd = zero_sum();\n    int64_t base",
-            ),
+            "        Sum *half = base / SUM_LANES % 2 ? &odd : &sum;\n"
+            f"        {_EACH_PART} half->part[k] = half->part[k] + e[k];\n    }}\n"
+            f"    {_EACH_PART} sum.part[k] = sum.part[k] + odd.part[k];\n"
         ),
+        "    Sum sum = zero_sum();\n    int64_t base",
+        "    Sum sum = zero_sum(), odd = zero_sum();\n    int64_t base",
     ),
-    Mutation(
+    _sample(
         "noise from log(1 - w) uncorrected",
-        ("sample",),
-        "sampling.c",
-        (("(splat(0.0f) - log_v(y)) * (w / divisor)", "(splat(0.0f) - log_v(y))"),),
+        "(splat(0.0f) - log_v(y)) * (w / divisor)",
+        "(splat(0.0f) - log_v(y))",
     ),
-    Mutation(
+    _sample(
         "noise correction applied first",
-        ("sample",),
-        "sampling.c",
-        (("(splat(0.0f) - log_v(y)) * (w / divisor)", "(splat(0.0f) - log_v(y)) * w / divisor"),),
+        "(splat(0.0f) - log_v(y)) * (w / divisor)",
+        "(splat(0.0f) - log_v(y)) * w / divisor",
     ),
-    Mutation(
+    _sample(
         "top-p mass in fp32",
-        ("sample",),
-        "sampling.c",
-        (
-            ("double mass[RADIX] = {0};", "float mass[RADIX] = {0};"),
-            ("double total_mass = 0.0;", "float total_mass = 0.0f;"),
-        ),
+        "double mass[RADIX] = {0};",
+        "float mass[RADIX] = {0};",
+        "double total_mass = 0.0;",
+        "float total_mass = 0.0f;",
     ),
-    Mutation(
+    _sample(
         "logits times 1 / temperature",
-        ("sample",),
-        "sampling.c",
-        (
-            ("const vf divisor = splat(temperature);", "const vf divisor = splat(1.0f / temperature);"),
-            ("load_partial(logits + i, n, F32) / divisor", "load_partial(logits + i, n, F32) * divisor"),
-        ),
+        "const vf divisor = splat(temperature);",
+        "const vf divisor = splat(1.0f / temperature);",
+        "load_partial(logits + i, n, F32) / divisor",
+        "load_partial(logits + i, n, F32) * divisor",
     ),
 )
 
 _HEADER = (
-    Mutation(
+    in_source("simd.h", "silu_mul", "attention", "logsumexp")(
         "exp with another last step",
-        ("silu_mul", "attention", "logsumexp"),
-        "simd.h",
-        (("p[i] = fma_v(p[i], r[i] * r[i], r[i]);", "p[i] = p[i] * (r[i] * r[i]) + r[i];"),),
+        "p[i] = fma_v(p[i], r[i] * r[i], r[i]);",
+        "p[i] = p[i] * (r[i] * r[i]) + r[i];",
     ),
-    Mutation(
+    in_source("simd.h", "rms_norm", "add_rms_norm", "attention", "logsumexp")(
         "lanes added from the first to the last",
-        ("rms_norm", "add_rms_norm", "attention", "logsumexp"),
-        "simd.h",
+        "INLINE float reduce_sum(const Sum sum) {\n",
         (
-            (
-                "INLINE float reduce_sum(const Sum sum) {\n",
-                "INLINE float reduce_sum(const Sum sum) {\n"
-                "    float each[SUM_LANES];\n    memcpy(each, &sum, sizeof each);\n"
-                "    for (int i = 1; i < SUM_LANES; i++) each[0] += each[i];\n    if (1) return each[0];\n",
-            ),
+            "INLINE float reduce_sum(const Sum sum) {\n"
+            "    float each[SUM_LANES];\n    memcpy(each, &sum, sizeof each);\n"
+            "    for (int i = 1; i < SUM_LANES; i++) each[0] += each[i];\n    if (1) return each[0];\n"
         ),
     ),
-    Mutation(
+    in_source("simd.h", "linear", "attention")(
         "products rounded, no fma",
-        ("linear", "attention"),
-        "simd.h",
-        (
-            ("acc = vfmaq_laneq_f32(acc, w, name, lane)", "acc = acc + vmulq_laneq_f32(w, name, lane)"),
-            ("acc = fma_v(w, splat((p)[lane]), acc)", "acc = acc + w * splat((p)[lane])"),
-        ),
+        "acc = vfmaq_laneq_f32(acc, w, name, lane)",
+        "acc = acc + vmulq_laneq_f32(w, name, lane)",
+        "acc = fma_v(w, splat((p)[lane]), acc)",
+        "acc = acc + w * splat((p)[lane])",
     ),
 )
 

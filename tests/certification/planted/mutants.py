@@ -8,7 +8,7 @@ import importlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -47,6 +47,16 @@ class Mutation:
                 )
             text = text.replace(old, new)
         path.write_text(text)
+
+
+def in_source(file: str, *operations: str) -> Callable[..., Mutation]:
+    """Return a function that makes mutations of these operations in this file."""
+
+    def mutation(name: str, *texts: str) -> Mutation:
+        """texts: a part of the source and what replaces it, in turn."""
+        return Mutation(name, operations, file, tuple(zip(texts[::2], texts[1::2], strict=True)))
+
+    return mutation
 
 
 class SourceMutants:

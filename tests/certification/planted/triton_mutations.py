@@ -1,203 +1,135 @@
 """Order changes in the sources of the Triton backend."""
 
-from certification.planted.mutants import Mutation
+from certification.planted.mutants import in_source
 
-_NORMS = ("rms_norm", "add_rms_norm")
+_norm = in_source("norm.py", "rms_norm", "add_rms_norm")
+_rope = in_source("rope_store.py", "rope")
+_silu = in_source("elementwise.py", "silu_mul")
+_attention = in_source("attention/paged.py", "attention")
+_small_m = in_source("gemms/small_m_gemm.py", "linear")
+_library = in_source("gemms/gemm.py", "linear")
+
 _ROTATE = "return tl.fma(low, cos, -(high * sin)), tl.fma(high, cos, low * sin)"
 _SILU = "(gate32 / (1.0 + tl.exp(-gate32)))"
 
 
-def _norm(name: str, *replacements: tuple[str, str]) -> Mutation:
-    return Mutation(name, _NORMS, "norm.py", replacements)
-
-
-def _attention(name: str, *replacements: tuple[str, str]) -> Mutation:
-    return Mutation(name, ("attention",), "attention/paged.py", replacements)
-
-
 TRITON_MUTATIONS = (
     _norm(
-        "squares of the other half fused", ("tl.fma(low, low, high * high)", "tl.fma(high, high, low * low)")
+        "squares of the other half fused", "tl.fma(low, low, high * high)", "tl.fma(high, high, low * low)"
     ),
     _norm(
         "folded in the middle to the end",
-        ("tl.static_range(10, LEVELS)", "tl.static_range(0, LEVELS)"),
-        ("tl.static_range(LEVELS if LEVELS < 10 else 10)", "tl.static_range(0)"),
+        "tl.static_range(10, LEVELS)",
+        "tl.static_range(0, LEVELS)",
+        "tl.static_range(LEVELS if LEVELS < 10 else 10)",
+        "tl.static_range(0)",
     ),
-    _norm("mean as sum / n", ("tl.fma(total, 1.0 / WIDTH, eps)", "total / WIDTH + eps")),
+    _norm("mean as sum / n", "tl.fma(total, 1.0 / WIDTH, eps)", "total / WIDTH + eps"),
     _norm(
         "1 / sqrt",
-        (
-            "tl.math.rsqrt(tl.fma(total, 1.0 / WIDTH, eps))",
-            "(1.0 / tl.math.sqrt(tl.fma(total, 1.0 / WIDTH, eps)))",
-        ),
+        "tl.math.rsqrt(tl.fma(total, 1.0 / WIDTH, eps))",
+        "(1.0 / tl.math.sqrt(tl.fma(total, 1.0 / WIDTH, eps)))",
     ),
     _norm(
         "weight applied before rounding",
-        ("unit = (x * inverse).to(weight.dtype).to(tl.float32)", "unit = x * inverse"),
+        "unit = (x * inverse).to(weight.dtype).to(tl.float32)",
+        "unit = x * inverse",
     ),
-    Mutation(
-        "no fma",
-        ("rope",),
-        "rope_store.py",
-        ((_ROTATE, "return low * cos - high * sin, high * cos + low * sin"),),
-    ),
-    Mutation(
+    _rope("no fma", _ROTATE, "return low * cos - high * sin, high * cos + low * sin"),
+    _rope(
         "the other product fused",
-        ("rope",),
-        "rope_store.py",
-        ((_ROTATE, "return tl.fma(-high, sin, low * cos), tl.fma(low, sin, high * cos)"),),
+        _ROTATE,
+        "return tl.fma(-high, sin, low * cos), tl.fma(low, sin, high * cos)",
     ),
-    Mutation(
-        "gate * (1 / (1 + e))",
-        ("silu_mul",),
-        "elementwise.py",
-        ((_SILU, "(gate32 * (1.0 / (1.0 + tl.exp(-gate32))))"),),
-    ),
-    Mutation(
-        "exp as a power of two",
-        ("silu_mul",),
-        "elementwise.py",
-        ((_SILU, "(gate32 / (1.0 + tl.exp2(-gate32 * 1.4426950408889634)))"),),
-    ),
-    Mutation(
-        "blocks of 1024", ("silu_mul",), "elementwise.py", (("_SILU_BLOCK = 2048", "_SILU_BLOCK = 1024"),)
-    ),
-    _attention("KV blocks of 32", ("KV_BLOCK = 64", "KV_BLOCK = 32")),
-    _attention("splits of 128 positions", ("SPLIT = 256", "SPLIT = 128")),
-    _attention("splits of 512 positions", ("SPLIT = 256", "SPLIT = 512")),
-    _attention("one split", ("SPLIT = 256", "SPLIT = 1 << 20")),
+    _silu("gate * (1 / (1 + e))", _SILU, "(gate32 * (1.0 / (1.0 + tl.exp(-gate32))))"),
+    _silu("exp as a power of two", _SILU, "(gate32 / (1.0 + tl.exp2(-gate32 * 1.4426950408889634)))"),
+    _silu("blocks of 1024", "_SILU_BLOCK = 2048", "_SILU_BLOCK = 1024"),
+    _attention("KV blocks of 32", "KV_BLOCK = 64", "KV_BLOCK = 32"),
+    _attention("splits of 128 positions", "SPLIT = 256", "SPLIT = 128"),
+    _attention("splits of 512 positions", "SPLIT = 256", "SPLIT = 512"),
+    _attention("one split", "SPLIT = 256", "SPLIT = 1 << 20"),
     _attention(
         "the split's product fused in the merge",
-        (
-            "tl.fma(acc, rescale_2d, split_acc * split_scale_2d)",
-            "tl.fma(split_acc, split_scale_2d, acc * rescale_2d)",
-        ),
+        "tl.fma(acc, rescale_2d, split_acc * split_scale_2d)",
+        "tl.fma(split_acc, split_scale_2d, acc * rescale_2d)",
     ),
     _attention(
         "block sums apart",
-        (
-            'split_acc = tl.dot(weights, block, split_acc * rescale, input_precision="ieee")',
-            'split_acc = split_acc * rescale + tl.dot(weights, block, input_precision="ieee")',
-        ),
-        (
-            'split_acc = tl.dot(tl.trans(block), weights, split_acc * rescale, input_precision="ieee")',
-            'split_acc = split_acc * rescale + tl.dot(tl.trans(block), weights, input_precision="ieee")',
-        ),
+        'split_acc = tl.dot(weights, block, split_acc * rescale, input_precision="ieee")',
+        'split_acc = split_acc * rescale + tl.dot(weights, block, input_precision="ieee")',
+        'split_acc = tl.dot(tl.trans(block), weights, split_acc * rescale, input_precision="ieee")',
+        'split_acc = split_acc * rescale + tl.dot(tl.trans(block), weights, input_precision="ieee")',
     ),
     _attention(
         "softmax sum apart",
-        (
-            'split_sum = tl.dot(weights, ones, split_sum * rescale, input_precision="ieee")',
-            "split_sum = split_sum * rescale + tl.sum(weights.to(tl.float32), 1)[:, None]",
-        ),
-        (
-            'split_sum = tl.dot(ones, weights, split_sum * rescale, input_precision="ieee")',
-            "split_sum = split_sum * rescale + tl.sum(weights.to(tl.float32), 0)[None, :]",
-        ),
+        'split_sum = tl.dot(weights, ones, split_sum * rescale, input_precision="ieee")',
+        "split_sum = split_sum * rescale + tl.sum(weights.to(tl.float32), 1)[:, None]",
+        'split_sum = tl.dot(ones, weights, split_sum * rescale, input_precision="ieee")',
+        "split_sum = split_sum * rescale + tl.sum(weights.to(tl.float32), 0)[None, :]",
     ),
     _attention(
         "output times the inverse of the sum",
-        (
-            "acc / tl.where(valid, row_sum, 1.0)[:, None] + 0.0",
-            "acc * (1.0 / tl.where(valid, row_sum, 1.0))[:, None] + 0.0",
-        ),
-        (
-            "acc / tl.where(valid, row_sum, 1.0)[None, :] + 0.0",
-            "acc * (1.0 / tl.where(valid, row_sum, 1.0))[None, :] + 0.0",
-        ),
-        ("acc / row_sum[:, None] + 0.0", "acc * (1.0 / row_sum)[:, None] + 0.0"),
+        "acc / tl.where(valid, row_sum, 1.0)[:, None] + 0.0",
+        "acc * (1.0 / tl.where(valid, row_sum, 1.0))[:, None] + 0.0",
+        "acc / tl.where(valid, row_sum, 1.0)[None, :] + 0.0",
+        "acc * (1.0 / tl.where(valid, row_sum, 1.0))[None, :] + 0.0",
+        "acc / row_sum[:, None] + 0.0",
+        "acc * (1.0 / row_sum)[:, None] + 0.0",
     ),
-    Mutation("chunks of 2048", ("logsumexp",), "sampler/logits.py", (("CHUNK = 4096", "CHUNK = 2048"),)),
-    Mutation(
+    in_source("sampler/logits.py", "logsumexp")("chunks of 2048", "CHUNK = 4096", "CHUNK = 2048"),
+    in_source("sampler/sampling.py", "logsumexp")(
         "chunk in two halves",
-        ("logsumexp",),
-        "sampler/sampling.py",
+        "tl.store(sums + at, tl.sum(tl.exp(x - base), 0))",
         (
-            (
-                "tl.store(sums + at, tl.sum(tl.exp(x - base), 0))",
-                "terms = tl.exp(x - base)\n"
-                "    low = tl.sum(tl.where(tl.arange(0, CHUNK) < CHUNK // 2, terms, 0.0), 0)\n"
-                "    tl.store(sums + at, low + tl.sum(tl.where(tl.arange(0, CHUNK) < CHUNK // 2, 0.0, terms), 0))",
-            ),
+            "terms = tl.exp(x - base)\n"
+            "    low = tl.sum(tl.where(tl.arange(0, CHUNK) < CHUNK // 2, terms, 0.0), 0)\n"
+            "    tl.store(sums + at, low + tl.sum(tl.where(tl.arange(0, CHUNK) < CHUNK // 2, 0.0, terms), 0))"
         ),
     ),
-    Mutation(
+    in_source("sampler/gumbel.py", "sample")(
         "noise from log(1 - w) uncorrected",
-        ("sample",),
-        "sampler/gumbel.py",
-        (("-_log(y) * tl.math.div_rn(w, tl.where(y == 1.0, 1.0, 1.0 - y))", "-_log(y)"),),
+        "-_log(y) * tl.math.div_rn(w, tl.where(y == 1.0, 1.0, 1.0 - y))",
+        "-_log(y)",
     ),
-    Mutation(
+    in_source("sampler/logits.py", "sample")(
         "logits times 1 / temperature",
-        ("sample",),
-        "sampler/logits.py",
-        (("clean(tl.math.div_rn(x, temperature + tl.zeros_like(x)))", "clean(x * (1.0 / temperature))"),),
+        "clean(tl.math.div_rn(x, temperature + tl.zeros_like(x)))",
+        "clean(x * (1.0 / temperature))",
     ),
-    Mutation(
+    _small_m(
         "small-M GEMM: block sums apart",
-        ("linear",),
-        "gemms/small_m_gemm.py",
         (
-            (
-                "        total = tl.dot(\n"
-                '            block, tl.load(inputs + start, mask=row_mask, other=0.0), total, input_precision="ieee"\n'
-                "        )",
-                '        total += tl.dot(block, tl.load(inputs + start, mask=row_mask, other=0.0), input_precision="ieee")',
-            ),
+            "        total = tl.dot(\n"
+            '            block, tl.load(inputs + start, mask=row_mask, other=0.0), total, input_precision="ieee"\n'
+            "        )"
         ),
+        '        total += tl.dot(block, tl.load(inputs + start, mask=row_mask, other=0.0), input_precision="ieee")',
     ),
-    Mutation(
-        "small-M GEMM: K blocks of 64",
-        ("linear",),
-        "gemms/small_m_gemm.py",
-        (("((256, 128, 64) if rows <= 16 else (128, 64))", "(64,)"),),
-    ),
-    Mutation(
+    _small_m("small-M GEMM: K blocks of 64", "((256, 128, 64) if rows <= 16 else (128, 64))", "(64,)"),
+    _library(
         "library GEMM: split-K 2",
-        ("linear",),
-        "gemms/gemm.py",
-        (
-            (
-                "        return F.linear(x, weight)\n",
-                "        return _library_gemm(x, weight, 2).sum(0).to(x.dtype)\n",
-            ),
-        ),
+        "        return F.linear(x, weight)\n",
+        "        return _library_gemm(x, weight, 2).sum(0).to(x.dtype)\n",
     ),
-    Mutation(
+    _library(
         "library GEMM: transposed",
-        ("linear",),
-        "gemms/gemm.py",
-        (
-            (
-                "        return F.linear(x, weight)\n",
-                "        return torch.mm(weight, x.t()).t().contiguous()\n",
-            ),
-        ),
+        "        return F.linear(x, weight)\n",
+        "        return torch.mm(weight, x.t()).t().contiguous()\n",
     ),
-    Mutation(
+    _library(
         "library GEMM: batched form",
-        ("linear",),
-        "gemms/gemm.py",
-        (
-            (
-                "        return F.linear(x, weight)\n",
-                "        return _library_gemm(x, weight, 1)[0].to(x.dtype)\n",
-            ),
-        ),
+        "        return F.linear(x, weight)\n",
+        "        return _library_gemm(x, weight, 1)[0].to(x.dtype)\n",
     ),
-    Mutation(
+    in_source("gemms/partial_sums.py", "linear")(
         "partial sums added in reverse",
-        ("linear",),
-        "gemms/partial_sums.py",
+        "total = tl.load(data + offset, mask=mask, other=0.0).to(tl.float32)",
         (
-            (
-                "total = tl.load(data + offset, mask=mask, other=0.0).to(tl.float32)",
-                "last: tl.constexpr = SPLIT_K - 1 if SPLIT_K > 1 else 0\n"
-                "    total = tl.load(data + last * split_rows.to(tl.int64) * WIDTH + offset, mask=mask, other=0.0)"
-                ".to(tl.float32)",
-            ),
-            ("tl.load(data + split * split_rows", "tl.load(data + (SPLIT_K - 1 - split) * split_rows"),
+            "last: tl.constexpr = SPLIT_K - 1 if SPLIT_K > 1 else 0\n"
+            "    total = tl.load(data + last * split_rows.to(tl.int64) * WIDTH + offset, mask=mask, other=0.0)"
+            ".to(tl.float32)"
         ),
+        "tl.load(data + split * split_rows",
+        "tl.load(data + (SPLIT_K - 1 - split) * split_rows",
     ),
 )
