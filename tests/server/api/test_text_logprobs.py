@@ -29,14 +29,14 @@ def test_offsets_are_places_in_the_text(prompts: PromptReader, skip_special_toke
     ids = [*fox, *word, EOS, *b]
     written = [writer.write([TokenLogprob(one, -1.0, ())]) for one in ids]
     end = 2 if skip_special_tokens else 2 + len("<|end|>")
-    assert [one["text_offset"][0] for one in written] == [0, 0, 0, 0, 1, 1, 2, end]
+    assert [one.text_offset[0] for one in written] == [0, 0, 0, 0, 1, 1, 2, end]
 
 
 def test_echoed_text_has_the_special_tokens_that_were_typed(prompts: PromptReader) -> None:
     (b,) = prompts.tokenizer.encode("b")
     ids = [EOS, b, EOS, b]  # the tokenizer added the first
     written = TextLogprobs(prompts, 0).write([TokenLogprob(one, -1.0, ()) for one in ids], echoed="b<|end|>b")
-    assert written["text_offset"] == [0, 0, 1, 8]
+    assert written.text_offset == [0, 0, 1, 8]
 
 
 def test_token_keeps_its_own_logprob_beside_others_with_the_same_text(prompts: PromptReader) -> None:
@@ -44,4 +44,4 @@ def test_token_keeps_its_own_logprob_beside_others_with_the_same_text(prompts: P
     (b,) = prompts.tokenizer.encode("b")
     top = ((first, -0.5), (second, -1.0), (b, -2.0), (third, -3.0))
     written = TextLogprobs(prompts, 4).write([TokenLogprob(first, -0.5, top), TokenLogprob(b, -2.0, top)])
-    assert written["top_logprobs"] == [{"\ufffd": -0.5, "b": -2.0}, {"b": -2.0, "\ufffd": -0.5}]
+    assert written.top_logprobs == [{"\ufffd": -0.5, "b": -2.0}, {"b": -2.0, "\ufffd": -0.5}]

@@ -169,7 +169,17 @@ def test_deltas_have_openais_shape() -> None:
     first, second = read(f"[{F}, {G}]").calls
     deltas = make_parser().feed(f"[{F}, {G}]")
     assert [delta.body() for delta in deltas] == [
-        {"tool_calls": [{"index": index, **call.body()}]} for index, call in enumerate((first, second))
+        {
+            "tool_calls": [
+                {
+                    "index": index,
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+            ]
+        }
+        for index, call in enumerate((first, second))
     ]
     assert first.id != second.id
 

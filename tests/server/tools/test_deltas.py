@@ -29,15 +29,10 @@ def test_deltas_merge_to_a_message() -> None:
 
 
 def test_content_is_null_only_with_calls() -> None:
-    assert merge_deltas([]).body() == {"role": "assistant", "content": "", "refusal": None}
-    call = ToolCall("id", "f", "{}")
-    assert merge_deltas([ToolCallDelta(0, "{}", "id", "f")]).body() == {
-        "role": "assistant",
-        "content": None,
-        "refusal": None,
-        "tool_calls": [{"id": "id", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-    }
-    assert ParsedMessage("x", (call,)).body()["content"] == "x"
+    assert merge_deltas([]) == ParsedMessage("")
+    call = ToolCallDelta(0, "{}", "id", "f")
+    assert merge_deltas([call]) == ParsedMessage(None, (ToolCall("id", "f", "{}"),))
+    assert merge_deltas([ContentDelta("x"), call]).content == "x"
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,16 @@ from holdfast.core.results import Delta
 from holdfast.server.api.chat_response import ChatChoice, ChatResponse, serve_chat
 from holdfast.server.api.response_fields import StreamUsage, holdfast_object, prompt_logprobs, usage
 from holdfast.server.api.sampling import refuse_contradictions
-from holdfast.server.api.schema.objects import ChatCompletion
-from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
+from holdfast.server.api.schema.objects import (
+    ChatCompletion,
+    ChatCompletionChoice,
+    ChatCompletionMessage,
+    FunctionCall,
+    MessageToolCall,
+)
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, documented
 from holdfast.server.api.schema.requests import ChatCompletionRequest
-from holdfast.server.errors import ApiError
+from holdfast.server.errors import ApiError, invalid_value
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import DONE, KEEP_ALIVE, end_with_error, sse_event
 from holdfast.server.tools.deltas import merge_deltas
@@ -29,8 +35,7 @@ def chat_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/chat/completions",
-        openapi_extra=body_schema(ChatCompletionRequest),
-        responses=responses(ChatCompletion, ENGINE_ERRORS, streams=True),
+        **documented(ChatCompletion, ENGINE_ERRORS, body=ChatCompletionRequest, streams=True),
     )
     async def chat(request: Request) -> Response:
         """Create a chat completion."""
@@ -61,14 +66,13 @@ class ChatCompletionWriter:
     def end_stream(self, error: ApiError) -> Sequence[bytes]:
         return end_with_error(error)
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> ChatCompletion:
         return _whole(self.response)
 
 
-def _head(response: ChatResponse, kind: str) -> dict[str, Any]:
+def _head(response: ChatResponse) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{response.call.request_id}",
-        "object": kind,
         "created": response.created,
         "model": response.frontend.model,
         "system_fingerprint": response.fingerprint,
@@ -78,7 +82,7 @@ def _head(response: ChatResponse, kind: str) -> dict[str, Any]:
 async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
     """Chunks: the role of each choice, then the deltas; the last chunk has the `holdfast` object."""
     call, body = response.call, response.body
-    head = _head(response, "chat.completion.chunk")
+    head = {"object": "chat.completion.chunk", **_head(response)}
     chunk_usage = StreamUsage(call, body.stream_options)
     yield b"".join(_first_chunk(response, index, head, chunk_usage) for index in range(len(response.choices)))
     num_unfinished = len(response.choices)
@@ -100,7 +104,7 @@ async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
         if events:
             yield b"".join(events)
     response.finished()
-    details = {"holdfast": {**holdfast_object(call), **model_fields.rest()}}
+    details = {"holdfast": holdfast_object(call, **model_fields.rest())}
     if chunk_usage.is_wanted:
         end = sse_event({**head, "choices": [last], **chunk_usage.of_chunk()})
         counts = usage(call, response.num_reasoning_tokens)
@@ -151,32 +155,36 @@ def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]
     ]
 
 
-def _whole(response: ChatResponse) -> dict[str, Any]:
+def _whole(response: ChatResponse) -> ChatCompletion:
     """The whole response, without streaming."""
     call, body = response.call, response.body
-    choices = []
-    for index, choice in enumerate(response.choices):
-        entry: dict[str, Any] = {
-            "index": index,
-            "message": merge_deltas(choice.deltas).body(),
-            "logprobs": response.logprobs(choice.logprobs),
+    choices = [
+        ChatCompletionChoice(
+            index=index,
+            message=_message(choice),
+            logprobs=response.logprobs(choice.logprobs),
+            token_ids=choice.token_ids if body.return_token_ids else None,
             **_end_fields(choice),
-        }
-        choices.append({**entry, "token_ids": choice.token_ids} if body.return_token_ids else entry)
-    body_json = {
-        **_head(response, "chat.completion"),
-        "choices": choices,
-        "usage": usage(call, response.num_reasoning_tokens),
-        "holdfast": {
-            **holdfast_object(call),
-            **response.model_fields.all(),
-        },
-    }
-    if body.prompt_logprobs is not None:
-        body_json["prompt_logprobs"] = prompt_logprobs(
-            response.frontend.prompts, call.results[0], body.prompt_logprobs
         )
-    return {**body_json, "prompt_token_ids": call.prompts[0]} if body.return_token_ids else body_json
+        for index, choice in enumerate(response.choices)
+    ]
+    whole = ChatCompletion(
+        **_head(response),
+        choices=choices,
+        usage=usage(call, response.num_reasoning_tokens),
+        holdfast=holdfast_object(call, **response.model_fields.all()),
+        prompt_token_ids=call.prompts[0] if body.return_token_ids else None,
+    )
+    if body.prompt_logprobs is not None:
+        num_top = body.prompt_logprobs
+        whole.prompt_logprobs = prompt_logprobs(response.frontend.prompts, call.results[0], num_top)
+    return whole
+
+
+def _message(choice: ChatChoice) -> ChatCompletionMessage:
+    parsed = merge_deltas(choice.deltas)
+    calls = [MessageToolCall(one.id, FunctionCall(one.name, one.arguments)) for one in parsed.calls]
+    return ChatCompletionMessage(parsed.content, None, parsed.reasoning, parsed.reasoning, calls or None)
 
 
 def _end_fields(choice: ChatChoice) -> dict[str, Any]:
@@ -190,16 +198,12 @@ def _end_fields(choice: ChatChoice) -> dict[str, Any]:
 def _refuse_unsupported(body: ChatCompletionRequest) -> None:
     refuse_contradictions(body)
     if body.max_tokens == 0 and body.max_completion_tokens is None and body.prompt_logprobs is None:
-        raise ApiError(
-            400,
-            "max_tokens is 0, so there is nothing to answer; ask for at least 1 token. To get the logprobs of the "
+        raise invalid_value(
+            "max_tokens",
+            "it is 0, so there is nothing to answer; ask for at least 1 token. To get the logprobs of the "
             "conversation itself, set prompt_logprobs; to count its tokens, use POST /tokenize",
-            param="max_tokens",
-            code="invalid_value",
         )
     if body.modalities is not None and body.modalities != ["text"]:
         raise ApiError(400, 'modalities may only be ["text"]', param="modalities", code="unsupported_value")
     if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(
-            400, "top_logprobs requires logprobs to be true", param="top_logprobs", code="invalid_value"
-        )
+        raise invalid_value("top_logprobs", "it requires logprobs to be true")

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,6 +21,7 @@ from holdfast.server.api.chat_plan import ChatPlan, plan_chat
 from holdfast.server.api.model_fields import ModelFields, check_fields
 from holdfast.server.api.response_fields import chat_logprobs, matched_stop
 from holdfast.server.api.sampling import submit_rest
+from holdfast.server.api.schema.objects import ChatCompletionLogprobs, JsonObject
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
@@ -46,7 +47,7 @@ class ChatResponse:
         self.model_fields = ModelFields(call)
         self._has_reasoning = plan.chat_format.has_reasoning
 
-    def logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
+    def logprobs(self, logprobs: list[TokenLogprob]) -> ChatCompletionLogprobs | None:
         if not self.body.logprobs:
             return None
         as_ids = bool(self.body.return_tokens_as_token_ids)
@@ -150,8 +151,8 @@ class ChatWriter(Protocol):
         """The events that end a stream with an error."""
         ...
 
-    def whole(self) -> dict[str, Any]:
-        """The JSON of a finished response."""
+    def whole(self) -> JsonObject:
+        """A finished response."""
         ...
 
 

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +33,8 @@ from holdfast.server.api.sampling import (
     submit_rest,
     truncate_prompt,
 )
-from holdfast.server.api.schema.objects import Completion
-from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
+from holdfast.server.api.schema.objects import Completion, CompletionChoice
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, documented
 from holdfast.server.api.schema.requests import CompletionRequest
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
@@ -50,8 +50,7 @@ def completion_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/completions",
-        openapi_extra=body_schema(CompletionRequest),
-        responses=responses(Completion, ENGINE_ERRORS, streams=True),
+        **documented(Completion, ENGINE_ERRORS, body=CompletionRequest, streams=True),
     )
     async def completions(request: Request) -> Response:
         """Create completions of one or several prompts."""
@@ -133,9 +132,15 @@ class _Choice:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    matched_stop: str | int | None = None
+    end: dict[str, Any] = field(default_factory=dict)  # why it ended
+
+
+def _end_fields(delta: Delta, token_ids: Sequence[int]) -> dict[str, Any]:
+    return {
+        "finish_reason": delta.finish_reason,
+        "stop_reason": delta.stop_reason,
+        "matched_stop": matched_stop(delta, token_ids),
+    }
 
 
 class CompletionResponse:
@@ -155,7 +160,6 @@ class CompletionResponse:
     def head(self) -> dict[str, Any]:
         return {
             "id": self.id,
-            "object": "text_completion",
             "created": self.created,
             "model": self.frontend.model,
             "system_fingerprint": self.fingerprint,
@@ -179,7 +183,7 @@ class CompletionResponse:
 async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
     """One chunk for each delta; the last chunk has the `holdfast` object."""
     call, body = response.call, response.body
-    head = response.head()
+    head = {"object": "text_completion", **response.head()}
     chunk_usage = StreamUsage(call, body.stream_options)
     last_ids: dict[int, tuple[int, ...]] = {}
     writers: dict[int, TextLogprobs] = {}
@@ -198,7 +202,7 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
                 "index": index,
                 "text": delta.text,
                 "logprobs": None,
-                "finish_reason": delta.finish_reason,
+                "finish_reason": None,
             }
             if delta.logprobs:
                 writer = writers.get(index) or writers.setdefault(index, response.logprobs_writer(at))
@@ -212,8 +216,7 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
                 started.add(index)
             if delta.finish_reason is not None:
                 reasons[index] = delta.finish_reason
-                choice["stop_reason"] = delta.stop_reason
-                choice["matched_stop"] = matched_stop(delta, last_ids.get(index, ()))
+                choice |= _end_fields(delta, last_ids.get(index, ()))
             if len(reasons) == len(call.streams) * response.params.n:
                 # Sent with the `holdfast` object, when all results are known.
                 last = {**head, "choices": [choice]}
@@ -223,7 +226,7 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
         if events:
             yield b"".join(events)
     call.finished([reasons[index] for index in sorted(reasons)])
-    details = {"holdfast": {**holdfast_object(call), **model_fields.rest()}}
+    details = {"holdfast": holdfast_object(call, **model_fields.rest())}
     if chunk_usage.is_wanted:
         end = sse_event({**last, **chunk_usage.of_chunk()})
         end += sse_event({**head, "choices": [], "usage": usage(call), **details})
@@ -232,9 +235,9 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
     yield end + DONE
 
 
-async def _collect(response: CompletionResponse) -> dict[str, Any]:
+async def _collect(response: CompletionResponse) -> Completion:
     """The whole response, without streaming."""
-    call, params, body = response.call, response.params, response.body
+    call, params = response.call, response.params
     model_fields = ModelFields(call)
     choices = [
         _Choice(response.logprobs_writer(index // params.n)) for index in range(len(call.streams) * params.n)
@@ -247,47 +250,35 @@ async def _collect(response: CompletionResponse) -> dict[str, Any]:
             choice.logprobs.extend(delta.logprobs or ())
             model_fields.add(delta, response.index(at, delta))
             if delta.finish_reason is not None:
-                choice.finish_reason = delta.finish_reason
-                choice.stop_reason = delta.stop_reason
-                choice.matched_stop = matched_stop(delta, choice.token_ids)
-    call.finished([choice.finish_reason or "stop" for choice in choices])
+                choice.end = _end_fields(delta, choice.token_ids)
+    call.finished([choice.end["finish_reason"] for choice in choices])
     response.fingerprint = await call.fingerprint()
-    entries = [
-        _choice_entry(response, index, choice, call.results[index // params.n])
-        for index, choice in enumerate(choices)
-    ]
-    if body.return_token_ids:
-        for index, one in enumerate(entries):
-            one["prompt_token_ids"] = call.prompts[index // params.n]
-    details = {**holdfast_object(call), **model_fields.all()}
-    return {**response.head(), "choices": entries, "usage": usage(call), "holdfast": details}
+    return Completion(
+        **response.head(),
+        choices=[
+            _choice_entry(response, index, choice, call.results[index // params.n])
+            for index, choice in enumerate(choices)
+        ],
+        usage=usage(call),
+        holdfast=holdfast_object(call, **model_fields.all()),
+    )
 
 
 def _choice_entry(
     response: CompletionResponse, index: int, choice: _Choice, result: Result
-) -> dict[str, Any]:
-    text, logprobs = "".join(choice.text), None
-    if response.body.logprobs is not None:
-        is_echoed = response.params.echo
+) -> CompletionChoice:
+    body, call = response.body, response.call
+    prompt_ids, is_echoed = call.prompts[index // response.params.n], response.params.echo
+    entry = CompletionChoice(index=index, text="".join(choice.text), logprobs=None, **choice.end)
+    if body.logprobs is not None:
         before = (result.prompt_logprobs or ()) if is_echoed else ()
-        first = response.call.prompts[index // response.params.n][0]
-        logprobs = choice.logprobs_writer.write(
-            (*before, *choice.logprobs), first, text if is_echoed else None
+        entry.logprobs = choice.logprobs_writer.write(
+            (*before, *choice.logprobs), prompt_ids[0], entry.text if is_echoed else None
         )
-    entry: dict[str, Any] = {
-        "index": index,
-        "text": text,
-        "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
-        "matched_stop": choice.matched_stop,
-    }
-    if response.body.prompt_logprobs is not None:
-        entry["prompt_logprobs"] = prompt_logprobs(
-            response.frontend.prompts, result, response.body.prompt_logprobs
-        )
-    if response.body.return_token_ids:
-        entry["token_ids"] = choice.token_ids
+    if body.prompt_logprobs is not None:
+        entry.prompt_logprobs = prompt_logprobs(response.frontend.prompts, result, body.prompt_logprobs)
+    if body.return_token_ids:
+        entry.token_ids, entry.prompt_token_ids = choice.token_ids, prompt_ids
     return entry
 
 
@@ -307,19 +298,18 @@ def _params(body: CompletionRequest, frontend: Frontend) -> SamplingParams:
 
 def _refuse_unsupported(body: CompletionRequest) -> None:
     refuse_contradictions(body)
-    unsupported: tuple[tuple[str, Callable[[], bool], str], ...] = (
+    for param, is_requested, why in (
         (
             "best_of",
-            lambda: body.best_of not in (None, body.n or 1),
+            body.best_of not in (None, body.n or 1),
             "best_of must equal n: choices are not ranked",
         ),
-        ("suffix", lambda: bool(body.suffix), "suffix is not supported"),
+        ("suffix", body.suffix, "suffix is not supported"),
         (
             "echo",
-            lambda: bool(body.echo and body.stream and body.logprobs is not None),
+            body.echo and body.stream and body.logprobs is not None,
             "echo with logprobs cannot be streamed, because the prompt's logprobs are known only at the end; omit stream",
         ),
-    )
-    for param, is_requested, why in unsupported:
-        if is_requested():
+    ):
+        if is_requested:
             raise ApiError(400, why, param=param, code="unsupported_value")

@@ -20,7 +20,7 @@ from holdfast.server.api.chat import chat_completion
 from holdfast.server.api.completions import CompletionResponse, complete, send_completion
 from holdfast.server.api.replay import find_differences, read_receipt, require_limits
 from holdfast.server.api.schema.objects import ChatCompletion, Completion
-from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, documented
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -39,8 +39,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/continue",
-        openapi_extra=body_schema(ContinueBody),
-        responses=responses(Completion | ChatCompletion, (*ENGINE_ERRORS, 409), streams=True),
+        **documented((Completion, ChatCompletion), (*ENGINE_ERRORS, 409), body=ContinueBody, streams=True),
     )
     async def continue_answer(request: Request) -> Response:
         """Continue an answer, after what the client has of a deterministic one was confirmed."""

@@ -2,8 +2,6 @@
 
 import base64
 import time
-from dataclasses import asdict
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,10 +11,17 @@ from holdfast.core.pooling import Pooling, truncate_ids
 from holdfast.core.results import unpack_embedding
 from holdfast.core.sampling_params import score_params
 from holdfast.server.api.model_fields import check_fields, read_fields
-from holdfast.server.api.response_fields import usage
+from holdfast.server.api.response_fields import num_cached_tokens
 from holdfast.server.api.sampling import max_prompt_len, prompt_list
-from holdfast.server.api.schema.objects import EmbeddingResponse
-from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
+from holdfast.server.api.schema.objects import (
+    EmbeddingData,
+    EmbeddingDetails,
+    EmbeddingRequestDetails,
+    EmbeddingResponse,
+    EmbeddingUsage,
+    PromptTokensDetails,
+)
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, documented
 from holdfast.server.api.schema.requests import EmbeddingRequest
 from holdfast.server.call import Call
 from holdfast.server.frontend import Frontend
@@ -27,11 +32,7 @@ from holdfast.server.http.sse import JSONResponse
 def embedding_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["embeddings"])
 
-    @router.post(
-        "/v1/embeddings",
-        openapi_extra=body_schema(EmbeddingRequest),
-        responses=responses(EmbeddingResponse, ENGINE_ERRORS),
-    )
+    @router.post("/v1/embeddings", **documented(EmbeddingResponse, ENGINE_ERRORS, body=EmbeddingRequest))
     async def embeddings(request: Request) -> Response:
         """Create embeddings of one or several inputs."""
         body = await frontend.read_body(request, EmbeddingRequest)
@@ -41,16 +42,10 @@ def embedding_routes(frontend: Frontend) -> APIRouter:
         ) as call:
             await run_until_disconnect(request, _run(frontend, call, inputs, body))
             call.finished(["length"] * len(inputs))
-            head = {
-                "object": "list",
-                "id": f"embd-{call.request_id}",
-                "created": int(time.time()),
-                "model": frontend.model,
-                "system_fingerprint": await call.fingerprint(),
-            }
+            fingerprint = await call.fingerprint()
             # A million numbers take long to write.
             return await frontend.prepare(
-                request, lambda token: JSONResponse({**head, **_result(call, body)})
+                request, lambda token: JSONResponse(_result(frontend.model, fingerprint, call, body))
             )
 
     return router
@@ -77,19 +72,21 @@ async def _run(frontend: Frontend, call: Call, inputs: list[str | list[int]], bo
         pass
 
 
-def _result(call: Call, body: EmbeddingRequest) -> dict[str, Any]:
-    counts = usage(call)
-    del counts["completion_tokens"]
-    each = [{"mode": result.determinism, "stats": asdict(result.stats)} for result in call.results]
-    several = {"mode": call.mode, "stats": asdict(call.stats), "requests": each}
-    return {
-        "data": [
-            {"object": "embedding", "index": index, "embedding": _encode(result.embedding or b"", body)}
+def _result(model: str, fingerprint: str, call: Call, body: EmbeddingRequest) -> EmbeddingResponse:
+    each = [EmbeddingRequestDetails(result.determinism, result.stats) for result in call.results]
+    num_tokens, cached = call.num_prompt_tokens, PromptTokensDetails(num_cached_tokens(call))
+    return EmbeddingResponse(
+        id=f"embd-{call.request_id}",
+        created=int(time.time()),
+        model=model,
+        system_fingerprint=fingerprint,
+        data=[
+            EmbeddingData(index, _encode(result.embedding or b"", body))
             for index, result in enumerate(call.results)
         ],
-        "usage": counts,
-        "holdfast": each[0] if len(each) == 1 else several,
-    }
+        usage=EmbeddingUsage(num_tokens, num_tokens, cached),
+        holdfast=EmbeddingDetails(call.mode, call.stats, each if len(each) > 1 else None),
+    )
 
 
 def _encode(embedding: bytes, body: EmbeddingRequest) -> list[float] | str:

@@ -3,7 +3,6 @@ metrics."""
 
 import asyncio
 import time
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,13 +12,16 @@ from holdfast.errors import EngineStopped, NotReady
 from holdfast.receipts.signing import PublicKey
 from holdfast.server.api.schema.objects import (
     CertificateResponse,
+    CertificateStateInfo,
+    FingerprintInfo,
     HealthResponse,
     ModelInfo,
     ModelList,
     ReceiptKeyResponse,
+    ReplicaInfo,
     VersionResponse,
 )
-from holdfast.server.api.schema.openapi import GET_ERRORS, NEEDS_NO_KEY, responses
+from holdfast.server.api.schema.openapi import GET_ERRORS, documented
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
@@ -31,50 +33,43 @@ _STATUS_SECONDS = 2.0
 
 def info_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["server"])
+    health_document = documented(HealthResponse, (), needs_key=False)
+    answered = health_document["responses"]
+    answered[503] = {**answered[200], "description": "The server cannot answer requests now."}
 
-    @router.get(
-        "/health",
-        openapi_extra=NEEDS_NO_KEY,
-        responses={
-            **responses(HealthResponse, ()),
-            503: {"model": HealthResponse, "description": "The server cannot answer requests now."},
-        },
-    )
+    @router.get("/health", **health_document)
     async def health() -> Response:
         """200 if requests are answered now, else 503. Requires no API key."""
         engines = frontend.engines
         if not frontend.admission.is_open:
-            return JSONResponse({"status": "draining"}, 503, {"Retry-After": "5"})
+            return JSONResponse(HealthResponse("draining"), 503, {"Retry-After": "5"})
         if not engines.is_ready:
             return JSONResponse(_starting(frontend), 503, {"Retry-After": str(engines.retry_after)})
         if engines.is_stuck:
-            return JSONResponse({"status": "stuck"}, 503, {"Retry-After": "5"})
-        state: dict[str, Any] = {"status": "ok", "certificate": _certificate_state(frontend)}
-        if engines.num_restarts:
-            state["restarts"] = engines.num_restarts
-        if engines.replicas:
-            state["replicas"] = [_replica(one) for one in engines.replicas]
-        if engines.requests.num_waiting:
-            state["waiting_requests"] = engines.requests.num_waiting
+            return JSONResponse(HealthResponse("stuck"), 503, {"Retry-After": "5"})
+        state = HealthResponse("ok", certificate=_certificate_state(frontend))
+        state.restarts = engines.num_restarts or None
+        state.replicas = [_replica(one) for one in engines.replicas] or None
+        state.waiting_requests = engines.requests.num_waiting or None
         return JSONResponse(state)
 
-    @router.get("/version", responses=responses(VersionResponse, GET_ERRORS))
+    @router.get("/version", **documented(VersionResponse, GET_ERRORS))
     async def version() -> Response:
         """The version of Holdfast."""
-        return JSONResponse({"version": __version__})
+        return JSONResponse(VersionResponse(__version__))
 
-    @router.get("/v1/models", responses=responses(ModelList, GET_ERRORS))
+    @router.get("/v1/models", **documented(ModelList, GET_ERRORS))
     async def models() -> Response:
         """The served model, under each of its names."""
-        return JSONResponse({"object": "list", "data": [_model(frontend, name) for name in frontend.names]})
+        return JSONResponse(ModelList([_model(frontend, name) for name in frontend.names]))
 
-    @router.get("/v1/models/{name:path}", responses=responses(ModelInfo, (*GET_ERRORS, 404)))
+    @router.get("/v1/models/{name:path}", **documented(ModelInfo, (*GET_ERRORS, 404)))
     async def model(name: str) -> Response:
         """One model."""
         frontend.require_model(name)
         return JSONResponse(_model(frontend, name))
 
-    @router.get("/v1/certificate", responses=responses(CertificateResponse, (*GET_ERRORS, 503)))
+    @router.get("/v1/certificate", **documented(CertificateResponse, (*GET_ERRORS, 503)))
     async def certificate() -> Response:
         """The engine's certificate on this machine, and its fingerprint."""
         if not frontend.engines.is_ready:
@@ -82,18 +77,17 @@ def info_routes(frontend: Frontend) -> APIRouter:
         ready = frontend.engines.ready
         named = await frontend.fingerprint()
         return JSONResponse(
-            {
-                "object": "holdfast.certificate",
-                "determinism": ready.determinism,
-                "refusal": ready.refusal,
-                "fingerprint": {"digest": named.digest, "parts": named.parts},
-                "state": _certificate_state(frontend),
-                "certificate": ready.certificate,
-                "revocation": ready.revocation,
-            }
+            CertificateResponse(
+                determinism=ready.determinism,
+                refusal=ready.refusal,
+                fingerprint=FingerprintInfo(named.digest, named.parts),
+                state=_certificate_state(frontend),
+                certificate=ready.certificate,
+                revocation=ready.revocation,
+            )
         )
 
-    @router.get("/v1/receipt_key", responses=responses(ReceiptKeyResponse, (*GET_ERRORS, 404, 503)))
+    @router.get("/v1/receipt_key", **documented(ReceiptKeyResponse, (*GET_ERRORS, 404, 503)))
     async def receipt_key() -> Response:
         """The public key of the key that signs this server's receipts."""
         ready = frontend.engines.ready
@@ -101,16 +95,9 @@ def info_routes(frontend: Frontend) -> APIRouter:
             message = "this server's receipts are not signed; start it with --receipt-key"
             raise ApiError(404, message, code="no_receipt_key")
         key = PublicKey.parse(ready.receipt_key.encode())
-        return JSONResponse(
-            {
-                "object": "holdfast.receipt_key",
-                "algorithm": "ed25519",
-                "key_id": key.key_id,
-                "public_key": key.pem,
-            }
-        )
+        return JSONResponse(ReceiptKeyResponse("ed25519", key.key_id, key.pem))
 
-    @router.get("/metrics", response_class=PlainTextResponse, responses=responses(None, GET_ERRORS))
+    @router.get("/metrics", response_class=PlainTextResponse, **documented((), GET_ERRORS))
     async def metrics(request: Request) -> Response:
         """Metrics in Prometheus' text format."""
         try:
@@ -124,47 +111,41 @@ def info_routes(frontend: Frontend) -> APIRouter:
     return router
 
 
-def _starting(frontend: Frontend) -> dict[str, Any]:
+def _starting(frontend: Frontend) -> HealthResponse:
     engines, stage = frontend.engines, frontend.start_up
     restart = engines.restart
     if restart is None:
-        progress = {"stage": stage.name, "done": stage.done, "total": stage.total} if stage.name else {}
-        left = {} if stage.seconds_left is None else {"seconds_left": stage.seconds_left}
-        return {"status": "starting", **progress, **left}
-    return {
-        "status": "restarting",
-        "reason": f"the engine process {restart.reason}",
-        "seconds": round(time.monotonic() - restart.began, 3),
-        "restarts": engines.num_restarts,
-        "waiting_requests": engines.requests.num_live,
-    }
+        state = HealthResponse("starting", seconds_left=stage.seconds_left)
+        if stage.name:
+            state.stage, state.done, state.total = stage.name, stage.done, stage.total
+        return state
+    return HealthResponse(
+        "restarting",
+        reason=f"the engine process {restart.reason}",
+        seconds=round(time.monotonic() - restart.began, 3),
+        restarts=engines.num_restarts,
+        waiting_requests=engines.requests.num_live,
+    )
 
 
-def _replica(one: ReplicaStatus) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "node": one.node,
-        "state": one.state,
-        "fingerprint": one.fingerprint,
-        "deterministic": one.is_deterministic,
-        "requests": one.num_requests,
-        "version": one.version,
-    }
+def _replica(one: ReplicaStatus) -> ReplicaInfo:
+    return ReplicaInfo(
+        one.id, one.node, one.state, one.fingerprint, one.is_deterministic, one.num_requests, one.version
+    )
 
 
-def _certificate_state(frontend: Frontend) -> dict[str, Any]:
+def _certificate_state(frontend: Frontend) -> CertificateStateInfo:
     state = frontend.engines.ready.certificate_state
-    return {"state": state.name, "checks_done": state.num_checks_done, "checks": state.num_checks}
+    return CertificateStateInfo(state.name, state.num_checks_done, state.num_checks)
 
 
-def _model(frontend: Frontend, name: str) -> dict[str, Any]:
+def _model(frontend: Frontend, name: str) -> ModelInfo:
     ready = frontend.engines.ready if frontend.engines.is_ready else None
-    return {
-        "id": name,
-        "object": "model",
-        "created": frontend.created,
-        "owned_by": "holdfast",
-        "root": frontend.model,
-        "max_model_len": None if ready is None else ready.max_model_len,
-        "about": frontend.about,
-    }
+    return ModelInfo(
+        id=name,
+        created=frontend.created,
+        owned_by="holdfast",
+        root=frontend.model,
+        max_model_len=None if ready is None else ready.max_model_len,
+        about=frontend.about,
+    )

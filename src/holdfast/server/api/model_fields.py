@@ -9,9 +9,10 @@ choices of all prompts. A stream sends each thought once, in the chunk before th
 from typing import Any
 
 from holdfast.core.results import Delta
+from holdfast.server.api.schema.objects import ThoughtInfo
 from holdfast.server.api.schema.requests import ThinkingFields
 from holdfast.server.call import Call
-from holdfast.server.errors import ApiError
+from holdfast.server.errors import ApiError, invalid_value
 
 
 def check_fields(call: Call, body: ThinkingFields) -> None:
@@ -41,11 +42,9 @@ def read_fields(body: ThinkingFields) -> dict[str, Any]:
 def _chunk_index(key: str) -> int:
     """Parse a chunk index: JSON keys are strings."""
     if not key.isascii() or not key.isdigit() or len(key) > 8 or key != str(int(key)):
-        raise ApiError(
-            400,
+        raise invalid_value(
+            "forced_thoughts",
             'the keys of forced_thoughts must be chunk indices, as strings, such as "0" or "17"',
-            param="forced_thoughts",
-            code="invalid_value",
         )
     return int(key)
 
@@ -55,19 +54,15 @@ class ModelFields:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._entries: list[dict[str, Any]] = []
+        self._entries: list[ThoughtInfo] = []
         self._num_sent = 0
 
     def add(self, delta: Delta, index: int | None = None) -> None:
         """Take a delta's. index: of its choice, if it is not the delta's own."""
-        for one in delta.thoughts:
-            entry = {
-                "chunk": one.chunk,
-                "position": one.position,
-                "text": one.text,
-                "token_ids": one.token_ids,
-            }
-            self._entries.append({"index": delta.index if index is None else index, **entry})
+        index = delta.index if index is None else index
+        self._entries += [
+            ThoughtInfo(index, one.chunk, one.position, one.text, one.token_ids) for one in delta.thoughts
+        ]
 
     @property
     def has_unsent(self) -> bool:
@@ -77,7 +72,7 @@ class ModelFields:
         """Return the fields of a whole response, by choice; none if the model does not think."""
         if not self._call.has_model_fields:
             return {}
-        return {"thoughts": sorted(self._entries, key=lambda entry: entry["index"])}
+        return {"thoughts": sorted(self._entries, key=lambda entry: entry.index)}
 
     def rest(self) -> dict[str, Any]:
         """Return the fields that were not sent yet; none if nothing is new."""

@@ -2,14 +2,13 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.results import Choice, Delta, Result
-from holdfast.engine.replay import ReplayResult, compare_result, replay_params, require_prompt, split_score
+from holdfast.engine.replay import compare_result, replay_params, require_prompt, split_score
 from holdfast.receipts.check import ReceiptCheck, check_signature
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.reader import parse_receipt
@@ -18,7 +17,7 @@ from holdfast.receipts.signing import PublicKey
 from holdfast.server.api.response_fields import usage
 from holdfast.server.api.sampling import max_prompt_len
 from holdfast.server.api.schema.objects import ReplayResponse
-from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, documented
 from holdfast.server.api.schema.requests import ReceiptFields, ReplayRequest
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
@@ -31,18 +30,23 @@ from holdfast.server.http.sse import JSONResponse
 def replay_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["reproducibility"])
 
-    @router.post(
-        "/v1/replay",
-        openapi_extra=body_schema(ReplayRequest),
-        responses=responses(ReplayResponse, ENGINE_ERRORS),
-    )
+    @router.post("/v1/replay", **documented(ReplayResponse, ENGINE_ERRORS, body=ReplayRequest))
     async def replay(request: Request) -> Response:
         """Replay a receipt. If the fingerprints differ, the request is run only with `force`."""
         body = await frontend.read_body(request, ReplayRequest)
         receipt, checked, prompt_ids = await read_receipt(request, frontend, body)
         require_limits(receipt, frontend.config)
         differences = await find_differences(frontend, receipt)
-        response = _not_compared(receipt, checked, differences)
+        response = ReplayResponse(
+            same=False,
+            compared=False,
+            promised=receipt.mode != "none",
+            seal=checked.seal,
+            signature=checked.signature,
+            fingerprint_differences=differences,
+            difference=None,
+            mode=None,
+        )
         if differences and not body.force:
             return JSONResponse(response)
         async with frontend.call(
@@ -53,8 +57,12 @@ def replay_routes(frontend: Frontend) -> APIRouter:
             await call.submit(prompt_ids, params, completion_ids=completion_ids, want_receipt=True)
             result = await run_until_disconnect(request, _run(call, params.n))
             call.finished([choice.finish_reason for choice in result.choices])
-            comparison = compare_result(receipt, result, frontend.prompts.token_text)
-            return JSONResponse({**response, **_compared(comparison), "usage": usage(call)})
+            replayed = compare_result(receipt, result, frontend.prompts.token_text)
+            response.same, response.compared = replayed.same, True
+            response.difference, response.mode = replayed.difference, replayed.mode
+            response.num_tokens, response.num_logprobs = replayed.num_tokens, replayed.num_logprobs
+            response.usage = usage(call)
+            return JSONResponse(response)
 
     return router
 
@@ -124,32 +132,3 @@ def _choice(deltas: list[Delta]) -> Choice:
         if any(delta.logprobs is not None for delta in deltas)
         else None,
     )
-
-
-def _not_compared(receipt: Receipt, checked: ReceiptCheck, differences: list[str]) -> dict[str, Any]:
-    """The response if nothing was compared."""
-    return {
-        "object": "holdfast.replay",
-        "same": False,
-        "compared": False,
-        "promised": receipt.mode != "none",
-        "seal": checked.seal,
-        "signature": checked.signature,
-        "fingerprint_differences": differences,
-        "difference": None,
-        "mode": None,
-    }
-
-
-def _compared(replay: ReplayResult) -> dict[str, Any]:
-    first = replay.difference
-    return {
-        "same": replay.same,
-        "compared": True,
-        "difference": None
-        if first is None
-        else {"choice": first.choice, "position": first.position, "what": first.what},
-        "mode": replay.mode,
-        "num_tokens": replay.num_tokens,
-        "num_logprobs": replay.num_logprobs,
-    }

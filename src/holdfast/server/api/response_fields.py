@@ -2,11 +2,24 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from holdfast.core.results import Delta, Result
 from holdfast.core.step_plan import TokenLogprob
+from holdfast.server.api.schema.objects import (
+    ChatCompletionLogprobs,
+    ChatCompletionTokenLogprob,
+    CompletionLogprobs,
+    CompletionTokensDetails,
+    HoldfastDetails,
+    PromptLogprob,
+    PromptLogprobs,
+    PromptTokensDetails,
+    RequestDetails,
+    TokenCounts,
+    TopLogprob,
+    Usage,
+)
 from holdfast.server.api.schema.requests import StreamOptions
 from holdfast.server.call import Call
 from holdfast.server.prompts import PromptReader
@@ -15,41 +28,38 @@ from holdfast.text.detokenizer import Detokenizer
 _MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token
 
 
-def usage(call: Call, num_reasoning_tokens: int | None = None) -> dict[str, Any]:
+def usage(call: Call, num_reasoning_tokens: int | None = None) -> Usage:
     """The tokens of a finished response. num_reasoning_tokens: those of thinking that is separated."""
-    cached = min(call.num_prompt_tokens, sum(result.stats.cached_tokens for result in call.results))
-    counts: dict[str, Any] = {**_token_counts(call), "prompt_tokens_details": {"cached_tokens": cached}}
-    if num_reasoning_tokens is not None:
-        counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
-    return counts
+    thought = None if num_reasoning_tokens is None else CompletionTokensDetails(num_reasoning_tokens)
+    return Usage(*_token_counts(call), PromptTokensDetails(num_cached_tokens(call)), thought)
 
 
-def _token_counts(call: Call) -> dict[str, int]:
-    """Token counts so far."""
+def num_cached_tokens(call: Call) -> int:
+    """The prompt tokens of a finished response that were in the prefix cache."""
+    return min(call.num_prompt_tokens, sum(result.stats.cached_tokens for result in call.results))
+
+
+def _token_counts(call: Call) -> tuple[int, int, int]:
+    """The tokens of the prompt, of the answers so far, and of both."""
     prompt, completion = call.num_prompt_tokens, call.num_completion_tokens
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
+    return prompt, completion, prompt + completion
 
 
-def holdfast_object(call: Call) -> dict[str, Any]:
+def holdfast_object(call: Call, **model_fields: Any) -> HoldfastDetails:
     """Determinism mode, seed and stats. For a batch of prompts: of all together, and of each one."""
     results = call.results
-    if len(results) == 1:
-        return _request_details(results[0])
-    return {
-        "mode": call.mode,
-        "seed": results[0].seed,
-        "stats": asdict(call.stats),
-        "requests": [_request_details(result) for result in results],
-    }
+    return HoldfastDetails(
+        call.mode,
+        results[0].seed,
+        call.stats,
+        results[0].receipt if len(results) == 1 else None,
+        [_request_details(result) for result in results] if len(results) > 1 else None,
+        **model_fields,
+    )
 
 
-def _request_details(result: Result) -> dict[str, Any]:
-    details = {"mode": result.determinism, "seed": result.seed, "stats": asdict(result.stats)}
-    return details if result.receipt is None else {**details, "receipt": result.receipt}
+def _request_details(result: Result) -> RequestDetails:
+    return RequestDetails(result.determinism, result.seed, result.stats, result.receipt)
 
 
 def matched_stop(delta: Delta, token_ids: Sequence[int]) -> str | int | None:
@@ -72,25 +82,22 @@ class StreamUsage:
         """Null, or with `continuous_usage_stats` the counts so far; no field without `include_usage`."""
         if not self.is_wanted:
             return {}
-        return {"usage": _token_counts(self._call) if self._is_continuous else None}
+        return {"usage": TokenCounts(*_token_counts(self._call)) if self._is_continuous else None}
 
 
-def prompt_logprobs(prompts: PromptReader, result: Result, num_top: int) -> list[dict[str, Any] | None]:
+def prompt_logprobs(prompts: PromptReader, result: Result, num_top: int) -> PromptLogprobs:
     """The logprobs of a prompt in vLLM's format: for every token an object by token id, with the
     token itself and the most likely ones. The first token has none.
 
     The rank of a token that is not among the most likely ones is not known.
     """
 
-    def entry(one: TokenLogprob) -> dict[str, Any]:
+    def entry(one: TokenLogprob) -> dict[str, PromptLogprob]:
         ranks = {id_: rank for rank, (id_, _) in enumerate(one.top, 1)}
+        values = {one.token_id: one.logprob, **dict(one.top[:num_top])}
         return {
-            str(id_): {
-                "logprob": finite(value),
-                "rank": ranks.get(id_),
-                "decoded_token": prompts.token_text(id_),
-            }
-            for id_, value in {one.token_id: one.logprob, **dict(one.top[:num_top])}.items()
+            str(id_): PromptLogprob(finite(value), ranks.get(id_), prompts.token_text(id_))
+            for id_, value in values.items()
         }
 
     return [None if one is None else entry(one) for one in result.prompt_logprobs or ()]
@@ -98,19 +105,21 @@ def prompt_logprobs(prompts: PromptReader, result: Result, num_top: int) -> list
 
 def chat_logprobs(
     prompts: PromptReader, logprobs: Sequence[TokenLogprob], *, as_ids: bool = False
-) -> dict[str, Any]:
+) -> ChatCompletionLogprobs:
     """Logprobs in the format of chat completions. as_ids: tokens are written as token_id:123."""
 
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+    def entry(token_id: int, logprob: float) -> tuple[str, float, list[int]]:
         raw = prompts.tokenizer.token_bytes(token_id)
         token = _id_name(token_id) if as_ids else raw.decode("utf-8", "replace")
-        return {"token": token, "logprob": finite(logprob), "bytes": list(raw)}
+        return token, finite(logprob), list(raw)
 
     content = [
-        {**entry(one.token_id, one.logprob), "top_logprobs": [entry(*best) for best in one.top]}
+        ChatCompletionTokenLogprob(
+            *entry(one.token_id, one.logprob), [TopLogprob(*entry(*best)) for best in one.top]
+        )
         for one in logprobs
     ]
-    return {"content": content, "refusal": None}
+    return ChatCompletionLogprobs(content, None)
 
 
 class TextLogprobs:
@@ -138,7 +147,7 @@ class TextLogprobs:
 
     def write(
         self, logprobs: Sequence[TokenLogprob | None], first_id: int = 0, echoed: str | None = None
-    ) -> dict[str, Any]:
+    ) -> CompletionLogprobs:
         """Format logprobs. None is the prompt's first token, first_id, which has no logprob. echoed: the
         whole text with its prompt, which has the special tokens that the client typed and no others."""
         ids = [first_id if one is None else one.token_id for one in logprobs]
@@ -150,12 +159,12 @@ class TextLogprobs:
                 self._offset += len(name) if echoed.startswith(name, self._offset) else 0
             else:
                 self._offset += len(self._text.push(token_id))
-        return {
-            "tokens": [self._name(token_id) for token_id in ids],
-            "token_logprobs": [None if one is None else finite(one.logprob) for one in logprobs],
-            "top_logprobs": [None if one is None else self._top(one) for one in logprobs],
-            "text_offset": offsets,
-        }
+        return CompletionLogprobs(
+            [self._name(token_id) for token_id in ids],
+            [None if one is None else finite(one.logprob) for one in logprobs],
+            [None if one is None else self._top(one) for one in logprobs],
+            offsets,
+        )
 
     def _top(self, one: TokenLogprob) -> dict[str, float]:
         entries = {self._name(one.token_id): finite(one.logprob)}

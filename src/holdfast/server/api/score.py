@@ -8,7 +8,7 @@ from holdfast.core.sampling_params import score_params
 from holdfast.server.api.model_fields import check_fields, read_fields
 from holdfast.server.api.response_fields import finite, holdfast_object, usage
 from holdfast.server.api.schema.objects import ScoreResponse
-from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, documented
 from holdfast.server.api.schema.requests import ScoreRequest
 from holdfast.server.call import Call
 from holdfast.server.frontend import Frontend
@@ -19,11 +19,7 @@ from holdfast.server.http.sse import JSONResponse
 def score_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["reproducibility"])
 
-    @router.post(
-        "/v1/score",
-        openapi_extra=body_schema(ScoreRequest),
-        responses=responses(ScoreResponse, ENGINE_ERRORS),
-    )
+    @router.post("/v1/score", **documented(ScoreResponse, ENGINE_ERRORS, body=ScoreRequest))
     async def score(request: Request) -> Response:
         """Score a completion. A text completion is tokenized by itself, without special tokens."""
         body = await frontend.read_body(request, ScoreRequest)
@@ -31,19 +27,19 @@ def score_routes(frontend: Frontend) -> APIRouter:
         async with frontend.call(request, "score", deterministic=deterministic, num_choices=1) as call:
             completion_ids = await run_until_disconnect(request, _run(frontend, call, body, deterministic))
             call.finished(["length"])
-            logprobs = [one for one in call.results[0].prompt_logprobs or () if one is not None]
+            scored = call.results[0].prompt_logprobs or ()
+            logprobs = [finite(one.logprob) for one in scored if one is not None]
             return JSONResponse(
-                {
-                    "object": "holdfast.score",
-                    "model": frontend.model,
-                    "system_fingerprint": await call.fingerprint(),
-                    "token_ids": completion_ids,
-                    "tokens": [frontend.prompts.token_text(one) for one in completion_ids],
-                    "logprobs": [finite(one.logprob) for one in logprobs],
-                    "sum": sum(finite(one.logprob) for one in logprobs),
-                    "usage": usage(call),
-                    "holdfast": holdfast_object(call),
-                }
+                ScoreResponse(
+                    model=frontend.model,
+                    system_fingerprint=await call.fingerprint(),
+                    token_ids=completion_ids,
+                    tokens=[frontend.prompts.token_text(one) for one in completion_ids],
+                    logprobs=logprobs,
+                    sum=sum(logprobs),
+                    usage=usage(call),
+                    holdfast=holdfast_object(call),
+                )
             )
 
     return router

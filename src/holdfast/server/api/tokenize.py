@@ -1,8 +1,6 @@
 """POST /tokenize, POST /detokenize and GET /tokenizer_info, answered by the frontend's own tokenizer
 without the engine."""
 
-from typing import Any
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +9,7 @@ from holdfast.core.cancel_token import CancelToken, in_slices
 from holdfast.errors import InvalidRequest
 from holdfast.server.api.chat_plan import tokenize_chat
 from holdfast.server.api.schema.objects import DetokenizeResponse, TokenizeResponse, TokenizerInfo
-from holdfast.server.api.schema.openapi import BODY_ERRORS, GET_ERRORS, body_schema, responses
+from holdfast.server.api.schema.openapi import BODY_ERRORS, GET_ERRORS, documented
 from holdfast.server.api.schema.requests import DetokenizeRequest, TokenizeRequest
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
@@ -24,32 +22,25 @@ def token_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["tokens"])
     prompts = frontend.prompts
 
-    @router.post(
-        "/tokenize",
-        openapi_extra=body_schema(TokenizeRequest),
-        responses=responses(TokenizeResponse, BODY_ERRORS),
-    )
+    @router.post("/tokenize", **documented(TokenizeResponse, BODY_ERRORS, body=TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         """Tokenize a text or a conversation."""
         body = await frontend.read_body(request, TokenizeRequest)
         return await frontend.run(request, lambda token: JSONResponse(_tokenize(prompts, body, token)))
 
-    @router.post(
-        "/detokenize",
-        openapi_extra=body_schema(DetokenizeRequest),
-        responses=responses(DetokenizeResponse, BODY_ERRORS),
-    )
+    @router.post("/detokenize", **documented(DetokenizeResponse, BODY_ERRORS, body=DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         """Decode token ids."""
         body = await frontend.read_body(request, DetokenizeRequest)
         skips = bool(body.skip_special_tokens)
 
         def decode(token: CancelToken) -> Response:
-            return JSONResponse({"prompt": prompts.decode(body.tokens, token, skip_special_tokens=skips)})
+            text = prompts.decode(body.tokens, token, skip_special_tokens=skips)
+            return JSONResponse(DetokenizeResponse(text))
 
         return await frontend.run(request, decode)
 
-    @router.get("/tokenizer_info", responses=responses(TokenizerInfo, GET_ERRORS))
+    @router.get("/tokenizer_info", **documented(TokenizerInfo, GET_ERRORS))
     async def tokenizer_info(request: Request) -> Response:
         """The tokenizer: special tokens, chat template, context."""
         return await frontend.run(request, lambda token: JSONResponse(_describe(prompts)))
@@ -57,11 +48,11 @@ def token_routes(frontend: Frontend) -> APIRouter:
     return router
 
 
-def _tokenize(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) -> dict[str, Any]:
+def _tokenize(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) -> TokenizeResponse:
     ids = _encode(prompts, body, token)
-    response: dict[str, Any] = {"count": len(ids), "max_model_len": prompts.max_model_len, "tokens": ids}
+    response = TokenizeResponse(len(ids), prompts.max_model_len, ids)
     if body.return_token_strs:
-        response["token_strs"] = [prompts.token_text(one) for ids in in_slices(ids, token) for one in ids]
+        response.token_strs = [prompts.token_text(one) for ids in in_slices(ids, token) for one in ids]
     return response
 
 
@@ -79,7 +70,7 @@ def _encode(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) ->
     )
 
 
-def _describe(prompts: PromptReader) -> dict[str, Any]:
+def _describe(prompts: PromptReader) -> TokenizerInfo:
     """The tokenizer in the words of transformers' tokenizer_config.json, as vLLM serves it."""
     tokenizer = prompts.tokenizer
     named: dict[str, str | None] = {name: tokenizer.special_tokens.get(name) for name in _NAMED}
@@ -88,14 +79,14 @@ def _describe(prompts: PromptReader) -> dict[str, Any]:
     special = {id_: prompts.token_text(id_) for id_ in sorted(tokenizer.special_ids)}
     known = set(tokenizer.special_tokens.values())
     added = tokenizer.encode("a")  # with whatever the tokenizer puts around a text
-    return {
-        "tokenizer_class": tokenizer.class_name,
+    return TokenizerInfo(
+        tokenizer_class=tokenizer.class_name,
         **named,
-        "additional_special_tokens": [text for text in special.values() if text not in known],
-        "added_tokens_decoder": {str(id_): text for id_, text in special.items()},
-        "add_bos_token": tokenizer.bos_token_id is not None and added[:1] == [tokenizer.bos_token_id],
-        "add_eos_token": bool(added) and added[-1] in tokenizer.eos_token_ids,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": prompts.max_model_len,
-        "chat_template": tokenizer.chat_template,
-    }
+        additional_special_tokens=[text for text in special.values() if text not in known],
+        added_tokens_decoder={str(id_): text for id_, text in special.items()},
+        add_bos_token=tokenizer.bos_token_id is not None and added[:1] == [tokenizer.bos_token_id],
+        add_eos_token=bool(added) and added[-1] in tokenizer.eos_token_ids,
+        clean_up_tokenization_spaces=False,
+        model_max_length=prompts.max_model_len,
+        chat_template=tokenizer.chat_template,
+    )

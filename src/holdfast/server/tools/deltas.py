@@ -30,8 +30,8 @@ class ReasoningDelta:
     text: str
 
     def body(self) -> dict[str, Any]:
-        """The `delta` of a chunk."""
-        return _reasoning(self.text)
+        """The `delta` of a chunk. Clients of vLLM read either name: the newer one, or the one before."""
+        return {"reasoning": self.text, "reasoning_content": self.text}
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,6 @@ class ToolCall:
     name: str
     arguments: str
 
-    def body(self) -> dict[str, Any]:
-        """One of a message's `tool_calls`."""
-        return {
-            "id": self.id,
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
-
 
 @dataclass(frozen=True)
 class ParsedMessage:
@@ -105,20 +97,6 @@ class ParsedMessage:
     content: str | None
     calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
-
-    def body(self) -> dict[str, Any]:
-        """The `message` of a choice."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.content, "refusal": None}
-        if self.reasoning is not None:
-            message |= _reasoning(self.reasoning)
-        if self.calls:
-            message["tool_calls"] = [call.body() for call in self.calls]
-        return message
-
-
-def _reasoning(text: str) -> dict[str, Any]:
-    """The thinking under both names that clients of vLLM read: the newer one, and the one before."""
-    return {"reasoning": text, "reasoning_content": text}
 
 
 def merge_texts(deltas: Sequence[ChoiceDelta]) -> list[ChoiceDelta]:

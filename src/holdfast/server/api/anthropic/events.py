@@ -12,8 +12,8 @@ from typing import Any
 
 from holdfast.core.results import Delta
 from holdfast.server.api.anthropic.objects import (
+    MessageResponse,
     content_block,
-    empty_block,
     end_fields,
     message_object,
     signature,
@@ -43,12 +43,11 @@ class MessageWriter:
         self._response = response
         self._blocks = ContentBlocks()
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> MessageResponse:
         response, (choice,) = self._response, self._response.choices
         content = [content_block(block) for block in whole_blocks(choice)]
-        message = message_object(response, content=content, **stop_fields(choice), **end_fields(response))
-        message["holdfast"] |= response.model_fields.all()
-        return message
+        end = end_fields(response, response.model_fields.all())
+        return message_object(response, content=content, **stop_fields(choice), **end)
 
     async def stream(self) -> AsyncIterator[bytes]:
         response = self._response
@@ -59,8 +58,7 @@ class MessageWriter:
                 yield b"".join(written) or _PING
         response.finished()
         (choice,) = response.choices
-        fields = end_fields(response)
-        fields["holdfast"] |= response.model_fields.rest()
+        fields = end_fields(response, response.model_fields.rest())
         delta = self._event("message_delta", delta=stop_fields(choice), **fields)
         yield delta + self._event("message_stop")
 
@@ -79,7 +77,9 @@ class MessageWriter:
     def _write(self, event: BlockEvent) -> Iterator[bytes]:
         block = event.block
         if isinstance(event, Opened):
-            yield self._event("content_block_start", index=block.index, content_block=empty_block(block))
+            yield self._event(
+                "content_block_start", index=block.index, content_block=content_block(block, empty=True)
+            )
         elif isinstance(event, Grown):
             kind, name = _delta_names(block)
             delta = {"type": kind, name: event.text}

@@ -1,115 +1,96 @@
-"""The message object of /v1/messages: content blocks, stop reason, usage. First its models, for the
-OpenAPI document."""
+"""The message object of /v1/messages: content blocks, stop reason, usage."""
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import Field
+from msgspec import Meta
 from pydantic_core import from_json
 
 from holdfast.server.api.chat_response import ChatChoice, ChatResponse
-from holdfast.server.api.content import Block, CallBlock, ReasoningBlock, TextBlock
-from holdfast.server.api.response_fields import holdfast_object, usage
-from holdfast.server.api.schema.objects import HoldfastDetails, ResponseModel
-from holdfast.server.call import Call
+from holdfast.server.api.content import Block, ReasoningBlock, TextBlock
+from holdfast.server.api.response_fields import holdfast_object, num_cached_tokens
+from holdfast.server.api.schema.objects import CachedTokens, Fingerprint, HoldfastDetails, JsonObject
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _NO_INPUT = msgspec.Raw(b"{}")
 
 
-class MessageThinkingBlock(ResponseModel):
-    type: Literal["thinking"]
+class MessageThinkingBlock(JsonObject, tag_field="type", tag="thinking"):
+    """signature: a digest of the thinking. Clients expect one and send it back; here it proves nothing."""
+
     thinking: str
-    signature: str = Field(description="A digest of the thinking.")
+    signature: str
 
 
-class MessageTextBlock(ResponseModel):
-    type: Literal["text"]
+class MessageTextBlock(JsonObject, tag_field="type", tag="text"):
     text: str
 
 
-class MessageToolUseBlock(ResponseModel):
-    type: Literal["tool_use"]
+class MessageToolUseBlock(JsonObject, tag_field="type", tag="tool_use"):
     id: str
     name: str
-    input: dict[str, Any]
+    input: Any
 
 
-class MessageUsage(ResponseModel):
-    input_tokens: int = Field(description="Prompt tokens that were not in the prefix cache.")
-    cache_read_input_tokens: int = Field(description="Prompt tokens found in the prefix cache.")
+class MessageUsage(JsonObject):
+    input_tokens: Annotated[int, Meta(description="Prompt tokens that were not in the prefix cache.")]
     cache_creation_input_tokens: int
+    cache_read_input_tokens: CachedTokens
     output_tokens: int
 
 
-class MessageResponse(ResponseModel):
-    """A message."""
+class MessageResponse(JsonObject, tag_field="type", tag="message"):
+    """A message. At the beginning of a stream it has no content and no reason to stop."""
 
     id: str
-    type: Literal["message"]
     role: Literal["assistant"]
     model: str
     content: list[MessageThinkingBlock | MessageTextBlock | MessageToolUseBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-    stop_sequence: str | None = Field(description="The stop sequence that ended the message.")
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: Annotated[str | None, Meta(description="The stop sequence that ended the message.")]
     usage: MessageUsage
-    system_fingerprint: str = Field(
-        description="A digest of everything that decides bits. Same fingerprint, same bits."
-    )
-    holdfast: HoldfastDetails
+    system_fingerprint: Fingerprint
+    holdfast: HoldfastDetails | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 
 
-class MessageTokensCount(ResponseModel):
+class MessageTokensCount(JsonObject):
     input_tokens: int
 
 
-def message_object(response: ChatResponse, **fields: Any) -> dict[str, Any]:
+def message_object(response: ChatResponse, **fields: Any) -> MessageResponse:
     """The message, as at the beginning of a stream, with these fields changed."""
-    prompt_tokens = response.call.num_prompt_tokens
-    return {
-        "id": f"msg_{response.call.request_id}",
-        "type": "message",
-        "role": "assistant",
-        "model": response.frontend.model,
-        "content": [],
+    start: dict[str, Any] = {
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _usage(prompt_tokens, 0, 0),
-        "system_fingerprint": response.fingerprint,
-        **fields,
+        "content": [],
+        "usage": MessageUsage(response.call.num_prompt_tokens, 0, 0, 0),
     }
+    return MessageResponse(
+        id=f"msg_{response.call.request_id}",
+        role="assistant",
+        model=response.frontend.model,
+        system_fingerprint=response.fingerprint,
+        **(start | fields),
+    )
 
 
-def content_block(block: Block) -> dict[str, Any]:
-    """One of the content blocks."""
+def content_block(block: Block, *, empty: bool = False) -> JsonObject:
+    """One of the content blocks; empty: as it is at its beginning."""
     if isinstance(block, TextBlock):
-        return {"type": "text", "text": block.text}
+        return MessageTextBlock("" if empty else block.text)
     if isinstance(block, ReasoningBlock):
-        return {"type": "thinking", "thinking": block.text, "signature": signature(block)}
-    return {**call_head(block), "input": _input(block.arguments)}
-
-
-def empty_block(block: Block) -> dict[str, Any]:
-    """The block at its beginning."""
-    if isinstance(block, TextBlock):
-        return {"type": "text", "text": ""}
-    if isinstance(block, ReasoningBlock):
-        return {"type": "thinking", "thinking": "", "signature": ""}
-    return call_head(block)
+        return MessageThinkingBlock(*("", "") if empty else (block.text, signature(block)))
+    input_ = _NO_INPUT if empty else _input(block.arguments)
+    return MessageToolUseBlock(tool_use_id(block.id), block.name, input_)
 
 
 def signature(block: ReasoningBlock) -> str:
-    """A digest of the thinking. Clients expect one and send it back; here it proves nothing."""
+    """A digest of the thinking."""
     return hashlib.sha256(block.text.encode()).hexdigest()
-
-
-def call_head(block: CallBlock) -> dict[str, Any]:
-    """The block of a tool call without its input."""
-    return {"type": "tool_use", "id": tool_use_id(block.id), "name": block.name, "input": {}}
 
 
 def tool_use_id(call_id: str) -> str:
@@ -125,29 +106,18 @@ def stop_fields(choice: ChatChoice) -> dict[str, Any]:
     return {"stop_reason": _STOP_REASONS[choice.finish_reason or "stop"], "stop_sequence": None}
 
 
-def end_fields(response: ChatResponse) -> dict[str, Any]:
-    """The fields that are known at the end, besides the content and the stop reason."""
+def end_fields(response: ChatResponse, model_fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are known at the end, besides the content and the stop reason.
+
+    As in Anthropic's API, input_tokens are those that were not in the cache.
+    """
     call, (choice,) = response.call, response.choices
-    fields: dict[str, Any] = {"usage": final_usage(call), "holdfast": holdfast_object(call)}
+    cached = num_cached_tokens(call)
+    usage = MessageUsage(call.num_prompt_tokens - cached, 0, cached, call.num_completion_tokens)
+    fields: dict[str, Any] = {"usage": usage, "holdfast": holdfast_object(call, **model_fields)}
     if response.body.return_token_ids:
         fields |= {"prompt_token_ids": call.prompts[0], "token_ids": choice.token_ids}
     return fields
-
-
-def final_usage(call: Call) -> dict[str, Any]:
-    """As in Anthropic's API, input_tokens are those that were not in the cache."""
-    counts = usage(call)
-    cached = counts["prompt_tokens_details"]["cached_tokens"]
-    return _usage(counts["prompt_tokens"] - cached, cached, counts["completion_tokens"])
-
-
-def _usage(uncached: int, cached: int, output: int) -> dict[str, Any]:
-    return {
-        "input_tokens": uncached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": output,
-    }
 
 
 def _input(arguments: str) -> msgspec.Raw:

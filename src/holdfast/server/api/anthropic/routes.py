@@ -5,20 +5,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.server.api.anthropic.events import MessageWriter
-from holdfast.server.api.anthropic.objects import (
-    MessageResponse,
-    MessageTokensCount,
-)
-from holdfast.server.api.anthropic.requests import (
-    ConversationFields,
-    CountTokensRequest,
-    MessagesRequest,
-)
+from holdfast.server.api.anthropic.objects import MessageResponse, MessageTokensCount
+from holdfast.server.api.anthropic.requests import ConversationFields, CountTokensRequest, MessagesRequest
 from holdfast.server.api.anthropic.translation import ERROR_WORDS, to_chat, to_chat_prompt
 from holdfast.server.api.chat_plan import render_chat
 from holdfast.server.api.chat_response import serve_chat
 from holdfast.server.api.schema.objects import AnthropicErrorResponse
-from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
+from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, documented
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
@@ -29,8 +22,9 @@ def message_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/messages",
-        openapi_extra=body_schema(MessagesRequest),
-        responses=responses(MessageResponse, ENGINE_ERRORS, streams=True, error=AnthropicErrorResponse),
+        **documented(
+            MessageResponse, ENGINE_ERRORS, body=MessagesRequest, streams=True, error=AnthropicErrorResponse
+        ),
     )
     async def create_message(request: Request) -> Response:
         """Create a message."""
@@ -42,8 +36,7 @@ def message_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/messages/count_tokens",
-        openapi_extra=body_schema(CountTokensRequest),
-        responses=responses(MessageTokensCount, BODY_ERRORS, error=AnthropicErrorResponse),
+        **documented(MessageTokensCount, BODY_ERRORS, body=CountTokensRequest, error=AnthropicErrorResponse),
     )
     async def count_tokens(request: Request) -> Response:
         """Count the tokens of a message's prompt, without a message."""
@@ -54,7 +47,7 @@ def message_routes(frontend: Frontend) -> APIRouter:
             ids, _ = await frontend.run(
                 request, lambda token: render_chat(frontend.prompts, chat, token, whole=True)
             )
-        return JSONResponse({"input_tokens": len(ids)})
+        return JSONResponse(MessageTokensCount(len(ids)))
 
     @router.api_route("/v1/messages/batches", methods=["GET", "POST"], include_in_schema=False)
     async def refuse_batches() -> Response:

@@ -25,7 +25,7 @@ from holdfast.server.api.content import (
     TextBlock,
     whole_blocks,
 )
-from holdfast.server.api.responses.objects import ResponseObject
+from holdfast.server.api.responses.objects import ResponseObject, ResponsesResponse
 from holdfast.server.api.responses.requests import ResponsesRequest
 from holdfast.server.errors import ApiError
 from holdfast.server.http.sse import KEEP_ALIVE, sse_event
@@ -41,7 +41,7 @@ class ResponseWriter:
         self._num_events = 0
         self._closed: list[Block] = []
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> ResponsesResponse:
         (choice,) = self._response.choices
         return self._object.finished(whole_blocks(choice))
 
@@ -55,7 +55,7 @@ class ResponseWriter:
         self._response.finished()
         finished = self._object.finished(self._closed)
         self._response.model_fields.rest()  # the object has all of them
-        yield self._event(f"response.{finished['status']}", response=finished)
+        yield self._event(f"response.{finished.status}", response=finished)
 
     def _write_events(self, delta: Delta) -> Iterator[bytes]:
         self._response.model_fields.add(delta)  # before the text that they led to
@@ -104,10 +104,8 @@ class ResponseWriter:
         self._closed.append(block)
         place = self._place(block)
         if isinstance(block, TextBlock):
-            part = self._object.part(block)
-            yield self._event(
-                "response.output_text.done", **place, text=part["text"], logprobs=part["logprobs"]
-            )
+            part = self._object.text_part(block)
+            yield self._event("response.output_text.done", **place, text=part.text, logprobs=part.logprobs)
             yield self._event("response.content_part.done", **place, part=part)
         elif isinstance(block, ReasoningBlock):
             yield self._event("response.reasoning_text.done", **place, text=block.text)

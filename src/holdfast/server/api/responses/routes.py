@@ -11,7 +11,7 @@ from holdfast.server.api.responses.events import ResponseWriter
 from holdfast.server.api.responses.objects import InputTokens, ResponsesResponse
 from holdfast.server.api.responses.requests import InputTokensRequest, ResponsesRequest
 from holdfast.server.api.responses.translation import ERROR_WORDS, to_chat, to_chat_prompt
-from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
+from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, documented
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
@@ -28,8 +28,7 @@ def responses_routes(frontend: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/responses",
-        openapi_extra=body_schema(ResponsesRequest),
-        responses=responses(ResponsesResponse, ENGINE_ERRORS, streams=True),
+        **documented(ResponsesResponse, ENGINE_ERRORS, body=ResponsesRequest, streams=True),
     )
     async def create_response(request: Request) -> Response:
         """Create a response. Nothing is stored."""
@@ -39,9 +38,7 @@ def responses_routes(frontend: Frontend) -> APIRouter:
             return await serve_chat(request, frontend, chat, lambda response: ResponseWriter(response, body))
 
     @router.post(
-        "/v1/responses/input_tokens",
-        openapi_extra=body_schema(InputTokensRequest),
-        responses=responses(InputTokens, BODY_ERRORS),
+        "/v1/responses/input_tokens", **documented(InputTokens, BODY_ERRORS, body=InputTokensRequest)
     )
     async def count_input_tokens(request: Request) -> Response:
         """Count the tokens of a response's prompt, without a response."""
@@ -51,7 +48,7 @@ def responses_routes(frontend: Frontend) -> APIRouter:
             ids, _ = await frontend.run(
                 request, lambda token: render_chat(frontend.prompts, chat, token, whole=True)
             )
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
+        return JSONResponse(InputTokens(len(ids)))
 
     async def refuse_stored(id: str) -> Response:
         if id == "input_tokens":

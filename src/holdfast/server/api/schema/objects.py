@@ -1,89 +1,102 @@
-"""Response models, for the OpenAPI document.
+"""The JSON objects of responses: what the routes return and the OpenAPI document describes.
 
-Responses are not built from these models, which would cost a validation each. The fuzz test
-compares every response of a running server with them.
+A field with the default None is left out if it is None. The fuzz test compares every response of a running
+server with these objects.
 """
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
-from holdfast.core.results import Stats
-from holdfast.server.api.schema.requests import Mode
+from holdfast.core.results import Determinism, Stats
+from holdfast.receipts.check import SealState, SignatureState
+from holdfast.receipts.compare import Difference
+
+Fingerprint = Annotated[
+    str, Meta(description="A digest of everything that decides bits. Same fingerprint, same bits.")
+]
+CachedTokens = Annotated[int, Meta(description="Prompt tokens found in the prefix cache.")]
+Mode = Annotated[Determinism, Meta(description="certified and verified are guaranteed, none is not.")]
+ErrorMessage = Annotated[str, Meta(description="What was wrong, what was expected, what to do.")]
+ErrorType = Annotated[str, Meta(description="The kind of error, which follows from the status.")]
+ErrorCode = Annotated[str | None, Meta(description="A stable name of the error, for programs.")]
 
 
-class ResponseModel(BaseModel):
+class JsonObject(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A JSON object of a response, with exactly these fields."""
 
-    model_config = ConfigDict(extra="forbid")
+
+class ErrorInfo(JsonObject):
+    message: ErrorMessage
+    type: ErrorType
+    param: Annotated[str | None, Meta(description="The invalid field.")]
+    code: ErrorCode
 
 
-class ErrorInfo(ResponseModel):
-    message: str = Field(description="What was wrong, what was expected, what to do.")
-    type: str = Field(description="The kind of error, which follows from the status.")
-    param: str | None = Field(description="The invalid field.")
-    code: str | None = Field(description="A stable name of the error, for programs.")
-
-
-class ErrorResponse(ResponseModel):
+class ErrorResponse(JsonObject):
     """The body of every error response."""
 
     error: ErrorInfo
 
 
-class AnthropicErrorDetails(ResponseModel):
-    error_code: str = Field(description="A stable name of the error, for programs.")
+class AnthropicErrorDetails(JsonObject):
+    error_code: str
 
 
-class AnthropicError(ResponseModel):
-    type: str = Field(description="The kind of error, which follows from the status.")
-    message: str = Field(description="What was wrong, what was expected, what to do.")
+class AnthropicError(JsonObject):
+    type: ErrorType
+    message: ErrorMessage
     details: AnthropicErrorDetails | None = None
 
 
-class AnthropicErrorResponse(ResponseModel):
+class AnthropicErrorResponse(JsonObject, tag_field="type", tag="error"):
     """The body of every error response of Anthropic's routes."""
 
-    type: Literal["error"]
     error: AnthropicError
     request_id: str | None
 
 
-class PromptTokensDetails(ResponseModel):
-    cached_tokens: int = Field(description="Prompt tokens found in the prefix cache.")
+class PromptTokensDetails(JsonObject):
+    cached_tokens: CachedTokens
 
 
-class CompletionTokensDetails(ResponseModel):
-    reasoning_tokens: int = Field(description="Tokens of the thinking, with its tags.")
+class CompletionTokensDetails(JsonObject):
+    reasoning_tokens: Annotated[int, Meta(description="Tokens of the thinking, with its tags.")]
 
 
-class Usage(ResponseModel):
+class TokenCounts(JsonObject):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class Usage(TokenCounts):
+    """completion_tokens_details: of chat with a model whose thinking is separated."""
+
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | None = Field(
-        None, description="Chat with a model whose thinking is separated only."
-    )
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
-class RequestDetails(ResponseModel):
-    mode: Mode = Field(description="certified and verified are guaranteed, none is not.")
+class RequestDetails(JsonObject):
+    mode: Mode
     seed: int
     stats: Stats
-    receipt: dict[str, Any] | None = Field(
-        None, description="With `return_receipt`; see docs/receipt.schema.json."
-    )
+    receipt: Annotated[
+        dict[str, Any] | None, Meta(description="With `return_receipt`; see docs/receipt.schema.json.")
+    ] = None
 
 
-class ThoughtInfo(ResponseModel):
+class ThoughtInfo(JsonObject):
     """A thought of a thinking model, after a chunk of tokens. A trivial thought has no tokens."""
 
-    index: int = Field(description="Index of the choice.")
+    index: Annotated[int, Meta(description="Index of the choice.")]
     chunk: int
-    position: int = Field(description="Position of the chunk's last token, counted from the prompt's start.")
+    position: Annotated[
+        int, Meta(description="Position of the chunk's last token, counted from the prompt's start.")
+    ]
     text: str
-    token_ids: list[int]
+    token_ids: Sequence[int]
 
 
 class HoldfastDetails(RequestDetails):
@@ -93,45 +106,44 @@ class HoldfastDetails(RequestDetails):
     """
 
     requests: list[RequestDetails] | None = None
-    thoughts: list[ThoughtInfo] | None = Field(None, description="Thinking models only.")
+    thoughts: Annotated[list[ThoughtInfo] | None, Meta(description="Thinking models only.")] = None
 
 
-class CompletionBase(ResponseModel):
+class CompletionBase(JsonObject):
     """Fields that all completions share."""
 
     id: str
     created: int
     model: str
-    system_fingerprint: str = Field(
-        description="A digest of everything that decides bits. Same fingerprint, same bits."
-    )
+    system_fingerprint: Fingerprint
     usage: Usage
     holdfast: HoldfastDetails
 
 
-class CompletionLogprobs(ResponseModel):
+class CompletionLogprobs(JsonObject):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
-class PromptLogprob(ResponseModel):
+class PromptLogprob(JsonObject):
     logprob: float
-    rank: int | None = Field(description="Null if the token is not among the most likely ones.")
+    rank: Annotated[int | None, Meta(description="Null if the token is not among the most likely ones.")]
     decoded_token: str
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id
 
 
-class StopFields(ResponseModel):
-    stop_reason: str | int | None = Field(
-        description="The stop string or stop token that ended the choice, if one did."
-    )
-    matched_stop: str | int | None = Field(
-        description="The same, or the end-of-text token that ended the choice."
-    )
+class StopFields(JsonObject):
+    stop_reason: Annotated[
+        str | int | None,
+        Meta(description="The stop string or stop token that ended the choice, if one did."),
+    ]
+    matched_stop: Annotated[
+        str | int | None, Meta(description="The same, or the end-of-text token that ended the choice.")
+    ]
 
 
 class CompletionChoice(StopFields):
@@ -140,16 +152,15 @@ class CompletionChoice(StopFields):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     prompt_logprobs: PromptLogprobs | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: Sequence[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
 
 
-class Completion(CompletionBase):
-    object: Literal["text_completion"]
+class Completion(CompletionBase, tag_field="object", tag="text_completion"):
     choices: list[CompletionChoice]
 
 
-class TopLogprob(ResponseModel):
+class TopLogprob(JsonObject):
     token: str
     logprob: float
     bytes: list[int]
@@ -159,30 +170,30 @@ class ChatCompletionTokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatCompletionLogprobs(ResponseModel):
+class ChatCompletionLogprobs(JsonObject):
     content: list[ChatCompletionTokenLogprob]
     refusal: None
 
 
-class FunctionCall(ResponseModel):
+class FunctionCall(JsonObject):
     name: str
-    arguments: str = Field(description="JSON text, truncated if the choice was.")
+    arguments: Annotated[str, Meta(description="JSON text, truncated if the choice was.")]
 
 
-class MessageToolCall(ResponseModel):
+class MessageToolCall(JsonObject, tag_field="type", tag="function"):
     id: str
-    type: Literal["function"]
     function: FunctionCall
 
 
-class ChatCompletionMessage(ResponseModel):
-    role: Literal["assistant"]
+class ChatCompletionMessage(JsonObject, tag_field="role", tag="assistant"):
+    """reasoning_content is the same as reasoning, which vLLM named so before."""
+
     content: str | None
     refusal: None
-    reasoning: str | None = Field(None, description="The thinking before the answer, if there is any.")
-    reasoning_content: str | None = Field(
-        None, description="The same as reasoning, which vLLM named so before."
+    reasoning: Annotated[str | None, Meta(description="The thinking before the answer, if there is any.")] = (
+        None
     )
+    reasoning_content: str | None = None
     tool_calls: list[MessageToolCall] | None = None
 
 
@@ -191,28 +202,27 @@ class ChatCompletionChoice(StopFields):
     message: ChatCompletionMessage
     logprobs: ChatCompletionLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
-    token_ids: list[int] | None = None
+    token_ids: Sequence[int] | None = None
 
 
-class ChatCompletion(CompletionBase):
-    object: Literal["chat.completion"]
+class ChatCompletion(CompletionBase, tag_field="object", tag="chat.completion"):
     choices: list[ChatCompletionChoice]
     prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
 
 
-class TokenizeResponse(ResponseModel):
+class TokenizeResponse(JsonObject):
     count: int
     max_model_len: int | None
     tokens: list[int]
     token_strs: list[str] | None = None
 
 
-class DetokenizeResponse(ResponseModel):
+class DetokenizeResponse(JsonObject):
     prompt: str
 
 
-class TokenizerInfo(ResponseModel):
+class TokenizerInfo(JsonObject):
     """The tokenizer in the words of transformers' tokenizer_config.json."""
 
     tokenizer_class: str
@@ -220,29 +230,32 @@ class TokenizerInfo(ResponseModel):
     eos_token: str | None
     unk_token: str | None
     pad_token: str | None
-    additional_special_tokens: list[str] = Field(description="Special tokens without a name.")
-    added_tokens_decoder: dict[str, str] = Field(description="The special tokens by id.")
-    add_bos_token: bool = Field(description="Whether `add_special_tokens` puts bos_token before a text.")
-    add_eos_token: bool = Field(description="Whether `add_special_tokens` puts eos_token after a text.")
-    clean_up_tokenization_spaces: Literal[False]
-    model_max_length: int | None = Field(description="The context this server serves.")
+    additional_special_tokens: Annotated[list[str], Meta(description="Special tokens without a name.")]
+    added_tokens_decoder: Annotated[dict[str, str], Meta(description="The special tokens by id.")]
+    add_bos_token: Annotated[
+        bool, Meta(description="Whether `add_special_tokens` puts bos_token before a text.")
+    ]
+    add_eos_token: Annotated[
+        bool, Meta(description="Whether `add_special_tokens` puts eos_token after a text.")
+    ]
+    clean_up_tokenization_spaces: bool
+    model_max_length: Annotated[int | None, Meta(description="The context this server serves.")]
     chat_template: str | None
 
 
-class EmbeddingData(ResponseModel):
-    object: Literal["embedding"]
+class EmbeddingData(JsonObject, tag_field="object", tag="embedding"):
     index: int
-    embedding: list[float] | str = Field(description="Base64 if the request asked for it.")
+    embedding: Annotated[list[float] | str, Meta(description="Base64 if the request asked for it.")]
 
 
-class EmbeddingUsage(ResponseModel):
+class EmbeddingUsage(JsonObject):
     prompt_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
 
-class EmbeddingRequestDetails(ResponseModel):
-    mode: Mode = Field(description="certified and verified are guaranteed, none is not.")
+class EmbeddingRequestDetails(JsonObject):
+    mode: Mode
     stats: Stats
 
 
@@ -252,21 +265,19 @@ class EmbeddingDetails(EmbeddingRequestDetails):
     requests: list[EmbeddingRequestDetails] | None = None
 
 
-class EmbeddingResponse(ResponseModel):
-    object: Literal["list"]
+class EmbeddingResponse(JsonObject, tag_field="object", tag="list"):
     id: str
     created: int
     model: str
-    system_fingerprint: str
+    system_fingerprint: Fingerprint
     data: list[EmbeddingData]
     usage: EmbeddingUsage
     holdfast: EmbeddingDetails
 
 
-class ScoreResponse(ResponseModel):
-    object: Literal["holdfast.score"]
+class ScoreResponse(JsonObject, tag_field="object", tag="holdfast.score"):
     model: str
-    system_fingerprint: str
+    system_fingerprint: Fingerprint
     token_ids: list[int]
     tokens: list[str]
     logprobs: list[float]
@@ -275,71 +286,69 @@ class ScoreResponse(ResponseModel):
     holdfast: HoldfastDetails
 
 
-class ReplayDifference(ResponseModel):
-    choice: int
-    position: int | None = Field(description="Index of the completion's token, from 0; null: not at a token.")
-    what: str
-
-
-class ReplayResponse(ResponseModel):
-    object: Literal["holdfast.replay"]
+class ReplayResponse(JsonObject, tag_field="object", tag="holdfast.replay"):
     same: bool
-    compared: bool = Field(description="False if the fingerprints differ and `force` was not set.")
-    promised: bool = Field(description="Whether the receipt is of a deterministic request.")
-    seal: Literal["intact"]
-    signature: Literal["valid", "not checked", "absent"] = Field(
-        description="A signature is checked if it names this server's own key."
-    )
+    compared: Annotated[bool, Meta(description="False if the fingerprints differ and `force` was not set.")]
+    promised: Annotated[bool, Meta(description="Whether the receipt is of a deterministic request.")]
+    seal: SealState
+    signature: Annotated[
+        SignatureState, Meta(description="A signature is checked if it names this server's own key.")
+    ]
     fingerprint_differences: list[str]
-    difference: ReplayDifference | None
-    mode: Mode | None
+    difference: Difference | None
+    mode: Determinism | None
     num_tokens: int | None = None
     num_logprobs: int | None = None
     usage: Usage | None = None
 
 
-class CertificateStateInfo(ResponseModel):
-    state: Literal["none", "certifying", "certified", "refused", "failed", "revoked"] = Field(
-        description="certifying: the certificate is being made while requests are served, and deterministic "
-        "answers are verified. failed, revoked: they stay verified."
-    )
-    checks_done: int = Field(description="While it is being made: the checks that are done.")
+class CertificateStateInfo(JsonObject):
+    """While it is being made, checks_done of checks are done.
+
+    certifying: the certificate is being made while requests are served, and deterministic answers are verified.
+    failed, revoked: they stay verified.
+    """
+
+    state: Literal["none", "certifying", "certified", "refused", "failed", "revoked"]
+    checks_done: int
     checks: int
 
 
-class ReplicaInfo(ResponseModel):
+class ReplicaInfo(JsonObject):
     id: str
     node: str
     state: Literal["connecting", "ready", "draining"]
     fingerprint: str
-    deterministic: bool = Field(description="Whether deterministic requests go there.")
-    requests: int = Field(description="Requests of this frontend that run there.")
+    deterministic: Annotated[bool, Meta(description="Whether deterministic requests go there.")]
+    requests: Annotated[int, Meta(description="Requests of this frontend that run there.")]
     version: str
 
 
-class HealthResponse(ResponseModel):
+class HealthResponse(JsonObject):
     status: Literal["ok", "draining", "starting", "restarting", "stuck"]
-    certificate: CertificateStateInfo | None = Field(None, description="Where the certificate stands, if ok.")
-    stage: str | None = Field(None, description="What a start is doing, such as Certifying.")
-    done: int | None = Field(None, description="How much of the stage is done.")
-    total: int | None = Field(None, description="The whole of the stage, in the same unit.")
-    seconds_left: float | None = Field(None, description="An estimate for the stage.")
-    reason: str | None = Field(None, description="Why the engine process is restarted.")
-    seconds: float | None = Field(None, description="How long the restart has taken so far.")
-    restarts: int | None = Field(None, description="Engine processes that died so far, if any.")
-    replicas: list[ReplicaInfo] | None = Field(None, description="The engine replicas of a pool.")
-    waiting_requests: int | None = Field(
-        None, description="Requests that continue once the engine process has them again, if any."
-    )
+    certificate: Annotated[
+        CertificateStateInfo | None, Meta(description="Where the certificate stands, if ok.")
+    ] = None
+    stage: Annotated[str | None, Meta(description="What a start is doing, such as Certifying.")] = None
+    done: Annotated[int | None, Meta(description="How much of the stage is done.")] = None
+    total: Annotated[int | None, Meta(description="The whole of the stage, in the same unit.")] = None
+    seconds_left: Annotated[float | None, Meta(description="An estimate for the stage.")] = None
+    reason: Annotated[str | None, Meta(description="Why the engine process is restarted.")] = None
+    seconds: Annotated[float | None, Meta(description="How long the restart has taken so far.")] = None
+    restarts: Annotated[int | None, Meta(description="Engine processes that died so far, if any.")] = None
+    replicas: Annotated[list[ReplicaInfo] | None, Meta(description="The engine replicas of a pool.")] = None
+    waiting_requests: Annotated[
+        int | None,
+        Meta(description="Requests that continue once the engine process has them again, if any."),
+    ] = None
 
 
-class VersionResponse(ResponseModel):
+class VersionResponse(JsonObject):
     version: str
 
 
-class ModelInfo(ResponseModel):
+class ModelInfo(JsonObject, tag_field="object", tag="model"):
     id: str
-    object: Literal["model"]
     created: int
     owned_by: str
     root: str
@@ -347,27 +356,24 @@ class ModelInfo(ResponseModel):
     about: str | None  # what to expect of a built-in demo model
 
 
-class ModelList(ResponseModel):
-    object: Literal["list"]
+class ModelList(JsonObject, tag_field="object", tag="list"):
     data: list[ModelInfo]
 
 
-class FingerprintInfo(ResponseModel):
+class FingerprintInfo(JsonObject):
     digest: str
     parts: dict[str, Any]
 
 
-class ReceiptKeyResponse(ResponseModel):
-    object: Literal["holdfast.receipt_key"]
+class ReceiptKeyResponse(JsonObject, tag_field="object", tag="holdfast.receipt_key"):
     algorithm: Literal["ed25519"]
-    key_id: str = Field(description="SHA-256 of the 32 bytes of the public key.")
-    public_key: str = Field(description="The public key in PEM.")
+    key_id: Annotated[str, Meta(description="SHA-256 of the 32 bytes of the public key.")]
+    public_key: Annotated[str, Meta(description="The public key in PEM.")]
 
 
-class CertificateResponse(ResponseModel):
-    object: Literal["holdfast.certificate"]
+class CertificateResponse(JsonObject, tag_field="object", tag="holdfast.certificate"):
     determinism: str
-    refusal: str | None = Field(description="Why deterministic requests are refused, if they are.")
+    refusal: Annotated[str | None, Meta(description="Why deterministic requests are refused, if they are.")]
     fingerprint: FingerprintInfo
     state: CertificateStateInfo
     certificate: dict[str, Any] | None

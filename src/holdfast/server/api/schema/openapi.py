@@ -4,44 +4,19 @@ The fuzz test compares every response of a running server with this document.
 """
 
 from collections.abc import Sequence
-from types import UnionType
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from holdfast.server.api.anthropic.requests import CountTokensRequest, MessagesRequest
-from holdfast.server.api.responses.requests import InputTokensRequest, ResponsesRequest
-from holdfast.server.api.schema.objects import AnthropicErrorResponse, ErrorResponse
-from holdfast.server.api.schema.requests import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    ContinueBody,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    ReplayRequest,
-    ScoreRequest,
-    TokenizeRequest,
-)
+from holdfast.server.api.schema.objects import ErrorResponse, JsonObject
 from holdfast.version import __version__
 
 _REF = "#/components/schemas/{model}"
-_BODIES = (
-    ChatCompletionRequest,
-    CompletionRequest,
-    ResponsesRequest,
-    InputTokensRequest,
-    MessagesRequest,
-    CountTokensRequest,
-    EmbeddingRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-    ScoreRequest,
-    ReplayRequest,
-    ContinueBody,
-)
+_MODELS: dict[str, type] = {}  # the bodies and responses of all routes, by name
 _ERRORS = {
     400: "A field is invalid; the message says which one, and what is expected.",
     401: "The API key is missing or wrong.",
@@ -53,8 +28,7 @@ _ERRORS = {
     503: "The server is starting or shutting down; Retry-After says when to retry.",
     504: "The request timed out.",
 }
-# Which of these errors a route may return: without a body, with a body, with a request to the
-# engine.
+# Which of these a route may return: without a body, with a body, with a request to the engine.
 GET_ERRORS = (401,)
 BODY_ERRORS = (400, 401, 404, 413, 415)
 ENGINE_ERRORS = (*BODY_ERRORS, 429, 503, 504)
@@ -66,12 +40,9 @@ _TAGS = {
     "reproducibility": "Bitwise reproduction: scores, replays and continuations.",
     "server": "Information about the server.",
 }
-NEEDS_NO_KEY: dict[str, Any] = {"security": []}  # a route's `openapi_extra`
 _EVENT = {
     "type": "object",
-    "properties": {
-        "data": {"type": "string", "description": "A chunk or an event as JSON."},
-    },
+    "properties": {"data": {"type": "string", "description": "A chunk or an event as JSON."}},
     "required": ["data"],
 }
 _STREAM = {"itemSchema": _EVENT, "description": "With `stream`: one event for each chunk."}
@@ -92,72 +63,71 @@ def make_documented_app(*, with_keys: bool = False) -> FastAPI:
         separate_input_output_schemas=False,
         generate_unique_id_function=_operation_id,
     )
-    document_bodies(app, [*_BODIES, ErrorResponse, AnthropicErrorResponse])
-    if with_keys:
-        _document_keys(app)
+    make_document = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = make_document()
+        components = document.setdefault("components", {})
+        components.setdefault("schemas", {}).update(_schemas())
+        if with_keys:
+            components["securitySchemes"] = {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+            }
+            document["security"] = [{"key": []}, {"x-api-key": []}]
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
     return app
 
 
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """A route's `openapi_extra` for this request model. `document_bodies` adds the model itself."""
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def document_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
-    """Add these models, and those they refer to, to the app's OpenAPI document."""
-    names, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
-    for model in models:
-        assert names[(model, "validation")]["$ref"] == _REF.format(model=model.__name__), (
-            f"two models named {model.__name__}"
-        )
-    make_document = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = make_document()
-        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def responses(
-    model: type[BaseModel] | UnionType | None,
+def documented(
+    answer: type[JsonObject] | tuple[type[JsonObject], ...],
     errors: Sequence[int],
     *,
+    body: type[BaseModel] | None = None,
     streams: bool = False,
-    error: type[BaseModel] = ErrorResponse,
-) -> dict[int | str, dict[str, Any]]:
-    """A route's `responses`: the model of a JSON response, and the possible errors."""
-    success: dict[str, Any] = {"description": "Success."}
-    if model is not None:
-        success["model"] = model
+    error: type[JsonObject] = ErrorResponse,
+    needs_key: bool = True,
+) -> dict[str, Any]:
+    """The `openapi_extra` and `responses` of a route.
+
+    answer: the JSON of a response, one of several objects, or () for text. errors: the statuses that the
+    route may return. streams: the response may be a stream of events.
+    """
+    answers = answer if isinstance(answer, tuple) else (answer,)
+    refs = [_ref(one) for one in answers]
+    content: dict[str, Any] = {}
+    if refs:
+        content["application/json"] = {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}
     if streams:
-        success["content"] = {"text/event-stream": _STREAM}
-    documented: dict[int | str, dict[str, Any]] = {
-        status: _error(_ERRORS[status], error) for status in errors
-    }
-    return {200: success, **documented, "default": _error("Any other error.", error)}
+        content["text/event-stream"] = _STREAM
+    responses: dict[int | str, dict[str, Any]] = {200: {"description": "Success.", "content": content}}
+    # Errors are JSON, also of routes with another content type.
+    what = {"application/json": {"schema": _ref(error)}}
+    responses |= {status: {"description": _ERRORS[status], "content": what} for status in errors}
+    responses["default"] = {"description": "Any other error.", "content": what}
+    extra: dict[str, Any] = {} if needs_key else {"security": []}
+    if body is not None:
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
+    return {"openapi_extra": extra, "responses": responses}
 
 
-def _error(description: str, model: type[BaseModel]) -> dict[str, Any]:
-    """Errors are JSON, also of routes with another content type."""
-    schema = {"$ref": _REF.format(model=model.__name__)}
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+def _ref(model: type) -> dict[str, str]:
+    known = _MODELS.setdefault(model.__name__, model)
+    assert known is model, f"two models named {model.__name__}"
+    return {"$ref": _REF.format(model=model.__name__)}
 
 
-def _document_keys(app: FastAPI) -> None:
-    make_document = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = make_document()
-        schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
-        schemes["key"] = {"type": "http", "scheme": "bearer"}
-        schemes["x-api-key"] = {"type": "apiKey", "in": "header", "name": "X-Api-Key"}
-        document["security"] = [{"key": []}, {"x-api-key": []}]
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
+def _schemas() -> dict[str, Any]:
+    """The schemas of all models, and of those they refer to."""
+    bodies = [model for model in _MODELS.values() if issubclass(model, BaseModel)]
+    answers = [model for model in _MODELS.values() if not issubclass(model, BaseModel)]
+    _, read = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
+    _, written = msgspec.json.schema_components(answers, ref_template=_REF.replace("model", "name"))
+    schemas: dict[str, Any] = read.get("$defs", {})
+    assert not schemas.keys() & written.keys()
+    return schemas | written
 
 
 def _operation_id(route: APIRoute) -> str:

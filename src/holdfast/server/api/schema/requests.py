@@ -365,6 +365,3 @@ class ContinueBody(
     @property
     def request_id(self) -> str | None:
         return (self.root if isinstance(self.root, ContinueRequest) else self.root.request).request_id
-
-
-Mode = Literal["certified", "verified", "none"]
