@@ -12,13 +12,14 @@ import torch
 from holdfast import SamplingParams
 from holdfast.certification import certify as planning
 from holdfast.certification.certificate import CheckSteps, OperationCheck, load_certificate
-from holdfast.core.results import RequestOutput, Result
+from holdfast.core.results import Result
 from holdfast.engine import background_work as certifying
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm.engine_thread import EngineThread
 from holdfast.engine.llm.llm import LLM
 from holdfast.engine.start import builder
 from holdfast.errors import DeterminismRefused
+from support.stepping import finish
 
 PARAMS = SamplingParams(
     max_tokens=24, temperature=0.8, seed=3, ignore_eos=True, deterministic=True, logprobs=2
@@ -57,19 +58,6 @@ def submit(engine: Engine, prompt: list[int], params: SamplingParams = PARAMS) -
     request = engine.prepare(prompt, params)
     engine.submit(request)
     return request.request_id
-
-
-def run(engine: Engine, on_step: Callable[[], None] = lambda: None) -> dict[int, Result]:
-    results: dict[int, Result] = {}
-
-    def note(outputs: list[RequestOutput]) -> None:
-        results.update({one.request_id: one.result for one in outputs if one.result is not None})
-
-    while engine.has_work:
-        note(engine.step())
-        on_step()
-        engine.check()
-    return results
 
 
 @pytest.mark.parametrize("kernels", ["c", pytest.param("torch", marks=pytest.mark.long)])
@@ -111,7 +99,7 @@ def test_requests_that_live_through_the_switch_keep_their_bits(
             engine.step()
         certifier: Any = engine.background.certifier
         certifier._certification.certificate = certificate
-        results = run(engine)
+        results = finish(engine)
         assert engine.certificate is certificate and engine.background.certifier is None
         assert [bits(results[one]) for one in ids] == expected, f"switched after {after} steps"
         assert engine.counters.num_certified_passes > 0
@@ -127,7 +115,7 @@ def test_slices_between_steps_complete_the_certificate(
     done: list[Bits] = []
     while engine.certificate is None:
         ids = [submit(engine, prompt) for prompt in PROMPTS]
-        results = run(engine)
+        results = finish(engine)
         done += [bits(results[one]) for one in ids]
         assert len(done) < 3000
     assert engine.certificate.refusal is None and len(engine.certificate.sizes) > 3
@@ -207,7 +195,7 @@ def test_reference_that_contradicts_itself_ends_deterministic_requests(
     prepared = engine.prepare(PROMPTS[2], PARAMS)
     ids = [submit(engine, prompt, long) for prompt in PROMPTS]
     ordinary = submit(engine, PROMPTS[0], replace(long, deterministic=False))
-    results = run(engine)
+    results = finish(engine)
     assert [results[one].error_code for one in ids] == ["guarantee_lost"] * 3
     assert all(results[one].determinism == "none" and results[one].receipt is None for one in ids)
     assert results[ordinary].error is None and len(results[ordinary].token_ids) == 200
@@ -241,7 +229,7 @@ def test_pages_lent_to_a_check_are_given_back_when_requests_need_them(new: Calla
     submit(engine, [7] * 8, replace(PARAMS, max_tokens=min(500, capacity)))
     assert scheduler.lacks_lent_pages
     scheduler.take_back_pages()
-    run(engine)
+    finish(engine)
     assert scheduler.pool.num_held == 0
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.shares import Share
+from support.stepping import answer
 
 if TYPE_CHECKING:
     from holdfast.engine.llm.llm import LLM
@@ -23,9 +24,6 @@ def test_scopes_change_the_cached_tokens_and_no_bit(auto_llm: "LLM") -> None:
     engine = auto_llm.engine
     results = []
     for scope in SCOPES:
-        engine.submit(engine.prepare(PROMPT, PARAMS, want_receipt=False, **scope))
-        while engine.has_work:
-            results += [update.result for update in engine.step() if update.result is not None]
-    engine.check()
+        results += answer(engine, [engine.prepare(PROMPT, PARAMS, want_receipt=False, **scope)])
     assert [result.stats.cached_tokens for result in results] == [0, 64, 0, 0, 64]
     assert len({(tuple(result.token_ids), repr(result.logprobs)) for result in results}) == 1

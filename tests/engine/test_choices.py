@@ -6,7 +6,6 @@ import pytest
 
 from holdfast import SamplingParams
 from holdfast.core.request import branch_seed
-from holdfast.engine.llm.engine_thread import EngineThread
 from holdfast.engine.llm.llm import LLM
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick dog sleeps"
@@ -45,19 +44,6 @@ def test_prompt_is_computed_once(auto_llm: LLM) -> None:
     result = auto_llm.generate([prompt], settings(n=4))[0]
     # three answers find the four pages of the first one's prompt that end before its last token
     assert result.stats.cached_tokens == 3 * 48
-
-
-def test_deltas_have_the_index_of_their_choice(auto_llm: LLM) -> None:
-    with EngineThread(lambda: auto_llm.engine) as engine:
-        handle = engine.submit(PROMPT, settings(n=3))
-        texts: dict[int, str] = {}
-        tokens: dict[int, list[int]] = {}
-        for delta in handle:
-            texts[delta.index] = texts.get(delta.index, "") + delta.text
-            tokens.setdefault(delta.index, []).extend(delta.token_ids)
-    assert handle.result is not None
-    for index, choice in enumerate(handle.result.choices):
-        assert (texts[index], tuple(tokens[index])) == (choice.text, choice.token_ids)
 
 
 def test_cancel_after_the_first_choice_ended_ends_the_others(auto_llm: LLM) -> None:

@@ -14,6 +14,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.text.tokenizer import byte_tokenizer
+from support.stepping import answer
 
 BROKEN = 200  # a token whose embedding is not a number
 GOOD, BAD = (11, 12, 13, 14), (11, BROKEN, 13, 14)
@@ -41,15 +42,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 def run(engine: Engine, *requests: tuple[tuple[int, ...], SamplingParams]) -> list[Result]:
-    prepared = [engine.prepare(prompt, params) for prompt, params in requests]
-    for one in prepared:
-        engine.submit(one)
-    found: dict[int, Result] = {}
-    while engine.has_work:
-        found |= {one.request_id: one.result for one in engine.step() if one.result is not None}
-    engine.check()
-    assert engine.scheduler.pool.num_held == 0
-    return [found[one.request_id] for one in prepared]
+    return answer(engine, [engine.prepare(prompt, params) for prompt, params in requests])
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify", "off"])

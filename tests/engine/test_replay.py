@@ -8,7 +8,6 @@ import pytest
 
 from holdfast import SamplingParams
 from holdfast.core.sampling_params import score_params
-from holdfast.core.step_plan import StepPlan
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.llm.llm import LLM
 from holdfast.engine.replay import replay, require_prompt
@@ -23,6 +22,7 @@ from holdfast.receipts.receipt import (
 )
 from holdfast.structured.behaviour import grammar_library
 from support.receipts import ask, prompt_of, resealed
+from support.stepping import Broken
 
 PROMPT = "the quick brown fox"
 
@@ -132,10 +132,6 @@ def test_request_the_engine_cannot_serve_is_refused(auto_llm: LLM) -> None:
 
 def test_failed_replay_raises(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     receipt = parse_receipt(ask(auto_llm, PROMPT, settings()))
-
-    class Broken:
-        def run(self, plan: StepPlan) -> Any:
-            raise RuntimeError("a cosmic ray")
 
     monkeypatch.setattr(auto_llm.engine, "runner", Broken())
     with pytest.raises(EngineStopped, match="a cosmic ray"):

@@ -23,6 +23,7 @@ from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.ops import Backend
+from holdfast.numerics.settings_guard import our_settings
 from holdfast.worker.cuda_graphs import CudaRecorder
 from holdfast.worker.head import HeadTokens, LastLayer
 from holdfast.worker.input_batch import make_input_batch
@@ -235,7 +236,7 @@ def test_head_graphs_are_captured_whatever_the_last_pass_left(
     ]
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(sizes[0], graphed._decoder.config.hidden_size, generator=generator)
-    with graphed._settings(), torch.inference_mode(), graphed._stream.entered():
+    with our_settings(device), torch.inference_mode(), graphed._stream.entered():
         recorder = FakeRecorder() if graphed._stream.cuda is None else CudaRecorder(graphed._stream.cuda)
         head.capture(hidden.to(device, graphed._decoder.dtype), sizes, (), recorder, lazily=True)
         for size in sizes:

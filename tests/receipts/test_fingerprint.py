@@ -119,12 +119,6 @@ def test_one_bit_of_any_tensor_changes_the_digest(folder: Path, copied: Path) ->
     assert len(seen) == 1 + 2 * len(names)
 
 
-def test_changed_weight_is_the_only_difference(plain: Fingerprint, copied: Path) -> None:
-    path = copied / "model.safetensors"
-    flip_lowest_bit(path, path.stat().st_size - 4)
-    assert different_parts(fingerprint(copied), plain) == ["weights"]
-
-
 def test_one_bit_of_any_gguf_tensor_changes_the_digest(file: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
     seen = {digest_weights(open_checkpoint(file))}
@@ -138,9 +132,12 @@ def test_one_bit_of_any_gguf_tensor_changes_the_digest(file: Path, tmp_path: Pat
     assert len(seen) == 1 + len(tensors)
 
 
-def test_changed_gguf_weight_is_the_only_difference(
-    plain_gguf: Fingerprint, file: Path, tmp_path: Path
+def test_changed_weight_is_the_only_difference(
+    plain: Fingerprint, plain_gguf: Fingerprint, copied: Path, file: Path, tmp_path: Path
 ) -> None:
+    weights = copied / "model.safetensors"
+    flip_lowest_bit(weights, weights.stat().st_size - 4)
+    assert different_parts(fingerprint(copied), plain) == ["weights"]
     changed = Path(shutil.copy(file, tmp_path / "other.gguf"))
     flip_lowest_bit(changed, GgufFile(file).tensors["output_norm.weight"].start)
     assert different_parts(fingerprint(changed), plain_gguf) == ["weights"]
@@ -183,18 +180,22 @@ def gguf_with(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Pa
     return tiny_gguf(path, quant="Q8_0", num_hidden_layers=1)
 
 
-def test_gguf_template_is_not_in_the_weights_digest(
-    plain_gguf: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"chat_template": CHAT_TEMPLATE + "x"}, ["chat_template", "canary.chat_template"]),
+        ({"ggml.pre": "smollm"}, ["tokenizer", "canary.tokenizer"]),
+    ],
+)
+def test_metadata_of_a_gguf_file_is_not_in_the_weights_digest(
+    plain_gguf: Fingerprint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str],
+    parts: list[str],
 ) -> None:
-    other = gguf_with(tmp_path / "t.gguf", monkeypatch, chat_template=CHAT_TEMPLATE + "x")
-    assert different_parts(fingerprint(other), plain_gguf) == ["chat_template", "canary.chat_template"]
-
-
-def test_gguf_tokenizer_is_not_in_the_weights_digest(
-    plain_gguf: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = gguf_with(tmp_path / "t.gguf", monkeypatch, **{"ggml.pre": "smollm"})
-    assert different_parts(fingerprint(other), plain_gguf) == ["tokenizer", "canary.tokenizer"]
+    other = gguf_with(tmp_path / "t.gguf", monkeypatch, **changes)
+    assert different_parts(fingerprint(other), plain_gguf) == parts
 
 
 def test_changed_stop_id_is_the_only_difference(plain: Fingerprint, copied: Path) -> None:

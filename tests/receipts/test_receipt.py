@@ -156,37 +156,6 @@ def test_empty_answer_has_empty_bits() -> None:
     assert receipt["choices"][0]["logprobs"]["bits"] == []
 
 
-def test_engine_receipt_of_choices_scores_and_echo(auto_llm: LLM) -> None:
-    params = SamplingParams(
-        max_tokens=5,
-        n=3,
-        seed=4,
-        deterministic=True,
-        prompt_logprobs=2,
-        echo=True,
-        ignore_eos=True,
-        logprobs=1,
-    )
-    receipt = valid(ask(auto_llm, PROMPT, params))
-    assert [len(one["token_ids"]) for one in receipt["choices"]] == [5, 5, 5]
-    assert [len(one["logprobs"]["bits"]) for one in receipt["choices"]] == [5, 5, 5]
-    assert len(receipt["prompt_logprobs"]["bits"]) == len(receipt["prompt"]["token_ids"]) - 1
-
-
-def test_aborted_answer_has_a_receipt(auto_llm: LLM) -> None:
-    engine = auto_llm.engine
-    request = engine.prepare(PROMPT, SamplingParams(max_tokens=40, deterministic=True, ignore_eos=True))
-    engine.submit(request)
-    for _ in range(6):
-        engine.step()
-    (update,) = [one for one in engine.abort(request.request_id) if one.result is not None]
-    assert update.result is not None
-    assert update.result.receipt is not None
-    receipt = valid(update.result.receipt)
-    assert receipt["choices"][0]["finish_reason"] == "abort"
-    assert 0 < len(receipt["choices"][0]["token_ids"]) < 40
-
-
 def test_digest_covers_top_logprobs() -> None:
     plain = logprob_bits([TokenLogprob(4, -0.5)])
     assert plain.digest == digest_of([[4, "bf000000", []]])

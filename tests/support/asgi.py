@@ -39,20 +39,15 @@ def call_app(
 
     The body arrives in these chunks; the client does not disconnect.
     """
-    sent: list[Message] = []
+    sent = Sent()
     chunks = [{"type": "http.request", "body": one, "more_body": True} for one in body]
     chunks[-1]["more_body"] = False
 
     async def receive() -> Message:
-        if chunks:
-            return chunks.pop(0)
-        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
-
-    async def send(message: Message) -> None:
-        sent.append(message)
+        return chunks.pop(0) if chunks else await silence()
 
     async def run() -> None:
-        await app(scope_of(method, path, headers), receive, send)
+        await app(scope_of(method, path, headers), receive, sent)
 
     asyncio.run(run())
     start = sent[0]
@@ -60,6 +55,18 @@ def call_app(
     response_headers = [(name.decode().lower(), value.decode("latin-1")) for name, value in start["headers"]]
     assert not sent[-1].get("more_body", False)
     return HttpResponse(start["status"], response_headers, b"".join(one["body"] for one in sent[1:]))
+
+
+async def silence() -> Message:
+    """What a client sends that stays connected and sends nothing more."""
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+class Sent(list[Message]):
+    """The messages that were sent."""
+
+    async def __call__(self, message: Message) -> None:
+        self.append(message)
 
 
 async def ok(scope: Any, receive: Any, send: Any) -> None:

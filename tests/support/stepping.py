@@ -1,10 +1,19 @@
 """Step an engine until nothing is left to do."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from holdfast.core.request import Prepared
 from holdfast.core.results import Result
+from holdfast.core.step_plan import StepPlan
 from holdfast.engine.engine import Engine
+
+
+class Broken:
+    """A runner whose passes all raise."""
+
+    def run(self, plan: StepPlan) -> Any:
+        raise RuntimeError("a cosmic ray")
 
 
 def finish(engine: Engine) -> dict[int, Result]:

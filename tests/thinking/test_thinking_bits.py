@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -88,6 +89,20 @@ def outcomes(results: list[Result]) -> list[ResultBits]:
         assert sum(len(one.token_ids) for one in result.choices) == stats.accepted + stats.canonical_tokens
         assert stats.guessed_right <= stats.guessed
     return [result_bits(result) for result in results]
+
+
+def scored(engine: Engine, pairs: Iterable[tuple[Ids, Ids]], **how: Any) -> list[Result]:
+    """The scores of completions after prompts."""
+    params = score_params(deterministic=True, **how)
+    return answer(engine, [engine.prepare(prompt, params, completion=ids) for prompt, ids in pairs])
+
+
+def scores_of(results: Iterable[Result]) -> list[list[float]]:
+    return [[each.logprob for each in result.prompt_logprobs or () if each] for result in results]
+
+
+def logprobs_of(results: Iterable[Result]) -> list[list[float]]:
+    return [[each.logprob for each in result.logprobs or ()] for result in results]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -227,18 +242,11 @@ def test_thinking_score_equals_generation_logprobs(
     for rows, cache in ((32, True), (128, False)):
         one = schedule(engine, max_pass_tokens=rows, prefix_cache=cache)
         for _ in range(2):  # a cold cache and a warm one
-            scored = answer(
-                one,
-                [
-                    one.prepare(prompt, score_params(deterministic=True), completion=result.token_ids)
-                    for prompt, result in zip(PROMPTS, given, strict=True)
-                ],
+            found = scored(
+                one, [(prompt, truth.token_ids) for prompt, truth in zip(PROMPTS, given, strict=True)]
             )
-            for result, truth in zip(scored, given, strict=True):
-                assert [each.logprob for each in result.prompt_logprobs or () if each] == [
-                    each.logprob for each in truth.logprobs or ()
-                ]
-                assert thoughts_of(result) == thoughts_of(truth)
+            assert scores_of(found) == logprobs_of(given)
+            assert [*map(thoughts_of, found)] == [*map(thoughts_of, given)]
     answered = any(
         len(result.prompt_token_ids) <= last.position for result in given for last in result.thoughts[-1:]
     )
@@ -250,65 +258,37 @@ def test_score_with_think_off_or_forced_thoughts_equals_generation(
     engine: Engine, how: dict[str, Any]
 ) -> None:
     given = ask_all(schedule(engine), PROMPTS, replace(SAMPLED, **how))
-    one = schedule(engine, max_pass_tokens=32)
-
-    def scores(**how: Any) -> list[list[float]]:
-        requests = [
-            one.prepare(prompt, score_params(deterministic=True, **how), completion=result.token_ids)
-            for prompt, result in zip(PROMPTS, given, strict=True)
-        ]
-        return [
-            [each.logprob for each in result.prompt_logprobs or () if each]
-            for result in answer(one, requests)
-        ]
-
-    told = [[each.logprob for each in result.logprobs or ()] for result in given]
-    assert scores(**how) == told
-    assert scores() != told
+    one, pairs = (
+        schedule(engine, max_pass_tokens=32),
+        [(each.prompt_token_ids, each.token_ids) for each in given],
+    )
+    assert scores_of(scored(one, pairs, **how)) == logprobs_of(given)
+    assert scores_of(scored(one, pairs)) != logprobs_of(given)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_prompt_logprobs_across_chunks_equal_scores(engine: Engine, mode: DeterminismMode) -> None:
     prompts = PROMPTS[1:]
     one = schedule(engine, determinism=mode)
-    scored = answer(
-        one,
-        [
-            one.prepare(prompt[:1], score_params(deterministic=True), completion=prompt[1:])
-            for prompt in prompts
-        ],
-    )
-    expected = [[each.logprob for each in result.prompt_logprobs or () if each] for result in scored]
+    expected = scores_of(scored(one, [(prompt[:1], prompt[1:]) for prompt in prompts]))
     for rows, guesses in ((32, 4096), (48, 4096), (128, 0)):
         one = schedule(engine, determinism=mode, max_pass_tokens=rows, max_guesses=guesses)
-        results = ask_all(one, prompts, replace(SAMPLED, prompt_logprobs=1))
-        assert [
-            [each.logprob for each in result.prompt_logprobs or () if each] for result in results
-        ] == expected
+        assert scores_of(ask_all(one, prompts, replace(SAMPLED, prompt_logprobs=1))) == expected
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_embeddings_across_chunks_and_wrong_guesses(engine: Engine, mode: DeterminismMode) -> None:
-    def embed(engine: Engine, **how: Any) -> list[bytes | None]:
-        params = score_params(deterministic=True, **how)
-        results = answer(
-            engine,
-            [
-                engine.prepare(prompt, params, pooling=Pooling("mean"), want_receipt=False)
-                for prompt in PROMPTS
-            ],
-        )
-        return [result.embedding for result in results]
+    def embed(engine: Engine, prompts: Sequence[Ids] = PROMPTS, **how: Any) -> list[bytes | None]:
+        params, mean = score_params(deterministic=True, **how), Pooling("mean")
+        asked = [engine.prepare(prompt, params, pooling=mean, want_receipt=False) for prompt in prompts]
+        return [result.embedding for result in answer(engine, asked)]
 
     alone = schedule(engine, prefix_cache=False, max_guesses=0)
-    expected = [
-        answer(alone, [alone.prepare(prompt, score_params(deterministic=True), pooling=Pooling("mean"))])[0]
-        for prompt in PROMPTS
-    ]
+    expected = [bits for prompt in PROMPTS for bits in embed(alone, [prompt])]
     for rows, guesses in ((32, 4096), (48, 4096), (128, 0)):
         one = schedule(engine, determinism=mode, max_pass_tokens=rows, max_guesses=guesses)
         ask_all(one, PROMPTS[3:], SAMPLED)
-        assert embed(one) == [result.embedding for result in expected]
+        assert embed(one) == expected
     assert embed(one, think=False) != embed(one)
 
 

@@ -1,8 +1,5 @@
 """Passes over a tiny model: scored and sampled logprobs, batches of logits, grammars."""
 
-import threading
-import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,19 +120,6 @@ def test_logits_batch_size_changes_nothing(
     assert whole.samples[0] == whole.samples[2]
 
 
-def test_window_with_logits_processors_equals_single_tokens(runner: ModelRunner) -> None:
-    params = SamplingParams(temperature=0.7, repetition_penalty=1.4, presence_penalty=0.5, bad_token_ids=[7])
-    how = Sampling(params, 11, 20, bad_words=((PROMPT[25], 31),))
-    whole = Span(1, 20, PROMPT[20:32], PAGES, 0, how, 2, history=PROMPT[:20], with_checksums=True)
-    run(runner, chunk(0, 20, 20))
-    window = run(runner, whole).samples[0]
-    alone = []
-    for at in range(20, 32):
-        row = replace(whole, start=at, token_ids=PROMPT[at : at + 1], history=PROMPT[:at])
-        alone += run(runner, row).samples[0]
-    assert list(window) == alone
-
-
 def test_grammar_mask_decides_the_token(runner: ModelRunner) -> None:
     grammar = FixedGrammar(lambda candidates, count: [mask(17, vocab=320), b"", None][-count:])
     constrained = chunk(0, 12, 9, logprobs=0, constraint=Constraint(grammar, (4, 5)), with_checksums=True)
@@ -145,22 +129,3 @@ def test_grammar_mask_decides_the_token(runner: ModelRunner) -> None:
     assert found[1].logprob is None
     assert found[1].logits_checksum is not None
     assert found[2].logprob == free[2].logprob
-
-
-def test_failing_pass_waits_for_its_grammar(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, done = threading.Event(), threading.Event()
-
-    def slow(candidates: Sequence[int], count: int) -> list[bytes | None]:
-        started.set()
-        time.sleep(0.2)
-        done.set()
-        return [None] * count
-
-    def fail(*_: object, **__: object) -> Tensor:
-        assert started.wait(5), "the grammar starts before the forward does"
-        raise RuntimeError("no forward today")
-
-    monkeypatch.setattr(runner._decoder, "forward", fail)
-    with pytest.raises(RuntimeError, match="no forward today"):
-        run(runner, chunk(0, 4, 3, constraint=Constraint(FixedGrammar(slow), ())))
-    assert done.is_set()

@@ -235,11 +235,15 @@ class Engine:
             plan = self._start_next()
             if not self._in_flight or (plan and is_async and len(self._in_flight) == 1):
                 return []
-            results = self._wait_for_oldest()
+            plan, wait = self._in_flight[0]
+            with self._pass_errors(plan):
+                results = wait()
         except _PlanFailed as failed:
             return self._fail_in_flight(failed.plan, failed.message)
-        plan, _ = self._in_flight.popleft()
-        events = self._update_scheduler(plan, results)
+        self._in_flight.popleft()
+        tracer = self.tracer
+        between = None if tracer is None else (lambda: self._trace(tracer.observe))
+        events = self.scheduler.update(plan, results, between)
         try:
             if is_async and not self._in_flight:
                 self._start_next()  # before the outputs are made: the device waits for this
@@ -267,11 +271,6 @@ class Engine:
                     self._in_flight.append((plan, lambda: results))
         return plan
 
-    def _wait_for_oldest(self) -> Sequence[PassResult]:
-        plan, wait = self._in_flight[0]
-        with self._pass_errors(plan):
-            return wait()
-
     @contextmanager
     def _pass_errors(self, plan: StepPlan) -> Iterator[None]:
         """Turn what a pass of this plan raises into `_PlanFailed`."""
@@ -281,11 +280,6 @@ class Engine:
             ids = sorted({span.request_id for one in plan.passes for span in one.spans})
             _log.exception("a pass of requests %s failed", ids)
             raise _PlanFailed(plan, f"a pass failed: {type(error).__name__}: {error}") from error
-
-    def _update_scheduler(self, plan: StepPlan, results: Sequence[PassResult]) -> list[Event]:
-        tracer = self.tracer
-        between = None if tracer is None else (lambda: self._trace(tracer.observe))
-        return self.scheduler.update(plan, results, between)
 
     def _fail_in_flight(self, plan: StepPlan, message: str) -> list[RequestOutput]:
         """End the requests in flight after a pass of this plan raised.

@@ -125,11 +125,7 @@ class InputProcessor:
             raise InvalidRequest("every answer that was sent has ended; nothing is left to generate")
         for choice in sent:
             ids = choice.token_ids
-            if ids and not (min(ids) >= 0 and max(ids) < self.limits.vocab_size):
-                raise InvalidRequest(
-                    f"the answer that was sent holds a token id that is not in the vocabulary of "
-                    f"{self.limits.vocab_size} tokens"
-                )
+            self._check_ids(ids, "the answer that was sent: ")
             if choice.has_ended and not ids:
                 raise InvalidRequest("an answer that has ended holds at least one token")
             if ids and not choice.has_ended and len(ids) >= params.max_tokens:

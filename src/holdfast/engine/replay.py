@@ -65,19 +65,15 @@ def compare_result(receipt: Receipt, result: Result, text: TokenText) -> ReplayR
     if result.error is not None:
         raise EngineStopped(f"the replay could not be finished: {result.error}")
     assert result.receipt is not None, "a result without an error has a receipt"
+    logprobs = [receipt.prompt_logprobs, *(one.logprobs for one in receipt.choices)]
     again = truncate_to(receipt, parse_receipt(result.receipt), result)
     return ReplayResult(
         difference=compare(receipt, again, text),
         mode=again.mode,
         num_choices=len(receipt.choices),
         num_tokens=sum(len(choice.token_ids) for choice in receipt.choices),
-        num_logprobs=_num_logprobs(receipt),
+        num_logprobs=sum(len(each.bits) for each in logprobs if each is not None),
     )
-
-
-def _num_logprobs(receipt: Receipt) -> int:
-    all_logprobs = [receipt.prompt_logprobs, *(one.logprobs for one in receipt.choices)]
-    return sum(len(each.bits) for each in all_logprobs if each is not None)
 
 
 def require_prompt(

@@ -32,7 +32,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
-from importlib import metadata
 from types import MappingProxyType
 from typing import Any
 
@@ -48,6 +47,7 @@ from holdfast.numerics.settings import NumericSettings
 from holdfast.numerics.versions import VERSIONS
 from holdfast.receipts.canonical_json import JsonValue
 from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.receipts.machine import library_version
 from holdfast.text.chat_template import ChatTemplate, digest_renderings
 from holdfast.text.tokenizer import Tokenizer
 
@@ -123,19 +123,17 @@ def digest_probe(tokenizer: Tokenizer) -> str:
 
 def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, JsonValue]:
     """Return the fields of a configuration that decide bits, and all ids that end an answer."""
-    kept: dict[str, Any] = {
-        name: list(value) if isinstance(value, tuple) else value
+    kept = {
+        name: value
         for name, value in vars(config).items()
         if name not in _EXCLUDED_FIELDS
         and not (name in FAMILY_DEFAULTS and value == FAMILY_DEFAULTS[name])  # as in Llama
     }
     scaling, windows = config.rope_scaling, config.layer_windows
     return {
-        **kept,
+        **_with_lists(kept),
         "layer_windows": windows[0] if len(set(windows)) == 1 else list(windows),
-        "rope_scaling": None
-        if scaling is None
-        else {"kind": type(scaling).__name__, **_with_lists(asdict(scaling))},
+        "rope_scaling": scaling and {"kind": type(scaling).__name__, **_with_lists(asdict(scaling))},
         "eos_token_ids": sorted(eos_ids),
     }
 
@@ -164,13 +162,6 @@ def library_parts(of_backend: Sequence[str]) -> dict[str, JsonValue]:
     }
 
 
-def library_version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _libc_version() -> str:
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or platform.platform()
@@ -178,7 +169,7 @@ def _libc_version() -> str:
         return " ".join(platform.libc_ver()).strip() or platform.platform()
 
 
-def _with_lists(values: Mapping[str, JsonValue | tuple[JsonValue, ...]]) -> dict[str, JsonValue]:
+def _with_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 

@@ -9,6 +9,7 @@ import platform
 import re
 from collections.abc import Sequence
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -72,6 +73,13 @@ def driver_version() -> str | None:
     except (OSError, AttributeError):
         pass
     return None
+
+
+def library_version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _driver_in(text: str) -> str | None:

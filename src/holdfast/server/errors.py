@@ -45,16 +45,7 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
+_ANTHROPIC_TYPES = {**_TYPES, 408: "timeout_error", 413: "request_too_large", 500: "api_error"}
 _ANTHROPIC_ROUTES = "/v1/messages"
 
 # Regular expressions of field names in messages, and the names another API has for them.

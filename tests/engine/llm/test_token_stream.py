@@ -12,6 +12,7 @@ from holdfast.core.results import Delta, Result
 from holdfast.core.step_plan import StepPlan
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import EngineStopped, PassFailed
+from support.stepping import Broken
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, deterministic=True, logprobs=2)
 LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
@@ -115,10 +116,6 @@ def test_threads_share_one_engine(llm: LLM) -> None:
 def test_failed_answer_raises_after_the_last_delta(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = auto_llm.stream("the dog", PARAMS)
     next(stream)
-
-    class Broken:
-        def run(self, plan: StepPlan) -> Any:
-            raise RuntimeError("a cosmic ray")
 
     monkeypatch.setattr(auto_llm.engine, "runner", Broken())
     assert next(stream).finish_reason == "error"

@@ -117,9 +117,6 @@ def test_no_process_can_be_started(model: DecoderConfig, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("device", "kernels"), [("cpu", "auto"), ("auto", "c"), ("cuda:x", "auto")])
 def test_no_worker_without_a_gpu(device: str, kernels: str, model: DecoderConfig) -> None:
     assert compute_capability(device, kernels) is None
-
-
-def test_engine_on_a_cpu_starts_none(model: DecoderConfig) -> None:
     assert process_of(compile_ahead(EngineConfig(device="cpu"), model)) is None
 
 

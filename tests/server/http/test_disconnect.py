@@ -46,44 +46,28 @@ def test_result_is_returned() -> None:
     assert run(scene()) == 14
 
 
-@pytest.mark.parametrize("is_slow_to_end", [False, True])
-def test_disconnect_cancels_work_and_awaits_its_cleanup(is_slow_to_end: bool) -> None:
+@pytest.mark.parametrize("how", ["the client leaves", "the client leaves, and it ends slowly", "cancelled"])
+def test_work_is_cancelled_and_its_cleanup_awaited(how: str) -> None:
     async def scene() -> list[str]:
-        noted = []
-        client = Client()
+        noted: list[str] = []
+        client, started = Client(), asyncio.Event()
 
         async def work() -> None:
             try:
-                client.left.set()
+                started.set()
                 await asyncio.get_running_loop().create_future()
             finally:
-                if is_slow_to_end:
+                if "slowly" in how:
                     await asyncio.sleep(0.01)
                 noted.append("cleaned up")
 
-        with pytest.raises(ClientDisconnect):
-            await run_until_disconnect(client.request(), work())
-        return noted
-
-    assert run(scene()) == ["cleaned up"]
-
-
-def test_cancelled_caller_cancels_work() -> None:
-    async def scene() -> list[str]:
-        noted = []
-        started = asyncio.Event()
-
-        async def work() -> None:
-            started.set()
-            try:
-                await asyncio.get_running_loop().create_future()
-            finally:
-                noted.append("cleaned up")
-
-        task = asyncio.create_task(run_until_disconnect(Client().request(), work()))
+        task = asyncio.create_task(run_until_disconnect(client.request(), work()))
         await started.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        if how == "cancelled":
+            task.cancel()
+        else:
+            client.left.set()
+        with pytest.raises(asyncio.CancelledError if how == "cancelled" else ClientDisconnect):
             await task
         return noted
 

@@ -9,21 +9,15 @@ from typing import Any
 
 from holdfast.server.errors import ApiError
 from holdfast.server.http.sse import EventStreamResponse, sse_event
+from support.asgi import Sent, silence
+
+HTTP = {"type": "http"}
 
 
 def bodies(events: AsyncIterator[bytes]) -> list[bytes]:
-    sent: list[bytes] = []
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            sent.append(message["body"])
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    response = EventStreamResponse(events, AsyncExitStack(), send_timeout=60.0)
-    asyncio.run(response({"type": "http"}, receive, send))
-    return sent
+    sent = Sent()
+    asyncio.run(EventStreamResponse(events, AsyncExitStack(), send_timeout=60.0)(HTTP, silence, sent))
+    return [message["body"] for message in sent[1:]]
 
 
 def test_events_before_an_error_are_sent_before_it() -> None:
@@ -53,9 +47,6 @@ def test_resources_are_closed_before_the_client_sees_the_end() -> None:
         if message["type"] == "http.response.body":
             order.append("more" if message["more_body"] else "end")
 
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
     async def answer(fails: bool) -> AsyncIterator[bytes]:
         yield b"a"
         if fails:
@@ -64,9 +55,7 @@ def test_resources_are_closed_before_the_client_sees_the_end() -> None:
     async def run(fails: bool) -> None:
         resources = AsyncExitStack()
         resources.callback(order.append, "closed")
-        await EventStreamResponse(answer(fails), resources, send_timeout=60.0)(
-            {"type": "http"}, receive, send
-        )
+        await EventStreamResponse(answer(fails), resources, send_timeout=60.0)(HTTP, silence, send)
 
     asyncio.run(run(False))
     assert order == ["more", "closed", "end"]
@@ -86,9 +75,6 @@ def test_client_that_takes_nothing_counts_as_disconnected() -> None:
         if num_writes == 3:
             await asyncio.Event().wait()
 
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
     async def answer() -> AsyncIterator[bytes]:
         try:
             yield b"a"
@@ -102,7 +88,7 @@ def test_client_that_takes_nothing_counts_as_disconnected() -> None:
         events, resources = answer(), AsyncExitStack()
         resources.callback(ended.append, "resources")
         response = EventStreamResponse(events, resources, send_timeout=0.1)
-        await asyncio.wait_for(response({"type": "http"}, receive, send), 10)
+        await asyncio.wait_for(response(HTTP, silence, send), 10)
         await events.aclose()
 
     asyncio.run(run())

@@ -11,7 +11,6 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
-from starlette.types import Message
 
 from holdfast.recordings import recording_files
 from holdfast.server.config import ServerConfig
@@ -19,7 +18,7 @@ from holdfast.server.errors import ApiError
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import ASSETS, PAGE, inspector_router
 from holdfast.server.tenants.tenant import Tenant, address_tenant, key_tenant, set_tenant
-from support.asgi import scope_of
+from support.asgi import Sent, scope_of, silence
 
 STATIC = Path(str(resources.files("holdfast.server.inspector") / "static"))
 SCRIPTS = sorted(STATIC.glob("*.js"))
@@ -98,16 +97,8 @@ def test_page_shows_what_its_client_may_see(
     scope = scope_of("GET", "/inspector/events")
     set_tenant(scope, tenant)
     scope["client"] = (address, 1)
-    asyncio.run(app(scope, receive, send))
+    asyncio.run(app(scope, silence, Sent()))
     assert asked == [shown]
-
-
-async def receive() -> Message:
-    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
-
-
-async def send(message: Message) -> None:
-    pass
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,13 @@ class Table:
         request = Request(0, (1, 2), SamplingParams(**{"deterministic": True, **settings}), SEED, sent=sent)
         return [self.requests.submit(asyncio.Event(), request) for _ in range(count)]
 
+    def begin(self, count: int = 1, **settings: Any) -> tuple[Port, list[ResponseStream]]:
+        """Another engine is ready, gets so many requests and accepts them."""
+        port = self.start()
+        streams = self.submit(count, **settings)
+        port.accept()
+        return port, streams
+
 
 @pytest.fixture(params=["process", "replicas"])
 def table(request: pytest.FixtureRequest) -> Table:
@@ -199,9 +206,7 @@ def test_dead_engine_leaves_what_was_sent_to_the_next(table: Table) -> None:
 
 
 def test_suspects_run_one_after_the_other_before_the_rest(table: Table) -> None:
-    first = table.start()
-    table.submit(5)
-    first.accept()
+    first, _ = table.begin(5)
     first.die(2, 4)
     second = table.start()
     assert second.ids == [2]
@@ -225,9 +230,7 @@ def test_request_that_was_being_prepared_is_a_suspect(table: Table) -> None:
 
 
 def test_suspect_that_leaves_or_is_refused_lets_the_others_run(table: Table) -> None:
-    first = table.start()
-    streams = table.submit(3)
-    first.accept()
+    first, streams = table.begin(3)
     first.die(1, 2)
     second = table.start()
     streams[0].cancel(RuntimeError("the client left"))
@@ -237,18 +240,14 @@ def test_suspect_that_leaves_or_is_refused_lets_the_others_run(table: Table) -> 
 
 
 def test_waiting_request_that_leaves_is_never_submitted(table: Table) -> None:
-    first = table.start()
-    (stream,) = table.submit()
-    first.accept()
+    first, (stream,) = table.begin()
     first.die()
     stream.cancel(RuntimeError("the client left"))
     assert table.start().submitted == [] and table.requests.num_live == 0
 
 
 def test_poison_is_found_and_given_up(process: Table) -> None:
-    port = process.start()
-    streams = process.submit(3)
-    port.accept()
+    port, streams = process.begin(3)
     port.die(1, 2, 3)
     port = process.start()
     port.accept()
@@ -270,9 +269,7 @@ def test_poison_is_found_and_given_up(process: Table) -> None:
 
 
 def test_output_clears_a_suspect(table: Table) -> None:
-    port = table.start()
-    (stream,) = table.submit()
-    port.accept()
+    port, (stream,) = table.begin()
     for _ in range(3 * MAX_LONE_DEATHS):  # killed from outside, again and again
         port.die(1)
         port = table.start()
@@ -283,9 +280,7 @@ def test_output_clears_a_suspect(table: Table) -> None:
 
 
 def test_failed_pass_is_tried_again_and_then_reported(process: Table) -> None:
-    port = process.start()
-    failing, other = process.submit(2)
-    port.accept()
+    port, (failing, other) = process.begin(2)
     port.token(1)
     port.end(1, PassFailed.code)
     assert port.ids == [1, 2, 1] and not failing.is_over, "the same process tries it again"
@@ -306,9 +301,7 @@ def test_failed_pass_is_tried_again_and_then_reported(process: Table) -> None:
 def test_other_error_of_an_answer_is_final_and_costs_no_restart(
     process: Table, kind: type[AnswerFailed]
 ) -> None:
-    port = process.start()
-    failing, other = process.submit(2)
-    port.accept()
+    port, (failing, other) = process.begin(2)
     port.end(1, kind.code)
     assert failing.result is not None and failing.result.error_code == kind.code
     assert port.ids == [1, 2] and not port.is_killed and not other.is_over
@@ -317,9 +310,7 @@ def test_other_error_of_an_answer_is_final_and_costs_no_restart(
 
 def test_broken_device_costs_a_restart_and_no_request(process: Table) -> None:
     """Every pass raises from then on."""
-    port = process.start()
-    streams = process.submit(3)
-    port.accept()
+    port, streams = process.begin(3)
     for request_id in (1, 2, 3):
         port.end(request_id, PassFailed.code)
     assert port.ids == [1, 2, 3, 1]
@@ -336,9 +327,7 @@ def test_broken_device_costs_a_restart_and_no_request(process: Table) -> None:
 
 def test_request_that_breaks_the_device_ends_alone(process: Table) -> None:
     """The next suspect is tried in the same broken process: it is not to blame."""
-    port = process.start()
-    streams = process.submit(2)
-    port.accept()
+    port, streams = process.begin(2)
     for request_id in (1, 2, 1):
         port.end(request_id, PassFailed.code)
     port.die()
@@ -357,9 +346,7 @@ def test_request_that_breaks_the_device_ends_alone(process: Table) -> None:
 
 
 def test_ended_choice_is_sent_as_ended(table: Table) -> None:
-    first = table.start()
-    table.submit(n=2)
-    first.accept()
+    first, _ = table.begin(n=2)
     first.token(1, 7, index=1, finish_reason="stop", stop_reason="x")
     first.token(1, 8, index=0)
     first.die()
@@ -386,9 +373,9 @@ def test_continuation_whose_engine_dies_keeps_what_the_client_had(table: Table) 
 
 
 def test_other_fingerprint_ends_deterministic_requests_that_had_begun(process: Table) -> None:
-    first = process.start()
-    (begun,), (ordinary,) = process.submit(), process.submit(deterministic=False)
-    first.accept()
+    first, (begun,) = process.begin()
+    (ordinary,) = process.submit(deterministic=False)
+    first.accept(2)
     first.die()
     late = process.submit()[0]
     second = process.start(fingerprint=None)
@@ -432,9 +419,7 @@ def test_no_more_engines_fail_every_request(table: Table) -> None:
 @pytest.mark.parametrize("kind", ["process", "replicas"])
 def test_without_resumes_nothing_is_kept(kind: str) -> None:
     table = Table(kind, resumes=False)
-    first = table.start()
-    (stream,) = table.submit()
-    first.accept()
+    first, (stream,) = table.begin()
     first.token(1)
     first.die(1)
     assert isinstance(stream.error, EngineStopped)
@@ -461,9 +446,7 @@ def test_lost_connection_leaves_its_requests_to_another_replica_without_blame(po
 
 
 def test_drained_replica_leaves_its_requests_to_another_without_blame(pool: Table) -> None:
-    first = pool.start()
-    (stream,) = pool.submit()
-    first.accept()
+    first, (stream,) = pool.begin()
     pool.drain(first)
     assert not first.aborted, "no other replica may go on with it yet"
     second = pool.start()
@@ -534,9 +517,7 @@ def test_answer_that_began_with_a_gone_fingerprint_ends(pool: Table) -> None:
 
 
 def test_suspects_are_tried_one_after_the_other_while_other_replicas_go_on(pool: Table) -> None:
-    first = pool.start()
-    pool.submit(3)
-    first.accept()
+    first, _ = pool.begin(3)
     second, third = pool.start(), pool.start()
     first.die(1, 2)
     assert (second.ids, third.ids) == ([1], [3])

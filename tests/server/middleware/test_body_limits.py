@@ -10,7 +10,7 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.body_limits import _MAX_FULL_BODIES, MIN_BYTES_PER_SECOND, BodyLimitMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
-from support.asgi import call_app, ok, scope_of
+from support.asgi import call_app, ok, scope_of, silence
 from support.raw_http import HttpResponse
 
 MOST = 1000
@@ -115,7 +115,7 @@ class Drip:
 
     async def receive(self) -> Message:
         if not self.pieces:
-            await asyncio.get_running_loop().create_future()
+            await silence()
         await asyncio.sleep(0.01)
         return {"type": "http.request", "body": self.pieces.pop(0), "more_body": True}
 
@@ -160,9 +160,7 @@ def test_no_deadline_after_the_body() -> None:
             await asyncio.wait_for(receive(), 0.2)  # the test's timeout, not the body's
 
     async def receive() -> Message:
-        if given:
-            return given.pop()
-        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+        return given.pop() if given else await silence()
 
     given = [{"type": "http.request", "body": b"x", "more_body": False}]
     app = BodyLimitMiddleware(wait, ServerConfig(body_timeout=0.05))

@@ -9,11 +9,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.exceptions import ExceptionMiddleware, add_exception_handlers
-from support.asgi import call_app, scope_of
+from support.asgi import Sent, call_app, scope_of, silence
 
 
 def raising(error: BaseException, *, begun: bool = False) -> ExceptionMiddleware:
@@ -25,16 +25,9 @@ def raising(error: BaseException, *, begun: bool = False) -> ExceptionMiddleware
     return ExceptionMiddleware(app)
 
 
-def run(app: Any) -> list[Message]:
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    asyncio.run(app(scope_of("GET", "/"), receive, send))
+def run(app: Any) -> Sent:
+    sent = Sent()
+    asyncio.run(app(scope_of("GET", "/"), silence, sent))
     return sent
 
 
@@ -76,16 +69,9 @@ def test_exception_outside_of_the_middleware_becomes_500_of_the_same_shape() -> 
     async def fail() -> None:
         raise KeyError("secret")
 
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
+    sent = Sent()
     with pytest.raises(KeyError):  # for the log
-        asyncio.run(app(scope_of("GET", "/bug"), receive, send))
+        asyncio.run(app(scope_of("GET", "/bug"), silence, sent))
     assert sent[0]["status"] == 500
     assert json.loads(sent[1]["body"])["error"]["code"] == "internal_error"
 
@@ -103,16 +89,13 @@ def test_client_disconnect_sends_and_logs_nothing(caplog: pytest.LogCaptureFixtu
 
 
 def test_cancelled_request_gets_503_and_stays_cancelled() -> None:
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
+    sent = Sent()
 
     async def wait(*_: Any) -> None:
         await asyncio.get_running_loop().create_future()
 
     async def scene() -> None:
-        task = asyncio.create_task(ExceptionMiddleware(wait)(scope_of("GET", "/"), None, send))  # type: ignore[arg-type, var-annotated]
+        task = asyncio.create_task(ExceptionMiddleware(wait)(scope_of("GET", "/"), silence, sent))  # type: ignore[var-annotated]
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -14,7 +14,6 @@ from holdfast.engine.llm.prompts import (
     PromptInput,
     ReadPrompt,
     chat_prompt,
-    choose_params,
     params_for_each,
     read_prompt,
 )
@@ -86,7 +85,7 @@ class AsyncLLM(LoadedModel):
         sampling_params: SamplingParams | None,
         want_receipt: bool,
     ) -> AsyncTokenStream:
-        (one,) = params_for_each(1, choose_params(params, sampling_params))
+        (one,) = params_for_each(1, params, sampling_params)
 
         def prepare() -> tuple[RequestHandle, Finish]:
             prompt = read()

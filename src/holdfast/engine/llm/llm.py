@@ -20,7 +20,6 @@ from holdfast.engine.llm.prompts import (
     PromptInput,
     ReadPrompt,
     chat_prompt,
-    choose_params,
     is_batch,
     params_for_each,
     read_prompt,
@@ -94,8 +93,9 @@ class LLM(LoadedModel):
         A wrong prompt or setting raises `InvalidRequest` or `PromptTooLong`, and nothing runs. An
         answer that fails later has `Result.error`; the others are complete.
         """
-        chosen = choose_params(params, sampling_params)
-        return self._generate(read_prompts(prompts), chosen, use_tqdm, want_receipts)
+        read = read_prompts(prompts)
+        each = params_for_each(len(read), params, sampling_params)
+        return self._generate(read, each, use_tqdm, want_receipts)
 
     @overload
     def chat(
@@ -147,11 +147,11 @@ class LLM(LoadedModel):
         A conversation gives a `Result`, a list of conversations a list of results. A single result
         can be read as a list of one, too: vLLM returns a list here.
         """
-        chosen = choose_params(params, sampling_params)
         several = is_batch(messages)
         conversations: Sequence[Any] = messages if several else [messages]
-        prompts = [chat_prompt(self._tokenizer, each, **options) for each in conversations]
-        results = self._generate(prompts, chosen, use_tqdm, want_receipts)
+        each = params_for_each(len(conversations), params, sampling_params)
+        prompts = [chat_prompt(self._tokenizer, one, **options) for one in conversations]
+        results = self._generate(prompts, each, use_tqdm, want_receipts)
         return results if several else results[0]
 
     def chat_tokens(self, messages: Messages, **options: Unpack[ChatOptions]) -> list[int]:
@@ -186,7 +186,8 @@ class LLM(LoadedModel):
         `delta.index` says whose they are. Closing the stream, leaving the loop or an exception in it
         ends the request. Several streams may be read in turns, and by several threads.
         """
-        return self._stream(read_prompt(prompt), choose_params(params, sampling_params), want_receipt)
+        (one,) = params_for_each(1, params, sampling_params)
+        return self._stream(read_prompt(prompt), one, want_receipt)
 
     def stream_chat(
         self,
@@ -203,8 +204,8 @@ class LLM(LoadedModel):
         options: tools, add_generation_prompt, continue_final_message and chat_template_kwargs, as
             in `chat`.
         """
-        prompt = chat_prompt(self._tokenizer, messages, **options)
-        return self._stream(prompt, choose_params(params, sampling_params), want_receipt)
+        (one,) = params_for_each(1, params, sampling_params)
+        return self._stream(chat_prompt(self._tokenizer, messages, **options), one, want_receipt)
 
     def continue_answer(
         self,
@@ -343,15 +344,14 @@ class LLM(LoadedModel):
     def _generate(
         self,
         prompts: Sequence[ReadPrompt],
-        params: SamplingParams | Sequence[SamplingParams],
+        params: Sequence[SamplingParams],
         use_tqdm: UseTqdm,
         want_receipts: bool,
     ) -> list[Result]:
-        each = params_for_each(len(prompts), params)
         with progress_bar(len(prompts), use_tqdm) as advance:
             requests = [
                 self._engine.prepare(prompt.prompt, one, want_receipt=want_receipts)
-                for prompt, one in zip(prompts, each, strict=True)
+                for prompt, one in zip(prompts, params, strict=True)
             ]
             results = self.run_requests(requests, advance)
         return [
@@ -359,11 +359,8 @@ class LLM(LoadedModel):
             for request, prompt, result in zip(requests, prompts, results, strict=True)
         ]
 
-    def _stream(
-        self, prompt: ReadPrompt, params: SamplingParams | Sequence[SamplingParams], want_receipt: bool
-    ) -> TokenStream:
-        (one,) = params_for_each(1, params)
-        request = self._engine.prepare(prompt.prompt, one, want_receipt=want_receipt)
+    def _stream(self, prompt: ReadPrompt, params: SamplingParams, want_receipt: bool) -> TokenStream:
+        request = self._engine.prepare(prompt.prompt, params, want_receipt=want_receipt)
         finish = partial(self._finish, request, prompt.text)
         return TokenStream(RequestHandle(self._running, [request]), self._tokenizer.token_texts, finish)
 

@@ -112,33 +112,27 @@ def _is_token_ids(prompts: object) -> bool:
     return isinstance(prompts[0], int) and not isinstance(prompts[0], bool)
 
 
-def choose_params(
+def params_for_each(
+    num_prompts: int,
     params: SamplingParams | Sequence[SamplingParams] | None,
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-) -> SamplingParams | Sequence[SamplingParams]:
-    """The one that is given; the defaults without any."""
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+) -> list[SamplingParams]:
+    """Return the settings of each prompt: its own, or those for all. Both arguments are the same setting;
+    without any there are the defaults."""
     if params is not None and sampling_params is not None:
         raise InvalidRequest("params and sampling_params are the same setting; give one of them")
-    if params is None:
-        params = sampling_params
-    return SamplingParams() if params is None else params
-
-
-def params_for_each(
-    num_prompts: int, params: SamplingParams | Sequence[SamplingParams]
-) -> list[SamplingParams]:
-    """Settings for each prompt: its own, or those for all."""
-    if isinstance(params, SamplingParams):
-        return [params] * num_prompts
-    if isinstance(params, str | bytes | bytearray) or not isinstance(params, Sequence):
+    given = sampling_params if params is None else params
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * num_prompts
+    if isinstance(given, str | bytes | bytearray) or not isinstance(given, Sequence):
         raise InvalidRequest(
-            f"sampling_params must be SamplingParams or a list of them, not {type(params).__name__}"
+            f"sampling_params must be SamplingParams or a list of them, not {type(given).__name__}"
         )
-    if len(params) != num_prompts:
+    if len(given) != num_prompts:
         raise InvalidRequest(
-            f"{num_prompts} prompts but {len(params)} settings; give one each, or one for all"
+            f"{num_prompts} prompts but {len(given)} settings; give one each, or one for all"
         )
-    return list(params)
+    return list(given)
 
 
 def is_batch(messages: object) -> bool:

@@ -231,7 +231,7 @@ def _assemble(
     )
     if setup.device.type == "cuda":
         engine.background.warm_up = runner.capture_next
-        engine.background.warms_up_busy = config.certifies_in_background
+        engine.background.warms_up_busy = config.certification == "background"
     engine.start_up_seconds = clock.seconds
     _log.debug("built the engine in %s", clock)
     if certifier is not None and certifier.is_at_work:
@@ -278,7 +278,7 @@ def _obtain_certificate(
         lender=pages,
     )
     certifier = Certifier(certification, pages, lambda sizes: _padded_sizes(sizes, decoder.backend, limits))
-    if not config.certifies_in_background:
+    if config.certification == "startup":
         _log.info("no certificate of this model and machine yet: it is made now, once")
         certifier.finish(_stage(show, "Certifying"))
         return certifier.certificate, None if certifier.failure is None else certifier

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from holdfast.engine.config import EngineConfig, dtype_name
@@ -28,6 +27,7 @@ from holdfast.models.config import DecoderConfig
 from holdfast.numerics.backends.triton import hash_compiler
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
 from holdfast.numerics.versions import sources_digest
+from holdfast.receipts.machine import library_version
 from holdfast.worker.device import compute_capability, open_context
 
 _log = logging.getLogger(__name__)
@@ -145,16 +145,9 @@ def _triton_cache() -> Path:
 
 def _done_file(task: CompileTask, capability: tuple[int, int]) -> Path:
     """Name a file by a hash of all that the compiled kernels depend on, and of where they are."""
-    libraries = [_version(name) for name in ("torch", "triton")]
+    libraries = [library_version(name) for name in ("torch", "triton")]
     content = repr((task.model, task.dtype, capability, sources_digest(), libraries, str(_triton_cache())))
     return cache_dir() / "kernels" / hashlib.sha256(content.encode()).hexdigest()
-
-
-def _version(library: str) -> str:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return ""
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import build
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, ModelError
-from holdfast.receipts.engine_fingerprint import library_version
+from holdfast.receipts.machine import library_version
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.host import EngineHost
 from holdfast.server.ipc.pass_record import PassRecord

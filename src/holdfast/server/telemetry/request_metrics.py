@@ -28,6 +28,20 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 # fmt: on
 
+# Metric name: help, buckets.
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From arrival to the first token.", _SECONDS),
+    "e2e_request_latency_seconds": ("From arrival to the end.", _SECONDS),
+    "request_queue_time_seconds": ("From arrival to the first scheduled pass.", _SECONDS),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
+    "request_generation_tokens": ("Generated tokens of a request.", _TOKENS),
+}
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens of all requests.",
+    "generation_tokens": "Generated tokens of all requests.",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+}
 # Field of `Stats`: metric name, help.
 _STATS = {
     "candidates": ("candidate_tokens", "Tokens proposed by fast passes or the n-gram proposer."),
@@ -91,15 +105,15 @@ class RequestMetricFamilies:
     """The metrics of single requests, labelled by whether the request is deterministic."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"holdfast_{name}", help, ("deterministic",), registry=registry, buckets=buckets)
-
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(f"holdfast_{name}", help, ("deterministic", *labels), registry=registry)
 
-        self.time_to_first_token = histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
-        )
+        self.histograms = {
+            name: Histogram(f"holdfast_{name}", help, ("deterministic",), registry=registry, buckets=buckets)
+            for name, (help, buckets) in _HISTOGRAMS.items()
+        }
+        self.counters = {name: counter(name, help) for name, help in _COUNTERS.items()}
+        self.stats = {field: counter(name, help) for field, (name, help) in _STATS.items()}
         self.inter_token_latency = TokenHistogram(
             "holdfast_inter_token_latency_seconds",
             "Between two tokens of a choice.",
@@ -107,45 +121,24 @@ class RequestMetricFamilies:
             registry,
             _TOKEN_SECONDS,
         )
-        self.e2e_latency = histogram("e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
-        self.queue_time = histogram(
-            "request_queue_time_seconds", "From arrival to the first scheduled pass.", _SECONDS
-        )
-        self.request_prompt_tokens = histogram(
-            "request_prompt_tokens", "Prompt tokens of a request.", _TOKENS
-        )
-        self.request_generation_tokens = histogram(
-            "request_generation_tokens", "Generated tokens of a request.", _TOKENS
-        )
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of all requests.")
-        self.generation_tokens = counter("generation_tokens", "Generated tokens of all requests.")
         self.success = counter("request_success", "Finished requests, by finish reason.", "finished_reason")
         self.errors = counter("request_errors", "Requests that ended in an error, by code.", "code")
-        self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-        self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.thoughts = counter(
             "thoughts", "Chunks a thinking model has thought about: written or trivial (no tokens).", "kind"
         )
-        self.stats = {field: counter(name, help) for field, (name, help) in _STATS.items()}
 
 
 class RequestSeries:
     """The families at one value of the label. Resolved once: resolving a label costs more than counting."""
 
     def __init__(self, families: RequestMetricFamilies, label: str) -> None:
-        self.time_to_first_token = families.time_to_first_token.labels(label)
+        self.histograms = {name: family.labels(label) for name, family in families.histograms.items()}
+        self.counters = {name: family.labels(label) for name, family in families.counters.items()}
+        self.stats = {field: family.labels(label) for field, family in families.stats.items()}
+        self.generation_tokens = self.counters["generation_tokens"]
         self.inter_token_latency = families.inter_token_latency.labels(label)
-        self.e2e_latency = families.e2e_latency.labels(label)
-        self.queue_time = families.queue_time.labels(label)
-        self.request_prompt_tokens = families.request_prompt_tokens.labels(label)
-        self.request_generation_tokens = families.request_generation_tokens.labels(label)
-        self.prompt_tokens = families.prompt_tokens.labels(label)
-        self.generation_tokens = families.generation_tokens.labels(label)
-        self.prefix_queries = families.prefix_queries.labels(label)
-        self.prefix_hits = families.prefix_hits.labels(label)
         self.written_thoughts = families.thoughts.labels(label, "written")
         self.trivial_thoughts = families.thoughts.labels(label, "trivial")
-        self.stats = {field: family.labels(label) for field, family in families.stats.items()}
         self.success = partial(families.success.labels, label)
         self.errors = partial(families.errors.labels, label)
         for reason in ("stop", "length", "abort"):  # they exist from the start, so that rates begin at 0
@@ -172,7 +165,7 @@ class RequestMetrics:
         """Note that the request left the queue after this time. Only the first of its prompts counts."""
         if self.queue_seconds is None:
             self.queue_seconds = queue_seconds
-            self._series.queue_time.observe(queue_seconds)
+            self._series.histograms["request_queue_time_seconds"].observe(queue_seconds)
 
     def received(self, index: int, delta: Delta) -> None:
         """Count a delta of choice `index`."""
@@ -191,23 +184,23 @@ class RequestMetrics:
             self._series.inter_token_latency.observe((now - last) / count, count)
         elif self.first_token_seconds is None:
             self.first_token_seconds = now - self._arrived
-            self._series.time_to_first_token.observe(self.first_token_seconds)
+            self._series.histograms["time_to_first_token_seconds"].observe(self.first_token_seconds)
 
     def finished(self, reason: str, num_prompt_tokens: int, stats: Stats, num_choices: int = 1) -> None:
         """Count a request that is complete, with num_choices choices for each prompt, or that its client aborted."""
         series = self._series
         series.success(reason).inc()
-        series.e2e_latency.observe(self.seconds)
-        series.request_prompt_tokens.observe(num_prompt_tokens)
-        series.request_generation_tokens.observe(self.num_generated)
-        series.prompt_tokens.inc(num_prompt_tokens)
+        series.histograms["e2e_request_latency_seconds"].observe(self.seconds)
+        series.histograms["request_prompt_tokens"].observe(num_prompt_tokens)
+        series.histograms["request_generation_tokens"].observe(self.num_generated)
+        series.counters["prompt_tokens"].inc(num_prompt_tokens)
         for field, counter in series.stats.items():
             counter.inc(getattr(stats, field))
         # Each choice looks its prompt up once, and again after each preemption; then the hit may be
         # longer than the prompt.
         num_queried = num_prompt_tokens * (num_choices + stats.preemptions)
-        series.prefix_queries.inc(max(num_queried, stats.cached_tokens))
-        series.prefix_hits.inc(stats.cached_tokens)
+        series.counters["prefix_cache_queries"].inc(max(num_queried, stats.cached_tokens))
+        series.counters["prefix_cache_hits"].inc(stats.cached_tokens)
 
     def failed(self, code: str) -> None:
         """Count a request that ended in an error, possibly after some tokens."""
