@@ -165,9 +165,7 @@ def _parse_parameters(path: str, schema: object) -> str | None:
     return json.dumps(schema, ensure_ascii=False)
 
 
-def _parse_choice(
-    choice: str | Mapping[str, Any] | None, *, has_tools: bool
-) -> tuple[ToolChoiceMode, str | None]:
+def _parse_choice(choice: object, *, has_tools: bool) -> tuple[ToolChoiceMode, str | None]:
     if choice is None:
         return ("auto" if has_tools else "none"), None
     if choice == "none" or choice == "auto" or choice == "required":
