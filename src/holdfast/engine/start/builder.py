@@ -43,7 +43,7 @@ from holdfast.engine.start.start_up import (
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, HoldfastError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
-from holdfast.models.checkpoint import Checkpoint, open_checkpoint, release_pages
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
@@ -197,7 +197,7 @@ def _assemble(
     blocks = None
     if thinking is not None and setup.folder is not None:
         blocks = load_blocks(setup.folder, thinking, decoder)
-    release_pages(checkpoint)
+    checkpoint.release()
     clock.end("weights")
     num_pages = _num_pages(setup, backend)
     store = KVStore(num_pages, model, backend)
