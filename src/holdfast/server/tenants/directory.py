@@ -43,8 +43,7 @@ class TenantDirectory:
         return tuple(dict.fromkeys(self._by_digest.values()))
 
     def reload(self) -> bool:
-        """Read the key file again. If it cannot be used, say why in the log and keep the old
-        keys."""
+        """Read the key file again. If it cannot be used, say why in the log and keep the old keys."""
         try:
             self._load()
         except ConfigError as error:
