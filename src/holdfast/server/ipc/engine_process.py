@@ -256,16 +256,18 @@ class EngineProcess(Generic[Requests]):
         self.requests.set_ports([port], port.fingerprint, port.ready)
 
     async def stop(self) -> None:
-        self._stopping = True
-        self.requests.close(EngineStopped("the engine is shut down"))
+        self._end()
         if self._port is not None:
             await self._port.stop()
 
     def kill(self) -> None:
-        self._stopping = True
-        self.requests.close(EngineStopped("the engine is shut down"))
+        self._end()
         if self._port is not None:
             self._port.kill()
+
+    def _end(self) -> None:
+        self._stopping = True
+        self.requests.close(EngineStopped("the engine is shut down"))
 
     async def _watch(self) -> None:
         """Request the engine's status every few seconds, and kill a process that does not answer."""
