@@ -3,7 +3,6 @@
     python benchmarks/frontend.py                                              # engines that answer at once
     python benchmarks/frontend.py --step-ms 8 --token-us 10 --streams 8,32,64  # that sleep like a GPU step
     python benchmarks/frontend.py --step-ms 8 --token-us 10 --replicas 2       # through Ray
-    python benchmarks/frontend.py --profile                                    # where the time goes, by py-spy
 
 The frontend, the engine (sleeping_engine.py) and the load generator are processes of their own, and the CPU time
 of each is measured. Each client holds one connection and sends the next request when its stream has ended. Events
@@ -17,15 +16,12 @@ import contextlib
 import json
 import random
 import resource
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -47,8 +43,6 @@ _HOST = "127.0.0.1"
 _ENGINE = str(Path(__file__).with_name("sleeping_engine.py"))
 _REQUEST_STREAMS = 32  # for the cost of a request
 _MAX_WAITING = 1 << 16  # the load must not be refused
-_PROFILE_RATE = 200  # samples a second
-_NUM_PROFILED = 40  # functions
 _REPLICA_CPUS = 0.1  # a sleeping engine needs hardly any CPU: more of them run than there are cores
 _START_SECONDS, _POLL_SECONDS = 120.0, 0.2
 _STATUS = b"HTTP/1.1 200"
@@ -258,19 +252,11 @@ def engine_pids() -> tuple[int, ...]:
     return tuple(found)
 
 
-def start_load(load: StreamLoad) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, __file__, "--load", json.dumps(asdict(load))], stdout=subprocess.PIPE
-    )
-
-
 def run_load(load: StreamLoad) -> LoadFigures:
     """Run the load generator, in a process of its own."""
-    process = start_load(load)
-    output, _ = process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"the load generator ended with {process.returncode}")
-    return msgspec.json.decode(output, type=LoadFigures)
+    command = [sys.executable, __file__, "--load", json.dumps(asdict(load))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    return msgspec.json.decode(done.stdout, type=LoadFigures)
 
 
 def fields_of(load: StreamLoad, figures: LoadFigures) -> dict[str, Any]:
@@ -313,38 +299,6 @@ def run_bench(bench: Bench, settings: SleepingServer, given: argparse.Namespace)
         per_core = 1e6 * given.num_tokens / (request_us + token_us * (given.num_tokens - 1))
         costs = {"request us": request_us, "token us": token_us, "tok/s of one core": per_core}
         bench.row(part="cost of the frontend", **costs)
-        if given.profile:
-            for function, share in _profile(child, replace(load, seconds=given.seconds + 2.0)):
-                bench.row(part="profile", function=function, share=share)
-
-
-def _profile(child: subprocess.Popen[bytes], load: StreamLoad) -> list[tuple[str, float]]:
-    """Return the shares of the frontend's samples, by function with all that it calls."""
-    profiler = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
-    if profiler is None:
-        sys.exit("--profile needs py-spy; install it with pip install py-spy")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "stacks"
-        loading = start_load(load)
-        time.sleep(load.warm_up)
-        command = [profiler, "record", "-p", str(child.pid), "-d", str(int(load.seconds - 1)), "-f", "raw"]
-        subprocess.run([*command, "-r", str(_PROFILE_RATE), "-o", str(file)], check=True, capture_output=True)
-        loading.communicate()
-        return shares_of(file.read_text().splitlines())
-
-
-def shares_of(stacks: Sequence[str]) -> list[tuple[str, float]]:
-    """The share of each function in folded stacks ("main;f (a.py:3);g (b.py:1) 17") of the event loop."""
-    counts: Counter[str] = Counter()
-    total = 0
-    for line in stacks:
-        stack, _, number = line.rpartition(" ")
-        if "run_event_loop" not in stack:
-            continue  # another thread
-        total += int(number)
-        for name in {frame.rpartition(":")[0].strip() + ")" for frame in stack.split(";")}:
-            counts[name] += int(number)
-    return [(name, count / total) for name, count in counts.most_common(_NUM_PROFILED)]
 
 
 def free_port() -> int:
@@ -371,7 +325,6 @@ def main() -> None:
     parser.add_argument("--token-us", type=float, default=0.0, help="more for each token of a step")
     parser.add_argument("--replicas", type=int, default=0, help="so many on a Ray cluster of this machine")
     parser.add_argument("--deterministic", action="store_true", help="ask for deterministic answers")
-    parser.add_argument("--profile", action="store_true", help="where the frontend's time goes; needs py-spy")
     parser.add_argument("--out", type=Path, help="folder for bench-frontend.json")
     parser.add_argument("--load", metavar="JSON", help=argparse.SUPPRESS)  # the load generator's process
     given = parser.parse_args()

@@ -3,7 +3,6 @@
     python benchmarks/gpu.py --out docs/data
     python benchmarks/gpu.py --only uniform,receipts,mixed     # some cells; a wrong name lists all
     python benchmarks/gpu.py --only start,uniform              # first use, and 1 to 257 requests at once
-    python benchmarks/gpu.py --show docs/data/bench-gpu.json   # the tables again, as Markdown
 
 A cell is a batch of requests. It runs in its variants right after each other, because GPUs of one kind differ:
 compare ratios, not tok/s. Engines are new processes (`engines.py`) in which nothing is prepared, and the
@@ -30,7 +29,7 @@ import torch
 from engines import TINY_SHAPES, EngineProcess, Figures, Job, llm_options, shape_config
 from holdfast.engine.config import dtype_name
 from holdfast.worker.kv_store import page_bytes
-from measure import Bench, Row, bars, markdown, read_rows, shown, table, title
+from measure import Bench, Row, table
 
 PARTS = ("start", "cells")
 _RESERVE = 12 << 30  # of each process: its CUDA context, logits, captured graphs and activations
@@ -273,100 +272,18 @@ def _missing_guarantee(variant: Variant, figures: Figures) -> str | None:
     return f"{missing} of {int(figures['answers'])} answers are not certified" if missing else None
 
 
-_TITLES = {
-    "start": "From the start of a process, in seconds; speeds in tok/s",
-    "cells": "Output tok/s through `LLM.generate`, best round (in brackets ms of a decode step)",
-}
-_FURTHER = ("prefill_seconds", "cached_tokens", "preemptions", "ngram_candidates", "rolled_back", "without")
-
-
-@dataclass(frozen=True)
-class CellRows:
-    """The rows of one cell: its first and its best round in each variant."""
-
-    cell: str
-    title: str
-    first: Mapping[str, Row]
-    best: Mapping[str, Row]
-
-    @property
-    def name(self) -> str:
-        """The variant that is compared with the others."""
-        return next((one.name for one in VARIANTS if one.deterministic and one.name in self.best), OFF.name)
-
-    def ratio(self, other: str) -> float | None:
-        if other not in self.best or other == self.name:
-            return None
-        own: float = self.best[self.name]["speed"]
-        return own / float(self.best[other]["speed"])
-
-
-def read_cells(rows: Sequence[Row]) -> list[CellRows]:
-    """The cells that were measured, in the order of the rows."""
-    measured = [row for row in rows if row["part"] == "cells" and "speed" in row]
-    cells = []
-    for name in dict.fromkeys(row["cell"] for row in measured):
-        own = [row for row in measured if row["cell"] == name]
-        first = {row["variant"]: row for row in reversed(own)}
-        best = {row["variant"]: row for row in sorted(own, key=lambda row: float(row["speed"]))}
-        cells.append(CellRows(name, own[0]["title"], first, best))
-    return cells
-
-
-def tables(rows: Sequence[Row]) -> str:
-    """A table for each part and model, the cuts and the errors."""
-    found = []
-    for part, heading in _TITLES.items():
-        measured = [row for row in rows if row["part"] == part and ("speed" in row or "error" not in row)]
-        for model in dict.fromkeys(row["model"] for row in measured if "model" in row):
-            own = [row for row in measured if row.get("model") == model]
-            lines = cells_table(own) if part == "cells" else table(own, "part", "model")
-            found.append(f"{heading}: {model}\n\n{lines}")
-    found += [f"{row['part']}: {row['cut_off']}" for row in rows if "cut_off" in row]
+def best_speeds(rows: Sequence[Row]) -> list[Row]:
+    """Return a row for each cell: the best speed of each variant, and the deterministic one's over `off`'s."""
+    found: dict[str, Row] = {}
     for row in rows:
-        if "error" in row:
-            names = [str(row[name]) for name in ("part", "model", "cell", "variant", "round") if name in row]
-            found.append(f"Error in {', '.join(names)}: {row['error']}")
-    return "\n\n".join(found)
-
-
-def cells_table(rows: Sequence[Row]) -> str:
-    """A line for each cell. The ratios, `first use` (the speed in the first round of a process), `answers`
-    and `further` are those of deterministic requests."""
-    cells = read_cells(rows)
-    variants = [one.name for one in VARIANTS if any(one.name in cell.best for cell in cells)]
-    headings = ["cell", "requests", *variants, "/ ordinary", "/ off", "first use", "answers", "further"]
-    return markdown(headings, [_cell_line(cell, variants) for cell in cells])
-
-
-def _cell_line(cell: CellRows, variants: Sequence[str]) -> list[object]:
-    best = cell.best[cell.name]
-    ratios = [cell.ratio(other) for other in (ORDINARY.name, OFF.name)]
-    kept = [f"{best[name]} {name}" for name in ("certified", "verified") if name in best]
-    return [
-        cell.cell,
-        cell.title,
-        *(_speed(cell.best[name]) if name in cell.best else "" for name in variants),
-        *("" if ratio is None else f"{ratio:.3f}" for ratio in ratios),
-        cell.first[cell.name]["speed"],
-        ", ".join(kept) or best["answers"],
-        ", ".join(f"{name.replace('_', ' ')} {shown(best[name])}" for name in _FURTHER if name in best),
-    ]
-
-
-def _speed(row: Row) -> str:
-    return shown(row["speed"]) + (f" ({row['step_ms']:.2f})" if "step_ms" in row else "")
-
-
-def plot_cells(header: Row, rows: Sequence[Row], path: Path) -> None:
-    """Draw a bar for each cell: its speed over that of the same requests with the guarantee off."""
-    drawn = [
-        {"cell": cell.cell, "variant": cell.name, "ratio": cell.ratio(OFF.name)}
-        for cell in read_cells(rows)
-        if cell.ratio(OFF.name) is not None
-    ]
-    heading = f"tok/s over that with the guarantee off, {header['machine']}"
-    bars(drawn, path, name="cell", value="ratio", group="variant", heading=heading)
+        if row["part"] == "cells" and "speed" in row:
+            own = found.setdefault(row["cell"], {"cell": row["cell"], "requests": row["title"]})
+            own[row["variant"]] = max(row["speed"], own.get(row["variant"], 0.0))
+    for own in found.values():
+        kept = own.get(DETERMINISTIC.name, own.get(VERIFY.name))
+        if kept is not None and OFF.name in own:
+            own["/ off"] = kept / own[OFF.name]
+    return list(found.values())
 
 
 def parse_names(only: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -399,31 +316,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="the first is the first use, the best counts")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no measurement after this time")
     parser.add_argument("--dtype", help="bf16, fp16 or fp32; default: of the shape")
-    parser.add_argument(
-        "--show", type=Path, nargs="+", help="measure nothing; print the tables of these files"
-    )
-    parser.add_argument("--plot", type=Path, help="draw the cells, relative to the guarantee off")
     given = parser.parse_args()
-    if given.show:
-        files = [read_rows(path) for path in given.show]
-        header, rows = files[0][0], [row for _, own in files for row in own]
-        is_good = True
-    else:
-        parts, cells = parse_names(given.only)
-        bench = Bench("bench-gpu", given.out, given.minutes)
-        with llm_options(given.model, given.dtype) as options:
-            settings = Settings(given.model, given.dtype, given.rounds, options)
-            for part in parts:
-                if not bench.is_over(part):
-                    with bench.part(part=part):
-                        _run_starts(bench, settings) if part == "start" else _run_cells(
-                            bench, settings, cells
-                        )
-        header, rows, is_good = bench.header, bench.rows, bench.is_good
-    print(f"{title(header)}\n\n{tables(rows)}")
-    if given.plot is not None:
-        plot_cells(header, rows, given.plot)
-    sys.exit(0 if is_good else 1)
+    parts, cells = parse_names(given.only)
+    bench = Bench("bench-gpu", given.out, given.minutes)
+    with llm_options(given.model, given.dtype) as options:
+        settings = Settings(given.model, given.dtype, given.rounds, options)
+        for part in parts:
+            if not bench.is_over(part):
+                with bench.part(part=part):
+                    _run_starts(bench, settings) if part == "start" else _run_cells(bench, settings, cells)
+    print(f"Best round, tok/s\n\n{table(best_speeds(bench.rows))}\n")
+    bench.finish()
 
 
 if __name__ == "__main__":

@@ -8,12 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
-import torch
-
-from holdfast.errors import ConfigError, EngineStopped
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "benchmarks"
@@ -73,10 +69,9 @@ def test_rows_are_written_and_shown_again(tmp_path: Path) -> None:
     file = tmp_path / "bench-gpu-certificate.json"
     codes, text = run_scripts(
         ("gpu_certificate", "--models", "tiny", "--out", tmp_path),
-        ("gpu", "--show", file, file),
         ("divergence", "--read", recording, "--save", tmp_path / "again.json"),
     )
-    assert codes == [0, 0, 0], text
+    assert codes == [0, 0], text
     assert "| plain classes |" in text and "deterministic (verify): 50 runs, 1 answers" in text
     written = json.loads(file.read_text())
     assert written["name"] == "bench-gpu-certificate" and written["machine"] and "torch" in written
@@ -93,10 +88,9 @@ def test_tables_of_the_documentation_are_those_of_their_data() -> None:
 @pytest.mark.long
 def test_cells_of_a_tiny_model_are_certified(tmp_path: Path) -> None:
     names = "uniform-8,prefill-8,mixed,json,verify-32"
-    plot = tmp_path / "cells.png"
     command = ("gpu", "--model", "tiny", "--rounds", "1", "--out", tmp_path)
     codes, text = run_scripts(
-        (*command, "--only", names, "--plot", plot),
+        (*command, "--only", names),
         ("gpu_step", "--model", "tiny-moe"),
         ("interference", tmp_path / "none", "--modes", "auto"),
     )
@@ -104,8 +98,7 @@ def test_cells_of_a_tiny_model_are_certified(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "bench-gpu.json").read_text())["rows"]
     assert {row["cell"] for row in rows if row["part"] == "cells"} == set(names.split(","))
     assert all(row["certified"] == row["answers"] for row in rows if row.get("variant") == "deterministic")
-    assert "8 verified" in text and "| / ordinary | / off |" in text and "| floor ms |" in text
-    assert plot.stat().st_size > 1000
+    assert "| / off |" in text and "| floor ms |" in text
 
 
 def test_failed_part_is_noted_and_the_next_one_runs(load: Load, tmp_path: Path) -> None:
@@ -125,103 +118,6 @@ def test_failed_part_is_noted_and_the_next_one_runs(load: Load, tmp_path: Path) 
         measure.table(rows, "part")
         == "| error | speed |\n| --- | --- |\n| RuntimeError: no device |  |\n|  | 10,424 |"
     )
-
-
-def test_after_the_time_no_measurement_begins(load: Load) -> None:
-    bench = load("measure").Bench("some", None, minutes=0)
-    assert bench.is_over("cells") and bench.is_over("cells")
-    assert bench.rows == [{"part": "cells", "cut_off": "no measurement began after 0 minutes"}]
-
-
-def test_names_choose_parts_and_cells(load: Load) -> None:
-    gpu = load("gpu")
-    assert gpu.parse_names(None) == (gpu.PARTS, tuple(gpu.CELLS))
-    assert gpu.parse_names("mixed,start") == (("start", "cells"), ("mixed",))
-    assert gpu.parse_names("long")[1] == ("long-8k", "long-30k", "long-100k")
-    with pytest.raises(SystemExit, match=r"no part unif; .*uniform-257"):
-        gpu.parse_names("unif,start")
-
-
-def test_missing_certificate_is_an_error(load: Load) -> None:
-    gpu = load("gpu")
-    figures = {"answers": 8, "certified": 6, "verified": 2}
-    assert gpu._missing_guarantee(gpu.DETERMINISTIC, figures) == "2 of 8 answers are not certified"
-    assert gpu._missing_guarantee(gpu.VERIFY, figures) is None
-    assert gpu._missing_guarantee(gpu.OFF, {"answers": 8}) is None
-
-
-def test_engines_hold_their_weights_together_where_they_fit(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu = load("gpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (139 << 30, 139 << 30))
-    cells = [cell for cell in gpu.CELLS.values() if gpu.VERIFY not in cell.variants]
-    small, large = (gpu.Settings(name, None, 1, {}) for name in ("llama-3.1-8b", "qwen3-30b-a3b"))
-    ((modes, options),) = gpu._groups(small, ["auto", "off"], cells)
-    assert modes == ["auto", "off"] and 37 << 30 < options["kv_memory"] < 45 << 30
-    alone = [(["auto"], {}), (["off"], {})]
-    assert gpu._groups(large, ["auto", "off"], [gpu.CELLS["uniform-256"]]) == alone
-
-
-def test_kernels_are_added_up(load: Load) -> None:
-    step = load("gpu_step")
-    overlapping = [step.KernelEvent("a", *span) for span in ((0, 10), (5, 12), (20, 21), (6, 8))]
-    assert step.busy_ns(overlapping) == 13
-    kernels, now = [], 0
-    for _ in range(2):
-        for name, length in (("nvjet_small", 2), ("nvjet_large", 9), ("rms_norm_kernel", 1), ("mystery", 3)):
-            kernels.append(step.KernelEvent(name, now, now + length * 1_000_000))
-            now += length * 1_000_000
-    # The longest product of each step is the head.
-    assert step.times_by_kind(kernels, 2) == {"head": 9.0, "other": 3.0, "products": 2.0, "norms": 1.0}
-
-
-def test_memory_floor_is_weights_and_kv(load: Load) -> None:
-    step = load("gpu_step")
-    config = load("engines").shape_config("llama-3.1-8b")
-    assert step.floor_ms(config, 1, 0, torch.bfloat16) == pytest.approx(3.5, abs=0.1)
-    one = step.floor_ms(config, 1, 640, torch.bfloat16) - step.floor_ms(config, 0, 640, torch.bfloat16)
-    assert one == pytest.approx(0.0195, abs=0.001)
-
-
-def test_profile_counts_the_event_loop_only(load: Load) -> None:
-    stacks = [
-        "main;run_event_loop (a.py:1);f (b.py:2) 3",
-        "main;run_event_loop (a.py:1);g (b.py:9) 1",
-        "f (b.py:2) 9",
-    ]
-    shares: dict[str, Any] = dict(load("frontend").shares_of(stacks))
-    assert shares["f (b.py)"] == 0.75 and shares["g (b.py)"] == 0.25
-
-
-LLAMA_CPP = f"""#!{sys.executable} -S
-import json, sys
-arguments = sys.argv[1:]
-if "--version" in arguments:
-    print("version: 8123 (abc)", file=sys.stderr)
-elif "broken.gguf" in " ".join(arguments):
-    sys.exit("this is why")
-else:
-    given = dict(zip(arguments[::2], arguments[1::2]))
-    print("llama_model_loader: loaded")
-    print(json.dumps({{"t_pp": float(given["-npp"]), "t_tg": float(given["-ntg"]) * float(given["-npl"])}}))
-"""
-
-
-def test_llama_cpp_times_prefill_and_decode_apart(load: Load, tmp_path: Path) -> None:
-    peers = load("cpu_peers")
-    with pytest.raises(ConfigError, match=r"llama-batched-bench and llama-completion not found.*--peer-dir"):
-        peers.find_llama_cpp(tmp_path, Path("model.gguf"), 2)
-    for name in ("llama-batched-bench", "llama-completion"):
-        (tmp_path / name).write_text(LLAMA_CPP)
-        (tmp_path / name).chmod(0o755)
-    peer = peers.find_llama_cpp(tmp_path, Path("model.gguf"), 2)
-    assert peer.version == "8123 (abc)"
-    prompts = [[1] * 32] * 8
-    assert (peer.seconds(prompts, 1), peer.seconds(prompts, 64)) == (32, 63 * 8)
-    with pytest.raises(EngineStopped, match="this is why"):
-        peers.find_llama_cpp(tmp_path, Path("broken.gguf"), 2).seconds([[1]], 1)
 
 
 @pytest.mark.long

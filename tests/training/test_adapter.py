@@ -8,13 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.thinking.eval import measure_general
 from holdfast import LLM, SamplingParams
 from holdfast.errors import BadWeights, ConfigError, ModelNotFound
 from holdfast.models.adapter import ADAPTER_FILE
 from holdfast.models.locate import locate
 from holdfast.thinking.config import WEIGHTS_FILE
-from holdfast_thinking.eval.model import EvalModel
 from holdfast_thinking.run.export import export
 from holdfast_thinking.run.loop import resume_run, start_run, train
 from support.plain_training import PLAIN
@@ -98,13 +96,6 @@ def test_where_nothing_is_thought_the_bits_are_the_backbones(
         assert mine.choices[0].token_ids == its.choices[0].token_ids
         assert mine.choices[0].logprobs == its.choices[0].logprobs
     assert quiet.engine.fingerprint.digest != backbone.engine.fingerprint.digest
-
-
-def test_general_prompts_compare_an_adapter_with_its_backbone(adapter: Path, tmp_path: Path) -> None:
-    quiet = silenced(adapter, tmp_path / "quiet")
-    model = EvalModel("quiet", quiet, engine, ("parity",), 1, True)
-    found = measure_general(model, engine, ["Hello", "What is tea?"], max_tokens=4)
-    assert found == {"count": 2, "silent": 2, "same_bits": 2, "thoughts": []}
 
 
 def test_adapter_of_other_weights_is_refused(adapter: Path, tmp_path: Path) -> None:

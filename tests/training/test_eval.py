@@ -11,13 +11,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.thinking.eval import VARIANTS, measure_cost, measure_rounds, plain_copy
 from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.locate import COIN, locate
-from holdfast_thinking.eval.accuracy import measure_accuracy, opposite, swap_last_thought
-from holdfast_thinking.eval.latency import measure_latency
+from holdfast_thinking.eval.measures import measure_accuracy, measure_latency, opposite, swap_last_thought
 from holdfast_thinking.eval.model import EvalModel, EvalPrompt, final_answer
 from holdfast_thinking.eval.report import show_eval
 from holdfast_thinking.eval.run import EvalSettings, run_eval
@@ -125,38 +123,10 @@ def test_swapped_last_thought_flips_the_answer_of_a_trained_model(model: EvalMod
         assert found["flipped"] == accuracy * found["count"]
 
 
-def test_think_off_equals_the_plain_model(model: EvalModel) -> None:
-    prompts = model.draw("variables", 3, 2)
-    with plain_copy(model.folder) as plain:
-        llm = open_llm(plain)
-        asked = [model.params(each) for each in prompts]
-        plain_results = llm.generate([each.token_ids for each in prompts], asked, use_tqdm=False)
-        expected = [each.token_ids for each in plain_results]
-    assert [each.token_ids for each in model.generate(prompts, think=False)] == expected
-    assert all(not each.thoughts for each in model.generate(prompts, think=False))
-
-
-def test_predicted_thoughts_change_rounds_but_no_answer(model: EvalModel) -> None:
-    found = list(measure_rounds(model, count=1, most_tokens=48))
-    assert [each["density"] for each in found] == ["rare", "few", "medium", "dense"]
-    for each in found:
-        assert each["same_answers"]
-        assert each["rounds_by_chunk"] >= each["chunks"]
-        assert each["rounds"] <= each["rounds_by_chunk"]
-
-
 def test_latency_of_two_models(model: EvalModel, chain: EvalModel) -> None:
     own, other = measure_latency([model, chain], 2, events=3, task="parity")
     assert own["ratio"] == 1 and other["ratio"] == other["median_ms"] / own["median_ms"]
     assert own["prompt_tokens"] == other["prompt_tokens"]
-
-
-def test_cost_of_three_variants(model: EvalModel) -> None:
-    found = list(measure_cost(model, open_llm, rounds=2, streams=(1,), most_tokens=40))
-    assert [each["variant"] for each in found] == [*VARIANTS] * 2
-    assert {each["texts"] for each in found} == {"trivial", "thought-rich"}
-    assert all(each["prompt_us"] > 0 for each in found)
-    assert all(each["thoughts"] == 0 for each in found if each["variant"] != "thinks")
 
 
 def test_eval_report_is_written_as_json(folder: Callable[[AnswerForm], Path], tmp_path: Path) -> None:

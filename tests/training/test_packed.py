@@ -85,7 +85,7 @@ def test_pack_has_every_text_and_every_target() -> None:
     is_due = batch.is_thought_about(True)
     said = np.sort(texts.thought.ids[texts.thought.ids != IGNORED])
     gold = batch.thoughts[is_due]
-    ends = np.full(is_due.sum(), run.model.pack_spec.end_id)
+    ends = np.full(is_due.sum(), run.model.thinking.end_id)
     assert (said == np.sort(np.concatenate((gold[gold >= 0], ends)))).all()
 
 

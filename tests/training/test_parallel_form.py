@@ -146,7 +146,7 @@ def test_gradients_equal_those_of_the_reference(
     named = named_weights(model)
     expected = _reference_loss(Reference(model.config, model.thinking, named), batch, weights)
     expected.backward()
-    mine = _loss(model, batch, count_tokens(batch, while_answering), weights).total
+    mine = _loss(model, batch, count_tokens(batch, thinking), weights).total
     mine.backward()
     torch.testing.assert_close(mine.double(), expected, atol=1e-5, rtol=1e-5)
     for name, parameter in model.named_parameters():
@@ -158,7 +158,7 @@ def test_gradients_equal_those_of_the_reference(
 
 def test_micro_batches_have_the_gradients_of_one_batch() -> None:
     batch, weights = _batch(seed=5, num_texts=6), LossWeights()
-    counts = count_tokens(batch, True)
+    counts = count_tokens(batch, thinking_config())
     gradients = []
     for cuts in ([(0, 6)], [(0, 2), (2, 5), (5, 6)]):
         model = tiny_thinker()

@@ -12,7 +12,7 @@ from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.thinking.config import WEIGHTS_FILE, read_thinking
 from holdfast_thinking.run import loop
-from holdfast_thinking.run.export import export
+from holdfast_thinking.run.export import STATE_FILE, export
 from holdfast_thinking.run.loop import (
     TrainingRun,
     learning_rate,
@@ -21,7 +21,6 @@ from holdfast_thinking.run.loop import (
     start_run,
     train,
 )
-from holdfast_thinking.run.state import STATE_FILE
 from holdfast_thinking.run.validation import validate
 from holdfast_thinking.settings import (
     PRESETS,

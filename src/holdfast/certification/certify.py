@@ -40,7 +40,6 @@ from holdfast.certification.checks.operations import (
 from holdfast.certification.checks.order_probes import MIN_COLUMNS
 from holdfast.certification.checks.passes import (
     AllPages,
-    PageLender,
     PassBench,
     check_passes,
 )
@@ -82,7 +81,7 @@ def plan_certification(
     *,
     max_pass_tokens: int,
     max_len: int,
-    lender: PageLender,
+    lender: AllPages,
 ) -> Certification:
     """Return all checks of this engine. Whole passes are checked in pages of the lender."""
     backend, model = decoder.backend, decoder.config

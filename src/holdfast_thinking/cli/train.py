@@ -150,7 +150,7 @@ def samples(
 
 
 def _require_place(out: Path, overwrite: bool) -> None:
-    from holdfast_thinking.run.state import STATE_FILE
+    from holdfast_thinking.run.export import STATE_FILE
 
     if (out / STATE_FILE).exists() and not overwrite:
         raise ConfigError(f"{out} has a run; --resume continues it, --overwrite starts again")

@@ -8,8 +8,13 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.worker.device import choose_device, cpu_name
-from holdfast_thinking.eval.accuracy import measure_accuracy, show_thoughts, swap_last_thought, zero_states
-from holdfast_thinking.eval.latency import measure_latency
+from holdfast_thinking.eval.measures import (
+    measure_accuracy,
+    measure_latency,
+    show_thoughts,
+    swap_last_thought,
+    zero_states,
+)
 from holdfast_thinking.eval.model import EvalModel, OpenLLM
 from holdfast_thinking.eval.report import EvalReport
 from holdfast_thinking.run.export import read_training_info

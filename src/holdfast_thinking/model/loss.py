@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from holdfast.thinking.config import ThinkingConfig
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.model.model import ThinkingModel
 from holdfast_thinking.model.packed import Packed, Targets, ThoughtList
@@ -34,12 +35,10 @@ class Losses:
     thought: Tensor
 
 
-def count_tokens(batch: Batch, while_answering: bool) -> TokenCounts:
-    thoughts = (batch.thoughts >= 0).sum(axis=2) + 1  # [B, K], with the end
-    return TokenCounts(
-        answer=int(batch.is_answer().sum()),
-        thought=int((thoughts * batch.is_thought_about(while_answering)).sum()),
-    )
+def count_tokens(batch: Batch, thinking: ThinkingConfig | None) -> TokenCounts:
+    lens = (batch.thoughts >= 0).sum(axis=2) + 1  # [B, K], with the end
+    num_thought = 0 if thinking is None else lens[batch.is_thought_about(thinking.while_answering)].sum()
+    return TokenCounts(answer=int(batch.is_answer().sum()), thought=int(num_thought))
 
 
 def packed_loss(

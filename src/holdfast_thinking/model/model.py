@@ -119,13 +119,7 @@ class ThinkingModel(nn.Module):
 
     @property
     def pack_spec(self) -> PackSpec:
-        thinking = self.thinking
-        windows, max_len = self.config.layer_windows, len(cast(Tensor, self.cos))
-        if thinking is None:
-            return PackSpec(windows, None, max_len=max_len)
-        return PackSpec(
-            windows, thinking.end_id, thinking.while_answering, thinking.carry, thinking.reset_ids, max_len
-        )
+        return PackSpec(self.config.layer_windows, self.thinking, len(cast(Tensor, self.cos)))
 
     def forward(self, texts: Packed[Tensor]) -> tuple[Tensor, Tensor]:
         """Packed texts with their gold thoughts -> (input of the head, H), both [R, hidden]."""

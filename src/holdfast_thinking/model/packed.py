@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import ConfigError
-from holdfast_thinking.model.batch import Batch, Ints
+from holdfast.thinking.config import ThinkingConfig
+from holdfast_thinking.model.batch import Batch, Bools, Ints
 
 IGNORED = -100  # a target without a loss
 NO_TEXT = -1  # the text index of a spare row
@@ -91,10 +92,7 @@ def _map(value: Any, change: Callable[[Any], Any]) -> Any:
 @dataclass(frozen=True)
 class PackSpec:
     windows: tuple[int | None, ...]  # of each layer
-    end_id: int | None  # end of a thought; None: the model does not think
-    while_answering: bool = False
-    carry: bool = False  # a state is added up to the next thought that is not trivial
-    reset_ids: tuple[int, ...] = ()  # which end a state that is carried
+    thinking: ThinkingConfig | None
     max_len: int | None = None  # positions
 
 
@@ -136,9 +134,12 @@ def pack(batch: Batch, spec: PackSpec) -> Packed[Ints]:
     token_ids[rows], positions[rows], texts[rows] = batch.token_ids[text, position], position, text
     targets: list[ThoughtList[Ints]] = []
     states: list[ThoughtList[Ints]] = []
-    if spec.end_id is not None:
-        targets = _list_target_thoughts(batch, starts // chunk, num_rows // chunk, spec.while_answering)
-        states = _list_state_thoughts(batch, starts // chunk, num_rows // chunk, chunk, spec)
+    said = None
+    if spec.thinking is not None:
+        is_due = batch.is_thought_about(spec.thinking.while_answering)
+        targets = _list_target_thoughts(batch, is_due, starts // chunk, num_rows // chunk)
+        states = _list_state_thoughts(batch, starts // chunk, num_rows // chunk, chunk, spec.thinking)
+        said = _list_thought_targets(batch, is_due, targets, spec.thinking.end_id) if targets else None
     return Packed(
         token_ids,
         positions,
@@ -146,9 +147,7 @@ def pack(batch: Batch, spec: PackSpec) -> Packed[Ints]:
         _list_targets(batch, starts, num_rows),
         tuple(states),
         tuple(targets),
-        _list_thought_targets(batch, targets, spec.end_id, spec.while_answering)
-        if spec.end_id is not None and targets
-        else None,
+        said,
         list_whole(batch.num_tokens, starts, text, position, rows, num_rows)
         if len(blocks) < len(windows)
         else None,
@@ -193,9 +192,9 @@ def _pad_targets(rows: Ints, ids: Ints, num_rows: int) -> Targets[Ints]:
 
 
 def _list_target_thoughts(
-    batch: Batch, first: Ints, num_chunks: int, while_answering: bool
+    batch: Batch, is_due: Bools, first: Ints, num_chunks: int
 ) -> list[ThoughtList[Ints]]:
-    text, chunk = np.nonzero(batch.is_thought_about(while_answering))
+    text, chunk = np.nonzero(is_due)
     return _list_thoughts(
         batch.thoughts[text, chunk],
         first[text] + chunk,
@@ -216,9 +215,9 @@ def _list_thoughts(
 
 
 def _list_thought_targets(
-    batch: Batch, lists: Sequence[ThoughtList[Ints]], end_id: int, while_answering: bool
+    batch: Batch, is_due: Bools, lists: Sequence[ThoughtList[Ints]], end_id: int
 ) -> Targets[Ints]:
-    lens = (batch.thoughts >= 0).sum(axis=2)[batch.is_thought_about(while_answering)]
+    lens = (batch.thoughts >= 0).sum(axis=2)[is_due]
     parts = []
     for each, (among, _) in zip(lists, _by_length(lens, batch.thoughts.shape[2]), strict=True):
         ids = np.pad(each.tokens, ((0, 0), (0, 1)), constant_values=-1)
@@ -231,15 +230,15 @@ def _list_thought_targets(
 
 
 def _list_state_thoughts(
-    batch: Batch, first: Ints, num_chunks: int, size: int, spec: PackSpec
+    batch: Batch, first: Ints, num_chunks: int, size: int, thinking: ThinkingConfig
 ) -> list[ThoughtList[Ints]]:
     """The thought of each chunk that has a next one, if it is not trivial; with `carry` the last such since
     a reset."""
     numbers = np.arange(batch.thoughts.shape[1])
     said_in = np.where(batch.thoughts[:, :, 0] >= 0, numbers, -1)  # [B, K]
-    if spec.carry:
+    if thinking.carry:
         said_in = np.maximum.accumulate(said_in, axis=1)
-        reset_in = np.where(batch.is_reset(spec.reset_ids), numbers, -1)
+        reset_in = np.where(batch.is_reset(thinking.reset_ids), numbers, -1)
         said_in = np.where(said_in >= np.maximum.accumulate(reset_in, axis=1), said_in, -1)
     has_next = (numbers + 1) * size < batch.num_tokens[:, None]
     text, chunk = np.nonzero((said_in >= 0) & has_next)

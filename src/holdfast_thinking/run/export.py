@@ -1,29 +1,33 @@
 """Write a trained model as a model folder, with T and C if it thinks, and training.json. An adapter's
 folder has T and C only.
 
-training.json says how the model was trained; `holdfast eval` reads it. curves.png shows the run.
+training.json says how the model was trained; `holdfast eval` reads it. curves.png shows the run. The state of
+the run is one safetensors file: weights, but for frozen ones, optimizer moments, step, metrics. There is no
+random state to save: batches are made from (seed, step), weights from the seed.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from holdfast.errors import BadWeights
+from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.adapter import AdapterInfo, write_adapter
 from holdfast.models.locate import locate
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import WEIGHTS_FILE, write_thinking
 from holdfast_thinking.model.build import BuiltModel
-from holdfast_thinking.model.model import BLOCKS
+from holdfast_thinking.model.model import BLOCKS, ThinkingModel
 from holdfast_thinking.model.tokenizer import save_tokenizer
-from holdfast_thinking.run.state import STATE_FILE, read_run_info
 from holdfast_thinking.settings import AnswerForm, ThoughtContent, TrainingSettings
 
 if TYPE_CHECKING:
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
 _MIN_LOSS = 1e-5  # for the logarithmic axis
 INFO_FILE = "training.json"
+STATE_FILE = "training.safetensors"
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -46,8 +52,6 @@ def export(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
     thinking.json and thinking.safetensors; for an adapter only those two, adapter.json and
     training.json.
     """
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     write_training_info(folder, settings)
     tensors = named_tensors(built, _DTYPES[settings.dtype])
@@ -170,3 +174,47 @@ def plot_curves(metrics: "Sequence[StepMetrics]", path: Path) -> None:
             panel.legend(fontsize=8, frameon=False)
     figure.tight_layout()
     figure.savefig(path, format="png")
+
+
+def save_state(
+    folder: Path, model: ThinkingModel, optimizer: torch.optim.Optimizer, info: dict[str, Any]
+) -> None:
+    """Written atomically: a run that is killed while saving keeps the previous state."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        tensors[f"weight/{name}"] = parameter.detach().cpu().contiguous()
+        for moment in _MOMENTS if parameter in optimizer.state else ():
+            tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment].detach().cpu().contiguous()
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{STATE_FILE}.new"
+    save_file(tensors, draft, metadata={"run": json.dumps(info)})
+    os.replace(draft, folder / STATE_FILE)
+
+
+def read_run_info(folder: Path) -> dict[str, Any]:
+    path = folder / STATE_FILE
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no {STATE_FILE}: there is no run to resume")
+    try:
+        with safe_open(path, framework="pt") as file:
+            info: dict[str, Any] = json.loads((file.metadata() or {})["run"])
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise BadWeights(f"{path} is not a complete saved run: {error}") from error
+    return info
+
+
+def load_state(folder: Path, model: ThinkingModel, optimizer: torch.optim.Optimizer) -> None:
+    tensors: dict[str, Tensor] = load_file(folder / STATE_FILE)
+    model.load_tensors(
+        {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith("weight/")}
+    )
+    is_fused = bool(optimizer.defaults["fused"])  # then its step counts are on the device
+    for name, parameter in model.named_parameters():
+        if f"exp_avg/{name}" in tensors:
+            held = {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}
+            optimizer.state[parameter] = {
+                moment: tensor if moment == "step" and not is_fused else tensor.to(parameter.device)
+                for moment, tensor in held.items()
+            }

@@ -23,8 +23,8 @@ from holdfast_thinking.model.build import BuiltModel, build
 from holdfast_thinking.model.compiled import autocast, compile_rowwise
 from holdfast_thinking.model.loss import packed_loss
 from holdfast_thinking.model.model import BLOCKS, ThinkingModel
+from holdfast_thinking.run.export import load_state, read_run_info, save_state
 from holdfast_thinking.run.prefetch import Step, StepBuilder, prefetch_steps
-from holdfast_thinking.run.state import load_state, read_run_info, save_state
 from holdfast_thinking.run.validation import validate
 from holdfast_thinking.settings import TrainingSettings, settings_from_json
 

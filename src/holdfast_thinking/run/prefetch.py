@@ -43,7 +43,7 @@ class StepBuilder:
         bounds = [index * s.batch // s.accumulate for index in range(s.accumulate + 1)]
         micro_batches = [batch.take_range(first, last) for first, last in pairwise(bounds)]
         packs = tuple(pack(each, self.pack_spec) for each in micro_batches)
-        return Step(packs, count_tokens(batch, self.pack_spec.while_answering))
+        return Step(packs, count_tokens(batch, self.pack_spec.thinking))
 
 
 def send_step(step: Step[Ints], device: torch.device) -> Step[Tensor]:

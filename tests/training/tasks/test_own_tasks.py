@@ -21,28 +21,12 @@ from holdfast_thinking.model.packed import IGNORED, PackSpec, pack
 from holdfast_thinking.model.tokenizer import build_tokenizer
 from holdfast_thinking.run.loop import start_run
 from holdfast_thinking.settings import SIZES, TrainingSettings
+from support.thinking_models import thinking_config
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "thinking"
 SETTINGS = TrainingSettings(size=SIZES["tiny"], max_events=2, chunk=16, max_thought=32, steps=2, batch=4)
 ENTITIES, TWO_HOP = Entities(SETTINGS), TwoHop(SETTINGS)
 CARRIED = Entities(replace(SETTINGS, carry=True))
-BABI = """1 Nora walked to the cellar.
-2 Piet took the lamp.
-3 Where is Nora? \tcellar\t1
-4 Nora went to the attic.
-5 Where is Nora? \tattic\t4
-6 Nora got the cup there.
-7 Nora gave the cup to Piet.
-8 Piet dropped the lamp.
-9 What is Piet carrying? \tcup\t7
-1 Piet is in the garden.
-2 Where is Piet?\tgarden\t1
-"""
-GSM8K = (
-    '{"question": "Ola has 12 pens and buys 3 boxes of 4. She loses half. How many are left?", "answer": '
-    '"3*4=<<3*4=12>>12 pens bought.\\n12+12=<<12+12=24>>24.\\n24/2=<<24/2=12>>12\\n#### 12"}\n'
-    '{"question": "A dozen eggs, twice.", "answer": "<<12*2=24>>24\\n#### 24"}\n'
-)
 
 
 def examples(task: TextTask, count: int = 300, most: int = 9) -> list[TextExample]:
@@ -74,7 +58,7 @@ def test_given_state_is_added_and_not_learned(frame: ChatFrame | None) -> None:
     tokenizer = build_tokenizer(ENTITIES.words())
     batch = make_batch(told, tokenizer, TextRules("thinking", 16, 32, 0, frame, carry=True))
     due = batch.is_thought_about(True)
-    packed = pack(batch, PackSpec((None,), 2, while_answering=True, carry=True))
+    packed = pack(batch, PackSpec((None,), thinking_config(carry=True)))
     assert packed.thought is not None
     assert (packed.thought.ids != IGNORED).sum() == ((batch.thoughts >= 0).sum(axis=2) + 1)[due].sum()
     for row, each in enumerate(told):
@@ -87,43 +71,6 @@ def test_given_state_is_added_and_not_learned(frame: ChatFrame | None) -> None:
             assert said[0].split() == each.given.split(), each
         states = [step.state.split() for step in each.steps]
         assert all(not thought or thought.split() in states for thought in said[bool(each.given) :]), each
-
-
-def test_babi_thoughts_are_what_a_fact_changes(tmp_path: Path) -> None:
-    path = tmp_path / "qa.txt"
-    path.write_text(BABI)
-    first, second, third, fourth = read_babi(path)
-    assert first.prompt == "Nora walked to the cellar. Piet took the lamp. Where is Nora? A:"
-    assert first.answer == " cellar."
-    assert [each.thought for each in first.steps] == [" Nora cellar", " Piet lamp one", ""]
-    assert [each.state for each in first.steps] == [
-        " Nora cellar",
-        " Nora cellar Piet lamp one",
-        " Nora cellar",
-    ]
-    assert first.written_answer("cot") == " Nora cellar. Piet lamp one. So cellar."
-    assert first.prompt[: first.steps[2].settled_at + 1].endswith("Where is Nora")
-    assert first.prompt[: first.steps[0].settled_at + 1].endswith("cellar")
-    assert [each.thought for each in second.steps][-2:] == [" Nora attic", ""]
-    assert [each.thought for each in third.steps][-4:-1] == [
-        " Nora attic cup one",
-        " Nora attic none, Piet lamp cup two",
-        " Piet cup one",
-    ]
-    assert "Nora" not in fourth.prompt
-
-
-def test_gsm8k_examples(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_text(GSM8K)
-    first, second = read_gsm8k(path)
-    assert first.answer == " The answer is 12."
-    assert first.written_answer("cot") == " 3*4=12. 12+12=24. 24/2=12. So The answer is 12."
-    assert [each.thought for each in first.steps] == [" 3*4=12", " 12+12=24", " 24/2=12"]
-    ends = [first.prompt[: each.settled_at + 1] for each in first.steps]
-    bought = "Ola has 12 pens and buys 3 boxes of 4."
-    assert ends == [bought, bought, f"{bought} She loses half."]  # none before one it follows
-    assert second.prompt[: second.steps[0].settled_at + 1] == "A dozen eggs, twice."
 
 
 @pytest.mark.parametrize(
