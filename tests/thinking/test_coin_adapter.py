@@ -1,7 +1,6 @@
 """`smollm2-coin`, the packaged adapter: it thinks about coins in chats, and about nothing else."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -9,8 +8,7 @@ from benchmarks.thinking.eval import measure_general
 from holdfast import LLM, SamplingParams
 from holdfast.models.locate import BUILTIN, COIN_ADAPTER, adapter_folder, locate
 from holdfast_thinking.eval.model import EvalModel
-from support import coin_questions as coin_questions_module
-from support.coin_questions import coin_questions
+from support.coin_questions import coin_questions, near_prompts
 
 pytestmark = pytest.mark.smollm2
 
@@ -19,10 +17,6 @@ KINDS = ("coin", "yes/no", "idle")
 EXPECTED = {"held-out": 0.95, "free-1": 0.75, "free-2": 0.83}  # the share of the questions about coins
 EXPECTED_SILENT = 0.99
 GENERAL = ["Hello!", "The card is face up. Tom turns it over. Is it face up?", "How are coins made?"]
-# Near to what it thinks about, and written after its training.
-NEAR = (
-    Path(coin_questions_module.__file__).with_name("near_coin.txt").read_text(encoding="utf-8").splitlines()
-)
 EXPECTED_NEAR = 28  # of 30
 _PARAMS = SamplingParams(max_tokens=16, temperature=0, deterministic=True, logprobs=1)
 
@@ -104,5 +98,5 @@ def test_nothing_is_thought_about_general_prompts() -> None:
     found = measure_general(model, engine)
     assert found["count"] == 200 and found["same_bits"] == found["silent"]
     assert found["silent"] / found["count"] >= EXPECTED_SILENT, found["thoughts"]
-    near = measure_general(model, engine, NEAR)
+    near = measure_general(model, engine, near_prompts())
     assert near["same_bits"] == near["silent"] >= EXPECTED_NEAR, near["thoughts"]

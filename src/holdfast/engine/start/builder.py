@@ -176,7 +176,7 @@ class _Builder:
         blocks = None
         if thinking is not None and self.folder is not None:
             blocks = load_blocks(self.folder, thinking, decoder)
-        release_pages(self.checkpoint)
+        self.checkpoint.release()
         clock.end("weights")
         num_pages = self._num_pages()
         store = KVStore(num_pages, model, backend)
