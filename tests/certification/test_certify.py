@@ -319,8 +319,9 @@ def test_chosen_recipes_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> No
         dtype=torch.bfloat16,
         device=CPU,
         settings=SimpleNamespace(threads=1),
+        show=None,
     )
-    build._open_backend(cast(Any, setup), None)
+    build._Builder.open_backend(cast(Any, setup))
     (given,) = opened
     assert given["split_k"] == {(28672, 4096): 0, (4096, 14336): 2}
     assert given["split_n"] == {(28672, 4096): {256: 16128, 448: 21504}}
