@@ -166,8 +166,6 @@ class _Marker:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a string of a conversation is."""
-
     has_markup: bool = True  # markup that is not marked special counts
     is_role: bool = False
 
@@ -255,6 +253,5 @@ def _unused(conversation: TemplateInput, text: str) -> Iterator[str]:
 
 
 def _without(text: str, spans: Sequence[Span]) -> list[str]:
-    """Return the pieces of a text between spans."""
     edges = [0, *(edge for span in spans for edge in span), len(text)]
     return [text[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
