@@ -8,13 +8,14 @@ and the engine process are sampled every five seconds; a leak is growth in the s
 
 import argparse
 import hashlib
+import itertools
 import json
 import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -58,32 +59,24 @@ LOAD: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @dataclass
-class Record:
-    """What a soak saw. Shared by its threads."""
-
-    canaries: Counter[str] = field(default_factory=Counter)
-    canary_seconds: list[float] = field(default_factory=list)
-    honest_seconds: list[float] = field(default_factory=list)
-    honest_statuses: Counter[int] = field(default_factory=Counter)
-    refused: list[str] = field(default_factory=list)
-    hostile_statuses: Counter[int] = field(default_factory=Counter)
-    samples: list[dict[str, float]] = field(default_factory=list)
-    attacks: list[tuple[float, str]] = field(default_factory=list)
-
-
 class Soak:
-    """The load on one server, in threads, until `stop` is set."""
+    """The load on one server, in threads, until `stop` is set, and what was seen."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.record = Record()
-        self.stop = threading.Event()
-        self.began = time.monotonic()
-        self.attack = "none"
+    server: Server
+    stop: threading.Event = field(default_factory=threading.Event)
+    began: float = field(default_factory=time.monotonic)
+    canaries: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"canary": [], "honest": []})
+    statuses: dict[str, Counter[int]] = field(
+        default_factory=lambda: {"honest": Counter(), "hostile": Counter()}
+    )
+    refused: list[str] = field(default_factory=list)
+    samples: list[dict[str, float]] = field(default_factory=list)
+    attacks: list[tuple[float, str]] = field(default_factory=lambda: [(0.0, "none")])
 
     def run(self, seconds: float, attack_seconds: float) -> None:
         loops = [self._sing, lambda: self._sample(seconds), lambda: self._attack(attack_seconds)]
-        loops += [lambda at=at: self._load(at) for at in range(len(HONEST))]  # type: ignore[misc]
+        loops += [partial(self._load, at) for at in range(len(HONEST))]
         threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
         for thread in threads:
             thread.start()
@@ -92,62 +85,71 @@ class Soak:
         for thread in threads:
             thread.join(60)
 
+    def _send(self, client: Honest, who: str, path: str, body: Any) -> tuple[int, Any]:
+        began = time.monotonic()
+        status, answer = client.send(path, body)
+        self.seconds[who].append(time.monotonic() - began)
+        return status, answer
+
     def _client(self, key: str) -> Honest:
         return Honest(Target(self.server.url, key), patience=60.0)
 
     def _sing(self) -> None:
         client = self._client(HONEST[0])
         while not self.stop.is_set():
-            began = time.monotonic()
-            status, answer = client.send("/v1/completions", CANARY)
-            self.record.canary_seconds.append(time.monotonic() - began)
-            song = digest(answer) if status == 200 else f"status {status}"
-            self.record.canaries[song] += 1
-            self.stop.wait(max(0.0, CANARY_SECONDS - (time.monotonic() - began)))
+            status, answer = self._send(client, "canary", "/v1/completions", CANARY)
+            self.canaries[digest(answer) if status == 200 else f"status {status}"] += 1
+            self.stop.wait(max(0.0, CANARY_SECONDS - self.seconds["canary"][-1]))
 
     def _load(self, at: int) -> None:
         client, number = self._client(HONEST[at]), at
         while not self.stop.is_set():
             path, body = LOAD[number % len(LOAD)]
             number += 1
-            began = time.monotonic()
-            status, answer = client.send(path, body)
-            self.record.honest_seconds.append(time.monotonic() - began)
-            self.record.honest_statuses[status] += 1
+            status, answer = self._send(client, "honest", path, body)
+            self.statuses["honest"][status] += 1
             if status != 200:
-                when = time.monotonic() - self.began
-                self.record.refused.append(
-                    f"{when:.0f} s, {self.attack}: {path} {status} {str(answer)[:300]}"
-                )
+                when = f"{time.monotonic() - self.began:.0f} s, {self.attacks[-1][1]}"
+                self.refused.append(f"{when}: {path} {status} {str(answer)[:300]}")
             self.stop.wait(_PAUSE)
 
     def _attack(self, seconds: float) -> None:
         """Both hostile tenants, one attack after the other, over and over."""
         targets = [Target(self.server.url, key, "tiny", MAX_MODEL_LEN) for key in HOSTILE]
         with Attacker() as attacker:
-            while not self.stop.is_set():
-                for name in attack_names():
-                    self.attack = name
-                    self.record.attacks.append((time.monotonic() - self.began, name))
-                    attacker.begin(name, targets, ATTACKS[name].num_clients[0], seconds + 1)
-                    self.stop.wait(seconds)
-                    self.record.hostile_statuses.update(attacker.end())
-                    if self.stop.is_set():
-                        break
+            for name in itertools.cycle(attack_names()):
+                if self.stop.is_set():
+                    return
+                self.attacks.append((time.monotonic() - self.began, name))
+                attacker.begin(name, targets, ATTACKS[name].num_clients[0], seconds + 1)
+                self.stop.wait(seconds)
+                self.statuses["hostile"].update(attacker.end())
 
     def _sample(self, seconds: float) -> None:
-        frontend = psutil.Process(self.server.pid)
-        engine = psutil.Process(self.server.engine_pid)
+        processes = {"frontend": self.server.pid, "engine": self.server.engine_pid}
         while not self.stop.wait(min(SAMPLE_SECONDS, seconds / 20)):
-            sample = {
-                "seconds": time.monotonic() - self.began,
-                "children": len(frontend.children(recursive=True)),
-            }
-            for name, process in (("frontend", frontend), ("engine", engine)):
+            sample = {"seconds": time.monotonic() - self.began}
+            for name, pid in processes.items():
+                process = psutil.Process(pid)
                 sample[f"{name}_rss_mb"] = process.memory_info().rss / 1e6
                 sample[f"{name}_fds"] = process.num_fds()
                 sample[f"{name}_threads"] = process.num_threads()
-            self.record.samples.append(sample)
+            self.samples.append(sample)
+
+    def figures(self) -> dict[str, Any]:
+        """The figures; of every series the median of the third and of the last quarter."""
+        num = len(self.samples)
+        found: dict[str, Any] = {"kv_memory": KV_MEMORY, "canary_answers": dict(self.canaries)}
+        for who, seconds in self.seconds.items():
+            times = sorted(seconds)
+            found[f"{who}_requests"] = len(times)
+            for name, at in (("p50", 0.5), ("p99", 0.99), ("worst", 1.0)):
+                found[f"{who}_{name}_ms"] = times[min(len(times) - 1, int(len(times) * at))] * 1e3
+        for name in sorted(self.samples[0].keys() - {"seconds"}):
+            series = [one[name] for one in self.samples]
+            third, last = series[num // 2 : 3 * num // 4], series[3 * num // 4 :]
+            found[name] = {"third_quarter": median(third), "last_quarter": median(last), "most": max(series)}
+        return found | {f"{who}_statuses": dict(statuses) for who, statuses in self.statuses.items()}
 
 
 def digest(answer: Any) -> str:
@@ -156,55 +158,23 @@ def digest(answer: Any) -> str:
     return hashlib.sha256(song.encode()).hexdigest()[:16]
 
 
-def summary(record: Record) -> dict[str, Any]:
-    """The figures; of every series the median of the third and of the last quarter."""
-    num = len(record.samples)
-    series = {
-        name: {
-            "third_quarter": median(one[name] for one in record.samples[num // 2 : 3 * num // 4]),
-            "last_quarter": median(one[name] for one in record.samples[3 * num // 4 :]),
-            "most": max(one[name] for one in record.samples),
-        }
-        for name in record.samples[0]
-        if name != "seconds"
-    }
-    times = sorted(record.honest_seconds)
-    return {
-        "kv_memory": KV_MEMORY,
-        "canary_answers": dict(record.canaries),
-        "canary_p50_ms": median(record.canary_seconds) * 1e3,
-        "canary_worst_ms": max(record.canary_seconds) * 1e3,
-        "honest_requests": len(times),
-        "honest_statuses": dict(record.honest_statuses),
-        "honest_p50_ms": median(times) * 1e3,
-        "honest_p99_ms": times[int(len(times) * 0.99)] * 1e3,
-        "hostile_statuses": dict(record.hostile_statuses),
-        "series": series,
-    }
-
-
-def soak(server: Server, seconds: float, attack_seconds: float) -> Record:
-    running = Soak(server)
-    running.run(seconds, attack_seconds)
-    return running.record
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m abuse.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--attack-seconds", type=float, default=10.0, help="seconds of each attack")
     parser.add_argument("--output", type=Path, help="a JSON file with every sample")
     chosen = parser.parse_args()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        server = stack.enter_context(attacked_server(attacked_model(folder), keys=(*HONEST, *HOSTILE)))
-        record = soak(server, chosen.seconds, chosen.attack_seconds)
-        log = server.text
-    found = {**summary(record), "tracebacks": log.count("Traceback"), "starts": log.count("Ready after")}
+    with tempfile.TemporaryDirectory() as folder:
+        model = attacked_model(Path(folder))
+        with attacked_server(model, keys=(*HONEST, *HOSTILE)) as server:
+            soak = Soak(server)
+            soak.run(chosen.seconds, chosen.attack_seconds)
+            log = server.text
+    found = {**soak.figures(), "tracebacks": log.count("Traceback"), "starts": log.count("Ready after")}
     print(json.dumps(found, indent=1))
-    print("\n".join(record.refused[:20]))
+    print("\n".join(soak.refused[:20]))
     if chosen.output is not None:
-        rest = {"samples": record.samples, "refused": record.refused, "attacks": record.attacks}
+        rest = {"samples": soak.samples, "refused": soak.refused, "attacks": soak.attacks}
         chosen.output.write_text(json.dumps({**found, **rest}, indent=1))
 
 

@@ -24,6 +24,7 @@ from holdfast.models.families import FAMILIES, FamilyName
 from holdfast.numerics.cache_dir import cache_dir
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.text.tokenizer import byte_tokenizer
+from support.tiny import FAMILY_SIZES, LONG_PHI
 
 Edit = Callable[[str, Tensor], Tensor]  # (name, weights) -> weights
 
@@ -107,46 +108,13 @@ HOSTILE_WEIGHTS: dict[str, Edit] = {
     "huge weights": huge,
 }
 
-_TWO_KINDS = ["sliding_attention", "full_attention"]
-_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+# Those that differ from Llama by more than biases, norms of q and k, and windows.
 OTHER_FAMILIES: dict[FamilyName, dict[str, Any]] = {
-    "granite": {
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.22,
-        "attention_multiplier": 0.1,
-        "logits_scaling": 2.5,
-    },
-    "smollm3": {"no_rope_layer_interval": 2},
-    "phi3": {
-        "partial_rotary_factor": 0.75,
-        "original_max_position_embeddings": 64,
-        "rope_scaling": {
-            "rope_type": "longrope",
-            "short_factor": [1.0 + 0.1 * i for i in range(6)],
-            "long_factor": [2.0 + 0.3 * i for i in range(6)],
-        },
-    },
+    "phi3": LONG_PHI,
     "olmo2": {},
-    "gemma2": {
-        "head_dim": 32,
-        "sliding_window": 17,
-        "query_pre_attn_scalar": 40,
-        "attn_logit_softcapping": 4.0,
-        "final_logit_softcapping": 6.0,
-    },
-    "gemma3_text": {"head_dim": 32, "sliding_window": 17, "layer_types": _TWO_KINDS},
-    "cohere2": {"sliding_window": 17, "layer_types": _TWO_KINDS, "logit_scale": 0.5},
-    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
-    "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [0]},
-    "qwen3_moe": _EXPERTS | {"head_dim": 32, "norm_topk_prob": True},
-    "olmoe": {"num_experts": 7, "num_experts_per_tok": 3, "clip_qkv": 2.0},
-    "gpt_oss": {
-        "head_dim": 32,
-        "sliding_window": 17,
-        "num_local_experts": 7,
-        "num_experts_per_tok": 3,
-        "swiglu_limit": 2.0,
-    },
+    **{name: FAMILY_SIZES[name] for name in ("granite", "smollm3", "gemma2", "gemma3_text", "cohere2")},
+    **{name: FAMILY_SIZES[name] for name in ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")},
+    "olmoe": FAMILY_SIZES["olmoe"] | {"clip_qkv": 2.0},
 }
 HOSTILE_SHAPES: dict[str, dict[str, Any]] = {
     **{
@@ -181,11 +149,7 @@ HOSTILE_SHAPES: dict[str, dict[str, Any]] = {
         }
     },
     "yarn rope": {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 128,
-        }
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     },
     "tied embeddings": {"tie_word_embeddings": True},
     "odd sizes": {

@@ -1,9 +1,6 @@
 """scripts/compare_bits.py: it knows every family and format, and notices one bit."""
 
-import importlib.util
-import sys
 from copy import deepcopy
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,20 +8,15 @@ import pytest
 
 from holdfast.models.families import FAMILIES
 from holdfast.numerics.blocks import BLOCK_FORMATS
+from support.scripts import load_script
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_bits.py"
 FINGERPRINT = {"digest": "a", "parts": {"code": {"model": 3}}}
 FOUND = {"llama c": {"answers": {"alone": {"logprobs": ["3f800000"]}}, "fingerprint": FINGERPRINT}}
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare_bits", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("compare_bits")
 
 
 def test_every_family_and_format_is_compared(script: ModuleType) -> None:

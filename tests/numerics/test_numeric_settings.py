@@ -42,7 +42,11 @@ torch.set_float32_matmul_precision("medium")
 torch.set_num_threads(3)
 apply_numeric_settings()
 again = torch.get_float32_matmul_precision(), torch.get_num_threads()
-print(json.dumps([first.as_dict(), later.as_dict(), again, refused, num_threads]))
+torch.cuda.set_device = lambda device: None
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+on_gpu = apply_numeric_settings(None, device=torch.device("cuda", 0))
+assert first.cuda == ()
+print(json.dumps([first.as_dict(), later.as_dict(), again, refused, num_threads, on_gpu.as_dict()["cuda"]]))
 """
 
 
@@ -52,7 +56,7 @@ def test_threads_are_decided_once_and_variables_read_at_every_call() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _CHILD], capture_output=True, text=True, check=True, env=environment
     )
-    first, later, applied_again, refused, num_threads = json.loads(done.stdout)
+    first, later, applied_again, refused, num_threads, on_gpu = json.loads(done.stdout)
     assert first["threads"] == 1 and "cannot change to 2" in refused
     assert first["matmul_precision"] == "highest"
     assert first["environment"]["ONEDNN_MAX_CPU_ISA"] == "DEFAULT"
@@ -62,6 +66,11 @@ def test_threads_are_decided_once_and_variables_read_at_every_call() -> None:
     before, inside, after = num_threads  # OpenMP's in a new thread: before, inside and after a guard
     assert inside == 1 and after >= 1
     assert before > 1 or os.cpu_count() == 1  # the default of OpenMP
+    assert on_gpu == {
+        "allow_tf32": False,
+        "allow_bf16_reduced_precision_reduction": False,
+        "allow_fp16_reduced_precision_reduction": False,
+    }
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

@@ -30,16 +30,11 @@ def _fp32(backend: str, operation: str) -> Any:
 
 
 def _state() -> dict[str, Any]:
-    """Everything a guard may change and must restore, but the modes."""
+    """Everything a guard may change and must restore, but the modes. A hostile setting that is missing here is
+    noticed: the state must differ by it."""
     return {
-        "mkldnn.matmul": _fp32("mkldnn", "matmul"),
-        "cuda.matmul": _fp32("cuda", "matmul"),
-        "mkldnn": torch.backends.mkldnn.enabled,
-        "mkldnn deterministic": torch.backends.mkldnn.deterministic,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        **{one.name: guard._read(one) for one in guard._process.settings},
         "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "fp16 sums": torch._C._get_cpu_allow_fp16_reduced_precision_reduction(),
-        "dtype": torch.get_default_dtype(),
         "device": torch.get_default_device(),
         "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
     }

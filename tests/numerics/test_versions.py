@@ -2,9 +2,7 @@
 code is not used.
 """
 
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,19 +11,14 @@ import pytest
 import holdfast
 from holdfast.numerics import versions
 from holdfast.numerics.versions import VERSIONS, sources_digest
+from support.scripts import load_script
 
 HERE = Path(holdfast.__file__).parent
-SCRIPT = Path(__file__).parents[2] / "scripts" / "sources.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sources", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("sources")
 
 
 def test_sources_are_as_recorded(script: ModuleType) -> None:

@@ -16,7 +16,7 @@ from holdfast.kv_cache.prefix_cache import PrefixCache
 from holdfast.scheduler import commit
 from holdfast.scheduler.confirm_log import ConfirmLog
 from holdfast.scheduler.request_state import FIRST_WINDOW, LIVE, TRANSITIONS, Phase, RequestState
-from holdfast.scheduler.spans import candidate_span, canonical_span
+from holdfast.scheduler.spans import candidate_span, next_span
 from holdfast.scheduler.verification import verify
 from scheduler.driver import PAGE_SIZE, StopAt
 
@@ -49,7 +49,7 @@ def prefilled(**params: object) -> RequestState:
     state = make(**params)  # type: ignore[arg-type]
     start(state)
     state.page_table.grow(3)
-    assert apply(state, canonical_span(state, 64), 50) == (50,)
+    assert apply(state, next_span(state, 64), 50) == (50,)
     state.move(Phase.DECODE)
     return state
 
@@ -63,25 +63,25 @@ def propose(state: RequestState, *token_ids: int) -> None:
 def decide(state: RequestState, *canonical: int) -> tuple[int, ...]:
     state.page_table.grow(state.tokens.total_len)
     state.move(Phase.VERIFY)
-    return apply(state, canonical_span(state, 64), *canonical)
+    return apply(state, next_span(state, 64), *canonical)
 
 
 def test_window_starts_at_the_last_committed_token() -> None:
     state = prefilled()
     assert state.canonical_len == state.tokens.committed_len - 1 == 3
     propose(state, 60, 61)
-    span = canonical_span(state, 64)
+    span = next_span(state, 64)
     assert (span.start, span.token_ids, span.sample_from) == (3, (50, 60, 61), 0)
 
 
 def test_prefill_samples_only_after_its_last_token() -> None:
     state = make(prompt_len=10)
     assert state.needs_prefill
-    first = canonical_span(state, 8)
+    first = next_span(state, 8)
     assert (first.num_tokens, first.num_sampled) == (8, 0)
     start(state)
     assert apply(state, first, certified=True) == ()
-    last = canonical_span(state, 8)
+    last = next_span(state, 8)
     assert (last.start, last.num_tokens, last.num_sampled) == (8, 2, 1)
 
 
@@ -173,8 +173,8 @@ def test_preemption_keeps_committed_tokens_and_nothing_else() -> None:
 def test_determinism_is_certified_only_if_every_canonical_pass_was() -> None:
     state = make()
     assert state.determinism == "certified"
-    apply(state, canonical_span(state, 2), certified=True)
-    apply(state, canonical_span(state, 1), 9)
+    apply(state, next_span(state, 2), certified=True)
+    apply(state, next_span(state, 1), 9)
     assert state.determinism == "verified"
     assert make(deterministic=False).determinism == "none"
 
@@ -182,7 +182,7 @@ def test_determinism_is_certified_only_if_every_canonical_pass_was() -> None:
 def test_candidate_spans_ask_for_no_logprobs() -> None:
     state = prefilled(logprobs=3)
     assert candidate_span(state).logprobs is None
-    assert canonical_span(state, 8).logprobs == 3
+    assert next_span(state, 8).logprobs == 3
 
 
 def test_only_full_canonical_pages_are_cached() -> None:
@@ -204,7 +204,7 @@ def test_verify_changes_nothing(token_ids: tuple[int, ...]) -> None:
     propose(state, 60, 61, 62)
     state.page_table.grow(state.tokens.total_len)
     samples = tuple(Sampled(token_id) for token_id in token_ids)
-    span = canonical_span(state, 64)
+    span = next_span(state, 64)
 
     def parts() -> tuple[object, ...]:
         text, tokens = list(state.text.seen), state.tokens  # type: ignore[attr-defined]

@@ -59,7 +59,7 @@ MAPPINGS = (
     completion("refused by the vocabulary", "vocabulary", "invalid_value", prompt=[5, 320]),
     completion("refused by the context", "context", TOO_LONG, max_tokens=512),
     completion("empty prompt", "empty", "invalid_value", prompt=""),
-    chat("refused by response_format", "name", "invalid_value", response_format={"type": "json_schema", "json_schema": {}}),
+    chat("two structured outputs", "combined", "invalid_value", response_format={"type": "json_object"}, guided_regex="a"),
     chat("refused by the chat template", "parts", "invalid_value", messages=[user([IMAGE])]),
     chat("refused by the tools", "function", "invalid_value", tools=[{"type": "function"}]),
     raw("nothing to score", b'{"prompt": [], "completion": []}', "nothing to score", "invalid_value", path=SCORE),

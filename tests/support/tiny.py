@@ -63,7 +63,7 @@ SIZES: dict[str, Any] = {
 }
 _GEMMA = {"head_dim": 24, "sliding_window": 20, "query_pre_attn_scalar": 40, "num_hidden_layers": 3}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
-_FAMILY_SIZES: dict[str, dict[str, Any]] = {
+FAMILY_SIZES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "qwen3": {"head_dim": 32},
     "granite": {
@@ -205,7 +205,7 @@ def random_config(family: str, **overrides: Any) -> Any:
     """A transformers configuration."""
     import transformers
 
-    sizes = deepcopy(SIZES | _FAMILY_SIZES.get(family, {}) | overrides)  # a test may change its model
+    sizes = deepcopy(SIZES | FAMILY_SIZES.get(family, {}) | overrides)  # a test may change its model
     config_class = _CLASSES[family] + ("TextConfig" if family == "gemma3_text" else "Config")
     return getattr(transformers, config_class)(**sizes)
 

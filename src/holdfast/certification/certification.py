@@ -65,9 +65,7 @@ class Certification:
         self._sizes = sizes
         self._list_kernels = kernels
         self._device = device
-        progress = _load_progress(self.key)
-        self._done, self._seconds = progress.done, progress.seconds
-        self._is_reference_tested = progress.is_reference_tested
+        self._kept = _load_progress(self.key)
         self._steps: CheckSteps | None = None  # of the check at work
         self._num_repeats = 0
 
@@ -81,17 +79,21 @@ class Certification:
         return len(self._done), len(self._known_checks or ())
 
     @property
+    def _done(self) -> list[OperationCheck]:
+        return self._kept.done
+
+    @property
     def _checks(self) -> tuple[Check, ...]:
         if self._known_checks is None:
             self._known_checks = tuple(self._make_checks())
             if len(self._done) > len(self._known_checks):
-                self._done = []  # not ours
+                self._done.clear()  # not ours
         return self._known_checks
 
     def test_reference(self, progress: Progress | None = None) -> Certificate | None:
         """Run the reference's own test, before the first answer; once for all processes of this machine.
         If it fails, the certificate that says so; it is not kept."""
-        if self._is_reference_tested:
+        if self._kept.is_reference_tested:
             return None
         started = time.monotonic()
         with our_settings(self._device), torch.inference_mode():
@@ -102,9 +104,9 @@ class Certification:
                 if progress is not None:
                     progress(len(done), len(checks))
         clear_neighbours()
-        self._is_reference_tested = True
+        self._kept.is_reference_tested = True
         if all(0 not in check.sizes_differing for check in done):
-            self._keep_progress()
+            _save_progress(self.key, self._kept)
             return None
         return certify(self._subject, done, self._sizes, seconds=time.monotonic() - started)
 
@@ -137,11 +139,11 @@ class Certification:
                 raise
             self._num_repeats += 1  # the guard: another thread changed a setting during the slice
             return
-        self._seconds += time.monotonic() - started
+        self._kept.seconds += time.monotonic() - started
         if len(self._done) == num_checks:
             self._complete()
         elif len(self._done) > num_before:
-            self._keep_progress()
+            _save_progress(self.key, self._kept)
 
     def interrupt(self) -> None:
         """End the check at work; it will start again. It gives back what it borrowed."""
@@ -170,14 +172,11 @@ class Certification:
     def _complete(self) -> None:
         clear_neighbours()
         kernels = () if self._list_kernels is None else self._list_kernels()
-        made = certify(self._subject, self._done, self._sizes, kernels=kernels, seconds=self._seconds)
+        made = certify(self._subject, self._done, self._sizes, kernels=kernels, seconds=self._kept.seconds)
         save_certificate(made)
         _delete_progress(self.key)
         self._known_checks = ()  # they hold inputs and weights
         self.certificate = made
-
-    def _keep_progress(self) -> None:
-        _save_progress(self.key, _KeptProgress(self._is_reference_tested, self._done, self._seconds))
 
     def synchronize(self) -> None:
         """Wait until nothing is in flight on the device."""

@@ -3,7 +3,7 @@
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, overload
 
@@ -135,21 +135,17 @@ class CompletionOutput:
     """A choice in the form of vLLM's `CompletionOutput`. It is made when `Result.outputs` is read.
 
     text: the answer, without the stop string or stop token.
+    token_ids: the ids of the answer, its stop token included.
     finish_reason: "stop", "length", "abort" or "error".
     stop_reason: the stop string or the id in stop_token_ids that ended the answer, or None.
     """
 
     index: int
-    choice: Choice
-
-    @property
-    def text(self) -> str:
-        return self.choice.text
-
-    @cached_property
-    def token_ids(self) -> list[int]:
-        """The ids of the answer, its stop token included."""
-        return list(self.choice.token_ids)
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    choice: Choice = field(repr=False)
 
     @cached_property
     def logprobs(self) -> list[dict[int, Logprob]] | None:
@@ -165,14 +161,6 @@ class CompletionOutput:
         if self.choice.logprobs is None:
             return None
         return sum(one.logprob for one in self.choice.logprobs)
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        return self.choice.finish_reason
-
-    @property
-    def stop_reason(self) -> str | int | None:
-        return self.choice.stop_reason
 
     def finished(self) -> bool:
         """Whether the answer has ended: always."""
@@ -233,7 +221,10 @@ class Result:
     @cached_property
     def outputs(self) -> list[CompletionOutput]:
         """The choices in vLLM's form: `result.outputs[0].text`."""
-        return [CompletionOutput(index, choice) for index, choice in enumerate(self.choices)]
+        return [
+            CompletionOutput(index, one.text, list(one.token_ids), one.finish_reason, one.stop_reason, one)
+            for index, one in enumerate(self.choices)
+        ]
 
     @property
     def finished(self) -> bool:

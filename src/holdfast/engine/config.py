@@ -212,10 +212,6 @@ class EngineConfig:
             seed = 0
         return RequestDefaults(self.deterministic, seed)
 
-    @property
-    def certifies_in_background(self) -> bool:
-        return self.certification == "background"
-
     def spot_check_rate_on(self, device_kind: str) -> float:
         """The default is lower on a GPU: it computes more tokens, and one check there costs
         hundreds of tokens.

@@ -21,13 +21,13 @@ PORTABLE = "portable"  # the variant of C kernels that every CPU computes with t
 class Recipe:
     """How a backend computes.
 
-    A fast pass of the torch backend may use other GEMM shapes than `rows` and `k_slices` say.
+    A fast pass of the torch backend may use other GEMM shapes than `rows` says.
     """
 
     path: str  # the backend: "c", "torch" or "triton"
     # Rows of a canonical GEMM: torch and Triton multiply in slabs of exactly this many.
     rows: int
-    k_slices: int  # split-K factor of the torch backend; partial sums are added in order in fp32
+    k_slices: int  # 1; the splits of Triton are in `products`
     kv_block: int  # positions per step of the online softmax, from position 0
     # Tokens per attention tile of the torch backend. 0: bits do not depend on the tile.
     query_tile: int

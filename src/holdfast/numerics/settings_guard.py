@@ -131,7 +131,7 @@ def compute_by_default(num_threads: int) -> bool:
     """Multiply subnormal and rounded numbers in all of torch's threads. Return whether all products are
     those of the default environment."""
     signed = [each for one in _PRODUCTS for each in (one, (one[0] - (1 << 31), one[1], one[2] - (1 << 31)))]
-    left, right, expected = torch.tensor(signed, dtype=torch.int32).T
+    left, right, expected = torch.tensor(signed, dtype=torch.int32, device="cpu").T
     count = 2 * num_threads * _GRAIN // len(signed)
     factors = (part.contiguous().view(torch.float32).repeat(count) for part in (left, right))
     found = torch.mul(*factors)

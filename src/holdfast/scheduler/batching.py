@@ -27,14 +27,7 @@ from holdfast.scheduler.policy import (
 from holdfast.scheduler.request_queue import RequestQueue
 from holdfast.scheduler.request_state import Phase, RequestState
 from holdfast.scheduler.share_policy import Quotas
-from holdfast.scheduler.spans import (
-    candidate_span,
-    canonical_span,
-    next_span,
-    next_token_span,
-    ordinary_span,
-    window_span,
-)
+from holdfast.scheduler.spans import candidate_span, next_span, next_token_span, window_span
 from holdfast.scheduler.spot_checks import SpotChecker
 
 
@@ -113,8 +106,7 @@ class Batcher:
             if count > 1 or state.needs_known_tokens:
                 planned[state.request_id] = next_span(state, count)
             else:
-                logprobs = state.canonical_logprobs if state.deterministic else state.logprobs
-                planned[state.request_id] = next_token_span(state, logprobs)
+                planned[state.request_id] = next_token_span(state, state.logprobs)
             budget -= count
             if count > 1:
                 self._open_window(state)
@@ -161,7 +153,7 @@ class Batcher:
                 budget -= 1
             else:
                 count = 1 + state.tokens.num_candidates
-                fast[state.request_id] = ordinary_span(state, count)
+                fast[state.request_id] = next_span(state, count)
                 budget -= count
                 if count > 1:
                     self._open_window(state)
@@ -190,7 +182,7 @@ class Batcher:
         for window in windows:
             state = self._queue.running.get(window.request_id)
             if state is not None and self._has_room(state, state.tokens.total_len, planned):
-                planned[state.request_id] = canonical_span(state, window.num_tokens)
+                planned[state.request_id] = next_span(state, window.num_tokens)
                 self._open_window(state)
         return planned
 
@@ -253,7 +245,7 @@ class Batcher:
             if not is_ordinary_window and not state.is_synchronous:
                 span = next_token_span(state, None if state.deterministic else state.logprobs)
             else:
-                span = ordinary_span(state, 1 + state.tokens.num_candidates)
+                span = next_span(state, 1 + state.tokens.num_candidates)
                 if is_ordinary_window:
                     self._open_window(state)
             state.in_flight.add(span)
@@ -266,7 +258,7 @@ class Batcher:
                 continue
             if state.is_prefilling or state.expected_len <= state.page_table.capacity:
                 if state.is_prefilling:
-                    span = ordinary_span(state, most)
+                    span = next_span(state, most)
                 else:
                     span = next_token_span(state, state.logprobs)
                 state.in_flight.add(span)

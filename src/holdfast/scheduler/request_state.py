@@ -171,8 +171,8 @@ class RequestState:
         # No answer: the client asks only for the prompt's logprobs or its embedding.
         self.only_scored = params.max_tokens == 0
         self.pooled = None if request.pooling is None else PooledPrompt(request.pooling, request.prompt_len)
-        self.logprobs = params.logprobs
-        self.canonical_logprobs = 0 if params.logprobs is None else params.logprobs
+        # Every canonical token gets its logprob, because the receipt holds its bits.
+        self.logprobs = 0 if request.deterministic and params.logprobs is None else params.logprobs
         self.tokens = TokenLog(request.prompt_ids)
         self.page_table = PageTable(pool)
         self.prefix_cursor = PrefixCursor(

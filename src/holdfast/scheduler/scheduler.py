@@ -35,7 +35,7 @@ from holdfast.core.events import (
 from holdfast.core.request import AnswerText, Prepared
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, PassResult, Sampled, StepPlan
 from holdfast.core.stop_rules import FinishReason
-from holdfast.errors import AnswerFailed, GuaranteeLost, PassFailed, PromptTooLong
+from holdfast.errors import GuaranteeLost, PassFailed, PromptTooLong
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache
@@ -104,9 +104,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return (
-            bool(self._queue.waiting or self._queue.running or self._in_flight) or self._spot_checker.is_due
-        )
+        queue = self._queue
+        return bool(queue.waiting or queue.running or self._in_flight or self._spot_checker.due)
 
     def require_room(self, max_len: int) -> None:
         """Raise if a request of this length could never fit the pool."""
@@ -157,7 +156,7 @@ class Scheduler:
             self._release(self._in_flight.popleft())
         for state in failed:
             state.failure = PassFailed(message)
-        return [self._end(state, Phase.FAILED, "error", state.failure) for state in failed]
+        return [self._end(state, Phase.FAILED, "error") for state in failed]
 
     # The certificate
 
@@ -174,7 +173,7 @@ class Scheduler:
             if not self._queue.is_running(state):
                 self._queue.waiting.remove(state)
             state.failure = GuaranteeLost(message)
-            events.append(self._end(state, Phase.FAILED, "error", state.failure))
+            events.append(self._end(state, Phase.FAILED, "error"))
         return events
 
     def lend_pages(self, num_wanted: int) -> tuple[int, ...]:
@@ -324,7 +323,7 @@ class Scheduler:
 
     def _update_phase(self, state: RequestState, outcome: SpanOutcome, events: list[Event]) -> None:
         if state.failure is not None:
-            events.append(self._retire(state, "error", state.failure))
+            events.append(self._retire(state, "error"))
             if state.is_lost and self.config.certified_sizes:  # as good a proof as a failed check
                 self._revoke()
                 events.append(CertificateChecked(0, f"request {state.request_id} came out otherwise"))
@@ -362,20 +361,17 @@ class Scheduler:
 
     # The end of a request
 
-    def _end(
-        self, state: RequestState, phase: Phase, reason: FinishReason, failure: AnswerFailed | None = None
-    ) -> RequestEnded:
+    def _end(self, state: RequestState, phase: Phase, reason: FinishReason) -> RequestEnded:
         state.move(phase)
-        return self._retire(state, reason, failure)
+        return self._retire(state, reason)
 
-    def _retire(
-        self, state: RequestState, reason: FinishReason, failure: AnswerFailed | None = None
-    ) -> RequestEnded:
+    def _retire(self, state: RequestState, reason: FinishReason) -> RequestEnded:
         self._stop_running(state)
         self._queue.confirming.discard(state.request_id)
         state.drop_candidates()
         self._spot_checker.forget(state)
         state.give_up_pages()
+        failure = state.failure
         error, code = (None, None) if failure is None else (str(failure), failure.code)
         return RequestEnded(state.request_id, reason, state.determinism, state.final_stats(), error, code)
 

@@ -9,8 +9,7 @@ _UNKNOWN_TOKENS = (UNKNOWN_TOKEN,)
 
 
 def next_token_span(state: RequestState, logprobs: int | None) -> Span:
-    """Return one token after everything known or in flight. For a request whose tokens the host need not
-    know."""
+    """Return one token after everything known or in flight, whose id the host need not know."""
     in_flight = state.in_flight.spans
     if in_flight:
         start, token_ids = in_flight[-1].stop, _UNKNOWN_TOKENS
@@ -43,28 +42,16 @@ def candidate_span(state: RequestState) -> Span:
     return _span(state, state.computed_len, state.tokens.total_len, None)
 
 
-def canonical_span(state: RequestState, max_tokens: int) -> Span:
-    """Return up to `max_tokens` tokens from canonical_len on: prefill, recomputation or a window."""
-    in_flight = state.in_flight.spans
-    start = in_flight[-1].stop if in_flight else state.canonical_len
-    return _span(state, start, start + max_tokens, state.canonical_logprobs)
-
-
-def ordinary_span(state: RequestState, max_tokens: int) -> Span:
-    """Return up to `max_tokens` tokens from computed_len on, candidates included."""
-    in_flight = state.in_flight.spans
-    start = in_flight[-1].stop if in_flight else state.computed_len
-    return _span(state, start, start + max_tokens, state.logprobs)
-
-
 def next_span(state: RequestState, max_tokens: int) -> Span:
-    """Return the next tokens that the request's answer depends on."""
-    return canonical_span(state, max_tokens) if state.deterministic else ordinary_span(state, max_tokens)
+    """Return up to `max_tokens` of the next tokens that the request's answer depends on: prefill,
+    recomputation, a window, or a token to decode."""
+    start = state.next_start
+    return _span(state, start, start + max_tokens, state.logprobs)
 
 
 def window_span(state: RequestState, start: int) -> Span:
     """Return the tokens from the last committed one, at `start`, to the last candidate."""
-    return _span(state, start, state.expected_len, state.canonical_logprobs)
+    return _span(state, start, state.expected_len, state.logprobs)
 
 
 def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> Span:

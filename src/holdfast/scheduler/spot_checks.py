@@ -55,15 +55,7 @@ class SpotChecker:
         self._budget = 0.0  # tokens that may be checked
         self._last_id = -1  # the request whose window was opened last
         self._open: dict[int, CheckWindow] = {}
-        self._due: list[PendingCheck] = []
-
-    @property
-    def is_due(self) -> bool:
-        return bool(self._due)
-
-    @property
-    def due(self) -> tuple[PendingCheck, ...]:
-        return tuple(self._due)
+        self.due: list[PendingCheck] = []  # to be planned next
 
     def mark(self, spans: Sequence[Span], deterministic_ids: frozenset[int]) -> tuple[Span, ...]:
         """Open windows on the spans of a certified pass as the budget allows. Return them with checksums."""
@@ -117,7 +109,7 @@ class SpotChecker:
         window.start = max(window.start, window.stop - self._max_tokens)  # no more than a pass holds
         size = window.stop - window.start
         if size >= self._reference_tokens or (ended and size > 0):
-            self._due.append(PendingCheck(state, state.page_table, window))
+            self.due.append(PendingCheck(state, state.page_table, window))
             state.page_table.pin()
             # A check costs a whole reference pass, full or not.
             self._budget += window.cost - max(size, self._reference_tokens)
@@ -132,7 +124,7 @@ class SpotChecker:
 
     def plan_checks(self, num_running: int) -> tuple[list[Pass], list[PendingCheck]]:
         """Return a pass for each window that is due, and these checks. If pages are short, give a check up."""
-        due, self._due = self._due, []
+        due, self.due = self.due, []
         passes, planned = [], []
         for check in due:
             window = check.window
@@ -176,7 +168,7 @@ class SpotChecker:
         self._budget += window.cost if window is not None else 0
 
     def forget_due(self) -> None:
-        due, self._due = self._due, []
+        due, self.due = self.due, []
         self.close(due)
 
     def close(self, checks: Sequence[PendingCheck]) -> None:

@@ -99,10 +99,6 @@ class PromptReader:
             self.require_room(len(ids), "at least ")
         return ids
 
-    def decode(self, ids: Sequence[int], token: CancelToken, *, skip_special_tokens: bool) -> str:
-        """The text of ids. Slow: call it in a thread."""
-        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, token=token)
-
     def render(
         self,
         conversation: Conversation,

@@ -64,15 +64,6 @@ def test_answer_is_equal_alone_in_a_batch_and_in_both_modes(
     assert len(seen) == 1
 
 
-def test_warm_prefix_cache_changes_no_bit(llm: LLM) -> None:
-    llm.engine.scheduler.prefix_cache.clear()
-    cold, warm = (llm.generate([PROMPTS[2]], settings())[0] for _ in range(2))
-    assert cold.stats.cached_tokens == 0
-    assert warm.stats.cached_tokens > 0
-    assert bits(cold) == bits(warm)
-    llm.engine.scheduler.prefix_cache.clear()
-
-
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_prompts_that_share_a_prefix_are_computed_once_and_change_no_bit(
     llm: LLM, deterministic: bool
@@ -91,29 +82,6 @@ def test_prompts_that_share_a_prefix_are_computed_once_and_change_no_bit(
     if deterministic:
         assert [bits(result) for result in together] == [bits(result) for result in alone]
     cache.clear()
-
-
-@pytest.mark.parametrize(("chunk", "mode"), [(32, "auto"), (64, "verify"), (200, "auto")])
-def test_chunked_prefill_and_preemption_change_no_bit(
-    tiny_llama: Path, auto_llm: LLM, chunk: int, mode: Any
-) -> None:
-    """A pool so small that requests are preempted."""
-    expected = [bits(result) for result in auto_llm.generate(PROMPTS, settings(max_tokens=30))]
-    page = auto_llm.engine.runner._store.layers[0].keys[0].nbytes * 2 * 2  # type: ignore[attr-defined]
-    tight = LLM(
-        str(tiny_llama),
-        dtype="fp32",
-        determinism=mode,
-        max_pass_tokens=chunk,
-        max_num_seqs=8,
-        kv_memory=page * 10,
-        prefix_cache=False,
-    )
-    assert tight.engine.scheduler.pool.num_pages == 10
-    results = tight.generate(PROMPTS + PROMPTS, settings(max_tokens=30))
-    assert [bits(result) for result in results] == expected * 2
-    assert sum(result.stats.preemptions for result in results) > 0
-    tight.engine.check()
 
 
 def test_requesting_logprobs_changes_nothing_else(llm: LLM) -> None:

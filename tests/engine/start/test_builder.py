@@ -130,42 +130,6 @@ def test_gpu_settings_leave_out_cpu_threads() -> None:
     }
 
 
-_SETTINGS = """
-import json, torch
-from holdfast.numerics import settings
-torch.cuda.set_device = lambda device: None
-torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
-plain = settings.apply_numeric_settings(1)
-found = settings.apply_numeric_settings(None, device=torch.device("cuda", 0))
-assert settings.apply_numeric_settings() == plain and plain.cuda == ()
-print(json.dumps(found.as_dict()))
-"""
-
-
-def test_gpu_reduced_precision_is_disabled_and_recorded() -> None:
-    environment = {
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        "TRITON_CACHE_DIR": "/x",
-        "TRITON_F32_DEFAULT": "ieee",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", _SETTINGS],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    found = json.loads(done.stdout)
-    assert found["cuda"] == {
-        "allow_tf32": False,
-        "allow_bf16_reduced_precision_reduction": False,
-        "allow_fp16_reduced_precision_reduction": False,
-    }
-    assert {"CUBLAS_WORKSPACE_CONFIG", "TRITON_F32_DEFAULT"} <= set(found["environment"])
-    assert "TRITON_CACHE_DIR" not in found["environment"]
-
-
 def test_device_parts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         multi_processor_count = 132

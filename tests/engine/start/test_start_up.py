@@ -124,10 +124,10 @@ def test_other_errors_and_cpu_errors_are_not_explained() -> None:
 
 
 def test_failure_to_build_is_a_config_error(monkeypatch: pytest.MonkeyPatch, tiny_llama: Any) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise PTXASError("ptxas died")
 
-    monkeypatch.setattr(builder, "_open_backend", fail)
+    monkeypatch.setattr(builder, "open_backend", fail)
     monkeypatch.setattr(builder, "explain_kernel_failure", lambda error, device: f"explained: {error}")
     with pytest.raises(ConfigError, match="explained: ptxas died"):
         builder.build(EngineConfig(str(tiny_llama)))

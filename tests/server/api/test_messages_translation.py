@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.api.anthropic.objects import tool_use_id
 from holdfast.server.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from holdfast.server.api.anthropic.translation import ERROR_WORDS, to_chat, to_chat_prompt
+from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage
 from holdfast.server.errors import ApiError
 from holdfast.server.http.body import parse_body
@@ -106,16 +108,6 @@ def test_turns_become_messages(given: Any, expected: list[dict[str, Any]]) -> No
             {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True}},
             {"tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False},
         ),
-        *(
-            (
-                given,
-                {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": SCHEMA}}},
-            )
-            for given in (
-                {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
-                {"output_format": {"type": "json_schema", "schema": SCHEMA}},
-            )
-        ),
         ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low", "response_format": None}),
         ({"metadata": {"user_id": "u"}, "service_tier": "auto"}, {}),
         *(
@@ -147,6 +139,12 @@ def test_turns_become_messages(given: Any, expected: list[dict[str, Any]]) -> No
 def test_settings_are_those_of_chat(given: dict[str, Any], expected: dict[str, Any]) -> None:
     chat = translated(**given)
     assert {name: getattr(chat, name) for name in expected} == expected
+
+
+def test_structured_output_is_that_of_chat() -> None:
+    asked = {"type": "json_schema", "schema": SCHEMA}
+    for fields in ({"output_config": {"format": asked}}, {"output_format": asked}):
+        assert parse_structured_output(translated(**fields)) == StructuredOutput(json_schema=SCHEMA)
 
 
 def test_tools_are_nested() -> None:
@@ -212,7 +210,7 @@ def test_counted_prompt_is_that_of_the_message() -> None:
     [
         ("tools[0].function.parameters.type must be", "tools[0].input_schema.type must be"),
         ("tools[0].function.name must be", "tools[0].name must be"),
-        ("response_format.json_schema.schema", "output_config.format.schema"),
+        ("response_format is", "output_config.format is"),
         ("stop may have at most 16 strings", "stop_sequences may have at most 16 strings"),
     ],
 )

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.structured_output import StructuredOutput
+from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.responses.requests import ResponsesRequest
 from holdfast.server.api.responses.translation import ERROR_WORDS, to_chat
 from holdfast.server.api.schema.requests import ChatCompletionRequest
@@ -95,16 +97,7 @@ def test_input_becomes_messages(given: Any, expected: list[dict[str, Any]]) -> N
         ({"max_output_tokens": 5}, {"max_tokens": 5}),
         ({"temperature": 0, "top_p": 0.5, "top_k": 3}, {"temperature": 0, "top_p": 0.5, "top_k": 3}),
         ({"reasoning": {"effort": "low", "summary": "auto"}}, {"reasoning_effort": "low"}),
-        ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {"response_format": {"type": "text"}}),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}}},
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
-                }
-            },
-        ),
+        ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {"response_format": None}),
         (
             {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
             {"tool_choice": "required", "parallel_tool_calls": False},
@@ -123,6 +116,17 @@ def test_input_becomes_messages(given: Any, expected: list[dict[str, Any]]) -> N
 def test_settings_are_those_of_chat(given: dict[str, Any], expected: dict[str, Any]) -> None:
     chat = translated(**given)
     assert {name: getattr(chat, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}, {"json_schema": SCHEMA}),
+        ({"type": "json_object"}, {"json_object": True}),
+    ],
+)
+def test_structured_output_is_that_of_chat(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert parse_structured_output(translated(text={"format": given})) == StructuredOutput(**expected)
 
 
 def test_tools_are_nested() -> None:
@@ -167,7 +171,6 @@ def test_bad_fields_are_refused(fields: dict[str, Any], param: str, code: str, m
     [
         ("max_tokens is 9 and max_completion_tokens 8", "max_output_tokens is 9 and max_output_tokens 8"),
         ("tools[3].function.name must be", "tools[3].name must be"),
-        ("response_format.json_schema.name is", "text.format.name is"),
         ("response_format.type", "text.format.type"),
     ],
 )

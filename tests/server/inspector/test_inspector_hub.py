@@ -18,12 +18,15 @@ from support.step_traces import FIRST, REQUEST, step
 pytestmark = pytest.mark.anyio
 
 
-class Harness:
-    """A hub and its calls of `set_tracing`."""
+@pytest.fixture
+def tracing() -> list[bool]:
+    """The hub's calls of `set_tracing`."""
+    return []
 
-    def __init__(self) -> None:
-        self.tracing: list[bool] = []
-        self.hub = Hub(lambda token_id: f"<{token_id}>", self.tracing.append)
+
+@pytest.fixture
+def hub(tracing: list[bool]) -> Hub:
+    return Hub(lambda token_id: f"<{token_id}>", tracing.append)
 
 
 @asynccontextmanager
@@ -52,25 +55,23 @@ class Page:
         return lines[0].removeprefix("event: "), json.loads(lines[1].removeprefix("data: "))
 
 
-async def test_tracing_is_on_only_while_a_page_is_subscribed() -> None:
-    harness = Harness()
-    harness.hub.publish(FIRST)
-    assert harness.tracing == []
-    async with subscribed(harness.hub):
-        assert harness.tracing == [True]
-        async with subscribed(harness.hub):
-            assert harness.hub.num_subscribers == 2
-        assert harness.tracing == [True]
-    assert harness.tracing == [True, False]
-    assert harness.hub.num_subscribers == 0
+async def test_tracing_is_on_only_while_a_page_is_subscribed(hub: Hub, tracing: list[bool]) -> None:
+    hub.publish(FIRST)
+    assert tracing == []
+    async with subscribed(hub):
+        assert tracing == [True]
+        async with subscribed(hub):
+            assert hub.num_subscribers == 2
+        assert tracing == [True]
+    assert tracing == [True, False]
+    assert hub.num_subscribers == 0
 
 
-async def test_snapshot_comes_before_steps() -> None:
-    harness = Harness()
-    async with subscribed(harness.hub) as page:
+async def test_snapshot_comes_before_steps(hub: Hub) -> None:
+    async with subscribed(hub) as page:
         kind, data = await page.read()
         assert (kind, data["requests"], data["num_pages"]) == ("snapshot", [], 0)
-        harness.hub.publish(FIRST)
+        hub.publish(FIRST)
         kind, data = await page.read()
         assert (kind, data["step"], data["pages_used"], data["num_pages"]) == ("snapshot", 1, 1, 10)
         (request,) = data["requests"]
@@ -88,7 +89,7 @@ async def test_snapshot_comes_before_steps() -> None:
             rolled_back_start=3,
             rolled_back_ids=(4,),
         )
-        harness.hub.publish(step(2, changed))
+        hub.publish(step(2, changed))
         kind, data = await page.read()
         assert (kind, data["step"]) == ("step", 2)
         assert data["passes"] == [
@@ -105,48 +106,45 @@ async def test_snapshot_comes_before_steps() -> None:
         assert (request["rolled_back_from"], request["rolled_back"]) == (3, ["<4>"])
 
 
-async def test_slow_subscriber_gets_a_new_snapshot() -> None:
-    harness = Harness()
-    async with subscribed(harness.hub) as slow, subscribed(harness.hub) as quick:
+async def test_slow_subscriber_gets_a_new_snapshot(hub: Hub) -> None:
+    async with subscribed(hub) as slow, subscribed(hub) as quick:
         for page in (slow, quick):
             await page.read()
-        harness.hub.publish(FIRST)
+        hub.publish(FIRST)
         for page in (slow, quick):
             await page.read()
         for number in range(MAX_QUEUED + 5):
-            harness.hub.publish(step(2 + number))
+            hub.publish(step(2 + number))
             assert (await quick.read())[1]["step"] == 2 + number
         kind, data = await slow.read()
         assert (kind, data["step"]) == ("snapshot", MAX_QUEUED + 6)
         assert len(data["requests"]) == 1
-        harness.hub.publish(step(100))
+        hub.publish(step(100))
         assert (await slow.read())[0] == "step"
 
 
-async def test_hub_refuses_too_many_watchers() -> None:
-    harness = Harness()
-    pages = [Page(harness.hub) for _ in range(MAX_SUBSCRIBERS)]
+async def test_hub_refuses_too_many_watchers(hub: Hub, tracing: list[bool]) -> None:
+    pages = [Page(hub) for _ in range(MAX_SUBSCRIBERS)]
     for page in pages:
         await page.frame()
     with pytest.raises(TooBusy):
-        harness.hub.require_capacity()
+        hub.require_capacity()
     with pytest.raises(TooBusy):  # also one that did not check before
-        await Page(harness.hub).frame()
-    assert harness.hub.num_subscribers == MAX_SUBSCRIBERS
+        await Page(hub).frame()
+    assert hub.num_subscribers == MAX_SUBSCRIBERS
     await pages[0].events.aclose()
-    harness.hub.require_capacity()
+    hub.require_capacity()
     for page in pages[1:]:
         await page.events.aclose()
-    assert harness.tracing == [True, False]
+    assert tracing == [True, False]
 
 
-async def test_page_of_a_tenant_shows_its_own_requests_only() -> None:
+async def test_page_of_a_tenant_shows_its_own_requests_only(hub: Hub) -> None:
     """Of a pass that holds tokens of two tenants, each sees its own."""
     ours, theirs = replace(REQUEST, holder="a"), replace(REQUEST, request_id=8, first_id=8, holder="b")
     first = replace(FIRST, requests=(ours, theirs), num_running=2, num_pages_used=2)
     both = (PassTrace("canonical", True, 5, 16, ((7, 3, 2), (8, 3, 3))),)
 
-    hub = Harness().hub
     async with subscribed(hub, "a") as page, subscribed(hub, "b") as other:
         for one in (page, other):
             await one.read()
@@ -170,52 +168,49 @@ async def test_page_of_a_tenant_shows_its_own_requests_only() -> None:
             assert [one["id"] for one in (await admin.read())[1]["requests"]] == [7]
 
 
-async def test_traces_of_an_earlier_tracer_are_ignored() -> None:
+async def test_traces_of_an_earlier_tracer_are_ignored(hub: Hub) -> None:
     """Late traces of an earlier tracer may arrive before the first trace of the new one."""
 
-    harness = Harness()
-    async with subscribed(harness.hub) as page:
+    async with subscribed(hub) as page:
         await page.read()
-        harness.hub.publish(step(90, REQUEST))
-        harness.hub.publish(FIRST)
+        hub.publish(step(90, REQUEST))
+        hub.publish(FIRST)
         assert (await page.read())[1]["step"] == 1
-    async with subscribed(harness.hub) as page:
+    async with subscribed(hub) as page:
         assert (await page.read())[1]["requests"] == []
 
 
-async def test_new_engine_sends_a_new_snapshot() -> None:
-    harness = Harness()
-    async with subscribed(harness.hub) as page:
+async def test_new_engine_sends_a_new_snapshot(hub: Hub) -> None:
+    async with subscribed(hub) as page:
         await page.read()
-        harness.hub.publish(FIRST)
+        hub.publish(FIRST)
         await page.read()
-        harness.hub.engine_restarts("died (signal 9)", 3)
+        hub.engine_restarts("died (signal 9)", 3)
         kind, data = await page.read()
         assert (kind, data) == ("restart", {"restart": "died (signal 9)", "requests": 3})
         kind, data = await page.read()
         assert (kind, data["requests"]) == ("snapshot", [])
-        harness.hub.publish(replace(FIRST, requests=()))
+        hub.publish(replace(FIRST, requests=()))
         kind, data = await page.read()
         assert (kind, data["requests"], data["num_pages"]) == ("snapshot", [], 10)
 
 
-async def test_close_ends_streams_and_refuses_new_ones() -> None:
-    harness = Harness()
-    page = Page(harness.hub)
+async def test_close_ends_streams_and_refuses_new_ones(hub: Hub, tracing: list[bool]) -> None:
+    page = Page(hub)
     await page.frame()
     await page.read()
     waiting = asyncio.create_task(anext(page.events, b"the end"))
     await asyncio.sleep(0)
-    harness.hub.close()
+    hub.close()
     assert await waiting == b"the end"
-    assert harness.tracing == [True, False]
+    assert tracing == [True, False]
     with pytest.raises(NotReady):
-        harness.hub.require_capacity()
+        hub.require_capacity()
 
 
-async def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_stream_sends_keep_alives(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEEP_ALIVE_SECONDS", 0.01)
-    async with subscribed(Harness().hub) as page:
+    async with subscribed(hub) as page:
         await page.read()
         assert (await page.frame()).startswith(b":")
 

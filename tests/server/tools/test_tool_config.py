@@ -1,27 +1,19 @@
 """Validation of tools, tool_choice and parallel_tool_calls."""
 
 import json
-import math
 from typing import Any
 
 import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.server.errors import ApiError
-from holdfast.server.tools.tool_config import MAX_SCHEMA_DEPTH, Tool, parse_tools
+from holdfast.server.tools.tool_config import Tool, parse_tools
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
 def tool(name: Any = "weather", **function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **function}}
-
-
-def deep(levels: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    for _ in range(levels):
-        schema = {"type": "object", "properties": {"a": schema}}
-    return schema
 
 
 def test_visible_and_callable_tools_by_choice() -> None:
@@ -60,9 +52,7 @@ def test_schema_is_always_an_object() -> None:
 @pytest.mark.parametrize(
     ("sent", "expected_message"),
     [
-        ("weather", "tools must be a list"),
         ([tool(str(number)) for number in range(129)], "at most 128"),
-        (["weather"], r"tools\[0\] must be an object"),
         ([{"function": {"name": "a"}}], r'tools\[0\].type must be "function", not None'),
         ([{"type": "custom", "custom": {"name": "a"}}], "must be \"function\", not 'custom'"),
         ([{"type": "function"}], r"tools\[0\].function must be an object"),
@@ -72,20 +62,16 @@ def test_schema_is_always_an_object() -> None:
         ([tool("a"), tool("b"), tool("a")], r"tools\[2\].function.name 'a' is used by two tools"),
         ([tool(parameters={"type": "nothing"})], 'type must be "object"'),
         ([tool(description=3)], "description must be a string"),
-        ([tool(description="\ud800")], "lone surrogate"),
         ([tool(strict="yes")], "strict must be true or false"),
         ([tool(parameters=[])], "must be a JSON schema that is an object, not list"),
         ([tool(parameters="{}")], "must be a JSON schema that is an object, not str"),
         ([tool(parameters={"type": "array"})], "type must be \"object\", not 'array'"),
         ([tool(parameters={"properties": []})], "properties must be an object"),
         ([tool(parameters={"required": "city"})], "required must be a list"),
-        ([tool(parameters={"default": math.nan})], "cannot be written as JSON"),
-        ([tool(parameters={"default": 10**5000})], "cannot be written as JSON"),
-        ([tool(parameters=deep(MAX_SCHEMA_DEPTH))], "nested deeper"),
         ([tool(parameters={"title": "x" * (1 << 17)})], "too large"),
         ([tool(str(number), description="x" * 2000) for number in range(100)], "too large"),
     ],
-    ids=range(24),
+    ids=range(18),
 )
 def test_invalid_tools_are_refused(sent: Any, expected_message: str) -> None:
     with pytest.raises(InvalidRequest, match=expected_message) as refusal:

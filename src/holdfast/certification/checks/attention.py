@@ -65,11 +65,7 @@ def check_long_attention(backend: Backend, model: DecoderConfig, max_len: int, *
     differences = Differences()
     for window, spikes in product(dict.fromkeys((None, _window(model))), (False, True)):
         bench = _AttentionBench(backend, model, window, max_len, spikes=spikes)
-        ends = {
-            bench.context - 7,
-            bench.context // 2 + 33,
-            min(bench.context, 3 * reference_tokens + 1),
-        }
+        ends = {bench.context - 7, bench.context // 2 + 33, min(bench.context, 3 * reference_tokens + 1)}
         for end in sorted(end for end in ends if 0 < end <= bench.context):
             yield from bench.check_stretch(end, differences)
     return _result(name, model, (reference_tokens,), differences)
@@ -95,9 +91,9 @@ def _check_window(
     differences: Differences,
 ) -> Generator[None, None, None]:
     """Add the sizes that differ. 0: the reference differs, or passes of any size may."""
-    reference = bench.reference()  # [context, heads * head_dim]
+    reference = bench.chunked(shuffled=False)  # [context, heads * head_dim]
     reference_tokens = backend.recipe.rows
-    differences.compare(0, bench.shuffled(), reference)
+    differences.compare(0, bench.chunked(shuffled=True), reference)
     # Canonical passes have multiples of the reference's size: if one differs, the reference does.
     largest = max(sizes)
     for size in sorted({*sizes, *range(reference_tokens, largest + 1, reference_tokens)}):
@@ -147,13 +143,15 @@ class _AttentionBench:
         self._in_order = in_order, self._store(k, v, in_order)
         self._shuffled = order, self._store(k, v, order)
 
-    def reference(self) -> Tensor:
-        """The request in chunks of the reference's size, with pages in order."""
-        return self._chunked(self._in_order)
-
-    def shuffled(self) -> Tensor:
-        """The same chunks, with shuffled pages."""
-        return self._chunked(self._shuffled)
+    def chunked(self, *, shuffled: bool) -> Tensor:
+        """The request in chunks of the reference's size, with pages in order or shuffled."""
+        pages, size = self._shuffled if shuffled else self._in_order, self._backend.recipe.rows
+        chunks = [(start, min(start + size, self.context)) for start in range(0, self.context, size)]
+        outs = [
+            self._pass([(start, stop)], pages, padding=size - (stop - start))[: stop - start]
+            for start, stop in chunks
+        ]
+        return torch.cat(outs)
 
     def check_chunk(self, size: int, reference: Tensor, label: int, differences: Differences) -> None:
         """The last tokens of the request as one chunk of `size` tokens."""
@@ -208,15 +206,6 @@ class _AttentionBench:
             yield
         compare([(end - 1, end), (max(0, end - 9), end), (end - 1, end), (max(0, end - 100), end)], padding=3)
 
-    def _chunked(self, pages: _PagedKV) -> Tensor:
-        size = self._backend.recipe.rows
-        chunks = [(start, min(start + size, self.context)) for start in range(0, self.context, size)]
-        outs = [
-            self._pass([(start, stop)], pages, padding=size - (stop - start))[: stop - start]
-            for start, stop in chunks
-        ]
-        return torch.cat(outs)
-
     def _store(self, k: Tensor, v: Tensor, order: Tensor) -> KVLayer:
         size = self._backend.page_size
         layer = self._backend.new_kv_layer(len(order), self._model.num_kv_heads, self._model.head_dim)
@@ -233,7 +222,8 @@ class _AttentionBench:
         at = torch.from_numpy(np.pad(positions, (0, padding))).to(self._device)
         q = self._q[at % len(self._q)]
         q[num_real:] = 0
-        slots = self._slots(at, order)
+        size = self._backend.page_size
+        slots = order[at // size] * size + at % size
         slots[num_real:] = -1
         batch = ForwardBatch(
             token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=self._device),
@@ -249,10 +239,6 @@ class _AttentionBench:
             soft_cap=self._model.attention_soft_cap,
             sinks=self._sinks,
         )
-
-    def _slots(self, at: Tensor, order: Tensor) -> Tensor:
-        size = self._backend.page_size
-        return order[at // size] * size + at % size
 
 
 def _positions(spans: SpanList) -> NDArray[np.int64]:

@@ -46,27 +46,18 @@ class PassRunner(Protocol):
     def run(self, plan: StepPlan) -> list[PassResult]: ...
 
 
-class PageLender(Protocol):
-    """Lends pages of the KV store that no request uses."""
-
-    def lend(self, num_wanted: int) -> Sequence[int]:
-        """Lend up to `num_wanted` pages, or () if too few are free now."""
-
-    def take_back(self) -> None:
-        """Take back pages that are not used any more."""
-
-
 class AllPages:
-    """Every page of a KV store, before any request runs."""
+    """Lends every page of a KV store, before any request runs."""
 
     def __init__(self, num_pages: int) -> None:
         self._num_pages = num_pages
 
     def lend(self, num_wanted: int) -> Sequence[int]:
+        """Lend about `num_wanted` pages, or () if too few are free now."""
         return range(self._num_pages)
 
     def take_back(self) -> None:
-        pass
+        """Take back pages that are not used any more."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,7 @@ class PassBench:
     page_size: int
     vocab_size: int
     reference_tokens: int
-    lender: PageLender
+    lender: AllPages
 
     def num_wanted(self, max_len: int) -> int:
         """Return the pages of a context of this length, and those of probes and neighbours."""

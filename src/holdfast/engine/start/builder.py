@@ -5,12 +5,13 @@ CUDA graphs, certify the machine.
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from holdfast.certification.canary import Canary, run_canary
+from holdfast.certification.canary import run_canary
 from holdfast.certification.certificate import Certificate, certificate_key, load_certificate
 from holdfast.certification.certification import Progress
 from holdfast.certification.certify import certificate_subject, plan_certification
@@ -43,7 +44,7 @@ from holdfast.engine.start.start_up import (
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, HoldfastError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
-from holdfast.models.checkpoint import Checkpoint, open_checkpoint, release_pages
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
@@ -67,7 +68,7 @@ from holdfast.scheduler.scheduler import Scheduler
 from holdfast.structured.compiler import GrammarCompiler
 from holdfast.text.tokenizer import Tokenizer
 from holdfast.thinking.blocks import load_blocks
-from holdfast.thinking.config import ThinkingConfig, read_thinking, thinking_folder
+from holdfast.thinking.config import read_thinking, thinking_folder
 from holdfast.thinking.log import ThoughtLogs
 from holdfast.thinking.runner import ThoughtRunner, slot_bytes
 from holdfast.thinking.weights import thinking_parts
@@ -97,26 +98,6 @@ def build(
         return assemble(config, checkpoint, opened.tokenizer, show, worker)
 
 
-@dataclass(frozen=True)
-class _Setup:
-    """A configuration with what the device and the model add to it."""
-
-    config: EngineConfig
-    model: DecoderConfig
-    folder: Path | None  # of T and C, if the model thinks
-    thinking: ThinkingConfig | None  # of a model that thinks
-    device: torch.device
-    dtype: torch.dtype
-    settings: NumericSettings
-    limits: BatchLimits
-    max_len: int
-    block_formats: frozenset[str]  # of weights that the kernels keep in quantised blocks
-
-    @property
-    def extra_slot_bytes(self) -> int:
-        return 0 if self.thinking is None else slot_bytes(self.model.hidden_size, self.dtype)
-
-
 def assemble(
     config: EngineConfig,
     checkpoint: Checkpoint,
@@ -128,11 +109,11 @@ def assemble(
     device = choose_device(config.device, config.kernels)
     settings = numeric_settings(config.num_threads, device=device)
     with our_settings(device):
-        setup = _make_setup(config, checkpoint, device, settings)
+        builder = _Builder(config, checkpoint, tokenizer, device, settings, show)
         try:
-            return _assemble(setup, checkpoint, tokenizer, worker or CompileWorker(), show)
+            return builder.build(worker or CompileWorker())
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise ConfigError(_out_of_memory(setup)) from error
+            raise ConfigError(builder.out_of_memory()) from error
         except HoldfastError:
             raise
         except Exception as error:
@@ -142,180 +123,222 @@ def assemble(
             raise ConfigError(message) from error
 
 
-def _make_setup(
-    config: EngineConfig, checkpoint: Checkpoint, device: torch.device, settings: NumericSettings
-) -> _Setup:
-    max_len = context_len(config, checkpoint.config)
-    model = checkpoint.config.for_length(max_len)
-    folder = thinking_folder(config.model, checkpoint)
-    formats = _kept_formats(config, checkpoint, device)
-    return _Setup(
-        config=config,
-        model=model,
-        folder=folder,
-        thinking=None if folder is None else read_thinking(folder, model),
-        device=device,
-        dtype=torch.float32 if formats else torch_dtype(config, model.torch_dtype),
-        settings=settings,
-        limits=config.batch_limits(device.type, model.num_experts),
-        max_len=max_len,
-        block_formats=formats,
-    )
+class _Builder:
+    """Builds one engine of a configuration, of what the device and the model add to it, and of a backend."""
 
+    backend: Backend
 
-def _assemble(
-    setup: _Setup,
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
-    worker: CompileWorker,
-    show: ShowProgress | None,
-) -> Engine:
-    config, model, thinking = setup.config, setup.model, setup.thinking
-    key = None if config.receipt_key is None else SigningKey.read(Path(config.receipt_key).expanduser())
-    clock = StartUpClock(setup.device)
-    backend = _open_backend(setup, show)
-    clock.end("recipes and backend")
-    _await_kernels(worker, show)
-    clock.end("kernels")
-    canary = run_canary(backend, model)  # before anything fills the device's memory
-    release_free_memory()
-    if setup.device.type == "cpu":
-        release_library_pages()
-    clock.end("canary")
-    if thinking is not None and backend.page_size % thinking.chunk:
-        raise UnsupportedModel(
-            f"the model thinks in chunks of {thinking.chunk} tokens; here a chunk must divide a page of "
-            f"{backend.page_size}"
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        settings: NumericSettings,
+        show: ShowProgress | None,
+    ) -> None:
+        self.config, self.checkpoint, self.tokenizer = config, checkpoint, tokenizer
+        self.device, self.settings, self.show = device, settings, show
+        self.max_len = context_len(config, checkpoint.config)
+        model = self.model = checkpoint.config.for_length(self.max_len)
+        folder = self.folder = thinking_folder(config.model, checkpoint)  # of T and C, if the model thinks
+        self.thinking = None if folder is None else read_thinking(folder, model)
+        self.block_formats = _kept_formats(config, checkpoint, device)
+        self.dtype = torch.float32 if self.block_formats else torch_dtype(config, model.torch_dtype)
+        self.batch_limits = config.batch_limits(device.type, model.num_experts)
+        self.limits = request_limits(config, model, tokenizer, self.thinking)
+
+    def build(self, worker: CompileWorker) -> Engine:
+        config, model, thinking, on_gpu = self.config, self.model, self.thinking, self.device.type == "cuda"
+        key = None if config.receipt_key is None else SigningKey.read(Path(config.receipt_key).expanduser())
+        clock = StartUpClock(self.device)
+        backend = self.backend = self.open_backend()
+        clock.end("recipes and backend")
+        self._await_kernels(worker)
+        clock.end("kernels")
+        canary = run_canary(backend, model)  # before anything fills the device's memory
+        release_free_memory()
+        if not on_gpu:
+            release_library_pages()
+        clock.end("canary")
+        if thinking is not None and backend.page_size % thinking.chunk:
+            raise UnsupportedModel(
+                f"the model thinks in chunks of {thinking.chunk} tokens; here a chunk must divide a page of "
+                f"{backend.page_size}"
+            )
+        schedule = self._schedule()
+        if config.kv_memory is not None:  # refuse too little memory before loading anything
+            self._num_pages_in(parse_bytes(config.kv_memory))
+        fingerprint = FingerprintTask(self.checkpoint, partial(self._fingerprint_parts, canary.reference))
+        longest = self.max_len if thinking is None else max(self.max_len, thinking.longest)
+        loading = _stage(self.show, "Loading weights")
+        decoder = load_decoder(self.checkpoint, backend, self.dtype, longest, loading)
+        blocks = None
+        if thinking is not None and self.folder is not None:
+            blocks = load_blocks(self.folder, thinking, decoder)
+        self.checkpoint.release()
+        clock.end("weights")
+        num_pages = self._num_pages()
+        store = KVStore(num_pages, model, backend)
+        extension = None if blocks is None else ThoughtRunner(decoder, blocks, num_pages)
+        runner = ModelRunner(decoder, store, extension)
+        clock.end("KV cache")
+        if on_gpu:
+            _plan_graphs(runner, schedule, self.max_len)
+            clock.end("graphs")
+        subject = certificate_subject(
+            decoder, self.settings, canary.fast, self.batch_limits.max_pass_tokens, self.max_len
         )
-    schedule = _schedule(setup, backend)
-    if config.kv_memory is not None:  # refuse too little memory before loading anything
-        _num_pages_in(setup, backend, parse_bytes(config.kv_memory))
-    eos_ids = frozenset(model.eos_token_ids) | tokenizer.eos_token_ids
-    fingerprint = _start_fingerprint(setup, checkpoint, tokenizer, eos_ids, backend, canary)
-    longest = setup.max_len if thinking is None else max(setup.max_len, thinking.longest)
-    decoder = load_decoder(checkpoint, backend, setup.dtype, longest, _stage(show, "Loading weights"))
-    blocks = None
-    if thinking is not None and setup.folder is not None:
-        blocks = load_blocks(setup.folder, thinking, decoder)
-    release_pages(checkpoint)
-    clock.end("weights")
-    num_pages = _num_pages(setup, backend)
-    store = KVStore(num_pages, model, backend)
-    extension = None if blocks is None else ThoughtRunner(decoder, blocks, num_pages)
-    runner = ModelRunner(decoder, store, extension)
-    clock.end("KV cache")
-    if setup.device.type == "cuda":
-        _plan_graphs(runner, schedule, setup.max_len)
-        clock.end("graphs")
-    subject = certificate_subject(
-        decoder, setup.settings, canary.fast, setup.limits.max_pass_tokens, setup.max_len
-    )
-    certificate, certifier = _obtain_certificate(setup, subject, decoder, runner, store, show)
-    release_free_memory()
-    clock.end("certificate" if certifier is None else "reference's own test")
-    if certificate is not None:
-        sizes = _padded_sizes(certificate.sizes, backend, setup.limits)
-        schedule = replace(schedule, certified_sizes=sizes)
-    kernels = () if certificate is None else certificate.kernels
-    machine = describe_machine(setup.device.type, device_name(setup.device), cpu_name(), kernels)
-    limits = request_limits(config, model, tokenizer, thinking)
-    engine = Engine(
-        Scheduler(schedule, PagePool(num_pages, backend.page_size)),
-        runner,
-        tokenizer,
-        limits if certificate is None else replace(limits, refusal=certificate.refusal),
-        certificate,
-        GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
-        ReceiptFactory(fingerprint.get, config.model, machine, key),
-        certifier,
-    )
-    if setup.device.type == "cuda":
-        engine.background.warm_up = runner.capture_next
-        engine.background.warms_up_busy = config.certifies_in_background
-    engine.start_up_seconds = clock.seconds
-    _log.debug("built the engine in %s", clock)
-    if certifier is not None and certifier.is_at_work:
-        _log.info(
-            "no certificate of this model and machine yet: it is made in the background, and deterministic "
-            "answers are verified until then"
+        certificate, certifier = self._obtain_certificate(subject, decoder, runner, store)
+        release_free_memory()
+        clock.end("certificate" if certifier is None else "reference's own test")
+        limits, kernels = self.limits, None
+        if certificate is not None:
+            sizes = _padded_sizes(certificate.sizes, backend, self.batch_limits)
+            schedule = replace(schedule, certified_sizes=sizes)
+            limits, kernels = replace(limits, refusal=certificate.refusal), certificate.kernels
+        machine = describe_machine(self.device.type, device_name(self.device), cpu_name(), kernels or ())
+        engine = Engine(
+            Scheduler(schedule, PagePool(num_pages, backend.page_size)),
+            runner,
+            self.tokenizer,
+            limits,
+            certificate,
+            GrammarCompiler(self.tokenizer, model.vocab_size, limits.eos_ids),
+            ReceiptFactory(fingerprint.get, config.model, machine, key),
+            certifier,
         )
-    return engine
+        if on_gpu:
+            engine.background.warm_up = runner.capture_next
+            engine.background.warms_up_busy = config.certification == "background"
+        engine.start_up_seconds = clock.seconds
+        _log.debug("built the engine in %s", clock)
+        if certifier is not None and certifier.is_at_work:
+            _log.info(
+                "no certificate of this model and machine yet: it is made in the background, and deterministic "
+                "answers are verified until then"
+            )
+        return engine
 
+    def _await_kernels(self, worker: CompileWorker) -> None:
+        progress = _stage(self.show, "Compiling kernels") if worker.is_running else None
+        if progress is not None:
+            progress(0, 1)
+        worker.wait()
+        if progress is not None:
+            progress(1, 1)
 
-def _await_kernels(worker: CompileWorker, show: ShowProgress | None) -> None:
-    is_shown = show is not None and worker.is_running
-    if show is not None and is_shown:
-        show("Compiling kernels", 0, 1)
-    worker.wait()
-    if show is not None and is_shown:
-        show("Compiling kernels", 1, 1)
+    def _obtain_certificate(
+        self, subject: Mapping[str, object], decoder: Decoder, runner: ModelRunner, store: KVStore
+    ) -> tuple[Certificate | None, Certifier | None]:
+        """Read the certificate, or make it now; or return what makes it while the engine serves."""
+        if self.config.determinism == "off":
+            return None, None
+        known = load_certificate(certificate_key(subject))
+        if known is not None:
+            return known, None
+        limits, pages = self.batch_limits, SpareKVPages(store.num_pages)
+        certification = plan_certification(
+            subject,
+            decoder,
+            runner,
+            store,
+            max_pass_tokens=limits.max_pass_tokens,
+            max_len=self.max_len,
+            lender=pages,
+        )
+        padded_sizes = partial(_padded_sizes, backend=decoder.backend, limits=limits)
+        certifier = Certifier(certification, pages, padded_sizes)
+        if self.config.certification == "startup":
+            _log.info("no certificate of this model and machine yet: it is made now, once")
+            certifier.finish(_stage(self.show, "Certifying"))
+            return certifier.certificate, None if certifier.failure is None else certifier
+        refused = certification.test_reference(_stage(self.show, "Testing the reference"))
+        return refused, certifier if refused is None else None
 
+    def out_of_memory(self) -> str:
+        weights = self.model.num_parameters * self.dtype.itemsize / 2**30
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"{device_name(self.device)} ran out of memory while the engine was built; the weights of this model "
+            f"take {weights:.1f} GiB in {dtype}. Use a device with more memory or a smaller model, or lower "
+            "kv_memory, max_pass_tokens or max_num_seqs"
+        )
 
-def _obtain_certificate(
-    setup: _Setup,
-    subject: Mapping[str, object],
-    decoder: Decoder,
-    runner: ModelRunner,
-    store: KVStore,
-    show: ShowProgress | None,
-) -> tuple[Certificate | None, Certifier | None]:
-    """Read the certificate, or make it now; or return what makes it while the engine serves."""
-    config = setup.config
-    if config.determinism == "off":
-        return None, None
-    known = load_certificate(certificate_key(subject))
-    if known is not None:
-        return known, None
-    limits = setup.limits
-    pages = SpareKVPages(store.num_pages)
-    certification = plan_certification(
-        subject,
-        decoder,
-        runner,
-        store,
-        max_pass_tokens=limits.max_pass_tokens,
-        max_len=setup.max_len,
-        lender=pages,
-    )
-    certifier = Certifier(certification, pages, lambda sizes: _padded_sizes(sizes, decoder.backend, limits))
-    if not config.certifies_in_background:
-        _log.info("no certificate of this model and machine yet: it is made now, once")
-        certifier.finish(_stage(show, "Certifying"))
-        return certifier.certificate, None if certifier.failure is None else certifier
-    refused = certification.test_reference(_stage(show, "Testing the reference"))
-    return refused, certifier if refused is None else None
-
-
-def _out_of_memory(setup: _Setup) -> str:
-    weights = setup.model.num_parameters * setup.dtype.itemsize / 2**30
-    dtype = str(setup.dtype).removeprefix("torch.")
-    return (
-        f"{device_name(setup.device)} ran out of memory while the engine was built; the weights of this model take "
-        f"{weights:.1f} GiB in {dtype}. Use a device with more memory or a smaller model, or lower kv_memory, "
-        "max_pass_tokens or max_num_seqs"
-    )
-
-
-def _start_fingerprint(
-    setup: _Setup,
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
-    eos_ids: frozenset[int],
-    backend: Backend,
-    canary: Canary,
-) -> FingerprintTask:
-    thinking, folder, model = setup.thinking, setup.folder, setup.model
-
-    def describe() -> Mapping[str, JsonValue]:
-        device = device_parts(setup.device)
+    def _fingerprint_parts(self, canary: Mapping[str, str]) -> Mapping[str, JsonValue]:
         extra = {}
-        if thinking is not None and folder is not None:
-            extra["thinking"] = thinking_parts(folder, thinking, model)
+        if self.thinking is not None and self.folder is not None:
+            extra["thinking"] = thinking_parts(self.folder, self.thinking, self.model)
         return engine_parts(
-            model, eos_ids, tokenizer, backend, setup.settings, device, canary.reference, extra
+            self.model,
+            self.limits.eos_ids,
+            self.tokenizer,
+            self.backend,
+            self.settings,
+            device_parts(self.device),
+            canary,
+            extra,
         )
 
-    return FingerprintTask(checkpoint, describe)
+    def _schedule(self) -> SchedulerConfig:
+        config, thinking = self.config, self.thinking
+        logs = None
+        if thinking is not None:
+            logs = ThoughtLogs(thinking.chunk, thinking.while_answering, thinking.reset_ids)
+        return SchedulerConfig(
+            max_num_seqs=self.batch_limits.max_num_seqs,
+            max_pass_tokens=self.batch_limits.max_pass_tokens,
+            reference_tokens=self.backend.recipe.rows,
+            determinism=config.determinism,
+            prefix_cache=config.prefix_cache,
+            speculation=config.speculation,
+            spot_check_rate=config.spot_check_rate_on(self.device.type),
+            async_scheduling=self.device.type == "cuda" and thinking is None,
+            new_extension=logs,
+        )
+
+    def open_backend(self) -> Backend:
+        """Open the backend that computes; on a GPU with the GEMM recipes chosen for it."""
+        config, dtype, num_threads = self.config, self.dtype, self.settings.threads
+        if not uses_triton(config.kernels, self.device):
+            return open_backend(
+                dtype,
+                kernels=_cpu_kernels(config, self.model),
+                num_threads=num_threads,
+                portable=config.portable,
+                block_formats=self.block_formats,
+            )
+        choosing = _stage(self.show, "Choosing recipes")
+        recipes = choose_recipes(self.model, dtype, self.device, self.settings, choosing)
+        return open_backend(
+            dtype,
+            kernels="triton",
+            num_threads=num_threads,
+            device=self.device,
+            portable=config.portable,
+            vendor_gemm=config.determinism == "off",
+            split_k=split_k_by_shape(recipes),
+            split_n=split_n_by_shape(recipes),
+        )
+
+    def _num_pages(self) -> int:
+        """Count the pages that fit the KV budget. Without a configured one, at most what all requests need
+        at full length."""
+        if self.config.kv_memory is not None:
+            return self._num_pages_in(parse_bytes(self.config.kv_memory))
+        on_gpu, page_size = self.device.type == "cuda", self.backend.page_size
+        budget = default_gpu_kv_bytes(free_memory(self.device)) if on_gpu else default_kv_bytes()
+        page = page_bytes(self.model, self.dtype, page_size, extra=self._extra_slot_bytes)
+        num_needed = self.batch_limits.max_num_seqs * -(-self.max_len // page_size)
+        return min(self._num_pages_in(max(budget, page)), num_needed)
+
+    def _num_pages_in(self, num_bytes: int) -> int:
+        extra = self._extra_slot_bytes
+        return num_pages_in(num_bytes, self.model, self.dtype, self.backend.page_size, extra=extra)
+
+    @property
+    def _extra_slot_bytes(self) -> int:
+        return 0 if self.thinking is None else slot_bytes(self.model.hidden_size, self.dtype)
 
 
 def gemm_recipes(
@@ -340,50 +363,6 @@ def gemm_recipes(
 def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
     """Return the dtype to compute in; stored: the checkpoint's own."""
     return _DTYPES[dtype_name(config.dtype, stored)]
-
-
-def _schedule(setup: _Setup, backend: Backend) -> SchedulerConfig:
-    config, thinking = setup.config, setup.thinking
-    logs = None
-    if thinking is not None:
-        logs = ThoughtLogs(thinking.chunk, thinking.while_answering, thinking.reset_ids)
-    return SchedulerConfig(
-        max_num_seqs=setup.limits.max_num_seqs,
-        max_pass_tokens=setup.limits.max_pass_tokens,
-        reference_tokens=backend.recipe.rows,
-        determinism=config.determinism,
-        prefix_cache=config.prefix_cache,
-        speculation=config.speculation,
-        spot_check_rate=config.spot_check_rate_on(setup.device.type),
-        async_scheduling=setup.device.type == "cuda" and thinking is None,
-        new_extension=logs,
-    )
-
-
-def _open_backend(setup: _Setup, show: ShowProgress | None) -> Backend:
-    """Open the backend that computes; on a GPU with the GEMM recipes chosen for it."""
-    config, dtype, num_threads = setup.config, setup.dtype, setup.settings.threads
-    if not uses_triton(config.kernels, setup.device):
-        return open_backend(
-            dtype,
-            kernels=_cpu_kernels(config, setup.model),
-            num_threads=num_threads,
-            portable=config.portable,
-            block_formats=setup.block_formats,
-        )
-    recipes = choose_recipes(
-        setup.model, dtype, setup.device, setup.settings, _stage(show, "Choosing recipes")
-    )
-    return open_backend(
-        dtype,
-        kernels="triton",
-        num_threads=num_threads,
-        device=setup.device,
-        portable=config.portable,
-        vendor_gemm=config.determinism == "off",
-        split_k=split_k_by_shape(recipes),
-        split_n=split_n_by_shape(recipes),
-    )
 
 
 def _kept_formats(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> frozenset[str]:
@@ -423,24 +402,6 @@ def _padded_sizes(certified: Sequence[int], backend: Backend, limits: BatchLimit
         return tuple(certified)
     captured = frozenset(padded_batch_sizes(limits.max_pass_tokens))
     return tuple(size for size in certified if size in captured)
-
-
-def _num_pages(setup: _Setup, backend: Backend) -> int:
-    """Count the pages that fit the KV budget.
-
-    Without a configured one, at most what all requests need at full length.
-    """
-    if setup.config.kv_memory is not None:
-        return _num_pages_in(setup, backend, parse_bytes(setup.config.kv_memory))
-    on_gpu = setup.device.type == "cuda"
-    budget = default_gpu_kv_bytes(free_memory(setup.device)) if on_gpu else default_kv_bytes()
-    page = page_bytes(setup.model, setup.dtype, backend.page_size, extra=setup.extra_slot_bytes)
-    num_needed = setup.limits.max_num_seqs * -(-setup.max_len // backend.page_size)
-    return min(_num_pages_in(setup, backend, max(budget, page)), num_needed)
-
-
-def _num_pages_in(setup: _Setup, backend: Backend, num_bytes: int) -> int:
-    return num_pages_in(num_bytes, setup.model, setup.dtype, backend.page_size, extra=setup.extra_slot_bytes)
 
 
 def _stage(show: ShowProgress | None, stage: str) -> Progress | None:

@@ -35,7 +35,7 @@ def token_routes(frontend: Frontend) -> APIRouter:
         skips = bool(body.skip_special_tokens)
 
         def decode(token: CancelToken) -> Response:
-            text = prompts.decode(body.tokens, token, skip_special_tokens=skips)
+            text = prompts.tokenizer.decode(body.tokens, token=token, skip_special_tokens=skips)
             return JSONResponse(DetokenizeResponse(text))
 
         return await frontend.run(request, decode)

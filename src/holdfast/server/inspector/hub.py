@@ -158,19 +158,13 @@ class Hub:
                     yield subscriber.events.popleft()
                 else:
                     subscriber.wakeup.clear()
-                    if not await _wait(subscriber.wakeup):
+                    try:
+                        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                            await subscriber.wakeup.wait()
+                    except TimeoutError:
                         yield KEEP_ALIVE
         finally:
             self._subscribers.remove(subscriber)
             if not self._subscribers:
                 self._views = {}
                 self._set_tracing(False)
-
-
-async def _wait(wakeup: asyncio.Event) -> bool:
-    try:
-        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-            await wakeup.wait()
-    except TimeoutError:
-        return False
-    return True

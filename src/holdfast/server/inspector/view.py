@@ -29,9 +29,7 @@ TokenText = Callable[[int], str]
 
 @dataclass(slots=True)
 class RequestView:
-    """One live request: its latest trace, and its last tokens, the first of them at position
-    `start`.
-    """
+    """One live request: its latest trace, and its last tokens, the first of them at position `start`."""
 
     trace: RequestTrace
     start: int = 0

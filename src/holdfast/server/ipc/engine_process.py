@@ -91,10 +91,7 @@ class ProcessPort(EnginePort):
         return 0.0 if self._pass_record is None else self._pass_record.longest_step
 
     async def stop(self) -> None:
-        """End the process: ask it to end, then kill it.
-
-        One that is still loading is killed at once.
-        """
+        """End the process: ask it to end, then kill it. One that is still loading is killed at once."""
         if self.ready is None:
             self.kill()
         self._send(m.Stop())
@@ -221,10 +218,7 @@ class EngineProcess(Generic[Requests]):
         await self.port.status()
 
     async def run(self) -> None:
-        """Run until stopped.
-
-        Raises `ConfigError` or `EngineStopped` if starting again makes no sense.
-        """
+        """Run until stopped. Raises `ConfigError` or `EngineStopped` if starting again makes no sense."""
         watching = asyncio.create_task(self._watch())
         try:
             while not self._stopping:
@@ -262,16 +256,18 @@ class EngineProcess(Generic[Requests]):
         self.requests.set_ports([port], port.fingerprint, port.ready)
 
     async def stop(self) -> None:
-        self._stopping = True
-        self.requests.close(EngineStopped("the engine is shut down"))
+        self._end()
         if self._port is not None:
             await self._port.stop()
 
     def kill(self) -> None:
-        self._stopping = True
-        self.requests.close(EngineStopped("the engine is shut down"))
+        self._end()
         if self._port is not None:
             self._port.kill()
+
+    def _end(self) -> None:
+        self._stopping = True
+        self.requests.close(EngineStopped("the engine is shut down"))
 
     async def _watch(self) -> None:
         """Request the engine's status every few seconds, and kill a process that does not answer."""

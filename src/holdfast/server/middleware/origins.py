@@ -34,9 +34,7 @@ _ORIGIN = re.compile(r"(?P<scheme>https?)://" + _HOST_AND_PORT)
 
 
 class OriginMiddleware:
-    """Refuses other origins and hosts, answers preflights, and adds CORS headers for allowed
-    origins.
-    """
+    """Refuses other origins and hosts, answers preflights, and adds CORS headers for allowed origins."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self.app = app
@@ -111,10 +109,7 @@ def _host_names(config: ServerConfig) -> frozenset[str]:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Whether an origin is the one that the Host header names.
-
-    The scheme's default port may be omitted.
-    """
+    """Whether an origin is the one that the Host header names. The scheme's default port may be omitted."""
     theirs, ours = _ORIGIN.fullmatch(origin.lower()), _HOST.fullmatch(host.lower())
     if theirs is None or ours is None:
         return False

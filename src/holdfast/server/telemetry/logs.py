@@ -126,9 +126,7 @@ class TextFormatter(_SafeFormatter):
 
 
 def escape(text: str) -> str:
-    """Escape unprintable characters: controls, line ends of every kind, direction marks,
-    surrogates.
-    """
+    """Escape unprintable characters: controls, line ends of every kind, direction marks, surrogates."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

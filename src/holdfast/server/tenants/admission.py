@@ -14,6 +14,7 @@ A refusal says which limit it was, and after how many seconds to retry.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,7 +34,7 @@ class Admission:
         self.max_running = 1
         self.is_open = True
         self._max_waiting = max_waiting
-        self._held: dict[str, int] = {}  # by the id of a tenant that holds any
+        self._held: Counter[str] = Counter()  # by the id of a tenant that holds any
         self._rates = _Rates(clock)
         self._mean_seconds = 1.0  # of a request; a moving average
 
@@ -43,10 +44,10 @@ class Admission:
 
     @property
     def num_admitted(self) -> int:
-        return sum(self._held.values())
+        return self._held.total()
 
     def num_held(self, tenant: Tenant) -> int:
-        return self._held.get(tenant.id, 0)
+        return self._held[tenant.id]
 
     @contextmanager
     def admit(self, num_choices: int, tenant: Tenant = UNKNOWN_TENANT) -> Iterator[TokenMeter]:
@@ -54,13 +55,11 @@ class Admission:
         self.require_open()
         self._require_places(num_choices, tenant)
         meter = self._rates.admit(tenant)
-        self._held[tenant.id] = self.num_held(tenant) + num_choices
+        self._held[tenant.id] += num_choices
         try:
             yield meter
         finally:
-            self._held[tenant.id] -= num_choices
-            if not self._held[tenant.id]:
-                del self._held[tenant.id]
+            self._held -= Counter({tenant.id: num_choices})
 
     def require_open(self) -> None:
         """Refuse every new request once the server shuts down."""
@@ -110,13 +109,12 @@ class _Rates:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._tokens: dict[str, TokenBucket] = {}
-        self._requests: dict[str, TokenBucket] = {}
+        self._buckets: dict[tuple[str, str], TokenBucket] = {}  # by what they limit, and the tenant's id
 
     def admit(self, tenant: Tenant) -> TokenMeter:
         limits = tenant.limits
-        requests = self._bucket(self._requests, tenant, limits.requests_per_minute)
-        tokens = self._bucket(self._tokens, tenant, limits.tokens_per_minute)
+        requests = self._bucket("requests", tenant, limits.requests_per_minute)
+        tokens = self._bucket("tokens", tenant, limits.tokens_per_minute)
         for bucket, what in ((requests, "requests"), (tokens, "tokens")):
             if bucket is not None and (seconds := bucket.seconds_until(1)):
                 message = f"{tenant.name} has used its {bucket.per_minute} {what} per minute"
@@ -129,15 +127,12 @@ class _Rates:
             requests.take(1)
         return TokenMeter(tokens)
 
-    def _bucket(
-        self, buckets: dict[str, TokenBucket], tenant: Tenant, per_minute: int | None
-    ) -> TokenBucket | None:
+    def _bucket(self, what: str, tenant: Tenant, per_minute: int | None) -> TokenBucket | None:
+        key = what, tenant.id
         if per_minute is None:
-            buckets.pop(tenant.id, None)
+            self._buckets.pop(key, None)
             return None
-        bucket = buckets.get(tenant.id)
-        if bucket is None:
-            bucket = buckets[tenant.id] = TokenBucket(per_minute, self._clock)
-        elif bucket.per_minute != per_minute:
+        bucket = self._buckets.setdefault(key, TokenBucket(per_minute, self._clock))
+        if bucket.per_minute != per_minute:
             bucket.set_rate(per_minute)
         return bucket

@@ -5,7 +5,6 @@ import hmac
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 
 from holdfast.errors import ConfigError
 from holdfast.server.config import ServerConfig
@@ -43,8 +42,7 @@ class TenantDirectory:
         return tuple(dict.fromkeys(self._by_digest.values()))
 
     def reload(self) -> bool:
-        """Read the key file again. If it cannot be used, say why in the log and keep the old
-        keys."""
+        """Read the key file again. If it cannot be used, say why in the log and keep the old keys."""
         try:
             self._load()
         except ConfigError as error:
@@ -60,14 +58,14 @@ class TenantDirectory:
         """The address of the client, which may be behind trusted proxies."""
         return client_address(peer, headers, self._proxies)
 
-    def by_address(self, address: Address | str | None) -> Tenant:
+    def by_address(self, address: Address | None) -> Tenant:
         """The tenant of an address: of the /64 if it is IPv6."""
-        if isinstance(address, str):
-            address = ip_address(address)
         return UNKNOWN_TENANT if address is None else address_tenant(network_of(address))
 
     def _load(self) -> None:
-        keys = {key: key_tenant(f"api-key-{number}") for number, key in _numbered(self._config.api_keys)}
+        given = dict.fromkeys(self._config.api_keys)
+        # A name made from the key itself would reveal a part of it.
+        keys = {key: key_tenant(f"api-key-{number}") for number, key in enumerate(given, 1)}
         path = self._config.key_file
         if path is not None:
             named = read_key_file(path)
@@ -83,8 +81,3 @@ class TenantDirectory:
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.digest(self._secret, key, hashlib.sha256)
-
-
-def _numbered(keys: Sequence[str]) -> list[tuple[int, str]]:
-    """Numbers, from 1: a name made from the key itself would reveal a part of it."""
-    return list(enumerate(dict.fromkeys(keys), 1))

@@ -1,8 +1,7 @@
 """A request's `tools`, `tool_choice` and `parallel_tool_calls`, validated.
 
-A `ToolConfig` is always consistent.
-
-Whether a schema can be compiled to a grammar is not checked here but by the grammar compiler.
+A `ToolConfig` is always consistent. The body's parser has refused what is no JSON, too deep or of another type
+than an object. Whether a schema can be compiled to a grammar is found by the grammar compiler.
 """
 
 import json
@@ -11,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from holdfast.core.sampling_params import is_unicode, show
+from holdfast.core.sampling_params import show
 from holdfast.errors import InvalidRequest
 from holdfast.server.errors import refuse_unknown
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 1 << 17  # descriptions and parameters of all tools together
-MAX_SCHEMA_DEPTH = 64
 
 ToolChoiceMode = Literal["none", "auto", "required", "named"]
 
@@ -89,11 +87,13 @@ class ToolConfig:
         return self.choice in ("required", "named")
 
 
-def parse_tools(tools: object = None, choice: object = None, parallel: object = None) -> ToolConfig:
+def parse_tools(
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    choice: str | Mapping[str, Any] | None = None,
+    parallel: bool | None = None,
+) -> ToolConfig:
     """Validate the three fields of a body; None is an omitted field. Raises `InvalidRequest`, and
     `ApiError` for an unknown field."""
-    if parallel is not None and not isinstance(parallel, bool):
-        raise InvalidRequest(f"parallel_tool_calls must be true or false, not {show(parallel)}")
     parsed = _parse_list(tools)
     kind, forced_name = _parse_choice(choice, has_tools=bool(parsed))
     if kind == "auto" and tools is not None and not parsed:
@@ -105,11 +105,9 @@ def parse_tools(tools: object = None, choice: object = None, parallel: object = 
     return ToolConfig(parsed, kind, forced_name, parallel is not False)
 
 
-def _parse_list(tools: object) -> tuple[Tool, ...]:
+def _parse_list(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
     if tools is None:
         return ()
-    if isinstance(tools, str | bytes) or not isinstance(tools, Sequence):
-        raise InvalidRequest(f"tools must be a list of objects, not {type(tools).__name__}")
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed")
     parsed = tuple(_parse_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools))
@@ -123,9 +121,7 @@ def _parse_list(tools: object) -> tuple[Tool, ...]:
     return parsed
 
 
-def _parse_tool(path: str, tool: object) -> Tool:
-    if not isinstance(tool, Mapping):
-        raise InvalidRequest(f"{path} must be an object with a type and a function")
+def _parse_tool(path: str, tool: Mapping[str, Any]) -> Tool:
     if tool.get("type") != "function":
         raise InvalidRequest(f'{path}.type must be "function", not {show(tool.get("type"))}')
     refuse_unknown(path, tool, ("type", "function"))
@@ -135,8 +131,8 @@ def _parse_tool(path: str, tool: object) -> Tool:
     path += ".function"
     refuse_unknown(path, function, ("name", "description", "parameters", "strict"))
     description = function.get("description")
-    if description is not None:
-        _check_text(f"{path}.description", description)
+    if not isinstance(description, str | None):
+        raise InvalidRequest(f"{path}.description must be a string, not {show(description)}")
     if not isinstance(function.get("strict"), bool | None):
         raise InvalidRequest(f"{path}.strict must be true or false, not {show(function['strict'])}")
     return Tool(
@@ -166,40 +162,7 @@ def _parse_parameters(path: str, schema: object) -> str | None:
     required = schema.get("required", [])
     if not isinstance(required, list | tuple) or not all(isinstance(name, str) for name in required):
         raise InvalidRequest(f"{path}.required must be a list of strings, not {show(required)}")
-    if is_nested_deeper(schema, MAX_SCHEMA_DEPTH):
-        raise InvalidRequest(f"{path} is nested deeper than {MAX_SCHEMA_DEPTH} levels")
-    try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{path} cannot be written as JSON: {error}") from None
-    _check_text(path, text)
-    return text
-
-
-def is_nested_deeper(value: object, max_depth: int) -> bool:
-    """Whether objects and lists are nested deeper than max_depth levels.
-
-    Iterative, so it cannot overflow the stack.
-    """
-    level: list[object] = [value]
-    for _ in range(max_depth + 1):
-        inner: list[object] = []
-        for one in level:
-            if isinstance(one, Mapping):
-                inner += one.values()
-            elif isinstance(one, list | tuple):
-                inner += one
-        if not inner:
-            return False
-        level = inner
-    return True
-
-
-def _check_text(path: str, text: object) -> None:
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{path} must be a string, not {show(text)}")
-    if not is_unicode(text):
-        raise InvalidRequest(f"{path} is not valid Unicode: it contains a lone surrogate")
+    return json.dumps(schema, ensure_ascii=False)
 
 
 def _parse_choice(choice: object, *, has_tools: bool) -> tuple[ToolChoiceMode, str | None]:

@@ -43,13 +43,13 @@ class TorchBackend(CpuBackend):
     logsumexp = staticmethod(sampling.logsumexp)
     topk = staticmethod(sampling.topk)
 
-    def __init__(self, dtype: torch.dtype, *, split_k: int = 1) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self._native = has_native_gemm(dtype)
         self.recipe = Recipe(
             path="torch",
             rows=_REFERENCE_ROWS,
-            k_slices=split_k,
+            k_slices=1,
             kv_block=KV_BLOCK,
             query_tile=QUERY_TILE,
             dtype=str(dtype).removeprefix("torch."),
@@ -86,16 +86,8 @@ class TorchBackend(CpuBackend):
 
     def _slab(self, x: Tensor, w: Linear) -> Tensor:
         """At most `recipe.rows` rows, padded to exactly that many."""
-        rows, split_k = x.shape[0], self.recipe.k_slices
-        x = F.pad(x, (0, 0, 0, self.recipe.rows - rows)).contiguous()
-        if split_k == 1:
-            return F.linear(x, w.data)[:rows]
-        width = -(-w.in_features // split_k)
-        splits = zip(torch.split(x, width, dim=1), torch.split(w.data, width, dim=1), strict=True)
-        total = torch.zeros((self.recipe.rows, w.out_features), dtype=torch.float32)
-        for x_split, w_split in splits:
-            total += F.linear(x_split.contiguous(), w_split).to(torch.float32)
-        return total[:rows]
+        rows = x.shape[0]
+        return F.linear(F.pad(x, (0, 0, 0, self.recipe.rows - rows)).contiguous(), w.data)[:rows]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
         x32 = x.to(torch.float32)

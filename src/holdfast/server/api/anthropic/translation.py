@@ -32,7 +32,9 @@ from holdfast.server.api.content import ConversationBuilder
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     ChatMessage,
+    NamedSchema,
     SamplingFields,
+    SchemaFormat,
     ServingFields,
 )
 from holdfast.server.errors import ErrorWords, invalid_value
@@ -43,7 +45,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 ERROR_WORDS: ErrorWords = (
     (r"\b(tools\[\d+\])\.function\.parameters\b", r"\1.input_schema"),
     (r"\b(tools\[\d+\])\.function\b", r"\1"),
-    (r"\bresponse_format(?:\.json_schema)?\b", "output_config.format"),
+    (r"\bresponse_format\b", "output_config.format"),
     (r"\bstop may have\b", "stop_sequences may have"),
     (r"^stop$", "stop_sequences"),
 )
@@ -201,7 +203,8 @@ def _output_format(body: ConversationFields) -> JsonOutputFormat | None:
     return config.format
 
 
-def _to_response_format(output: JsonOutputFormat | None) -> dict[str, Any] | None:
+def _to_response_format(output: JsonOutputFormat | None) -> SchemaFormat | None:
     if output is None:
         return None
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": output.schema_}}
+    named = NamedSchema.model_validate({"name": "output", "schema": output.schema_})
+    return SchemaFormat.model_validate({"type": "json_schema", "json_schema": named})

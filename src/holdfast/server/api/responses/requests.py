@@ -9,6 +9,7 @@ from pydantic import Field, Tag, model_validator
 
 from holdfast.server.api.schema.requests import (
     MAX_MESSAGES,
+    NamedSchema,
     RequestModel,
     ReturnedModel,
     SamplingFields,
@@ -145,26 +146,16 @@ class NamedTool(RequestModel):
     name: str
 
 
-class TextFormat(RequestModel):
-    type: Literal["text"]
+class PlainFormat(RequestModel):
+    type: Literal["text", "json_object"]
 
 
-class JsonObjectFormat(RequestModel):
-    type: Literal["json_object"]
-
-
-class JsonSchemaFormat(RequestModel):
+class JsonSchemaFormat(NamedSchema):
     type: Literal["json_schema"]
-    name: str
-    schema_: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
-    strict: bool | None = Field(None, description="Schemas are always enforced.")
 
 
 class TextConfig(RequestModel):
-    format: (
-        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None
-    ) = None
+    format: Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
     verbosity: str | None = Field(None, description=_IGNORED)
 
 

@@ -30,7 +30,9 @@ from holdfast.server.api.responses.requests import (
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     ChatMessage,
+    ObjectFormat,
     SamplingFields,
+    SchemaFormat,
     ServingFields,
 )
 from holdfast.server.errors import ErrorWords, invalid_value
@@ -42,7 +44,7 @@ ERROR_WORDS: ErrorWords = (
     (r"\b(?:max_completion_tokens|max_tokens)\b", "max_output_tokens"),
     (r"^messages$", "input"),
     (r"\b(tools\[\d+\])\.function\b", r"\1"),
-    (r"\bresponse_format(?:\.json_schema)?\b", "text.format"),
+    (r"\bresponse_format\b", "text.format"),
 )
 
 
@@ -120,10 +122,9 @@ def _to_named(choice: NamedTool) -> dict[str, Any]:
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _to_response_format(text: TextConfig | None) -> dict[str, Any] | None:
-    if text is None or text.format is None:
+def _to_response_format(text: TextConfig | None) -> ObjectFormat | SchemaFormat | None:
+    if text is None or text.format is None or text.format.type == "text":
         return None
     if isinstance(text.format, JsonSchemaFormat):
-        given = text.format.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
-        return {"type": "json_schema", "json_schema": given}
-    return {"type": text.format.type}
+        return SchemaFormat.model_validate({"type": "json_schema", "json_schema": text.format})
+    return ObjectFormat.model_validate({"type": "json_object"})

@@ -21,18 +21,19 @@ from pydantic import (
 from holdfast.core.pooling import PoolingType
 from holdfast.server.api.schema.field_schemas import (
     LogitBias,
-    ResponseFormat,
-    StructuredOutputs,
     ToolChoice,
     ToolObject,
 )
 from holdfast.server.http.body import Many
+from holdfast.server.http.validation_errors import by_type, null_only
 
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 TokenIds = Many[TokenId]
 TruncatePromptTokens = Literal[-1] | Annotated[int, Field(ge=1, le=1 << 24)]
 MAX_MESSAGES = 2048  # OpenAI's limit
 _MAX_ALLOWED_TOKEN_IDS = 1 << 16
+_OnlySchema = Annotated[None, null_only('it requires the type "json_schema"')]
+_OnlyObject = Annotated[None, null_only('it requires the type "json_object"')]
 _FORCED_THOUGHTS = {
     "type": "object",
     "propertyNames": {"pattern": "^[0-9]{1,8}$"},
@@ -63,6 +64,63 @@ class StreamOptions(RequestModel):
         None, description="With include_usage: the usage so far in every chunk."
     )
     include_obfuscation: bool | None = Field(None, description="Accepted and ignored.")
+
+
+class NamedSchema(RequestModel):
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(None, description="Schemas are always enforced.")
+
+
+class TextFormat(RequestModel):
+    type: Literal["text"]
+    json_schema: _OnlySchema = None
+    schema_: _OnlyObject = Field(None, alias="schema")
+
+
+class ObjectFormat(RequestModel):
+    """schema: llama.cpp's way to ask for one."""
+
+    type: Literal["json_object"]
+    json_schema: _OnlySchema = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class SchemaFormat(RequestModel):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+    schema_: _OnlyObject = Field(None, alias="schema")
+
+
+class StructuredOutputs(RequestModel):
+    """vLLM's field: exactly one of these."""
+
+    json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Many[str] | None = None
+    grammar: str | None = Field(None, description="Lark.")
+    json_object: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "StructuredOutputs":
+        given = (self.json_, self.regex, self.choice, self.grammar, self.json_object)
+        count = sum(one not in (None, False) for one in given)
+        if count != 1:
+            names = "json, regex, choice, grammar, json_object"
+            raise ValueError(f"it must have exactly one of {names}; it has {count}.")
+        return self
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("text")]
+    | Annotated[ObjectFormat, Tag("json_object")]
+    | Annotated[SchemaFormat, Tag("json_schema")],
+    by_type(
+        {one: one for one in ("text", "json_object", "json_schema")},
+        'its type must be "text", "json_object" or "json_schema"',
+    ),
+]
 
 
 class ThinkingFields(RequestModel):
