@@ -54,7 +54,10 @@ def export(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_training_info(folder, settings)
-    tensors = named_tensors(built, _DTYPES[settings.dtype])
+    tensors = {
+        name: parameter.detach().to("cpu", _DTYPES[settings.dtype]).contiguous()
+        for name, parameter in built.model.named_parameters()
+    }
     blocks = {name: tensor for name, tensor in tensors.items() if name.startswith(BLOCKS)}
     thinking = built.model.thinking
     if thinking is not None:
@@ -96,13 +99,6 @@ def _write_tokenizer(built: BuiltModel, settings: TrainingSettings, folder: Path
     if built.chat_template is not None:
         fields["chat_template"] = built.chat_template
     folder.joinpath("tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-
-
-def named_tensors(built: BuiltModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {
-        name: parameter.detach().to("cpu", dtype).contiguous()
-        for name, parameter in built.model.named_parameters()
-    }
 
 
 @dataclass(frozen=True)
