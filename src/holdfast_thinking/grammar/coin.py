@@ -47,10 +47,7 @@ class CoinGrammar:
         self.is_simple = rng.random() < 0.3
 
     def sentence(self, side: int, last: str, first: int | None) -> str:
-        """One sentence with its marks, without a period.
-
-        last: the mark of the event before. first: the side at the start, None if it is not told.
-        """
+        """Draw a sentence with marks. last: the mark of the event before. first: the side at the start."""
         kind = self.rng.random()
         if self._is_record and kind < 0.85:
             return self._fill(self._record())
