@@ -421,7 +421,6 @@ def idle_clause(rng: random.Random) -> str:
 
 
 def vocabulary() -> list[str]:
-    shown = [text for file in (shapes, frames) for each in file.lists.values() for text in each]
     counted = (*links.TIMES, *links.OTHER_TIMES, *links.FLIPS_AS_NOUNS)
     said = [*(text.split(" ", 1)[1] for text in counted), *(text.split(" ", 2)[2] for text in links.GROUPS)]
     starts = (
@@ -436,4 +435,4 @@ def vocabulary() -> list[str]:
     first += [each.base.capitalize() for each in phrases.FLIPS] + [
         text.capitalize() for text in words.PREPOSITIONS
     ]
-    return [*phrases.vocabulary(), *shown, *first, *said]
+    return [*phrases.vocabulary(), *shapes.texts, *frames.texts, *first, *said]
