@@ -421,18 +421,9 @@ def idle_clause(rng: random.Random) -> str:
 
 
 def vocabulary() -> list[str]:
-    counted = (*links.TIMES, *links.OTHER_TIMES, *links.FLIPS_AS_NOUNS)
-    said = [*(text.split(" ", 1)[1] for text in counted), *(text.split(" ", 2)[2] for text in links.GROUPS)]
-    starts = (
-        shapes.LEADS,
-        shapes.SUBJECTS,
-        shapes.NOBODY,
-        shapes.FLIP_SENTENCES,
-        shapes.PLURAL,
-        shapes.PRONOUNS,
-    )
-    first = [text[:1].upper() + text[1:] for each in starts for text in each]
-    first += [each.base.capitalize() for each in phrases.FLIPS] + [
-        text.capitalize() for text in words.PREPOSITIONS
-    ]
-    return [*phrases.vocabulary(), *shapes.texts, *frames.texts, *first, *said]
+    groups = (text.split(" ", 2)[2] for text in links.GROUPS)
+    counted = (*links.TIMES, *links.OTHER_TIMES, *links.FLIPS_AS_NOUNS, *groups)
+    who = (*shapes.SUBJECTS, *shapes.NOBODY, *shapes.PLURAL, *shapes.PRONOUNS)
+    starts = (*shapes.LEADS, *who, *shapes.FLIP_SENTENCES, *(each.base for each in phrases.FLIPS))
+    first = [text[:1].upper() + text[1:] for text in (*starts, *words.PREPOSITIONS)]
+    return [*phrases.vocabulary(), *shapes.texts, *frames.texts, *first, *counted]
