@@ -21,7 +21,7 @@ from holdfast.server.reasoning.chat_format import AnswerParser, AnswerStart, Cha
 from holdfast.server.tools.plan import ToolPlan, plan_tools
 from holdfast.server.tools.template_fallback import describe_tools
 from holdfast.server.tools.tool_config import Tool, ToolConfig, parse_tools
-from holdfast.text.chat_content import Conversation
+from holdfast.text.chat_content import TemplateInput
 from holdfast.text.chat_template import supports_tools
 from holdfast.text.tokenizer import Tokenizer
 
@@ -121,7 +121,7 @@ def _render(
     tools = [tool.template_dict() for tool in config.visible]
     messages = [prompts.chat_format.adapt_message(_template_message(one)) for one in body.messages or ()]
 
-    def render(conversation: Conversation) -> str:
+    def render(conversation: TemplateInput) -> str:
         adapted = _describe_tools(prompts.tokenizer, conversation)
         return prompts.template.render(
             adapted.messages,
@@ -133,10 +133,10 @@ def _render(
         )
 
     variables |= body.chat_template_kwargs or {}
-    return prompts.render(Conversation(messages, tools or None, variables), render, token, whole=whole)
+    return prompts.render(TemplateInput(messages, tools or None, variables), render, token, whole=whole)
 
 
-def _describe_tools(tokenizer: Tokenizer, conversation: Conversation) -> Conversation:
+def _describe_tools(tokenizer: Tokenizer, conversation: TemplateInput) -> TemplateInput:
     """The conversation for the template: tools in the messages, if it does not support them."""
     template = tokenizer.chat_template or ""
     if conversation.tools is not None:

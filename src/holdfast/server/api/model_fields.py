@@ -40,7 +40,6 @@ def read_fields(body: ThinkingFields) -> dict[str, Any]:
 
 
 def _chunk_index(key: str) -> int:
-    """Parse a chunk index: JSON keys are strings."""
     if not key.isascii() or not key.isdigit() or len(key) > 8 or key != str(int(key)):
         raise invalid_value(
             "forced_thoughts",
