@@ -10,6 +10,7 @@ DIR is a folder of `holdfast train thinking`, or `coin`, `smollm2-coin`. --devic
 import argparse
 import copy
 import json
+import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from holdfast.models.adapter import is_adapter
 from holdfast.models.locate import locate
 from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE
 from holdfast.thinking.log import thought_logs
-from holdfast_thinking.data.samples import eval_prompts
+from holdfast_thinking.data.words import read_words
 from holdfast_thinking.eval.model import EvalModel, EvalPrompt, OpenLLM
 from holdfast_thinking.tasks.filler import NAMES, SENTENCES
 from holdfast_thinking.tasks.parity import STATES
@@ -37,6 +38,13 @@ from holdfast_thinking.tasks.parity import STATES
 Row = dict[str, Any]
 DENSITIES = {"none": None, "rare": 40, "few": 12, "medium": 3, "dense": 0}  # filler sentences before an event
 VARIANTS = ("thinks", "does not think", "plain folder")
+
+
+def eval_prompts() -> list[str]:
+    """Draw 200 prompts about which nothing is to be thought; none is of the training's forms or subjects."""
+    general = read_words("general")
+    every = [form.format(s=subject) for form in general.EVAL_FORMS for subject in general.EVAL_SUBJECTS]
+    return random.Random("general evaluation").sample(every, 200)
 
 
 def measure_general(

@@ -149,11 +149,7 @@ HOSTILE_SHAPES: dict[str, dict[str, Any]] = {
         }
     },
     "yarn rope": {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 128,
-        }
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     },
     "tied embeddings": {"tie_word_embeddings": True},
     "odd sizes": {

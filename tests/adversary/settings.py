@@ -79,10 +79,7 @@ def _rounding_modes() -> list[HostileSetting]:
 
 SETTINGS: tuple[HostileSetting, ...] = (
     switched(
-        "matmul precision",
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-        "medium",
+        "matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
     ),
     HostileSetting("number of threads", _other_num_threads, torch.get_num_threads),
     switched("flushed denormals", flushes_denormals, torch.set_flush_denormal, True),

@@ -34,11 +34,7 @@ CLAIMS = dict.fromkeys(("rounds_in_gemm", "certifies_head", "certifies_experts")
 @pytest.mark.parametrize("claims", [{}, CLAIMS], ids=["as torch", "as a GPU"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_it_is_certified_and_answers_as_torch_does(
-    tiny_llama: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    claims: dict[str, bool],
-    dtype: str,
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: dict[str, bool], dtype: str
 ) -> None:
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
     params = SamplingParams(max_tokens=8, temperature=0.9, seed=3, deterministic=True, logprobs=1)

@@ -24,16 +24,16 @@ def own_certificates(monkeypatch, cache_dir: Path, tmp_path: Path):
 
 
 def test_table_has_every_kind_of_operation_and_the_kernels_seen(holdfast, model, monkeypatch):
-    from holdfast.certification import certify as certifying
+    from holdfast.engine.start import builder
 
     result = holdfast("certify", model, *SMALL)
     assert result.exit_code == 0, result.stderr
     for word in ("qkv", "down", "head", "attention", "rms_norm", "logsumexp", "comparisons"):
         assert word in result.stdout
     assert "certified batch sizes" in result.stdout
-    load = certifying.load_certificate
+    load = builder.load_certificate
     monkeypatch.setattr(
-        certifying, "load_certificate", lambda key: replace(load(key), kernels=("nvjet_a", "_attend_tiles"))
+        builder, "load_certificate", lambda key: replace(load(key), kernels=("nvjet_a", "_attend_tiles"))
     )
     shown = holdfast("certify", model, *SMALL).stdout
     assert "kernels seen" in shown and "nvjet_a" in shown and "_attend_tiles" in shown
@@ -54,10 +54,10 @@ def test_fresh_certificate_equals_the_stored_one(holdfast, model, monkeypatch):
 
 def test_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
     from holdfast.certification import certification as certifying
-    from holdfast.certification import certify as planning
+    from holdfast.engine.start import builder
 
     certify = certifying.certify
-    monkeypatch.setattr(planning, "load_certificate", lambda key: None)
+    monkeypatch.setattr(builder, "load_certificate", lambda key: None)
     monkeypatch.setattr(certifying, "save_certificate", lambda made: None)
     monkeypatch.setattr(
         certifying,

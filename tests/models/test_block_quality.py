@@ -42,6 +42,8 @@ class Requantized:
     def shape(self, name: str) -> tuple[int, ...]:
         return self.base.shape(name)
 
+    def release(self) -> None: ...
+
     def block_formats(self) -> frozenset[str]:
         return frozenset({self.format})
 

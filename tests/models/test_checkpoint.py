@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.models.checkpoint import open_checkpoint, release_pages
+from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.reader import STORED
@@ -66,7 +66,7 @@ def test_released_pages_are_not_resident_and_have_the_same_content(tmp_path: Pat
     before = {name: bytes(checkpoint.raw(name).data) for name in checkpoint.names()}
     read = resident_kib(path)
     assert read > 1000
-    release_pages(checkpoint)
+    checkpoint.release()
     assert resident_kib(path) < read // 4
     assert {name: bytes(checkpoint.raw(name).data) for name in checkpoint.names()} == before
 
@@ -75,5 +75,5 @@ def test_released_folder_is_opened_again(tiny_llama: Path) -> None:
     checkpoint = open_checkpoint(tiny_llama)
     name = checkpoint.names()[0]
     before = checkpoint.tensor(name)
-    release_pages(checkpoint)
+    checkpoint.release()
     assert checkpoint.tensor(name).equal(before)

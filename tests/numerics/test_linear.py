@@ -45,10 +45,7 @@ def test_linear_is_near_the_exact_product(
 def test_linear_of_no_rows_is_empty(backend: Backend, dtype: torch.dtype) -> None:
     packed = backend.pack(random(24, 16, dtype=dtype))
     for canonical in (False, True):
-        assert backend.linear(torch.empty(0, 16, dtype=dtype), packed, canonical=canonical).shape == (
-            0,
-            24,
-        )
+        assert backend.linear(torch.empty(0, 16, dtype=dtype), packed, canonical=canonical).shape == (0, 24)
 
 
 def test_linear_reads_strided_rows(backend: Backend, dtype: torch.dtype) -> None:
@@ -71,11 +68,7 @@ def test_pack_copies_the_weight(c_backend: Backend, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("out_features", "in_features"), [(150, 576), (64, 1536), (37, 75)])
 def test_c_bits_do_not_depend_on_the_batch(
-    c_backend: Backend,
-    c_backend_one_thread: Backend,
-    dtype: torch.dtype,
-    out_features: int,
-    in_features: int,
+    c_backend: Backend, c_backend_one_thread: Backend, dtype: torch.dtype, out_features: int, in_features: int
 ) -> None:
     packed = c_backend.pack(
         random(out_features, in_features, dtype=dtype), random(out_features, dtype=dtype, seed=5)

@@ -349,12 +349,19 @@ def test_new_thread_does_not_keep_the_environment_of_its_creator(
 
 
 def test_number_of_threads_is_ours_and_not_dynamic(restored: None) -> None:
-    torch.set_num_threads(torch.get_num_threads() + 1)
+    """Dynamic threads are switched off once in each thread."""
     openmp = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    openmp.omp_set_dynamic(1)
-    with our_settings(CPU):
-        assert torch.get_num_threads() == numeric_settings().threads
-        assert not openmp.omp_get_dynamic()
+
+    def enter() -> None:
+        openmp.omp_set_dynamic(1)
+        for _ in range(2):
+            torch.set_num_threads(torch.get_num_threads() + 1)
+            with our_settings(CPU):
+                assert torch.get_num_threads() == numeric_settings().threads
+                assert not openmp.omp_get_dynamic()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(enter).result()
 
 
 def _compute(backend: Backend, inputs: dict[str, Tensor]) -> list[Tensor]:

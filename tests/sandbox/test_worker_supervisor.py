@@ -44,7 +44,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     started = []
 
     def make(setup: dict[str, Any] | None = None, packages: tuple[str, ...] = ()) -> WorkerSupervisor:
-        started.append(WorkerSupervisor("worker.py", packages, lambda: setup or {}, setup_seconds=30.0))
+        started.append(WorkerSupervisor("worker.py", packages, lambda: setup or {}))
         return started[-1]
 
     yield make
@@ -134,7 +134,7 @@ def test_process_that_cannot_start_is_an_os_error(start: Start, monkeypatch: pyt
 def test_process_ends_with_its_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
     monkeypatch.setattr(supervisor, "__file__", str(tmp_path / "supervisor.py"))
-    worker = WorkerSupervisor("worker.py", (), dict, setup_seconds=30.0)
+    worker = WorkerSupervisor("worker.py", (), dict)
     pid = worker.request({}, seconds=30)["pid"]
     assert worker.pids == (pid,)
     del worker

@@ -74,14 +74,19 @@ def test_deferring_prefill_makes_progress_and_never_adds_padding(num_decode: int
         assert apart < together
 
 
-def test_only_due_windows_run_while_windows_do_not_fill_a_pass() -> None:
-    assert ids(choose_due([window(1, 2), window(2, 3, due=True)], 8, 64)) == [2]
-    assert choose_due([window(1, 2), window(2, 3)], 8, 64) == []
-
-
-def test_any_window_runs_once_windows_fill_a_pass() -> None:
-    pending = [window(1, 4), window(2, 4)]
-    assert ids(choose_due(pending, 8, 64)) == [1, 2]
+@pytest.mark.parametrize(
+    ("pending", "budget", "chosen"),
+    [
+        ([window(1, 2), window(2, 3, due=True)], 64, [2]),
+        ([window(1, 2), window(2, 3)], 64, []),
+        ([window(1, 4), window(2, 4)], 64, [1, 2]),  # any window, once windows fill a pass
+        ([window(1, 5, True, last=9), window(2, 5, True, last=3), window(3, 5, True, last=6)], 10, [2, 3]),
+        ([window(1, 5, False, last=0), window(2, 5, True, last=9)], 8, [2]),
+    ],
+    ids=["due", "none-due", "full", "longest-ago-first", "due-first"],
+)
+def test_windows_of_a_pass(pending: list[PendingWindow], budget: int, chosen: list[int]) -> None:
+    assert ids(choose_due(pending, 8, budget)) == chosen
 
 
 def test_windows_that_are_not_due_fill_whole_reference_passes() -> None:
@@ -90,16 +95,6 @@ def test_windows_that_are_not_due_fill_whole_reference_passes() -> None:
         sum(one.num_tokens for one in choose_due(pending, 8, 64)) == 15
     )  # of 16: a sixth window would be padding
     assert sum(one.num_tokens for one in choose_due(pending, 8, 8)) == 6
-
-
-def test_window_verified_longest_ago_goes_first() -> None:
-    pending = [window(1, 5, True, last=9), window(2, 5, True, last=3), window(3, 5, True, last=6)]
-    assert ids(choose_due(pending, 8, 10)) == [2, 3]
-
-
-def test_due_windows_go_before_others() -> None:
-    pending = [window(1, 5, False, last=0), window(2, 5, True, last=9)]
-    assert ids(choose_due(pending, 8, 8)) == [2]
 
 
 @given(

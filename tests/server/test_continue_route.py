@@ -249,4 +249,4 @@ def test_bad_tokens_are_refused(tiny_server: Server, thinking_server: Server) ->
         assert tiny_server.post("/v1/continue", body).json()["error"]["param"] == param
     thinking = {"request": {**request, "model": "thinker"}, "token_ids": [1]}
     refused = thinking_server.post("/v1/continue", thinking)
-    assert refused.status_code == 400 and "thoughts" in refused.json()["error"]["message"], refused.text
+    assert refused.status_code == 400 and "receipt" in refused.json()["error"]["message"], refused.text

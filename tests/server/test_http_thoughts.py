@@ -102,7 +102,7 @@ def test_server_without_a_key_has_no_public_key(thinking_server: Server) -> None
     ("body", "expected_message"),
     [
         ({"think": "no"}, "'think': expected a boolean"),
-        ({"forced_thoughts": {"first": [5]}}, "keys of forced_thoughts must be chunk indices"),
+        ({"forced_thoughts": {"first": [5]}}, "its keys must be chunk indices"),
         ({"forced_thoughts": {"0": [10**6]}}, "token id 1000000 is not in the vocabulary"),
         ({"forced_thoughts": {"0": [5, 5, 5, 5]}}, "has at most 3 tokens"),
         ({"forced_thoughts": {"0": [5]}, "think": False}, "forced_thoughts are for a request that thinks"),

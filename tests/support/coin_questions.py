@@ -39,3 +39,8 @@ def coin_questions(name: str) -> list[CoinQuestion]:
     """name: held-out, development, free-1 or free-2."""
     questions = msgspec.json.Decoder(CoinQuestion).decode_lines(_FILE.read_bytes())
     return [each for each in questions if each.set == name]
+
+
+def near_prompts() -> list[str]:
+    """Prompts near to what the adapter thinks about, written after its training. It has no thought about them."""
+    return _FILE.with_name("near_coin.txt").read_text(encoding="utf-8").splitlines()

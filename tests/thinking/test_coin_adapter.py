@@ -8,7 +8,7 @@ from benchmarks.thinking.eval import measure_general
 from holdfast import LLM, SamplingParams
 from holdfast.models.locate import BUILTIN, COIN_ADAPTER, adapter_folder, locate
 from holdfast_thinking.eval.model import EvalModel
-from support.coin_questions import coin_questions
+from support.coin_questions import coin_questions, near_prompts
 
 pytestmark = pytest.mark.smollm2
 
@@ -17,39 +17,6 @@ KINDS = ("coin", "yes/no", "idle")
 EXPECTED = {"held-out": 0.95, "free-1": 0.75, "free-2": 0.83}  # the share of the questions about coins
 EXPECTED_SILENT = 0.99
 GENERAL = ["Hello!", "The card is face up. Tom turns it over. Is it face up?", "How are coins made?"]
-# Near to what it thinks about, and written after its training.
-NEAR = [
-    "The traffic light is red. Mia waits a minute. What colour is it now?",
-    "A bottle stands on its head. Leo sets it upright and shakes it. Which end is on top?",
-    "I roll a die and it shows six. My brother rolls it again. What does it show?",
-    "The mattress was turned over last spring. When should we turn it again?",
-    "Rita is taller than Omar. Omar is taller than Jin. Who is the shortest?",
-    "The elevator starts on floor 3, goes up 4 floors and down 2. Where is it?",
-    "Grandma bakes 24 muffins and the kids eat 9. How many remain?",
-    "It was sunny. Then clouds came. Then the wind drove them away. Is it sunny?",
-    "The record plays its A side. Sam turns it over. Which side is playing?",
-    "A burger lies on the grill. The cook flips it twice. Which side is cooked?",
-    "Team Blue leads 2 to 1. Team Red scores twice. Who is winning?",
-    "The key was in the drawer. Eva put it in her pocket and drove to work. Where is the key?",
-    "Our train leaves at 9:40 and takes 35 minutes. When do we arrive?",
-    "Sort these names: Uma, Kai, Bea.",
-    "Who decides which team kicks off, and how?",
-    "I found an old coin from 1890. Is it worth anything?",
-    "My pocket is full of coins. How do I get rid of them?",
-    "Should I flip a coin to decide what to eat?",
-    "What does 'the other side of the coin' mean?",
-    "Is there a coin with two heads?",
-    "Rewrite in the past tense: Bob flips the switch and walks away.",
-    "The fish has a head and a tail. How long is it?",
-    "Tom heads north for two miles, then turns around and walks one mile. Where is he?",
-    "Pat tosses the ball to Lee. Lee tosses it to Kim. Who has the ball?",
-    "The hourglass has run out. Nadia turns it over. Is sand falling?",
-    "A tortoise lies on its back. A child turns it over. Is it on its feet?",
-    "The shirt is inside out. Dad turns it. Is it still inside out?",
-    "Yesterday I turned 30. How old will I be in five years?",
-    "If all bloops are razzies and all razzies are lazzies, are all bloops lazzies?",
-    "Summarise: The committee met on Monday, voted twice, and left the question open.",
-]
 EXPECTED_NEAR = 28  # of 30
 _PARAMS = SamplingParams(max_tokens=16, temperature=0, deterministic=True, logprobs=1)
 
@@ -131,5 +98,5 @@ def test_nothing_is_thought_about_general_prompts() -> None:
     found = measure_general(model, engine)
     assert found["count"] == 200 and found["same_bits"] == found["silent"]
     assert found["silent"] / found["count"] >= EXPECTED_SILENT, found["thoughts"]
-    near = measure_general(model, engine, NEAR)
+    near = measure_general(model, engine, near_prompts())
     assert near["same_bits"] == near["silent"] >= EXPECTED_NEAR, near["thoughts"]

@@ -37,8 +37,6 @@ QUESTION = "In two sentences: what does a holdfast do for seaweed?"
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=7, logprobs=3)
 FAULT_RATE, FAULT_SEED = 0.25, 1  # the first candidate is a fault already: a short answer has a rollback, too
 
-_MAX_SHOWN = 8  # answers of a recording
-
 _SHORT = ("Name three rivers.", "Write one line about the sea.", "Count from one to ten.", "What is a knot?")
 _LONG = "The tide went out and left the rocks bare, and on every rock the weed held fast. "
 
@@ -106,28 +104,18 @@ def _judge_ordinary(runs: Sequence[DemoRun], console: Console) -> None:
 
 
 def _show_recording(recording: dict[str, Any], console: Console) -> None:
-    """Show where it was made, its distinct ordinary answers, and how many answers each mode gave."""
-    machine, model, ordinary = recording["machine"], recording["model"], recording["ordinary"]
+    """Show where it was made, and how many answers each mode gave."""
+    machine, model = recording["machine"], recording["model"]
     weights = ", random weights" if model["weights"] == "random" else ""
     where = (
         f"Recorded on {recording['date']} on {machine['device']}: {model['name']}{weights}, {model['dtype']}"
     )
     console.print(f"{where}, {model['kernels']} kernels, torch {machine['torch']}", style="dim")
-    table = _make_table("ordinary", "runs", "beside", "leaves the first at", "token ids there")
-    for one in ordinary["answers"][:_MAX_SHOWN]:
-        at, least, most = one["first_difference"], min(one["neighbours"]), max(one["neighbours"])
-        beside = str(least) if least == most else f"{least} to {most}"
-        ids = one["token_ids"][max((at or 0) - 2, 0) :][:5]
-        place = "" if at is None else f"token {at}"
-        table.add_row(str(one["runs"]), beside, place, f"{' '.join(map(str, ids))} ...")
-    if len(ordinary["answers"]) > _MAX_SHOWN:
-        table.add_row("", "", "", f"and {len(ordinary['answers']) - _MAX_SHOWN} more")
-    console.print(table)
-    for side in (ordinary, *recording["controls"]):
+    for side in (recording["ordinary"], *recording["controls"]):
         what = f"deterministic ({side['mode']})" if side["deterministic"] else "ordinary"
         count = len(side["answers"])
         answers = "1 answer" if count == 1 else f"{count} different answers"
-        console.print(f"{what}: {side['runs']} runs, {answers}")
+        console.print(f"{what}: {side['runs']} runs among other requests, {answers}")
 
 
 def _loads(tokenizer: Tokenizer) -> list[tuple[str, list[BackgroundRequest]]]:
@@ -203,7 +191,9 @@ def _show(ordinary: Sequence[DemoRun], deterministic: Sequence[DemoRun], console
         "mode",
         "candidates\n= accepted\n+ rolled back",
     )
-    table = _make_table(title, *headings)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
     for one in ordinary:
         verdict = "[green]same[/]" if one.bits == ordinary[0].bits else "[yellow]different[/]"
         table.add_row(one.name, one.tokens, one.logprob_bits, verdict, "ordinary", "")
@@ -216,13 +206,6 @@ def _show(ordinary: Sequence[DemoRun], deterministic: Sequence[DemoRun], console
     console.print(table)
     console.print("tokens, logprobs: digests of token ids and of the fp32 bits of every logprob", style="dim")
     console.print(f"{len(first.result.token_ids)} tokens: {first.result.text.strip()}\n", markup=False)
-
-
-def _make_table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
-    return table
 
 
 def _digest(data: bytes) -> str:

@@ -21,9 +21,7 @@ from functools import partial
 
 import torch
 
-from holdfast.certification.certificate import (
-    CheckSteps,
-)
+from holdfast.certification.certificate import CheckSteps
 from holdfast.certification.certification import Certification, Check
 from holdfast.certification.checks.attention import check_attention, check_long_attention
 from holdfast.certification.checks.operations import (
@@ -38,18 +36,9 @@ from holdfast.certification.checks.operations import (
     merge_checks,
 )
 from holdfast.certification.checks.order_probes import MIN_COLUMNS
-from holdfast.certification.checks.passes import (
-    AllPages,
-    PassBench,
-    check_passes,
-)
+from holdfast.certification.checks.passes import AllPages, PassBench, check_passes
 from holdfast.certification.checks.probes import DENSE_SEATING
-from holdfast.certification.checks.synthetic import (
-    sampler_ops,
-    synthetic_layer,
-    synthetic_linears,
-    token_ops,
-)
+from holdfast.certification.checks.synthetic import sampler_ops, synthetic_layer, synthetic_linears, token_ops
 from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig
 from holdfast.models.decoder import Decoder, NamedLinear
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS

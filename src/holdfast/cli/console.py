@@ -4,6 +4,7 @@ rich is imported when something is shown.
 """
 
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -13,6 +14,28 @@ from holdfast.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
+    from rich.table import Table
+
+
+def table(title: str | None, headings: Sequence[str], num_left: int = 1) -> "Table":
+    """Return an empty table. The columns after the first `num_left` are for numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for place, heading in enumerate(headings):
+        made.add_column(heading, justify="left" if place < num_left else "right")
+    return made
+
+
+def wide_stdout(width: int) -> "Console":
+    """Return stdout for tables: of this width where it is no terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = width
+    return console
 
 
 def stderr() -> "Console":

@@ -126,17 +126,8 @@ class AnswerOutput:
         self._text = self._text[: at + len(self._stop) if self._shows_stop else at]
         return True
 
-    def keep_samples(self, samples: Sequence[Sampled]) -> None:
-        """Take newly committed samples without a delta."""
-        for sample in samples:
-            self._token_ids.append(sample.token_id)
-            if sample.logprob is not None:
-                self.logprobs.append(sample.logprob)
-        if not self._detokenizer.gains_by_batching:
-            self._detokenize()
-
-    def add_samples(self, samples: Sequence[Sampled]) -> Delta:
-        """The delta of newly committed samples, with the text that may be shown by now."""
+    def add_samples(self, samples: Sequence[Sampled], *, wants_delta: bool = True) -> Delta | None:
+        """Take newly committed samples. Return their delta, with the text that may be shown by now."""
         if len(samples) == 1:  # nearly always
             token_ids: tuple[int, ...] = (samples[0].token_id,)
             first = samples[0].logprob
@@ -146,7 +137,10 @@ class AnswerOutput:
             logprobs = tuple([sample.logprob for sample in samples if sample.logprob is not None])
         self._token_ids += token_ids
         self.logprobs += logprobs
-        self._detokenize()
+        if wants_delta or not self._detokenizer.gains_by_batching:
+            self._detokenize()
+        if not wants_delta:
+            return None
         hidden_len = held_back_len(self._text, self._stops) if self._stops and self._stop is None else 0
         text = self._show(len(self._text) - hidden_len)
         shown_logprobs = logprobs if self._wants_logprobs else None
@@ -327,23 +321,19 @@ class RequestAnswers:
         """Process an event of one answer. Returns what the client is sent, if anything."""
         id_ = event.request_id
         output = self._outputs[id_]
+        delta: Delta | None = None
         if isinstance(event, TokensCommitted):
-            if not self._wants_deltas:
-                output.keep_samples(event.samples)
-                return None
-            delta = output.add_samples(event.samples)
+            delta = output.add_samples(event.samples, wants_delta=self._wants_deltas)
         elif isinstance(event, ExtraCommitted):
             delta = output.add_thoughts([self._decode_thought(item) for item in event.items])
         elif isinstance(event, RequestEnded):
             delta = self._end(event, output)
+        elif isinstance(event, PromptScored):
+            self._scores.extend(event.logprobs)
+        elif isinstance(event, TokensConfirmed):
+            output.confirm_samples(event.samples)
         else:
-            if isinstance(event, PromptScored):
-                self._scores.extend(event.logprobs)
-            elif isinstance(event, TokensConfirmed):
-                output.confirm_samples(event.samples)
-            else:
-                self._embedding = event.embedding
-            return None
+            self._embedding = event.embedding
         return delta if self._wants_deltas and id_ not in self._known else None
 
     def _end(self, ended: RequestEnded, output: AnswerOutput) -> Delta:

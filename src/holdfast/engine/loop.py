@@ -34,9 +34,10 @@ class EngineLoop:
         *,
         only_while_awaited: bool = False,
     ) -> None:
-        """only_while_awaited: do not touch the engine while `awaited` is empty."""
+        """only_while_awaited: do not touch the engine while `awaited` is empty, unless `runs_freely`."""
         self.engine = engine
-        self.awaited: set[object] | None = set() if only_while_awaited else None  # None: run freely
+        self.runs_freely = not only_while_awaited
+        self.awaited: set[object] = set()
         self._deliver = deliver
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
 
@@ -53,7 +54,7 @@ class EngineLoop:
         engine = self.engine
         while self._run_commands():
             outputs = engine.step()
-            if self.awaited is not None:  # the engine is idle before a caller gets its last output
+            if not self.runs_freely:  # the engine is idle before a caller gets its last output
                 while engine.has_work and not engine.has_requests:  # spot checks, and what is in flight
                     outputs += engine.step()
             self._deliver(outputs)
@@ -65,7 +66,7 @@ class EngineLoop:
         and is checked.
         """
         while True:
-            is_awaited = self.awaited is None or bool(self.awaited)
+            is_awaited = self.runs_freely or bool(self.awaited)
             has_work = is_awaited and self.engine.has_work
             has_rest = is_awaited and self.engine.has_background_work
             seconds = 0 if has_work or has_rest else _IDLE_CHECK_SECONDS if is_awaited else None

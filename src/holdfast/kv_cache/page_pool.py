@@ -14,8 +14,7 @@ from holdfast.errors import ConfigError
 
 
 class PagePool:
-    """Reference counts over page numbers 0 .. num_pages - 1. The content of a page is not known
-    here."""
+    """Reference counts over page numbers 0 .. num_pages - 1."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 1 or page_size < 1:
@@ -91,8 +90,7 @@ class PagePool:
         return self._cached[page]
 
     def check(self, holders: dict[int, int]) -> None:
-        """Raise unless every page is in exactly one state and has as many holders as in
-        `holders`."""
+        """Raise unless every page is in exactly one state and has as many holders as in `holders`."""
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
         for page in range(self.num_pages):

@@ -46,8 +46,7 @@ class PageTable:
         return max(0, self._pool.pages_for(length) - len(self._pages))
 
     def grow(self, length: int) -> None:
-        """Take pages until positions 0 .. length - 1 have a slot. The caller checks that they are
-        available."""
+        """Take pages until positions 0 .. length - 1 have a slot. They must be available."""
         if length <= self.capacity:
             return
         for _ in range(self.num_missing(length)):
@@ -64,8 +63,7 @@ class PageTable:
         self._changed()
 
     def release(self) -> None:
-        """Free all pages, the last first, so that the end of a cached prefix is evicted before its
-        beginning."""
+        """Free all pages, the last first, so that the end of a cached prefix is evicted first."""
         self.truncate(0)
 
     @property

@@ -9,10 +9,7 @@ the `RequestExtension` of its request gave with it.
               canonical 7    fast 12
 
 A request with a salt finds only pages of requests with the same salt: the salt is part of the first
-page's key. If the beginning of its prompt is shared by all, the salt is part of the first page's key
-after it. No bit of an answer depends on it.
-
-    root -- (t0..t15) -- ("salt", t16..t31) -- (t32..t47)        the first 16 to 31 tokens are shared
+page's key. No bit of an answer depends on it.
 
 A running request announces the pages that it will compute: their nodes have it as leader. A request
 that waits finds there that another one computes what it needs. Only the next node is added at once, the
@@ -25,7 +22,7 @@ from dataclasses import dataclass, field
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 
-PageTokens = tuple[int | str, ...]  # the first page after shared ones begins with the salt
+PageTokens = tuple[int | str, ...]  # the first page begins with the salt, if there is one
 
 
 @dataclass(eq=False, slots=True)
@@ -112,8 +109,7 @@ class PrefixCache:
         canonical: bool,
         extra: object = None,
     ) -> PrefixNode:
-        """Add a full page after its parent. If the node has such a page already, the older one
-        stays."""
+        """Add a full page after its parent. If the node has such a page already, the older one stays."""
         node = _child(_attached(parent), tokens)
         if self._pool.is_cached(page):
             return node
@@ -212,11 +208,8 @@ class PrefixCursor:
         self._is_open = False
 
     def match(self, token_ids: Sequence[int]) -> PrefixMatch:
-        """Find the longest chain of full pages at the beginning of `token_ids`, and a request that
-        computes more of them. Hold no page.
-
-        A request that waits looks up only what is new since its last match.
-        """
+        """Find the longest chain of full pages at the beginning of `token_ids`, and a request that computes
+        more of them. Hold no page. A request that waits looks up only what is new since its last match."""
         size = self._page_size
         path: list[PrefixNode] = []
         node = self._known

@@ -8,7 +8,7 @@ weight is read. Opening one imports no torch, so that a wrong model is refused e
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast.errors import BadWeights, ModelNotFound
 from holdfast.models.config import Block, DecoderConfig
@@ -28,20 +28,6 @@ class RawTensor:
 
     format: str
     data: memoryview
-
-
-@runtime_checkable
-class MappedCheckpoint(Protocol):
-    """A checkpoint whose file is mapped into memory."""
-
-    def release(self) -> None: ...
-
-
-def release_pages(checkpoint: "Checkpoint") -> None:
-    """Give the pages of a mapped file back to the system, after its tensors were copied or hashed.
-    Until then they count as memory of this process. A later read maps them again."""
-    if isinstance(checkpoint, MappedCheckpoint):
-        checkpoint.release()
 
 
 class Checkpoint(Protocol):
@@ -71,6 +57,10 @@ class Checkpoint(Protocol):
     def raw(self, name: str) -> RawTensor:
         """Return the stored bytes, unrounded, for digests. Thread-safe."""
         ...
+
+    def release(self) -> None:
+        """Give the pages of a mapped file back to the system, after its tensors were copied or hashed. Until
+        then they count as memory of this process. A later read maps them again."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

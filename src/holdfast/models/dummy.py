@@ -105,3 +105,5 @@ class DummyCheckpoint:
         if self._device.type != "cpu":
             inputs.append(self._device.type)
         return RawTensor("RANDOM", memoryview(json.dumps(inputs).encode()))
+
+    def release(self) -> None: ...

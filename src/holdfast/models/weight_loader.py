@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import BadWeights
-from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names, release_pages, router_name
+from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names, router_name
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.rope import rotary_order
@@ -44,7 +44,7 @@ def load_decoder(
     loader = WeightLoader(checkpoint, config, backend, dtype, progress)
     shared = loader.packed_embedding() if config.tie_word_embeddings else None
     embedding = loader.embedding() if shared is None else shared
-    release_pages(checkpoint)
+    checkpoint.release()
     prefixes = [f"model.layers.{index}." for index in range(config.num_layers)]
     first = NORM_NAMES[config.block].input
     norms = [None if first is None else loader.norm(prefix + first) for prefix in prefixes]
@@ -52,7 +52,7 @@ def load_decoder(
     layers: list[LayerWeights] = []
     for index, prefix in enumerate(prefixes):
         layers.append(loader.layer(prefix, norms[index + 1], index))
-        release_pages(checkpoint)
+        checkpoint.release()
     tied = embedding if config.tie_word_embeddings and isinstance(embedding, Tensor) else None
     head = loader.head(tied) if shared is None else shared
     return Decoder(config, backend, embedding, norms[0], layers, head, max_len)

@@ -6,9 +6,9 @@ computed before and after could differ in bits. Environment variables are read a
 """
 
 import os
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,17 +54,13 @@ class NumericSettings:
     environment: tuple[tuple[str, str], ...]
     cuda: tuple[tuple[str, bool], ...] = ()
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "environment": dict(self.environment), "cuda": dict(self.cuda)}
 
-    def deciding(self) -> dict[str, "int | str | Mapping[str, str] | Mapping[str, bool]"]:
+    def deciding(self) -> dict[str, Any]:
         """Return the settings that decide bits. On a GPU the number of CPU threads is not one of them."""
-        common: dict[str, str | Mapping[str, str]] = {
-            "matmul_precision": self.matmul_precision,
-            "cpu_capability": self.cpu_capability,
-            "environment": dict(self.environment),
-        }
-        return {**common, "cuda": dict(self.cuda)} if self.cuda else {"threads": self.threads, **common}
+        left_out = "threads" if self.cuda else "cuda"
+        return {name: value for name, value in self.as_dict().items() if name != left_out}
 
 
 _CPU = torch.device("cpu")
@@ -81,7 +77,7 @@ def numeric_settings(num_threads: int | None = None, *, device: torch.device = _
             f"the numeric settings are for {decided} threads and cannot change to "
             f"{num_threads} in one process; start a new process, or ask for the same number"
         )
-    variables = dict(_variables(_DECIDING, but=_OVERRULED))
+    variables = _variables(_DECIDING, but=_OVERRULED)
     on_cuda = device.type == "cuda"
     if on_cuda:
         variables |= _variables(_DECIDING_ON_CUDA, but=_DECIDING_NOTHING)
@@ -101,17 +97,16 @@ def apply_numeric_settings(num_threads: int | None = None, *, device: torch.devi
     return settings
 
 
-def _variables(beginnings: tuple[str, ...], *, but: Iterable[str]) -> tuple[tuple[str, str], ...]:
+def _variables(beginnings: tuple[str, ...], *, but: tuple[str, ...]) -> dict[str, str]:
     """A library reads a variable when it is loaded. So the value at the start of the process is
     given too, if it was another one."""
-    left_out = tuple(but)
     at_start, now = _environment_at_start(), dict(os.environ)
-    found = []
+    found = {}
     for name in sorted({*at_start, *now}):
-        if name.startswith(beginnings) and not name.startswith(left_out):
+        if name.startswith(beginnings) and not name.startswith(but):
             first, last = at_start.get(name, now.get(name)), now.get(name)
-            found.append((name, str(last) if first == last else f"{last} (at start: {first})"))
-    return tuple(found)
+            found[name] = str(last) if first == last else f"{last} (at start: {first})"
+    return found
 
 
 def _environment_at_start() -> dict[str, str]:

@@ -81,7 +81,7 @@ _PRODUCTS = (
 
 
 class _Thread(threading.local):
-    has_own_workers = False  # whose environment is ours
+    is_ours = False  # with its workers
 
 
 _thread = _Thread()
@@ -100,15 +100,16 @@ def own_thread(device: torch.device) -> None:
     """Give the calling thread our settings, for good, and once its OpenMP workers too."""
     num_threads = decide_num_threads(None)
     enter_default_environment()
-    torch.get_num_threads()  # a new thread takes the number of the last one that set it
-    torch.set_num_threads(num_threads)  # also where it is equal: MKL has its own number
-    if _set_dynamic_threads is not None:
-        _set_dynamic_threads(0)
+    found = torch.get_num_threads()  # in a new thread, what any thread has set last
+    if found != num_threads or not _thread.is_ours:
+        torch.set_num_threads(num_threads)  # also where it is equal: MKL has its own number
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
-    if not _thread.has_own_workers:
+    if not _thread.is_ours:
+        if _set_dynamic_threads is not None:
+            _set_dynamic_threads(0)
         own_workers(num_threads)
-        _thread.has_own_workers = True
+        _thread.is_ours = True
 
 
 def own_workers(num_threads: int) -> None:

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 
 from holdfast.errors import EngineStopped
-from holdfast.models.checkpoint import Checkpoint, release_pages
+from holdfast.models.checkpoint import Checkpoint
 from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig
 from holdfast.models.rope import rope_frequencies
 from holdfast.numerics.ops import Backend
@@ -233,7 +233,7 @@ def _digest_tensor(checkpoint: Checkpoint, name: str) -> bytes:
     raw = checkpoint.raw(name)
     digest = hashlib.sha256(json.dumps([name, raw.format, checkpoint.shape(name)]).encode())
     digest.update(raw.data)
-    release_pages(checkpoint)
+    checkpoint.release()
     return digest.digest()
 
 

@@ -38,7 +38,7 @@ class GrammarTrial:
     num_bytes: int = 0
 
 
-class GrammarSandbox:
+class GrammarSandbox(WorkerSupervisor):
     """Tries grammars, from any thread, `num_workers` at a time. `texts` are the bytes of each token
     id."""
 
@@ -50,23 +50,9 @@ class GrammarSandbox:
         *,
         num_workers: int = 1,
     ) -> None:
+        setup = partial(_setup, texts, sorted(eos_ids))
+        super().__init__("grammar_worker.py", ["llguidance"], setup, num_workers)
         self._limits = limits or GrammarLimits()
-        self._workers = WorkerSupervisor(
-            "grammar_worker.py",
-            ["llguidance"],
-            partial(_setup, texts, sorted(eos_ids)),
-            setup_seconds=_MAX_WAIT_SECONDS,
-            num_workers=num_workers,
-        )
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Return the ids of the worker processes that run."""
-        return self._workers.pids
-
-    def warm(self) -> None:
-        """Start the process, so that it reads the vocabulary meanwhile. Optional; never raises."""
-        self._workers.warm()
 
     def try_grammar(
         self,
@@ -88,16 +74,12 @@ class GrammarSandbox:
             "memory_bytes": self._limits.memory_bytes,
         }
         try:
-            answer = self._workers.request(
+            answer = self.request(
                 request, seconds=_MAX_WAIT_SECONDS, max_bytes=_MAX_ANSWER_BYTES, token=token
             )
         except (WorkerLost, SetupRefused, OSError, ImportError) as error:
             return GrammarTrial(f"the process it was tried in failed: {error}")
         return GrammarTrial(answer.get("error"), answer.get("num_bytes", 0))
-
-    def close(self) -> None:
-        """End the processes; a later trial starts another."""
-        self._workers.close()
 
 
 def _setup(texts: Sequence[bytes], eos_ids: list[int]) -> dict[str, Any]:

@@ -1,21 +1,13 @@
 """A worker process for untrusted programs, and the only code that starts, asks and ends one.
 
-A worker is one Python file beside this module, which `worker_process` loads in a Python without
-environment variables, user packages and start-up hooks, and with nothing importable but the
-packages it needs. It talks over a socket at its stdin, in frames (`core.framing`) of JSON objects:
+A worker is one Python file beside this module. `worker_process` says in which Python it runs and which frames it
+gets: a set-up, then requests, each of which has one answer. The kernel limits its memory and CPU time; the
+supervisor adds a deadline for every answer. SIGUSR1 tells a worker that the request under way is not needed any
+more; it answers soon, with anything. After a timeout, a crash or an interrupted request the process is killed, so
+a late answer can never be read as the answer to another request; the next request starts a fresh process.
 
-    supervisor -> worker   set-up          once, first
-    worker -> supervisor   {} or an error  the set-up's answer
-    supervisor -> worker   request         any number of times
-    worker -> supervisor   answer          one for each request, in order
-
-The kernel limits a worker's memory and CPU time as its messages say (`worker_process`). The
-supervisor adds a deadline for every answer. SIGUSR1 tells a worker that the request under way is
-not needed any more; it answers soon, with anything. After a timeout, a crash or an interrupted request the
-process is killed, so a late answer can never be read as the answer to another request; the next
-request starts a fresh process. The process ends with its supervisor, and, at the end of its input,
-with the process that started it. It has a lower priority than the process that started it: what a
-client makes it compute takes CPU time that others leave.
+The process ends with its supervisor, and, at the end of its input, with the process that started it. It has a
+lower priority: what a client makes it compute takes CPU time that others leave.
 """
 
 import json
@@ -37,6 +29,7 @@ from holdfast.core.cancel_token import Cancelled, CancelToken
 from holdfast.core.framing import MAX_FRAME_BYTES, ConnectionLost, FrameTooLong, pack_frame, read_frame
 
 _PROGRAM = Path(__file__).with_name("worker_process.py")
+_SETUP_SECONDS = 60.0  # imports and reads a vocabulary: slow only on a very busy machine
 _MAX_SETUP_BYTES = 4096
 _NICENESS = 5  # about a third of the CPU time of the engine where both want a core
 _LOWEST_PRIORITY = 19
@@ -69,22 +62,20 @@ class WorkerSupervisor:
         worker: str,
         packages: Sequence[str],
         make_setup: Callable[[], Mapping[str, Any]],
-        *,
-        setup_seconds: float,
         num_workers: int = 1,
     ) -> None:
         """`worker` is a file in this folder, `packages` the third-party ones it imports."""
         path = Path(__file__).with_name(worker)
-        self._workers = tuple(_Worker(path, packages, make_setup, setup_seconds) for _ in range(num_workers))
+        self._workers = tuple(_Worker(path, packages, make_setup) for _ in range(num_workers))
         self._idle = list(self._workers)
         self._changed = threading.Condition()
         for one in self._workers:
-            weakref.finalize(self, one.process.end)
+            weakref.finalize(self, one.end)
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Return the ids of the processes that run now."""
-        return tuple(pid for one in self._workers if (pid := one.process.pid) is not None)
+        return tuple(pid for one in self._workers if (pid := one.pid) is not None)
 
     def warm(self) -> None:
         """Start a process and send its set-up, without waiting. Optional; never raises."""
@@ -110,7 +101,7 @@ class WorkerSupervisor:
         """End the processes, each after its answer; a later request starts another."""
         for one in self._workers:
             with self._one_idle(among=(one,)) as worker:
-                worker.process.end()
+                worker.end()
 
     @contextmanager
     def _one_idle(
@@ -122,7 +113,7 @@ class WorkerSupervisor:
             while not (idle := [one for one in self._idle if among is None or one in among]):
                 self._changed.wait()
                 token.check()
-            worker = max(idle, key=lambda one: one.process.pid is not None)
+            worker = max(idle, key=lambda one: one.pid is not None)
             self._idle.remove(worker)
         try:
             yield worker
@@ -137,70 +128,18 @@ class WorkerSupervisor:
 
 
 class _Worker:
-    """One process and whether it is set up. Used by one thread at a time."""
+    """One process, its socket, and whether it is set up. Used by one thread at a time.
+
+    `end` is safe at any time, from the garbage collector too.
+    """
 
     def __init__(
-        self,
-        path: Path,
-        packages: Sequence[str],
-        make_setup: Callable[[], Mapping[str, Any]],
-        setup_seconds: float,
+        self, path: Path, packages: Sequence[str], make_setup: Callable[[], Mapping[str, Any]]
     ) -> None:
-        self.process = _Process(path)
+        self._path = path
         self._packages = packages
         self._make_setup = make_setup
-        self._setup_seconds = setup_seconds
         self._is_set_up = False
-
-    def warm(self) -> None:
-        if not self.process.is_running():
-            try:
-                self._start()
-            except (WorkerLost, OSError, ImportError):
-                self.process.end()
-
-    def request(
-        self, message: Mapping[str, Any], seconds: float, max_bytes: int, token: CancelToken
-    ) -> dict[str, Any]:
-        process = self.process
-        try:
-            token.check()
-            if not process.is_running():
-                self._start()
-            if not self._is_set_up:
-                self._finish_setup()
-            deadline = time.monotonic() + seconds
-            with token.on_cancel(process.interrupt):
-                process.send(message, deadline)
-                answer = process.receive(deadline, max_bytes)
-            token.check()
-            return answer
-        except Cancelled:  # every answer was read
-            raise
-        except BaseException:  # the next request must not read a late answer as its own
-            process.end()
-            raise
-
-    def _start(self) -> None:
-        self._is_set_up = False
-        self.process.start([_package_root(name) for name in self._packages])
-        self.process.send(self._make_setup(), time.monotonic() + self._setup_seconds)
-
-    def _finish_setup(self) -> None:
-        try:
-            answer = self.process.receive(time.monotonic() + self._setup_seconds, _MAX_SETUP_BYTES)
-        except WorkerLost as lost:
-            raise SetupLost(str(lost), lost.signal) from None
-        if "error" in answer:
-            raise SetupRefused(answer["error"])
-        self._is_set_up = True
-
-
-class _Process:
-    """The process and its socket. `end` is safe at any time, from the garbage collector too."""
-
-    def __init__(self, worker: Path) -> None:
-        self._worker = worker
         self._popen: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._owner_pid = os.getpid()
@@ -209,26 +148,33 @@ class _Process:
     def pid(self) -> int | None:
         return None if self._popen is None else self._popen.pid
 
-    def is_running(self) -> bool:
-        """Return whether it runs. False in a fork of the process that started it: they cannot share a socket."""
-        return self._owner_pid == os.getpid() and self._popen is not None and self._popen.poll() is None
+    def warm(self) -> None:
+        if not self._is_running():
+            try:
+                self._start()
+            except (WorkerLost, OSError, ImportError):
+                self.end()
 
-    def start(self, paths: Sequence[str]) -> None:
-        self.end()
-        ours, theirs = socket.socketpair()
-        self._socket, self._owner_pid = ours, os.getpid()
-        # -I -S: no environment, no user packages, no start-up hooks; -B: writes no byte code
-        command = [sys.executable, "-I", "-S", "-B", str(_PROGRAM), str(self._worker), *dict.fromkeys(paths)]
-        quiet = subprocess.DEVNULL
-        with theirs:
-            self._popen = subprocess.Popen(command, stdin=theirs.fileno(), stdout=quiet, stderr=quiet, env={})
-        _lower_priority(self._popen.pid)
-
-    def interrupt(self) -> None:
-        """Tell the process that its request is not needed any more. Any thread may call it."""
-        popen = self._popen
-        if popen is not None:
-            popen.send_signal(signal.SIGUSR1)
+    def request(
+        self, message: Mapping[str, Any], seconds: float, max_bytes: int, token: CancelToken
+    ) -> dict[str, Any]:
+        try:
+            token.check()
+            if not self._is_running():
+                self._start()
+            if not self._is_set_up:
+                self._finish_setup()
+            deadline = time.monotonic() + seconds
+            with token.on_cancel(self._interrupt):
+                self._send(message, deadline)
+                answer = self._receive(deadline, max_bytes)
+            token.check()
+            return answer
+        except Cancelled:  # every answer was read
+            raise
+        except BaseException:  # the next request must not read a late answer as its own
+            self.end()
+            raise
 
     def end(self) -> None:
         popen, self._popen = self._popen, None
@@ -239,7 +185,40 @@ class _Process:
             popen.kill()
             popen.wait()
 
-    def send(self, message: Mapping[str, Any], deadline: float) -> None:
+    def _is_running(self) -> bool:
+        """Return False in a fork of the process that started it, too: they cannot share a socket."""
+        return self._owner_pid == os.getpid() and self._popen is not None and self._popen.poll() is None
+
+    def _start(self) -> None:
+        paths = dict.fromkeys(map(_package_root, self._packages))
+        self.end()
+        self._is_set_up = False
+        ours, theirs = socket.socketpair()
+        self._socket, self._owner_pid = ours, os.getpid()
+        # -I -S: no environment, no user packages, no start-up hooks; -B: writes no byte code
+        command = [sys.executable, "-I", "-S", "-B", str(_PROGRAM), str(self._path), *paths]
+        quiet = subprocess.DEVNULL
+        with theirs:
+            self._popen = subprocess.Popen(command, stdin=theirs.fileno(), stdout=quiet, stderr=quiet, env={})
+        _lower_priority(self._popen.pid)
+        self._send(self._make_setup(), time.monotonic() + _SETUP_SECONDS)
+
+    def _finish_setup(self) -> None:
+        try:
+            answer = self._receive(time.monotonic() + _SETUP_SECONDS, _MAX_SETUP_BYTES)
+        except WorkerLost as lost:
+            raise SetupLost(str(lost), lost.signal) from None
+        if "error" in answer:
+            raise SetupRefused(answer["error"])
+        self._is_set_up = True
+
+    def _interrupt(self) -> None:
+        """Tell the process that its request is not needed any more. Any thread may call it."""
+        popen = self._popen
+        if popen is not None:
+            popen.send_signal(signal.SIGUSR1)
+
+    def _send(self, message: Mapping[str, Any], deadline: float) -> None:
         assert self._socket is not None
         self._socket.settimeout(max(0.001, deadline - time.monotonic()))
         try:
@@ -247,26 +226,22 @@ class _Process:
         except TimeoutError:
             raise WorkerLost("it took too long") from None
         except ConnectionError:
-            pass  # the process has ended; `receive` says why
+            pass  # the process has ended; `_receive` says why
 
-    def receive(self, deadline: float, max_bytes: int) -> dict[str, Any]:
-        assert self._socket is not None
+    def _receive(self, deadline: float, max_bytes: int) -> dict[str, Any]:
+        assert self._socket is not None and self._popen is not None
         try:
             answer: dict[str, Any] = json.loads(read_frame(self._socket, max_bytes, deadline=deadline))
+            return answer
         except TimeoutError:
             raise WorkerLost("it took too long") from None
         except FrameTooLong:
             raise WorkerLost("its answer is longer than allowed") from None
         except ConnectionLost:
-            raise self._explain_end() from None
-        return answer
-
-    def _explain_end(self) -> WorkerLost:
-        assert self._popen is not None
-        status = self._popen.wait()
+            status = self._popen.wait()
         if status < 0:
-            return WorkerLost(f"its process was ended by signal {-status}", -status)
-        return WorkerLost(f"its process ended with exit status {status}")
+            raise WorkerLost(f"its process was ended by signal {-status}", -status)
+        raise WorkerLost(f"its process ended with exit status {status}")
 
 
 def _lower_priority(pid: int) -> None:
@@ -276,7 +251,6 @@ def _lower_priority(pid: int) -> None:
 
 
 def _package_root(name: str) -> str:
-    """Return the folder to import a package from."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"{name} is not installed")

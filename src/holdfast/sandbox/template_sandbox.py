@@ -24,7 +24,6 @@ from holdfast.errors import TemplateError
 from holdfast.sandbox.supervisor import SetupLost, SetupRefused, WorkerLost, WorkerSupervisor
 
 _NUM_WORKERS = 2  # the second is started when the first is busy
-_SETUP_SECONDS = 30.0  # imports jinja2: slow only on a very busy machine
 _MAX_SOURCE_CHARS = 1 << 20
 _BYTES_PER_CHAR = 12  # JSON writes a character as at most two escapes of six
 
@@ -39,35 +38,20 @@ class TemplateLimits:
     max_chars: int = 4 << 20
 
 
-class TemplateSandbox:
+class TemplateSandbox(WorkerSupervisor):
     """Renders one template, from any thread, two renderings at a time."""
 
     def __init__(self, source: str, limits: TemplateLimits | None = None) -> None:
         self._limits = limits or TemplateLimits()
+        setup = partial(_setup, source, self._limits)
+        super().__init__("template_worker.py", ["jinja2", "markupsafe"], setup, _NUM_WORKERS)
         self._refusal: str | None = None  # why this template can never be rendered
         if len(source) > _MAX_SOURCE_CHARS:
             self._refusal = f"it is larger than a template may be ({_MAX_SOURCE_CHARS} characters)"
-        self._workers = WorkerSupervisor(
-            "template_worker.py",
-            ["jinja2", "markupsafe"],
-            partial(_setup, source, self._limits),
-            setup_seconds=_SETUP_SECONDS,
-            num_workers=_NUM_WORKERS,
-        )
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Return the ids of the worker processes that run."""
-        return self._workers.pids
 
     def warm(self) -> None:
-        """Start the process without waiting for it. Optional; never raises."""
         if self._refusal is None:
-            self._workers.warm()
-
-    def close(self) -> None:
-        """End the processes; a later rendering starts another."""
-        self._workers.close()
+            super().warm()
 
     def render(self, variables: Mapping[str, object], *, date: str, token: CancelToken | None = None) -> str:
         """Render the template with plain JSON values. `strftime_now` gives `date`. Raises `Cancelled`
@@ -83,7 +67,7 @@ class TemplateSandbox:
             "max_chars": max_chars,
         }
         try:
-            answer = self._workers.request(
+            answer = self.request(
                 request,
                 seconds=limits.wall_seconds,
                 max_bytes=max_chars * _BYTES_PER_CHAR + 4096,

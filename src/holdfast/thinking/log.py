@@ -200,18 +200,12 @@ class ThoughtLog:
         chunks = range(start // self._chunk_len, (stop - 1) // self._chunk_len)
         previous = self._previous(chunks[0]) if chunks else ()
         for chunk in chunks:
-            guess, is_predicted = self._guess(chunk, previous)
-            yield chunk, guess, is_predicted
+            known = self.rule.forced_on(chunk) if self.rule.thinks(chunk, self._chunk_len) else ()
+            if known is None:
+                known = self._predictor.predict(chunk, previous)
+            guess = self._latest.get(chunk, ()) if known is None else known
+            yield chunk, guess, known is not None
             previous = guess or previous
-
-    def _guess(self, chunk: int, previous: ThoughtIds) -> tuple[ThoughtIds, bool]:
-        if not self.rule.thinks(chunk, self._chunk_len):
-            return (), True
-        forced = self.rule.forced_on(chunk)
-        if forced is not None:
-            return forced, True
-        predicted = self._predictor.predict(chunk, previous)
-        return (self._latest.get(chunk, ()), False) if predicted is None else (predicted, True)
 
     def _previous(self, chunk: int) -> ThoughtIds:
         """Return the last non-trivial thought before a chunk."""

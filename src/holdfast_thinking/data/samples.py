@@ -2,8 +2,7 @@
 
 There is nothing to think about in them. Some of the prompts are stories with a question, of lamps, doors and
 numbers of things: what a model thinks about is not known by the form of a text. Prompts of tasks may be
-among them, those that a model is to think nothing about: `words/stories.txt`, or other tasks. Prompts for
-training and for evaluation have different subjects and different forms.
+among them, those that a model is to think nothing about: `words/stories.txt`, or other tasks.
 """
 
 import json
@@ -20,7 +19,6 @@ from holdfast_thinking.data.words import read_words
 from holdfast_thinking.tasks.filler import NAMES
 
 _general = read_words("general")
-NUM_EVAL_PROMPTS = 200
 _STORY_SHARE = 0.3  # of the prompts
 STORIES = "stories"  # a task of `sample_prompts` alone
 _TEMPERATURE = 0.7
@@ -90,9 +88,3 @@ def _story(rng: random.Random) -> str:
     return " ".join(
         each.format(**fields, **people, i=rng.randint(2, 30), j=rng.randint(2, 30)) for each in told
     )
-
-
-def eval_prompts() -> list[str]:
-    """The 200 prompts on which a thinking model should think nothing."""
-    every = [form.format(s=subject) for form in _general.EVAL_FORMS for subject in _general.EVAL_SUBJECTS]
-    return random.Random("general evaluation").sample(every, NUM_EVAL_PROMPTS)

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+
+from holdfast.cli.console import table, wide_stdout
 
 REPORT_FILE = "eval-thinking.json"
 Row = dict[str, Any]
@@ -61,10 +61,7 @@ class EvalReport:
 
 
 def show_eval(report: EvalReport, console: Console | None = None) -> None:
-    if console is None:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = 150  # for a file
+    console = console or wide_stdout(150)
     console.print(f"{report.machine}, torch {report.torch}; greedy, seed {report.settings['seed']}")
     for name, fields in report.models.items():
         chunk = "" if fields["chunk"] is None else f", chunks of {fields['chunk']}"
@@ -107,12 +104,10 @@ def _by_events(rows: list[Row], more: dict[tuple[str, str], Row]) -> list[Row]:
 def _show(title: str, rows: list[Row], console: Console) -> None:
     if not rows:
         return
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, name in enumerate(rows[0]):
-        table.add_column(name.replace("_", " "), justify="left" if number == 0 else "right")
+    shown = table(title, [name.replace("_", " ") for name in rows[0]])
     for row in rows:
-        table.add_row(*(_shown(name, value) for name, value in row.items()))
-    console.print(table)
+        shown.add_row(*(_shown(name, value) for name, value in row.items()))
+    console.print(shown)
 
 
 def _shown(name: str, value: Any) -> str:

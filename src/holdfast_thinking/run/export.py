@@ -48,13 +48,13 @@ _TOKENIZER_FILES = (
 
 
 def export(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
-    """Write config.json, model.safetensors, tokenizer, training.json; for a thinking model also
-    thinking.json and thinking.safetensors; for an adapter only those two, adapter.json and
-    training.json.
-    """
+    """Write a model folder with training.json; of an adapter only T, C and adapter.json."""
     folder.mkdir(parents=True, exist_ok=True)
     write_training_info(folder, settings)
-    tensors = named_tensors(built, _DTYPES[settings.dtype])
+    tensors = {
+        name: parameter.detach().to("cpu", _DTYPES[settings.dtype]).contiguous()
+        for name, parameter in built.model.named_parameters()
+    }
     blocks = {name: tensor for name, tensor in tensors.items() if name.startswith(BLOCKS)}
     thinking = built.model.thinking
     if thinking is not None:
@@ -96,13 +96,6 @@ def _write_tokenizer(built: BuiltModel, settings: TrainingSettings, folder: Path
     if built.chat_template is not None:
         fields["chat_template"] = built.chat_template
     folder.joinpath("tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-
-
-def named_tensors(built: BuiltModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {
-        name: parameter.detach().to("cpu", dtype).contiguous()
-        for name, parameter in built.model.named_parameters()
-    }
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from holdfast_thinking.model.packed import IGNORED, pack, send
 @dataclass(frozen=True)
 class Validation:
     is_right: Bools  # [B]
-    thinks_right: Bools  # [B]
     thoughts: Ints  # [B, K, max_thought], padded with -1
 
 
@@ -29,7 +28,7 @@ class Validation:
 def validate(model: ThinkingModel, batch: Batch, device: torch.device) -> Validation:
     if model.thinking is None:
         none = np.full((*batch.thoughts.shape[:2], 1), -1, dtype=np.int64)
-        return Validation(_validate_plain(model, batch, device), np.ones(len(batch), dtype=np.bool_), none)
+        return Validation(_validate_plain(model, batch, device), none)
     order = np.argsort(
         -batch.num_tokens, kind="stable"
     )  # the longest first: texts that have ended are at the end
@@ -38,7 +37,7 @@ def validate(model: ThinkingModel, batch: Batch, device: torch.device) -> Valida
     best, thoughts = best[inverse], thoughts[inverse]
     wrong = (best[:, :-1] != batch.token_ids[:, 1:]) & batch.is_answer()[:, 1:]
     is_right = np.asarray(np.logical_not(wrong).all(axis=1), dtype=np.bool_)
-    return Validation(is_right, _same_thoughts(model, batch, thoughts), thoughts)
+    return Validation(is_right, thoughts)
 
 
 def _validate_plain(model: ThinkingModel, batch: Batch, device: torch.device) -> Bools:
@@ -110,15 +109,3 @@ def _think(model: ThinkingModel, h: Tensor, due: Tensor) -> Tensor:
             break  # on a GPU the test would wait for the device
         thought[:, index] = torch.where(is_open, token, -1)
     return thought
-
-
-def _same_thoughts(model: ThinkingModel, batch: Batch, thoughts: Ints) -> Bools:
-    assert model.thinking is not None
-    width = max(thoughts.shape[2], batch.thoughts.shape[2])
-    own, gold = (
-        np.pad(each, ((0, 0), (0, 0), (0, width - each.shape[2])), constant_values=-1)
-        for each in (thoughts, batch.thoughts)
-    )
-    due = batch.is_thought_about(model.thinking.while_answering)
-    differs: Bools = ((own != gold).any(axis=2) & due).any(axis=1)
-    return ~differs

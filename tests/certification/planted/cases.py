@@ -9,7 +9,6 @@ import torch
 from certification.planted.mutants import Mutation
 from certification.planted.orders import HALVES, ORDERS, Order, ReorderedGemm
 from certification.planted.search import (
-    AttentionShape,
     RealWeights,
     Search,
     search_attention,
@@ -165,11 +164,8 @@ def attention_target(base: Backend, model: DecoderConfig) -> PlantedTarget:
             check_attention(backend, model, model.max_position_embeddings, sizes, name="attention")
         )
 
-    shape = AttentionShape(
-        model.num_heads, model.num_kv_heads, model.head_dim, model.max_position_embeddings, 40
-    )
     text = f"{model.num_heads} heads, {model.num_kv_heads} kv, {model.head_dim}"
-    return PlantedTarget("attention", text, base, check, search_attention(shape))
+    return PlantedTarget("attention", text, base, check, search_attention(model))
 
 
 def sampler_target(base: Backend, operation: str, vocab: int) -> PlantedTarget:

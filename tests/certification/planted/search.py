@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.models.config import DecoderConfig
 from holdfast.numerics.backends.torch.sampling import noise_bits
 from holdfast.numerics.bits import bits_differ
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
@@ -28,6 +29,7 @@ from holdfast.numerics.sampling import SamplingBatch
 KINDS = ("gaussian", "wide", "cancelling", "dust", "tiny")
 NUM_ROUNDS = 12  # of all distributions, at each batch size
 
+_WINDOW = 40
 _NUM_INTERPRETED_ROUNDS = 2  # in Triton's interpreter, which is slow
 
 Search = Callable[[Any, Any, int], bool]  # (base, changed, size) -> some input gives other bits
@@ -172,24 +174,15 @@ def _run_token_op(
     return activated
 
 
-@dataclass(frozen=True)
-class AttentionShape:
-    heads: int
-    kv_heads: int
-    head_dim: int
-    context: int
-    window: int | None
-
-
-def search_attention(shape: AttentionShape) -> Search:
+def search_attention(model: DecoderConfig) -> Search:
     """One request, its last tokens as one chunk and as single decode tokens."""
 
     def search(base: Backend, changed: Any, size: int) -> bool:
         numbers = Numbers(base.recipe.dtype, size, base.device)
         for number in range(-(-_num_rounds(base) // 3)):
             for kind in ("gaussian", "wide", "cancelling", "dust"):
-                paged = _PagedRequest(base, shape, numbers, kind, 2.0 ** (number % 4))
-                for window in dict.fromkeys((None, shape.window)):
+                paged = _PagedRequest(base, model, numbers, kind, 2.0 ** (number % 4))
+                for window in (None, _WINDOW):
                     for spans in paged.spans(size):
                         if differ(*(paged.attend(one, spans, window) for one in (base, changed))):
                             return True
@@ -202,25 +195,25 @@ class _PagedRequest:
     """The K and V of one request in pages in order."""
 
     def __init__(
-        self, base: Backend, shape: AttentionShape, numbers: Numbers, kind: str, query_scale: float
+        self, base: Backend, model: DecoderConfig, numbers: Numbers, kind: str, query_scale: float
     ) -> None:
-        self._base, self._shape, self._numbers = base, shape, numbers
-        dtype = getattr(torch, base.recipe.dtype)
+        self._base, self._model = base, model
+        dtype, context = getattr(torch, base.recipe.dtype), model.max_position_embeddings
 
         def draw(length: int, heads: int, kind: str) -> Tensor:
-            return numbers.draw(kind, length, heads * shape.head_dim).view(length, heads, shape.head_dim)
+            return numbers.draw(kind, length, heads * model.head_dim).view(length, heads, model.head_dim)
 
-        self._q = (draw(shape.context, shape.heads, "gaussian") * query_scale).to(base.device, dtype)
-        k = draw(shape.context, shape.kv_heads, "gaussian").to(base.device, dtype)
+        self._q = (draw(context, model.num_heads, "gaussian") * query_scale).to(base.device, dtype)
+        k = draw(context, model.num_kv_heads, "gaussian").to(base.device, dtype)
         # the values of a position cancel those of another one
-        v = draw(shape.context, shape.kv_heads, kind).to(base.device, dtype)
-        self._pages = -(-shape.context // base.page_size)
-        self._layer: KVLayer = base.new_kv_layer(self._pages, shape.kv_heads, shape.head_dim)
-        base.store_kv(k, v, self._layer, torch.arange(shape.context, device=base.device))
+        v = draw(context, model.num_kv_heads, kind).to(base.device, dtype)
+        self._pages = -(-context // base.page_size)
+        self._layer: KVLayer = base.new_kv_layer(self._pages, model.num_kv_heads, model.head_dim)
+        base.store_kv(k, v, self._layer, torch.arange(context, device=base.device))
 
     def spans(self, size: int) -> list[list[int]]:
         """Positions of the tokens of a pass, as one span and as one span each."""
-        end = self._shape.context
+        end = self._model.max_position_embeddings
         chunk = list(range(max(0, end - size), end))
         return [chunk, [(end - 1 - 7 * index) % end for index in range(size)]]
 
@@ -237,7 +230,7 @@ class _PagedRequest:
             span_starts=torch.tensor(starts, dtype=torch.int32, device=device),
             page_table=table.contiguous(),
         )
-        scale = self._shape.head_dim**-0.5
+        scale = self._model.head_dim**-0.5
         out: Tensor = backend.attention(self._q[at], self._layer, batch, scale=scale, window=window)
         return out
 

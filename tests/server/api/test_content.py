@@ -55,7 +55,7 @@ def test_text_between_calls_keeps_its_place() -> None:
         *(("Opened", 2), ("Grown", 2), ("Closed", 2)),
         *(("Opened", 3), ("Grown", 3), ("Closed", 3)),
     ]
-    shown = [one.text if isinstance(one, TextBlock) else (one.id, one.arguments) for one in blocks.blocks]
+    shown = [one.text if not isinstance(one, CallBlock) else (one.id, one.text) for one in blocks.blocks]
     assert shown == ["a", ("x", "{}"), "b", ("y", "{}")]
 
 

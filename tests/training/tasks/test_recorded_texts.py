@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_thinking.data.samples import eval_prompts, training_prompts
+from benchmarks.thinking.eval import eval_prompts
+from holdfast_thinking.data.samples import training_prompts
 from holdfast_thinking.data.source import open_topic
 from holdfast_thinking.data.text_examples import TextTask
 from holdfast_thinking.model.tokenizer import build_tokenizer

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.thinking.entities import Entities
+from benchmarks.thinking.eval import eval_prompts
 from benchmarks.thinking.two_hop import TwoHop
-from holdfast_thinking.data.samples import eval_prompts, training_prompts
+from holdfast_thinking.data.samples import training_prompts
 from holdfast_thinking.data.text_examples import TextExample, TextTask
 from holdfast_thinking.settings import TrainingSettings
 from holdfast_thinking.tasks.coin_talk import CoinTalk

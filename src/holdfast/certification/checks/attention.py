@@ -65,11 +65,7 @@ def check_long_attention(backend: Backend, model: DecoderConfig, max_len: int, *
     differences = Differences()
     for window, spikes in product(dict.fromkeys((None, _window(model))), (False, True)):
         bench = _AttentionBench(backend, model, window, max_len, spikes=spikes)
-        ends = {
-            bench.context - 7,
-            bench.context // 2 + 33,
-            min(bench.context, 3 * reference_tokens + 1),
-        }
+        ends = {bench.context - 7, bench.context // 2 + 33, min(bench.context, 3 * reference_tokens + 1)}
         for end in sorted(end for end in ends if 0 < end <= bench.context):
             yield from bench.check_stretch(end, differences)
     return _result(name, model, (reference_tokens,), differences)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.console import note
+from holdfast.cli.console import note, table, wide_stdout
 from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import given_options, grouped, parameter_names
@@ -204,19 +204,10 @@ def serve_arguments(engine: EngineConfig) -> list[str]:
 
 
 def _print_table(headings: str, rows: Iterable[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(headings.split("|")):
-        table.add_column(heading, justify="right" if place else "left", min_width=0 if place else 24)
+    shown = table(None, headings.split("|"))
     for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
-    console.print(table)
+        shown.add_row(*row)
+    wide_stdout(_FILE_WIDTH).print(shown)
 
 
 def _print(text: str, style: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.console import StageBars
+from holdfast.cli.console import StageBars, table
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.engine.config import EngineConfig
@@ -95,17 +95,11 @@ def _show_shapes(config: EngineConfig, fresh: bool, json_output: bool) -> None:
 def _show_recipes(recipes: Sequence["GemmRecipe"]) -> None:
     if not recipes:
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title="Recipes", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("GEMM")
-    for name in ("N", "K", "split-K", "matching sizes", "sizes with split-N", "results of the plain call"):
-        table.add_column(name, justify="right")
-    table.add_column("time / plain call, by batch size")
+    headings = ("N", "K", "split-K", "matching sizes", "sizes with split-N", "results of the plain call")
+    shown = table("Recipes", ("GEMM", *headings, "time / plain call, by batch size"))
     for one in recipes:
         colour = "green" if one.agrees else "red"
-        table.add_row(
+        shown.add_row(
             one.name,
             str(one.out_features),
             str(one.in_features),
@@ -115,24 +109,17 @@ def _show_recipes(recipes: Sequence["GemmRecipe"]) -> None:
             str(one.num_plain_results or "not counted"),
             ", ".join(f"{size}: {ratio:.2f}" for size, ratio in one.relative_times) or "not measured",
         )
-    _console().print(table, soft_wrap=False)
+    _console().print(shown, soft_wrap=False)
 
 
 def _show(certificate: "Certificate", is_new: bool) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title="Certificate", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("operation")
-    table.add_column("shape")
-    table.add_column("sizes tested")
-    table.add_column("differing")
-    table.add_column("comparisons", justify="right")
+    headings = ("operation", "shape", "sizes tested", "differing", "comparisons")
+    shown = table("Certificate", headings, num_left=4)
     for label, check in _merge_layers(certificate.checks):
         differing = "[green]none[/]" if check.agrees else f"[red]{_differing(check)}[/]"
-        table.add_row(label, check.shape, _ranges(check.sizes_tested), differing, str(check.num_comparisons))
+        shown.add_row(label, check.shape, _ranges(check.sizes_tested), differing, str(check.num_comparisons))
     console = _console()
-    console.print(table, soft_wrap=False)
+    console.print(shown, soft_wrap=False)
     sizes = f"{_ranges(certificate.sizes)} tokens" if certificate.sizes else "none: everything is verified"
     console.print(f"certified batch sizes  {sizes}")
     if certificate.kernels:

@@ -233,7 +233,7 @@ class EngineThread:
             atexit.unregister(self.close)
 
     def _run_freely(self) -> None:
-        self._loop.awaited = None
+        self._loop.runs_freely = True
 
     def _submit(self, handle: RequestHandle) -> None:
         try:
@@ -248,15 +248,11 @@ class EngineThread:
             self._deliver(self.engine.abort(request_id))
             self._handles.pop(request_id, None)
         handle.open_ids.clear()
-        self._awaited.discard(handle)
+        self._loop.awaited.discard(handle)
 
     def _note_awaited(self, handle: RequestHandle) -> None:
         if handle.outputs.empty():
-            self._awaited.add(handle)
-
-    @property
-    def _awaited(self) -> set[object]:
-        return set() if self._loop.awaited is None else self._loop.awaited
+            self._loop.awaited.add(handle)
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:
@@ -267,7 +263,7 @@ class EngineThread:
                 del self._handles[output.request_id]
                 handle.open_ids.discard(output.request_id)
             if handle.wants_deltas or not handle.open_ids:
-                self._awaited.discard(handle)
+                self._loop.awaited.discard(handle)
             handle.put(output)
 
 

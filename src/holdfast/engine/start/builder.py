@@ -44,7 +44,7 @@ from holdfast.engine.start.start_up import (
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, HoldfastError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
-from holdfast.models.checkpoint import Checkpoint, open_checkpoint, release_pages
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
@@ -176,7 +176,7 @@ class _Builder:
         blocks = None
         if thinking is not None and self.folder is not None:
             blocks = load_blocks(self.folder, thinking, decoder)
-        release_pages(self.checkpoint)
+        self.checkpoint.release()
         clock.end("weights")
         num_pages = self._num_pages()
         store = KVStore(num_pages, model, backend)

@@ -73,7 +73,6 @@ class GgufCheckpoint:
         return RawTensor(self.file.tensors[self._stored[name].name].stored.name, self._bytes(name).data)
 
     def release(self) -> None:
-        """Give the resident pages of the file back to the system."""
         self.file.release()
 
     def _require_finite_scales(self, name: str, stored: StoredType, raw: "Tensor") -> None:

@@ -156,7 +156,6 @@ def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]
 
 
 def _whole(response: ChatResponse) -> ChatCompletion:
-    """The whole response, without streaming."""
     call, body = response.call, response.body
     choices = [
         ChatCompletionChoice(

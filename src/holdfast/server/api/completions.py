@@ -126,8 +126,6 @@ async def _submit(
 
 @dataclass
 class _Choice:
-    """The state of one choice."""
-
     logprobs_writer: TextLogprobs
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -236,7 +234,6 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
 
 
 async def _collect(response: CompletionResponse) -> Completion:
-    """The whole response, without streaming."""
     call, params = response.call, response.params
     model_fields = ModelFields(call)
     choices = [

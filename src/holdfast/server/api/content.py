@@ -22,45 +22,34 @@ from holdfast.server.tools.deltas import ChoiceDelta, ReasoningDelta, ToolCallDe
 
 
 @dataclass
-class TextBlock:
+class _Block:
+    index: int
+    parts: list[str] = field(default_factory=list)
+    is_complete: bool = True
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+@dataclass
+class TextBlock(_Block):
     """Text, with the logprobs of its tokens if they were requested."""
 
-    index: int
-    parts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    is_complete: bool = True
-
-    @property
-    def text(self) -> str:
-        return "".join(self.parts)
 
 
 @dataclass
-class ReasoningBlock:
+class ReasoningBlock(_Block):
     """Thinking."""
 
-    index: int
-    parts: list[str] = field(default_factory=list)
-    is_complete: bool = True
-
-    @property
-    def text(self) -> str:
-        return "".join(self.parts)
-
 
 @dataclass
-class CallBlock:
-    """A tool call. The arguments are JSON text, truncated if the choice was."""
+class CallBlock(_Block):
+    """A tool call. The text is that of its arguments: JSON, truncated if the choice was."""
 
-    index: int
-    id: str
-    name: str
-    parts: list[str] = field(default_factory=list)
-    is_complete: bool = True
-
-    @property
-    def arguments(self) -> str:
-        return "".join(self.parts)
+    id: str = ""
+    name: str = ""
 
 
 Block = ReasoningBlock | TextBlock | CallBlock
@@ -114,7 +103,7 @@ class ContentBlocks:
                 events.append(self._grow(delta.text))
                 continue
             if delta.id is not None:
-                events += self._open(CallBlock(len(self.blocks), delta.id, delta.name or ""))
+                events += self._open(CallBlock(len(self.blocks), id=delta.id, name=delta.name or ""))
             if delta.arguments:
                 events.append(self._grow(delta.arguments))
         return events

@@ -13,6 +13,7 @@ from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import ConfigError
 from holdfast.server.reasoning.formats import (
     HARMONY,
+    QWEN3,
     Harmony,
     ReasoningFormat,
     ReasoningParserName,
@@ -151,7 +152,7 @@ class ChatFormat:
         if isinstance(self.reasoning, Harmony):
             return _PieceParser(pieces, self._harmony_parser(plan, start, key, choice))
         if self.reasoning is None:
-            return _PieceParser(pieces, _WithoutThinking(calls))
+            return _PieceParser(pieces, TagParser(QWEN3, TagState.ANSWERING, calls))
         return _PieceParser(pieces, TagParser(self.reasoning, start.state, calls))
 
     def _harmony_parser(self, plan: ToolPlan, start: AnswerStart, key: bytes, choice: int) -> HarmonyParser:
@@ -193,7 +194,6 @@ class ChatFormat:
         return pieces.split(Delta(text, tuple(tail)))
 
     def _special_ids(self, texts: Sequence[str]) -> dict[int, str]:
-        """Those of these texts that are special tokens, by id."""
         ids = {self.tokenizer.special_id(text): text for text in texts}
         return {id_: text for id_, text in ids.items() if id_ is not None}
 
@@ -236,18 +236,8 @@ def choose_chat_format(
     return ChatFormat(tokenizer, found, tool_format, parses_calls=tools != "none")
 
 
-class _PartParser(Protocol):
-    num_reasoning_tokens: int
-    num_hidden_tokens: int
-
-    def feed(self, pieces: Sequence[Piece]) -> list[ChoiceDelta]: ...
-    def finish(self) -> list[ChoiceDelta]: ...
-
-
 class _PieceParser:
-    """Parses the pieces of a text."""
-
-    def __init__(self, pieces: TokenPieces, parser: _PartParser) -> None:
+    def __init__(self, pieces: TokenPieces, parser: HarmonyParser | TagParser) -> None:
         self._pieces = pieces
         self._parser = parser
         self._rest: ToolParser | None = None  # the parser of the text, once tokens do not matter
@@ -267,20 +257,6 @@ class _PieceParser:
         if isinstance(self._parser, TagParser) and not self._pieces.has_controls:
             self._rest = self._parser.rest_of_answer
         return deltas
-
-    def finish(self) -> list[ChoiceDelta]:
-        return self._parser.finish()
-
-
-class _WithoutThinking:
-    """Parses pieces as text."""
-
-    def __init__(self, parser: ToolParser) -> None:
-        self._parser = parser
-        self.num_reasoning_tokens = self.num_hidden_tokens = 0
-
-    def feed(self, pieces: Sequence[Piece]) -> list[ChoiceDelta]:
-        return self._parser.feed("".join(one.text for one in pieces))
 
     def finish(self) -> list[ChoiceDelta]:
         return self._parser.finish()

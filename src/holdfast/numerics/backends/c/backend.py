@@ -350,12 +350,7 @@ class CBackend(CpuBackend):
         return found
 
     def _run_table(
-        self,
-        residual: Tensor,
-        x: Tensor,
-        table: LayerTable,
-        batch: ForwardBatch,
-        ropes: Sequence[RopeCosSin],
+        self, residual: Tensor, x: Tensor, table: LayerTable, batch: ForwardBatch, ropes: Sequence[RopeCosSin]
     ) -> None:
         num_tokens, hidden = x.shape
         shape, keys = table.shape, table.kv[0].keys

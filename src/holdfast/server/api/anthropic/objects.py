@@ -84,7 +84,7 @@ def content_block(block: Block, *, empty: bool = False) -> JsonObject:
         return MessageTextBlock("" if empty else block.text)
     if isinstance(block, ReasoningBlock):
         return MessageThinkingBlock(*("", "") if empty else (block.text, signature(block)))
-    input_ = _NO_INPUT if empty else _input(block.arguments)
+    input_ = _NO_INPUT if empty else _input(block.text)
     return MessageToolUseBlock(tool_use_id(block.id), block.name, input_)
 
 

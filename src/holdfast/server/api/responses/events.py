@@ -112,7 +112,7 @@ class ResponseWriter:
             yield self._event("response.content_part.done", **place, part=self._object.part(block))
         else:
             yield self._event(
-                "response.function_call_arguments.done", **place, name=block.name, arguments=block.arguments
+                "response.function_call_arguments.done", **place, name=block.name, arguments=block.text
             )
         yield self._event(
             "response.output_item.done", output_index=block.index, item=self._object.item(block)

@@ -174,7 +174,7 @@ class ResponseObject:
             return OutputMessage(id_, "assistant", status, [] if begins else [self.text_part(block)])
         if isinstance(block, ReasoningBlock):
             return OutputReasoning(id_, status, [], [] if begins else [ReasoningTextPart(block.text)], None)
-        return OutputFunctionCall(id_, status, block.id, block.name, "" if begins else block.arguments)
+        return OutputFunctionCall(id_, status, block.id, block.name, "" if begins else block.text)
 
     def item_id(self, block: Block) -> str:
         prefixes = {TextBlock: "msg", ReasoningBlock: "rs"}

@@ -390,9 +390,7 @@ def _attention_short(
             None, :
         ]  # slots after the last token are not read
         block = tl.load(
-            keys + page * key_page + offset[:, None] * key_slot + dim[None, :],
-            mask=written,
-            other=0.0,
+            keys + page * key_page + offset[:, None] * key_slot + dim[None, :], mask=written, other=0.0
         )  # [N, D]
         scores = tl.dot(block, query, input_precision="ieee") * scale  # [N, M]
         if CAPPED:
@@ -405,9 +403,7 @@ def _attention_short(
         weights = tl.where(visible, tl.exp2(scores - new_max[None, :]), 0.0).to(query.dtype)
         rescale = tl.exp2(split_max - new_max)[None, :]
         block = tl.load(
-            values + page * value_page + offset[:, None] * value_slot + dim[None, :],
-            mask=written,
-            other=0.0,
+            values + page * value_page + offset[:, None] * value_slot + dim[None, :], mask=written, other=0.0
         )  # [N, D]
         split_sum = tl.dot(ones, weights, split_sum * rescale, input_precision="ieee")
         split_acc = tl.dot(tl.trans(block), weights, split_acc * rescale, input_precision="ieee")
