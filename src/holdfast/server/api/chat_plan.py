@@ -14,7 +14,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage, TokenizeRequest
-from holdfast.server.errors import ApiError
+from holdfast.server.errors import invalid_value
 from holdfast.server.frontend import Frontend
 from holdfast.server.prompts import PromptReader
 from holdfast.server.reasoning.chat_format import AnswerParser, AnswerStart, ChatFormat
@@ -111,12 +111,9 @@ def _render(
 ) -> list[int]:
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
-        raise ApiError(
-            400,
-            "continue_final_message continues the last message and add_generation_prompt starts another; "
-            "only one of them can be true",
-            param="continue_final_message",
-            code="invalid_value",
+        raise invalid_value(
+            "continue_final_message",
+            "it continues the last message and add_generation_prompt starts another; only one of them can be true",
         )
     tools = [tool.template_dict() for tool in config.visible]
     messages = [prompts.chat_format.adapt_message(_template_message(one)) for one in body.messages or ()]
