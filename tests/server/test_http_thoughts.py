@@ -116,6 +116,16 @@ def test_invalid_thinking_fields_are_refused(
     assert expected_message in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("how", [{}, {"think": False}, {"forced_thoughts": {"0": [7], "2": []}}], ids=str)
+def test_score_uses_the_same_thoughts(thinking_server: Server, how: dict[str, Any]) -> None:
+    answer = complete(thinking_server, logprobs=0, return_token_ids=True, **how)["choices"][0]
+    request = {"prompt": PROMPT, "completion": answer["token_ids"]}
+    scored = thinking_server.post("/v1/score", {**request, **how}).json()
+    assert scored["logprobs"] == answer["logprobs"]["token_logprobs"]
+    if how:
+        assert thinking_server.post("/v1/score", request).json()["logprobs"] != scored["logprobs"]
+
+
 def test_other_models_have_no_thoughts_field(tiny_server: Server) -> None:
     body = {"prompt": "the quick brown fox", "max_tokens": 6, "seed": 5}
     answers = [
