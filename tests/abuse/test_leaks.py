@@ -84,6 +84,15 @@ def test_cached_tokens_do_not_tell_what_another_tenant_asked(honest: Honest, mal
     assert guess(honest, guesses[1:2])[guesses[1]] > 0  # its own prompt is
 
 
+def test_salt_hides_cached_prompts_from_the_same_key(honest: Honest) -> None:
+    cached = []
+    for salt in ("a", "b", "a"):
+        body = {"prompt": PADDING + "salted", "max_tokens": 1, "cache_salt": salt}
+        _, answer = honest.send("/v1/completions", body)
+        cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0)
+    assert cached == [False, False, True]
+
+
 @pytest.mark.long
 def test_pin_cannot_be_guessed(honest: Honest, mallory: Honest) -> None:
     """The guesses of one PIN share a prefix of their own; the right one does not stand out."""

@@ -431,6 +431,9 @@ class Slow:
             raise OSError("the disk is gone")
         return self._inner.raw(name)
 
+    def release(self) -> None:
+        self._inner.release()
+
 
 def test_hashing_runs_in_the_background(folder: Path) -> None:
     slow = Slow(open_checkpoint(folder))

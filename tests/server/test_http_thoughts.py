@@ -102,7 +102,7 @@ def test_server_without_a_key_has_no_public_key(thinking_server: Server) -> None
     ("body", "expected_message"),
     [
         ({"think": "no"}, "'think': expected a boolean"),
-        ({"forced_thoughts": {"first": [5]}}, "keys of forced_thoughts must be chunk indices"),
+        ({"forced_thoughts": {"first": [5]}}, "its keys must be chunk indices"),
         ({"forced_thoughts": {"0": [10**6]}}, "token id 1000000 is not in the vocabulary"),
         ({"forced_thoughts": {"0": [5, 5, 5, 5]}}, "has at most 3 tokens"),
         ({"forced_thoughts": {"0": [5]}, "think": False}, "forced_thoughts are for a request that thinks"),
@@ -114,6 +114,16 @@ def test_invalid_thinking_fields_are_refused(
     answer = thinking_server.post("/v1/completions", {"prompt": PROMPT, **SETTINGS, **body})
     assert answer.status_code == 400, answer.text
     assert expected_message in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("how", [{}, {"think": False}, {"forced_thoughts": {"0": [7], "2": []}}], ids=str)
+def test_score_uses_the_same_thoughts(thinking_server: Server, how: dict[str, Any]) -> None:
+    answer = complete(thinking_server, logprobs=0, return_token_ids=True, **how)["choices"][0]
+    request = {"prompt": PROMPT, "completion": answer["token_ids"]}
+    scored = thinking_server.post("/v1/score", {**request, **how}).json()
+    assert scored["logprobs"] == answer["logprobs"]["token_logprobs"]
+    if how:
+        assert thinking_server.post("/v1/score", request).json()["logprobs"] != scored["logprobs"]
 
 
 def test_other_models_have_no_thoughts_field(tiny_server: Server) -> None:

@@ -9,8 +9,6 @@ import json
 import urllib.request
 from typing import Any
 
-import pytest
-
 from support.serving import Server
 from support.tiny import CHAT_TEMPLATE, EOS, SPECIAL_TOKENS
 
@@ -28,25 +26,6 @@ def encode(server: Server, text: Any) -> list[int]:
     tokens = call(server, "POST", "/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
     assert isinstance(tokens, list)
     return tokens
-
-
-def loglikelihood(
-    server: Server, prompts: list[list[int]], lengths: list[int], **fields: Any
-) -> list[tuple[float, bool]]:
-    """What `parse_logprobs` computes: the sum over the continuation, and whether each token is the
-    most likely one."""
-    body = {"model": "tiny", "prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1}
-    answer = call(server, "POST", "/v1/completions", {**body, "seed": 1234, "echo": True, **fields})
-    results = []
-    for choice, length in zip(sorted(answer["choices"], key=lambda one: one["index"]), lengths, strict=True):
-        logprobs = choice["logprobs"]["token_logprobs"][length:-1]
-        top = choice["logprobs"]["top_logprobs"][length:-1]
-        greedy = all(
-            one == max(best.values()) and len(best) == 1 for one, best in zip(logprobs, top, strict=True)
-        )
-        assert len(logprobs) == len(prompts[len(results)]) - length
-        results.append((sum(logprobs), greedy))
-    return results
 
 
 def test_remote_tokenizer(tiny_server: Server) -> None:
@@ -70,36 +49,6 @@ def test_conversation_as_prompt_of_tokenize(tiny_server: Server) -> None:
     messages = [{"role": "user", "content": "the dog"}]
     rendered = call(tiny_server, "POST", "/tokenize", {"messages": messages})["tokens"]
     assert encode(tiny_server, messages) == rendered
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_loglikelihood_of_a_batch(tiny_server: Server, deterministic: bool) -> None:
-    context, first, second = (encode(tiny_server, text) for text in ("the quick", " brown fox", " dog"))
-    greedy = call(
-        tiny_server,
-        "POST",
-        "/v1/completions",
-        {
-            "prompt": [context],
-            "max_tokens": 2,
-            "temperature": 0,
-            "return_token_ids": True,
-            "ignore_eos": True,
-        },
-    )["choices"][0]["token_ids"]
-    prompts = [[*context, *first], [*context, *second], [*context, *greedy]]
-    lengths = [len(context)] * 3
-    fields = {"deterministic": deterministic}
-    batch = loglikelihood(tiny_server, prompts, lengths, **fields)
-    assert [greedy for _, greedy in batch] == [False, False, True]
-    alone = [loglikelihood(tiny_server, [ids], [len(context)], **fields)[0] for ids in prompts]
-    if deterministic:
-        assert alone == batch
-    scores = [
-        tiny_server.post("/v1/score", {"prompt": context, "completion": ids[len(context) :]}).json()["sum"]
-        for ids in prompts
-    ]
-    assert [one for one, _ in alone] == pytest.approx(scores, abs=1e-4)
 
 
 def test_generated_end_of_text_is_one_token_of_the_logprobs(tiny_server: Server) -> None:

@@ -35,14 +35,14 @@ from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort
 from holdfast.server.ipc.engines import Engines
 from holdfast.server.ipc.requests import RequestTable
 from holdfast.server.tenants.directory import TenantDirectory
-from holdfast.text.chat_content import Conversation
+from holdfast.text.chat_content import TemplateInput
 from support.asgi import scope_of
 from support.fake_engine import READY
 
 MARK = "some text that only this request has"
 BODY = b'{"messages": [{"role": "user", "content": "%s"}], "max_tokens": 4, "stream": true}' % MARK.encode()
 CARRIERS = (
-    *(HttpRequest, ChatCompletionRequest, Conversation, ChatPlan),
+    *(HttpRequest, ChatCompletionRequest, TemplateInput, ChatPlan),
     *(Request, m.Submit, Prepared, RequestState),
 )
 NO_STATIONS = {"__create_fn__", *(one.__name__ for one in CARRIERS)}  # they are the request

@@ -147,10 +147,7 @@ def products_disagree() -> bool:
 
 
 def open_plain_engine(engine: Engine) -> Engine:
-    """Return an engine on the same weights and KV cache whose fast passes use the library's own products.
-
-    On a CPU it is the engine itself: its fast passes are plain already.
-    """
+    """Return an engine on the same weights with the library's own products; on a CPU it is itself."""
     runner, schedule = cast(ModelRunner, engine.runner), engine.scheduler.config
     decoder = runner._decoder
     if decoder.backend.device.type != "cuda":

@@ -31,11 +31,7 @@ class FaultyProposer:
         return self._corrupt(plan, self._runner.run(plan))
 
     def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
-        """Start a plan. Faults are injected when its results are read.
-
-        A pass that is in flight by then was computed from the true token. Its results after a fault
-        are rejected together with the fault.
-        """
+        """Start a plan. Results of passes in flight after a fault are rejected together with the fault."""
         read = self._runner.start(plan)
         return lambda: self._corrupt(plan, read())
 

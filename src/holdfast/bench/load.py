@@ -52,11 +52,7 @@ class BackgroundRequest:
 
 @dataclass(frozen=True)
 class StressLoad:
-    """One load. The probe arrives at arrival_step.
-
-    The first warmup_len tokens of its prompt are requested before that, which fills the prefix
-    cache. fault_rate is the share of candidates that are replaced by wrong ones.
-    """
+    """One load. The first warmup_len tokens of the probe's prompt are requested before it arrives."""
 
     background: tuple[BackgroundRequest, ...]
     arrival_step: int
@@ -85,12 +81,7 @@ def draw_load(
     scale: LoadScale,
     others: Sequence[SamplingParams] = (),
 ) -> StressLoad:
-    """Draw a load with 0 to scale.max_background requests.
-
-    Its KV cache may be too small for all of them.
-
-    Some background requests use the settings in others.
-    """
+    """Draw a load of 0 to scale.max_background requests. Its KV cache may be too small for all of them."""
     pool = engine.scheduler.pool
     crowded = rng.random() < 0.4  # short prompts, long answers, few pages: running requests are preempted
     if crowded:

@@ -44,11 +44,7 @@ def measure(
     prefill: int = PREFILL,
     omits_first: Collection[str] = (),
 ) -> Speeds:
-    """Measure every cell of every variant, round after round.
-
-    prefill: the tokens of the prompt that is timed.
-    omits_first: variants that leave the first token out of the time of several.
-    """
+    """Measure every cell, round after round. omits_first: variants that do not time the first token."""
     rng, best = random.Random(0), dict[tuple[str, int, int, int], float]()
     cells = [(1, prefill, 1)]
     cells += [(streams, _DECODE_PROMPT, length) for streams in STREAMS for length in (1, num_tokens)]

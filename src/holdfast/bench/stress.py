@@ -26,11 +26,7 @@ _WARMUP = SamplingParams(max_tokens=1, temperature=0)
 
 @dataclass(frozen=True)
 class ChoiceBits:
-    """One answer, to the bit.
-
-    recorded is the digest of the logprobs in the receipt; a deterministic answer has one whether or
-    not logprobs were requested.
-    """
+    """One answer, to the bit. recorded: the digest of the logprobs in its receipt."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -178,10 +174,7 @@ def stress_test(
     others: Sequence[SamplingParams] = (),
     verifier: Engine | None = None,
 ) -> StressSummary:
-    """Run the probe num_runs times, each time in a new random load, with the modes in turn.
-
-    verifier: the engine of the mode `verify`, if it is another one.
-    """
+    """Run the probe in random loads, with the modes in turn. verifier: another engine for `verify`."""
     summary = StressSummary()
     for number in range(num_runs):
         rng = random.Random(seed * 1_000_003 + number)

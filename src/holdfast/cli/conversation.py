@@ -120,10 +120,7 @@ def ask_server(server: "ChatServer", model: str | None, params: SamplingParams) 
 
 
 def request_fields(params: SamplingParams) -> dict[str, Any]:
-    """Return sampling as fields of a request.
-
-    Defaults are left out, so that servers without our extensions accept it.
-    """
+    """Return sampling as fields of a request, without defaults: servers without our extensions accept it."""
     if params.bad_ids:
         raise ConfigError("--bad-token-id cannot be sent to a server; use --bad-word or --logit-bias")
     defaults = SamplingParams()

@@ -15,10 +15,7 @@ Text = str | list[int]
 
 
 def read_prompts(prompt: str | None, further: list[str], file: Path | None) -> list[str]:
-    """Return all prompts in this order: the argument, --prompt, the lines of the file.
-
-    Without any of them: stdin.
-    """
+    """Return all prompts: the argument, --prompt, the lines of the file; without any of them stdin."""
     prompts = [_read_stdin() if prompt == "-" else prompt] if prompt is not None else []
     prompts += further
     if file is not None:

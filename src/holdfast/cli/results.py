@@ -29,10 +29,7 @@ def bits(value: float) -> str:
 
 
 def as_json(result: Result, *, with_receipt: bool = False) -> str:
-    """Return one line with everything that a second run is compared with.
-
-    The fields of the only choice are at the top level; of several choices, in "choices".
-    """
+    """Return one line. The fields of the only choice are at the top level; of several, in "choices"."""
     choices = [_choice(one) for one in result.choices]
     content = {
         **(choices[0] if len(choices) == 1 else {"choices": choices}),

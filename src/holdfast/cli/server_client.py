@@ -26,10 +26,7 @@ _MAX_ERROR_BYTES = 1 << 16
 
 @dataclass
 class StreamedAnswer:
-    """What has arrived of an answer. error is what went wrong after its text began.
-
-    reasoning is the thinking before the text, where the server separates it.
-    """
+    """What has arrived of an answer. error: what went wrong after its text began."""
 
     text: str = ""
     reasoning: str = ""

@@ -1,21 +1,13 @@
 """A worker process for untrusted programs, and the only code that starts, asks and ends one.
 
-A worker is one Python file beside this module, which `worker_process` loads in a Python without
-environment variables, user packages and start-up hooks, and with nothing importable but the
-packages it needs. It talks over a socket at its stdin, in frames (`core.framing`) of JSON objects:
+A worker is one Python file beside this module. `worker_process` says in which Python it runs and which frames it
+gets: a set-up, then requests, each of which has one answer. The kernel limits its memory and CPU time; the
+supervisor adds a deadline for every answer. SIGUSR1 tells a worker that the request under way is not needed any
+more; it answers soon, with anything. After a timeout, a crash or an interrupted request the process is killed, so
+a late answer can never be read as the answer to another request; the next request starts a fresh process.
 
-    supervisor -> worker   set-up          once, first
-    worker -> supervisor   {} or an error  the set-up's answer
-    supervisor -> worker   request         any number of times
-    worker -> supervisor   answer          one for each request, in order
-
-The kernel limits a worker's memory and CPU time as its messages say (`worker_process`). The
-supervisor adds a deadline for every answer. SIGUSR1 tells a worker that the request under way is
-not needed any more; it answers soon, with anything. After a timeout, a crash or an interrupted request the
-process is killed, so a late answer can never be read as the answer to another request; the next
-request starts a fresh process. The process ends with its supervisor, and, at the end of its input,
-with the process that started it. It has a lower priority than the process that started it: what a
-client makes it compute takes CPU time that others leave.
+The process ends with its supervisor, and, at the end of its input, with the process that started it. It has a
+lower priority: what a client makes it compute takes CPU time that others leave.
 """
 
 import json
@@ -198,7 +190,6 @@ class _Worker:
         return self._owner_pid == os.getpid() and self._popen is not None and self._popen.poll() is None
 
     def _start(self) -> None:
-        """Start the process and send its set-up."""
         paths = dict.fromkeys(map(_package_root, self._packages))
         self.end()
         self._is_set_up = False
@@ -260,7 +251,6 @@ def _lower_priority(pid: int) -> None:
 
 
 def _package_root(name: str) -> str:
-    """Return the folder to import a package from."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"{name} is not installed")

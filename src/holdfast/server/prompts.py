@@ -13,7 +13,7 @@ from holdfast.core.cancel_token import CancelToken
 from holdfast.errors import PromptTooLong
 from holdfast.server.reasoning.chat_format import ChatFormat, choose_chat_format
 from holdfast.server.tenants.work_queue import Work, WorkQueue
-from holdfast.text.chat_content import Conversation, render_conversation
+from holdfast.text.chat_content import TemplateInput, render_conversation
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.special_tokens import Span
 from holdfast.text.token_bounds import SLICE_CHARS
@@ -101,8 +101,8 @@ class PromptReader:
 
     def render(
         self,
-        conversation: Conversation,
-        render: Callable[[Conversation], str],
+        conversation: TemplateInput,
+        render: Callable[[TemplateInput], str],
         token: CancelToken,
         *,
         whole: bool = False,

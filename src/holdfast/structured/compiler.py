@@ -172,8 +172,6 @@ class _Compilation:
 
 
 class _Backend:
-    """What compiling needs: made with the first grammar."""
-
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits | None) -> None:
         self.vocabulary = vocabulary
         self.sandbox = GrammarSandbox(vocabulary.texts, vocabulary.eos_ids, limits, num_workers=NUM_WORKERS)

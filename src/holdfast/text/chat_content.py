@@ -36,7 +36,7 @@ _PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 @dataclass(frozen=True)
-class Conversation:
+class TemplateInput:
     """What a client sends and a template reads."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -53,7 +53,7 @@ class PromptText:
 
 
 def render_conversation(
-    conversation: Conversation, render: Callable[[Conversation], str], tokenizer: Tokenizer
+    conversation: TemplateInput, render: Callable[[TemplateInput], str], tokenizer: Tokenizer
 ) -> PromptText:
     """Render a conversation. `render` gives the text of one, and may raise."""
     text, special = render(conversation), tokenizer.control_tokens
@@ -80,7 +80,7 @@ def render_conversation(
     return PromptText(masker.undo(masked), masker.spans(masked))
 
 
-def _attempt(render: Callable[[Conversation], str], conversation: Conversation) -> str | TemplateError:
+def _attempt(render: Callable[[TemplateInput], str], conversation: TemplateInput) -> str | TemplateError:
     try:
         return render(conversation)
     except TemplateError as error:
@@ -166,8 +166,6 @@ class _Marker:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a string of a conversation is."""
-
     has_markup: bool = True  # markup that is not marked special counts
     is_role: bool = False
 
@@ -200,7 +198,7 @@ def _replace(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
     return "".join([*pieces, text[at:]])
 
 
-def _rewrite(conversation: Conversation, change: Callable[[str, _Kind], str]) -> Conversation:
+def _rewrite(conversation: TemplateInput, change: Callable[[str, _Kind], str]) -> TemplateInput:
     """Return the conversation with every string changed, keys of objects too."""
     messages = [_rewrite_message(message, change) for message in conversation.messages]
     tools, variables = (_map(one, change, _Kind()) for one in (conversation.tools, conversation.variables))
@@ -246,7 +244,7 @@ def _map_field(key: Any, value: Any, change: Callable[[str, _Kind], str], kind: 
     return json.dumps(rewritten, ensure_ascii=False)
 
 
-def _unused(conversation: Conversation, text: str) -> Iterator[str]:
+def _unused(conversation: TemplateInput, text: str) -> Iterator[str]:
     """Private-use characters that are neither in the conversation nor in its rendering."""
     parts = [list(conversation.messages), conversation.tools, conversation.variables, text]
     used = {character for character in json.dumps(parts, ensure_ascii=False) if ord(character) in _PRIVATE}
@@ -255,6 +253,5 @@ def _unused(conversation: Conversation, text: str) -> Iterator[str]:
 
 
 def _without(text: str, spans: Sequence[Span]) -> list[str]:
-    """Return the pieces of a text between spans."""
     edges = [0, *(edge for span in spans for edge in span), len(text)]
     return [text[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]

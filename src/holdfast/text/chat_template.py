@@ -140,7 +140,6 @@ def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> st
 
 
 def _cut_at(mark: str, text: str) -> str:
-    """Return the text before the mark."""
     before, found, _ = text.rpartition(mark)
     if not found:
         raise TemplateError(

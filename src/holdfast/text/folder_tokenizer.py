@@ -98,7 +98,6 @@ def _parse_backend(folder: Path, content: str) -> Tokenizer:
 
 
 def _require_bounded(name: str, steps: list[dict[str, Any]]) -> None:
-    """Refuse steps that could make a text much longer."""
     growth = math.prod(map(_growth, steps))
     if len(steps) > _MAX_STEPS or growth > _MAX_GROWTH:
         raise UnsupportedModel(
@@ -121,7 +120,6 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any]) -> float:
-    """Return how many times as long a step can make a text."""
     if step["type"] == "Precompiled":  # sentencepiece: the size of a trie, the trie, its replacements
         raw = base64.b64decode(step["precompiled_charsmap"])
         replacements = raw[4 + int.from_bytes(raw[:4], "little") :]

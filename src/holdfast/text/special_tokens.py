@@ -147,7 +147,6 @@ class SpecialTokens:
         return ids
 
     def _spell(self, text: str) -> list[int]:
-        """Spell a text by the tokens of its characters or bytes."""
         model = self._backend.model
         symbols = byte_level_symbols(text)
         ids = [model.token_to_id(symbol) for symbol in symbols]
@@ -257,6 +256,5 @@ def _copy(token: AddedToken, text: str, *, special: bool) -> AddedToken:
 
 
 def _touches(span: Span, content: Sequence[Span]) -> bool:
-    """Return whether a span shares a character with one of the spans, which are in order."""
     index = bisect_left(content, span[1], key=lambda one: one[0]) - 1  # the last that begins before its end
     return index >= 0 and content[index][1] > span[0]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Final, cast
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -28,32 +28,9 @@ from holdfast.text.token_bounds import SLICE_CHARS, TokenBounds
 from holdfast.text.tokenizer_data import TokenizerData, TokenizerIdentity, guard_backend
 
 
-def open_tokenizer(
-    path: Path,
-    *,
-    metadata: Mapping[str, object] | None = None,
-    chat_template: str | None = None,
-    controls_in_content: bool = False,
-) -> "Tokenizer":
+def open_tokenizer(path: Path, *, metadata: Mapping[str, object] | None = None) -> "Tokenizer":
     """Return the tokenizer of a model folder or a GGUF file. With a GGUF file's `metadata` the file is not
-    read again.
-
-    `chat_template` is the source of a template that replaces the model's own. `controls_in_content`:
-    special tokens that clients type in messages and tools control the model.
-    """
-    return adapt_tokenizer(_open(path, metadata), chat_template, controls_in_content)
-
-
-def adapt_tokenizer(
-    tokenizer: "Tokenizer", chat_template: str | None = None, controls_in_content: bool = False
-) -> "Tokenizer":
-    """Return the tokenizer with the settings of `open_tokenizer`."""
-    if chat_template is not None:
-        tokenizer = tokenizer.with_chat_template(chat_template)
-    return tokenizer.with_controls_in_content() if controls_in_content else tokenizer
-
-
-def _open(path: Path, metadata: Mapping[str, object] | None) -> "Tokenizer":
+    read again."""
     if metadata is not None:
         return Tokenizer(read_gguf_tokenizer(metadata))
     if not path.exists():
@@ -72,7 +49,18 @@ def _open(path: Path, metadata: Mapping[str, object] | None) -> "Tokenizer":
 
 
 class Tokenizer:
-    """Encode and decode. Immutable."""
+    """Encode and decode. Immutable.
+
+    vocab_size: one more than the largest id; a model may have more logits than that.
+    eos_token_ids: every id that ends an answer.
+    special_ids: ids that are not text: left out of answers.
+    special_tokens: the named ones, "bos_token" and so on, as chat templates expect them.
+    chat_templates: all chat templates by name.
+    class_name: the name of the class in transformers that reads the same files.
+    controls_in_content: whether special tokens typed in messages and tools control the model.
+    is_bytewise: whether a text is the concatenated bytes of its tokens.
+    drops_first_space: whether decoding drops the leading space of a text (byte-wise decoders only).
+    """
 
     def __init__(self, data: TokenizerData) -> None:
         self._data = data
@@ -80,25 +68,16 @@ class Tokenizer:
         state = None if decoder is None else cast("bytes", decoder.__getstate__()).decode()
         self._bytewise = read_bytewise(state)
         self._bytes: dict[int, bytes] = {}
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id; a model may have more logits than that."""
-        return self._data.vocab_size
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self._data.bos_token_id
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Every id that ends an answer."""
-        return self._data.eos_token_ids
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids that are not text: left out of answers."""
-        return self._data.special_ids
+        self.vocab_size: Final = data.vocab_size
+        self.bos_token_id: Final = data.bos_token_id
+        self.eos_token_ids: Final = data.eos_token_ids
+        self.special_ids: Final = data.special_ids
+        self.special_tokens: Final[Mapping[str, str]] = MappingProxyType(dict(data.special_tokens))
+        self.chat_templates: Final[Mapping[str, str]] = MappingProxyType(dict(data.chat_templates))
+        self.class_name: Final = data.class_name
+        self.controls_in_content: Final = data.controls_in_content
+        self.is_bytewise: Final = self._bytewise is not None
+        self.drops_first_space: Final = self._bytewise is not None and self._bytewise.drops_first_space
 
     def added_id(self, text: str) -> int | None:
         """Return the id of the added token with this text, special or not, or None if there is none."""
@@ -114,42 +93,11 @@ class Tokenizer:
         return {one.content: id_ for id_, one in self._data.backend.get_added_tokens_decoder().items()}
 
     @property
-    def special_tokens(self) -> Mapping[str, str]:
-        """The named special tokens, "bos_token" and so on, as chat templates expect them."""
-        return MappingProxyType(dict(self._data.special_tokens))
-
-    @property
     def chat_template(self) -> str | None:
         """The chat template's source: the only one, or the one called "default"."""
-        templates = self._data.chat_templates
-        if len(templates) == 1:
-            return next(iter(templates.values()))
-        return templates.get("default")
-
-    @property
-    def chat_templates(self) -> Mapping[str, str]:
-        """All chat templates by name."""
-        return MappingProxyType(dict(self._data.chat_templates))
-
-    @property
-    def class_name(self) -> str:
-        """The name of the class in transformers that reads the same files."""
-        return self._data.class_name
-
-    @property
-    def is_bytewise(self) -> bool:
-        """Whether a text is the concatenated bytes of its tokens."""
-        return self._bytewise is not None
-
-    @property
-    def drops_first_space(self) -> bool:
-        """Whether decoding drops the leading space of a text (byte-wise decoders only)."""
-        return self._bytewise is not None and self._bytewise.drops_first_space
-
-    @property
-    def controls_in_content(self) -> bool:
-        """Whether special tokens typed in messages and tools control the model."""
-        return self._data.controls_in_content
+        if len(self.chat_templates) == 1:
+            return next(iter(self.chat_templates.values()))
+        return self.chat_templates.get("default")
 
     @cached_property
     def control_tokens(self) -> SpecialTokens:
@@ -281,13 +229,16 @@ class Tokenizer:
             known = self._bytes[id_] = self._find_bytes(id_)
         return known
 
-    def with_chat_template(self, source: str) -> "Tokenizer":
-        """Return the same tokenizer with this chat template and no other."""
-        return Tokenizer(replace(self._data, chat_templates={"default": source}))
+    def adapted(self, chat_template: str | None = None, *, controls_in_content: bool = False) -> "Tokenizer":
+        """Return the same tokenizer with other settings.
 
-    def with_controls_in_content(self) -> "Tokenizer":
-        """Return the same tokenizer; special tokens typed in messages and tools control the model."""
-        return Tokenizer(replace(self._data, controls_in_content=True))
+        chat_template: the source of a template that replaces the model's own.
+        controls_in_content: special tokens that clients type in messages and tools control the model.
+        """
+        data = replace(self._data, controls_in_content=controls_in_content)
+        if chat_template is not None:
+            data = replace(data, chat_templates={"default": chat_template})
+        return Tokenizer(data)
 
     def digest(self) -> str:
         """Return SHA-256 over everything that decides tokens, independent of the file's formatting."""

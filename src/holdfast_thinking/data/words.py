@@ -21,6 +21,10 @@ class Words:
     def __init__(self, lists: dict[str, tuple[str, ...]]) -> None:
         self.lists = lists
 
+    @property
+    def texts(self) -> list[str]:
+        return [text for each in self.lists.values() for text in each]
+
     def __getattr__(self, name: str) -> tuple[str, ...]:
         try:
             return self.lists[name]

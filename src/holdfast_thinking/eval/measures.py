@@ -53,9 +53,7 @@ def measure_accuracy(
 
 
 def _gold_shares(pairs: _Pairs) -> Row:
-    """Return the share of all chunks with the gold thought, of those with a thought that is not trivial, and
-    of the prompts with gold thoughts only. Thoughts about an answer depend on the answer and do not count.
-    """
+    """Return shares of gold thoughts: of all chunks, of those with a thought, of whole prompts."""
     every: list[list[bool]] = []
     nontrivial: list[bool] = []
     for prompt, result in pairs:

@@ -132,7 +132,5 @@ def _ended(text: str, rng: random.Random) -> str:
 
 def vocabulary() -> list[str]:
     put = [each for forms in PUTS for each in forms[1:4]]
-    said = [text for file in (starts, asks) for each in file.lists.values() for text in each]
-    asked = [text for each in asks.lists.values() for text in each]
-    first = [text[:1].upper() + text[1:] for text in (*starts.INTROS, *starts.TERSE, *asked)]
-    return [*put, *said, *first]
+    first = [text[:1].upper() + text[1:] for text in (*starts.INTROS, *starts.TERSE, *asks.texts)]
+    return [*put, *starts.texts, *asks.texts, *first]

@@ -47,10 +47,7 @@ class CoinGrammar:
         self.is_simple = rng.random() < 0.3
 
     def sentence(self, side: int, last: str, first: int | None) -> str:
-        """One sentence with its marks, without a period.
-
-        last: the mark of the event before. first: the side at the start, None if it is not told.
-        """
+        """Draw a sentence with marks. last: the mark of the event before. first: the side at the start."""
         kind = self.rng.random()
         if self._is_record and kind < 0.85:
             return self._fill(self._record())
@@ -424,19 +421,9 @@ def idle_clause(rng: random.Random) -> str:
 
 
 def vocabulary() -> list[str]:
-    shown = [text for file in (shapes, frames) for each in file.lists.values() for text in each]
-    counted = (*links.TIMES, *links.OTHER_TIMES, *links.FLIPS_AS_NOUNS)
-    said = [*(text.split(" ", 1)[1] for text in counted), *(text.split(" ", 2)[2] for text in links.GROUPS)]
-    starts = (
-        shapes.LEADS,
-        shapes.SUBJECTS,
-        shapes.NOBODY,
-        shapes.FLIP_SENTENCES,
-        shapes.PLURAL,
-        shapes.PRONOUNS,
-    )
-    first = [text[:1].upper() + text[1:] for each in starts for text in each]
-    first += [each.base.capitalize() for each in phrases.FLIPS] + [
-        text.capitalize() for text in words.PREPOSITIONS
-    ]
-    return [*phrases.vocabulary(), *shown, *first, *said]
+    groups = (text.split(" ", 2)[2] for text in links.GROUPS)
+    counted = (*links.TIMES, *links.OTHER_TIMES, *links.FLIPS_AS_NOUNS, *groups)
+    who = (*shapes.SUBJECTS, *shapes.NOBODY, *shapes.PLURAL, *shapes.PRONOUNS)
+    starts = (*shapes.LEADS, *who, *shapes.FLIP_SENTENCES, *(each.base for each in phrases.FLIPS))
+    first = [text[:1].upper() + text[1:] for text in (*starts, *words.PREPOSITIONS)]
+    return [*phrases.vocabulary(), *shapes.texts, *frames.texts, *first, *counted]

@@ -99,9 +99,7 @@ def _from_scratch(settings: TrainingSettings, texts: list[str]) -> BuiltModel:
 
 
 def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
-    """A thought starts with the backbone's begin-of-text token (or its end), and ends with its
-    end-of-text token. T and C of a thinking model or an adapter are trained further.
-    """
+    """Start and end thoughts with the backbone's tokens. T and C, if any, are trained further."""
     located = locate(name)
     checkpoint = open_checkpoint(located.path)
     config = checkpoint.config

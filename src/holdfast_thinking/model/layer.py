@@ -128,10 +128,7 @@ def fold_groups(mask: Tensor, group: int) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, folded_mask: Tensor) -> Tensor:
-    """q [batch, n, heads, D], keys and values [batch, keys, kv heads, D] -> [batch, n, heads, D].
-
-    Query heads that share a key head become rows of it, so that no key is copied.
-    """
+    """Attend [batch, n, heads, D]. Query heads that share a key head become its rows: no key is copied."""
     batch, n, heads, dim = q.shape
     kv_heads = k.shape[2]
     rows = (
@@ -150,10 +147,7 @@ def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def visible_locally(texts: Tensor, window: int, block: int) -> Tensor:
-    """The keys of its block and the one before that each row attends to.
-
-    texts [R]: the text of each row -> bool [blocks, block, 2 * block].
-    """
+    """Return the keys of its block and the one before that each row sees: bool [blocks, block, 2 * block]."""
     mine = texts.view(-1, block)
     before = F.pad(mine[:-1], (0, 0, 1, 0), value=-2)  # no block before the first
     theirs = torch.cat((before, mine), dim=1)

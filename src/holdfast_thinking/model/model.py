@@ -275,9 +275,7 @@ def fresh_model(
 
 
 def start_blocks_from_backbone(model: ThinkingModel) -> None:
-    """Initialise T with the last layer of a trained backbone, C with its first, and the size of states
-    with that of the residual stream they are added to.
-    """
+    """Initialise T with the last layer, C with the first, states with the residual stream's size."""
     with torch.no_grad():
         for block, index in ((model.t, -1), (model.c, 0)):
             block.layer.load_state_dict(model.model.layers[index].state_dict())

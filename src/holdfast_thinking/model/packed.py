@@ -41,10 +41,7 @@ class Targets(Generic[A]):
 
 @dataclass(frozen=True)
 class ThoughtList(Generic[A]):
-    """Thoughts of similar length: their chunks [n], and their tokens [n, m] padded with -1.
-
-    In T's lists the chunks are those the thought is about, in C's those that get the state.
-    """
+    """Thoughts of similar length. Chunks: those a thought is about (T), or those that get its state (C)."""
 
     chunks: A
     tokens: A

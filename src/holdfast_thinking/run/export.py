@@ -48,10 +48,7 @@ _TOKENIZER_FILES = (
 
 
 def export(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
-    """Write config.json, model.safetensors, tokenizer, training.json; for a thinking model also
-    thinking.json and thinking.safetensors; for an adapter only those two, adapter.json and
-    training.json.
-    """
+    """Write a model folder with training.json; of an adapter only T, C and adapter.json."""
     folder.mkdir(parents=True, exist_ok=True)
     write_training_info(folder, settings)
     tensors = {

@@ -151,10 +151,7 @@ def train(
     report: ReportStep | None = None,
     stops: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Train up to the last step, to step `until`, or until stops() between two steps.
-
-    The run is saved to the folder at intervals and at the end.
-    """
+    """Train up to the last step, to step `until`, or until stops(). The folder gets the state of the run."""
     budget = StepBudget(run)
     workers = run.settings.workers
     if workers is None:

@@ -11,7 +11,7 @@ from holdfast_thinking.data.text_examples import QUESTION_END, TextExample
 from holdfast_thinking.data.words import read_words
 from holdfast_thinking.grammar import words
 from holdfast_thinking.grammar.coin import idle_clause
-from holdfast_thinking.tasks.filler import SENTENCES
+from holdfast_thinking.grammar.words import SENTENCES
 
 _idle, _outside = read_words("idle"), read_words("outside")
 OUTSIDE = " I only know coins and variables."
@@ -39,13 +39,7 @@ def opening(rng: random.Random) -> str:
     return " ".join(idle_sentence(rng) for _ in range(rng.randint(1, 2)))
 
 
-def vocabulary() -> list[str]:
-    lists = [*_idle.lists.values(), *_outside.lists.values()]
-    kinds = (words.NOUNS, words.ADJECTIVES, words.COMMON, words.PREPOSITIONS, words.PLACES, words.TIMES)
-    return [*(" ".join(each) for each in (*lists, *kinds)), *SENTENCES, OUTSIDE, *_FIRST_WORDS]
-
-
-_FIRST_WORDS = ("The A My Her His She He It They There What Nobody Everybody Someone I We You In On At If",)
+_FIRST_WORDS = "The A My Her His She He It They There What Nobody Everybody Someone I We You In On At If"
 
 
 class Outside:
@@ -54,7 +48,9 @@ class Outside:
     has_events = False
 
     def words(self) -> list[str]:
-        return vocabulary()
+        kinds = (words.NOUNS, words.ADJECTIVES, words.COMMON, words.PREPOSITIONS, words.PLACES, words.TIMES)
+        listed = (text for kind in kinds for text in kind)
+        return [*_idle.texts, *_outside.texts, *listed, *SENTENCES, OUTSIDE, _FIRST_WORDS]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
         sentences = [idle_sentence(rng) for _ in range(rng.choice((0, 0, 0, 0, 1, 2, min(events, 12))))]

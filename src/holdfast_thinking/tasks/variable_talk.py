@@ -30,9 +30,8 @@ _WITH_IT = re.compile(r"[\w ]*\{v\}[\w ]*(\{n\})?[\w ]*")
 
 class VariableTalk:
     def words(self) -> list[str]:
-        lists = shapes.lists.values()
         named = [f" {name}" for name in (*LETTERS, *CAPITALS, *shapes.NAMES)]
-        said = [re.sub(r"\{(\w)\}", r"\1", text) for each in lists for text in each]
+        said = [re.sub(r"\{(\w)\}", r"\1", text) for text in shapes.texts]
         more = [re.sub(r"\{(\w)\}", r"\1", text) for text in (*drawn.vocabulary(), *styles.vocabulary())]
         first = [text[:1].upper() + text[1:] for text in said]
         return [*said, *first, *more, *named, " Yes, No, and", UNKNOWN]

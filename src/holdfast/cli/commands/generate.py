@@ -156,10 +156,7 @@ def generate(
 def _check(
     config: EngineConfig, params: "SamplingParams", prompts: list[str], chat: bool | None
 ) -> "OpenedModel":
-    """Refuse wrong settings, grammars and models before torch is imported.
-
-    The length of a prompt is known here only if no chat template is applied to it.
-    """
+    """Refuse wrong settings, grammars, models and raw prompts before torch is imported."""
     if params.structured is not None:
         from holdfast.structured.spec import check_grammar
 

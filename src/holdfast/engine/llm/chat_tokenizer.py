@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.core.logprobs import TokenTexts
 from holdfast.errors import InvalidRequest
-from holdfast.text.chat_content import Conversation, PromptText, render_conversation
+from holdfast.text.chat_content import PromptText, TemplateInput, render_conversation
 from holdfast.text.chat_template import ChatTemplate, supports_tools
 from holdfast.text.tokenizer import Tokenizer
 
@@ -105,7 +105,7 @@ class ChatTokenizer:
                 "this model's chat template does not take tools; leave tools out and describe them in a message"
             )
 
-        def render(conversation: Conversation) -> str:
+        def render(conversation: TemplateInput) -> str:
             return self._template.render(
                 conversation.messages,
                 tools=conversation.tools,
@@ -114,7 +114,7 @@ class ChatTokenizer:
                 variables=conversation.variables or {},
             )
 
-        return render_conversation(Conversation(messages, tools or None, variables), render, self._tokenizer)
+        return render_conversation(TemplateInput(messages, tools or None, variables), render, self._tokenizer)
 
     def encode_rendered(self, prompt: PromptText) -> list[int]:
         """The token ids of a rendered conversation. Special tokens in its contents stay text."""

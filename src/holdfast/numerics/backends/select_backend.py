@@ -52,7 +52,10 @@ def open_backend(
     if portable:
         _check_portable(kernels, device)
     if uses_triton(kernels, device):
-        return _open_triton(dtype, device, vendor_gemm, split_k or {}, split_n or {})
+        # It imports triton.
+        from holdfast.numerics.backends.triton.backend import TritonBackend
+
+        return TritonBackend(dtype, device, split_k or {}, vendor_gemm, split_n)
     if kernels == "torch":
         return TorchBackend(dtype)
     try:
@@ -111,17 +114,3 @@ def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:
 def triton_is_interpreted() -> bool:
     """Return the variable as triton reads it at import."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "y", "on", "yes", "true")
-
-
-def _open_triton(
-    dtype: torch.dtype,
-    device: torch.device,
-    vendor_gemm: bool,
-    split_k: Mapping[tuple[int, int], int],
-    split_n: Mapping[tuple[int, int], Mapping[int, int]],
-) -> Backend:
-    from holdfast.numerics.backends.triton.backend import (
-        TritonBackend,
-    )  # triton is imported only where it is used
-
-    return TritonBackend(dtype, device, split_k, vendor_gemm, split_n)

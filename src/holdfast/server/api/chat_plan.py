@@ -14,14 +14,14 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage, TokenizeRequest
-from holdfast.server.errors import ApiError
+from holdfast.server.errors import invalid_value
 from holdfast.server.frontend import Frontend
 from holdfast.server.prompts import PromptReader
 from holdfast.server.reasoning.chat_format import AnswerParser, AnswerStart, ChatFormat
 from holdfast.server.tools.plan import ToolPlan, plan_tools
 from holdfast.server.tools.template_fallback import describe_tools
 from holdfast.server.tools.tool_config import Tool, ToolConfig, parse_tools
-from holdfast.text.chat_content import Conversation
+from holdfast.text.chat_content import TemplateInput
 from holdfast.text.chat_template import supports_tools
 from holdfast.text.tokenizer import Tokenizer
 
@@ -111,17 +111,14 @@ def _render(
 ) -> list[int]:
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
-        raise ApiError(
-            400,
-            "continue_final_message continues the last message and add_generation_prompt starts another; "
-            "only one of them can be true",
-            param="continue_final_message",
-            code="invalid_value",
+        raise invalid_value(
+            "continue_final_message",
+            "it continues the last message and add_generation_prompt starts another; only one of them can be true",
         )
     tools = [tool.template_dict() for tool in config.visible]
     messages = [prompts.chat_format.adapt_message(_template_message(one)) for one in body.messages or ()]
 
-    def render(conversation: Conversation) -> str:
+    def render(conversation: TemplateInput) -> str:
         adapted = _describe_tools(prompts.tokenizer, conversation)
         return prompts.template.render(
             adapted.messages,
@@ -133,10 +130,10 @@ def _render(
         )
 
     variables |= body.chat_template_kwargs or {}
-    return prompts.render(Conversation(messages, tools or None, variables), render, token, whole=whole)
+    return prompts.render(TemplateInput(messages, tools or None, variables), render, token, whole=whole)
 
 
-def _describe_tools(tokenizer: Tokenizer, conversation: Conversation) -> Conversation:
+def _describe_tools(tokenizer: Tokenizer, conversation: TemplateInput) -> TemplateInput:
     """The conversation for the template: tools in the messages, if it does not support them."""
     template = tokenizer.chat_template or ""
     if conversation.tools is not None:

@@ -217,7 +217,6 @@ async def _submit(
 
 
 async def _collect(response: ChatResponse) -> None:
-    """Wait for the end of all choices."""
     async for batch in response.call.batches():
         for _, delta in batch:
             response.model_fields.add(delta)

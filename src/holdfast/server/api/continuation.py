@@ -91,7 +91,6 @@ def _sent_answer(
 def _completion_request(
     body: ContinueRequest, prompt_ids: list[int], params: SamplingParams
 ) -> CompletionRequest:
-    """The completion request that the response answers."""
     shared = {
         name: getattr(body, name)
         for name in ContinueRequest.model_fields

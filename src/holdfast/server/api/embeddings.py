@@ -52,7 +52,6 @@ def embedding_routes(frontend: Frontend) -> APIRouter:
 
 
 async def _run(frontend: Frontend, call: Call, inputs: list[str | list[int]], body: EmbeddingRequest) -> None:
-    """Submit every input and wait for all results."""
     check_fields(call, body)
     add_special_tokens = body.add_special_tokens is not False
     params = score_params(deterministic=body.deterministic, **read_fields(body))

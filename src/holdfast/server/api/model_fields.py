@@ -40,11 +40,9 @@ def read_fields(body: ThinkingFields) -> dict[str, Any]:
 
 
 def _chunk_index(key: str) -> int:
-    """Parse a chunk index: JSON keys are strings."""
     if not key.isascii() or not key.isdigit() or len(key) > 8 or key != str(int(key)):
         raise invalid_value(
-            "forced_thoughts",
-            'the keys of forced_thoughts must be chunk indices, as strings, such as "0" or "17"',
+            "forced_thoughts", 'its keys must be chunk indices, as strings, such as "0" or "17"'
         )
     return int(key)
 

@@ -42,7 +42,10 @@ def sampling_params(
         name: getattr(body, name) for name in _SAME_NAMES if getattr(body, name) is not None
     }
     if body.stop is not None:
-        given["stop"] = _stops(body.stop, config.max_stops)
+        given["stop"] = body.stop
+        if not isinstance(body.stop, str) and len(body.stop) > config.max_stops:
+            message = f"stop may have at most {config.max_stops} strings, not {len(body.stop)}"
+            raise ApiError(400, message, param="stop", code="invalid_value")
     if body.logit_bias is not None:
         given["logit_bias"] = _biases(body.logit_bias)
     given |= read_fields(body)
@@ -64,9 +67,7 @@ def sampling_params(
 def refuse_contradictions(body: GenerationRequest) -> None:
     """Refuse fields of both completion routes that cannot be used together."""
     if body.stream_options is not None and not body.stream:
-        raise ApiError(
-            400, "stream_options requires stream to be true", param="stream_options", code="invalid_value"
-        )
+        raise invalid_value("stream_options", "it requires stream to be true")
     if body.prompt_logprobs is not None and body.stream:
         raise ApiError(
             400,
@@ -98,13 +99,11 @@ def prompt_list(
     if isinstance(value, str):
         return [value]
     if not value:
-        message = f"{param} is empty; it must have at least one token"
-        raise ApiError(400, message, param=param, code="invalid_value")
+        raise invalid_value(param, "it is empty; it must have at least one token")
     if isinstance(value[0], int):
         return [[one for one in value if isinstance(one, int)]]
     if len(value) > max_prompts:
-        message = f"{param} has {len(value)} prompts; at most {max_prompts} are allowed"
-        raise ApiError(400, message, param=param, code="invalid_value")
+        raise invalid_value(param, f"it has {len(value)} prompts; at most {max_prompts} are allowed")
     return [one for one in value if not isinstance(one, int)]
 
 
@@ -182,25 +181,9 @@ def _given_answer(
     return Delta(text, tuple(token_ids), token_logprobs=(math.nan,) * num_tokens)
 
 
-def _stops(stop: str | list[str], max_stops: int) -> str | list[str]:
-    if not isinstance(stop, str) and len(stop) > max_stops:
-        raise ApiError(
-            400,
-            f"stop may have at most {max_stops} strings, not {len(stop)}",
-            param="stop",
-            code="invalid_value",
-        )
-    return stop
-
-
 def _biases(given: Mapping[str, float]) -> dict[int, float]:
     bad = [key for key in given if not key.isascii() or not key.isdigit() or len(key) > 10]
     if bad:
         named = ", ".join(map(show, bad[:_MAX_NAMED])) + (", ..." if len(bad) > _MAX_NAMED else "")
-        raise ApiError(
-            400,
-            f"the keys of logit_bias must be token ids, as strings; these are none: {named}",
-            param="logit_bias",
-            code="invalid_value",
-        )
+        raise invalid_value("logit_bias", f"its keys must be token ids, as strings; these are none: {named}")
     return {int(key): bias for key, bias in given.items()}

@@ -194,7 +194,6 @@ class ChatFormat:
         return pieces.split(Delta(text, tuple(tail)))
 
     def _special_ids(self, texts: Sequence[str]) -> dict[int, str]:
-        """Those of these texts that are special tokens, by id."""
         ids = {self.tokenizer.special_id(text): text for text in texts}
         return {id_: text for id_, text in ids.items() if id_ is not None}
 
@@ -238,8 +237,6 @@ def choose_chat_format(
 
 
 class _PieceParser:
-    """Parses the pieces of a text."""
-
     def __init__(self, pieces: TokenPieces, parser: HarmonyParser | TagParser) -> None:
         self._pieces = pieces
         self._parser = parser

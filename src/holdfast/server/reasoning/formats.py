@@ -54,11 +54,6 @@ HARMONY = Harmony()
 _FORMATS: dict[str, ReasoningFormat] = {one.name: one for one in (QWEN3, DEEPSEEK_R1, MISTRAL, HARMONY)}
 
 
-def is_harmony(tokenizer: "Tokenizer", template: str) -> bool:
-    """Whether a model writes harmony: its template does, and its tokenizer has the tokens."""
-    return HARMONY.channel in template and _lacks(tokenizer) is None
-
-
 def choose_reasoning(
     tokenizer: "Tokenizer", template: str, name: ReasoningParserName = "auto"
 ) -> ReasoningFormat | None:
@@ -74,7 +69,7 @@ def choose_reasoning(
                 "choose another parser, or auto"
             )
         return _FORMATS[name]
-    if is_harmony(tokenizer, template):
+    if HARMONY.channel in template and _lacks(tokenizer) is None:
         return HARMONY
     return next((one for one in (QWEN3, MISTRAL) if one.closing in template), None)
 

@@ -36,8 +36,6 @@ _SPACE = " \t\n\r"
 
 
 class _Part(Enum):
-    """What a message becomes."""
-
     HEADER = auto()  # not known yet
     REASONING = auto()
     CONTENT = auto()
@@ -159,7 +157,6 @@ class HarmonyParser:
         self._emit(ContentDelta, "".join(one.text for one in self._header))
 
     def _add_text(self, text: str) -> None:
-        """More of the message's text."""
         if self._part is _Part.CALL and not self._is_forced:
             self._arguments.append(text)
         elif self._part is _Part.CALL:

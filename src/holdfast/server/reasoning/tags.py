@@ -120,7 +120,6 @@ class TagParser:
         return deltas
 
     def _think(self, text: str) -> list[ChoiceDelta]:
-        """More thinking, with the white space before it."""
         if not text:
             return []
         text = "".join((*self._space, text)) if self._has_thought else text.lstrip(_SPACE)

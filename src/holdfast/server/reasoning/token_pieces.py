@@ -91,7 +91,6 @@ class TokenPieces:
         self._pending.append(_Pending(text[len(before) :], is_control, is_dropped, 1))
 
     def _take(self, shown: str) -> list[Piece]:
-        """The pieces of newly shown text."""
         pieces: list[Piece] = []
         at = 0
         while self._pending:

@@ -39,13 +39,7 @@ def compute_capability(device: torch.device | None = None) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def _pdl_launch() -> PdlLaunch:
-    if compute_capability() < (9, 0):
-        return no_pdl
-    return {"PDL": True, "launch_pdl": True}
-
-
-pdl_launch: PdlLaunch = _pdl_launch()
+pdl_launch: PdlLaunch = no_pdl if compute_capability() < (9, 0) else {"PDL": True, "launch_pdl": True}
 
 
 @triton.jit

@@ -120,7 +120,6 @@ def _ref(model: type) -> dict[str, str]:
 
 
 def _schemas() -> dict[str, Any]:
-    """The schemas of all models, and of those they refer to."""
     bodies = [model for model in _MODELS.values() if issubclass(model, BaseModel)]
     answers = [model for model in _MODELS.values() if not issubclass(model, BaseModel)]
     _, read = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
