@@ -67,33 +67,12 @@ def test_defaults_are_not_sent(chat, server):
 
 
 def test_sampling_options_are_sent(chat, server):
-    options = ("-n", "9", "-t", "0", "--top-k", "3", "--min-p", "0.1", "--stop", "x", "--stop", "y", "-d")
-    options += (
-        "--logit-bias",
-        "70=-5",
-        "--allowed-token-id",
-        "4",
-        "--bad-word",
-        "no",
-        "--presence-penalty",
-        "1",
-    )
-    assert chat(*options).exit_code == 0
+    given = "-n 9 -t 0 --top-k 3 --min-p 0.1 --stop x --stop y -d --logit-bias 70=-5 --allowed-token-id 4"
+    assert chat(*given.split(), "--bad-word", "no", "--presence-penalty", "1").exit_code == 0
     body = server.completions()[0].body
-    wanted = {
-        "max_tokens": 9,
-        "temperature": 0.0,
-        "top_k": 3,
-        "min_p": 0.1,
-        "stop": ["x", "y"],
-        "deterministic": True,
-    }
-    wanted |= {
-        "logit_bias": {"70": -5.0},
-        "allowed_token_ids": [4],
-        "bad_words": ["no"],
-        "presence_penalty": 1.0,
-    }
+    wanted = {"max_tokens": 9, "temperature": 0.0, "top_k": 3, "min_p": 0.1, "stop": ["x", "y"]}
+    wanted |= {"deterministic": True, "logit_bias": {"70": -5.0}, "allowed_token_ids": [4]}
+    wanted |= {"bad_words": ["no"], "presence_penalty": 1.0}
     assert body | wanted == body
 
 

@@ -91,48 +91,20 @@ def parsed(group, *arguments):
 
 
 def test_sampling_options_become_params():
-    options = {
-        "--seed": "4",
-        "--n": "2",
-        "--stop": ".",
-        "--stop-token-id": "9",
-        "--bad-word": "no",
-        "--allowed-token-id": "5",
-        "--bad-token-id": "6",
-        "--top-p": "0.5",
-        "--top-k": "7",
-        "--min-p": "0.25",
-        "--presence-penalty": "1.5",
-        "--frequency-penalty": "1",
-        "--repetition-penalty": "1.2",
-        "--min-tokens": "2",
-        "--logprobs": "3",
-        "--prompt-logprobs": "1",
-    }
-    words = [word for option in options.items() for word in option]
-    biases = ("--logit-bias", "7=-1.5", "--logit-bias", "3=2", "--echo", "--ignore-eos", "--no-think")
-    assert parsed(SamplingOptions(), *words, *biases).params() == SamplingParams(
+    """Every name is tested by `test_every_setting_of_a_request_is_an_option`; here each type of value."""
+    given = "--seed 4 --stop . --stop-token-id 9 --bad-word no --top-p 0.5 --logprobs 3 --echo --no-think"
+    biases = ("--logit-bias", "7=-1.5", "--logit-bias", "3=2")
+    assert parsed(SamplingOptions(), *given.split(), *biases).params() == SamplingParams(
         max_tokens=128,
         temperature=0.7,
         seed=4,
-        n=2,
         stop=["."],
         stop_token_ids=[9],
         logit_bias={3: 2.0, 7: -1.5},
         bad_words=["no"],
-        allowed_token_ids=[5],
-        bad_token_ids=[6],
         top_p=0.5,
-        top_k=7,
-        min_p=0.25,
-        min_tokens=2,
         logprobs=3,
-        prompt_logprobs=1,
-        presence_penalty=1.5,
-        frequency_penalty=1.0,
-        repetition_penalty=1.2,
         echo=True,
-        ignore_eos=True,
         think=False,
     )
 

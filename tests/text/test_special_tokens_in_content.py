@@ -226,7 +226,7 @@ def test_special_tokens_in_content_are_text(case: str, kind: str) -> None:
     tokenizer = KINDS[kind](template)
     prompt = render(tokenizer, conversation)
     ids = encode(tokenizer, prompt)
-    assert prompt.text == render(tokenizer.with_controls_in_content(), conversation).text
+    assert prompt.text == render(tokenizer.adapted(controls_in_content=True), conversation).text
     assert control_texts(tokenizer, ids) == expected
     if kind.startswith(("byte", "whole")):
         assert tokenizer.decode(ids, skip_special_tokens=False) == prompt.text
@@ -282,7 +282,7 @@ def test_continued_message_with_special_tokens_stays_open() -> None:
 
 
 def test_allowed_special_tokens_control_the_model() -> None:
-    tokenizer = byte_level(CHATML).with_controls_in_content()
+    tokenizer = byte_level(CHATML).adapted(controls_in_content=True)
     prompt = render(tokenizer, say(f"a{END}"))
     assert prompt.content == ()
     assert control_texts(tokenizer, encode(tokenizer, prompt)) == [START, END, START, END, END, START]

@@ -75,10 +75,8 @@ class Frontend:
         located = locate(engine.model)
         self.about = located.about  # what to expect of a built-in demo model
         self.names = config.served_model_names or (located.name,)
-        tokenizer = open_tokenizer(
-            located.path,
-            chat_template=engine.chat_template,
-            controls_in_content=engine.allow_special_tokens_in_content,
+        tokenizer = open_tokenizer(located.path).adapted(
+            engine.chat_template, controls_in_content=engine.allow_special_tokens_in_content
         )
         self.prompts = PromptReader(
             tokenizer, choose_chat_format(tokenizer, config.reasoning_parser, config.tool_call_parser)

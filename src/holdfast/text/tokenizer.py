@@ -28,32 +28,9 @@ from holdfast.text.token_bounds import SLICE_CHARS, TokenBounds
 from holdfast.text.tokenizer_data import TokenizerData, TokenizerIdentity, guard_backend
 
 
-def open_tokenizer(
-    path: Path,
-    *,
-    metadata: Mapping[str, object] | None = None,
-    chat_template: str | None = None,
-    controls_in_content: bool = False,
-) -> "Tokenizer":
+def open_tokenizer(path: Path, *, metadata: Mapping[str, object] | None = None) -> "Tokenizer":
     """Return the tokenizer of a model folder or a GGUF file. With a GGUF file's `metadata` the file is not
-    read again.
-
-    `chat_template` is the source of a template that replaces the model's own. `controls_in_content`:
-    special tokens that clients type in messages and tools control the model.
-    """
-    return adapt_tokenizer(_open(path, metadata), chat_template, controls_in_content)
-
-
-def adapt_tokenizer(
-    tokenizer: "Tokenizer", chat_template: str | None = None, controls_in_content: bool = False
-) -> "Tokenizer":
-    """Return the tokenizer with the settings of `open_tokenizer`."""
-    if chat_template is not None:
-        tokenizer = tokenizer.with_chat_template(chat_template)
-    return tokenizer.with_controls_in_content() if controls_in_content else tokenizer
-
-
-def _open(path: Path, metadata: Mapping[str, object] | None) -> "Tokenizer":
+    read again."""
     if metadata is not None:
         return Tokenizer(read_gguf_tokenizer(metadata))
     if not path.exists():
@@ -252,13 +229,16 @@ class Tokenizer:
             known = self._bytes[id_] = self._find_bytes(id_)
         return known
 
-    def with_chat_template(self, source: str) -> "Tokenizer":
-        """Return the same tokenizer with this chat template and no other."""
-        return Tokenizer(replace(self._data, chat_templates={"default": source}))
+    def adapted(self, chat_template: str | None = None, *, controls_in_content: bool = False) -> "Tokenizer":
+        """Return the same tokenizer with other settings.
 
-    def with_controls_in_content(self) -> "Tokenizer":
-        """Return the same tokenizer; special tokens typed in messages and tools control the model."""
-        return Tokenizer(replace(self._data, controls_in_content=True))
+        chat_template: the source of a template that replaces the model's own.
+        controls_in_content: special tokens that clients type in messages and tools control the model.
+        """
+        data = replace(self._data, controls_in_content=controls_in_content)
+        if chat_template is not None:
+            data = replace(data, chat_templates={"default": chat_template})
+        return Tokenizer(data)
 
     def digest(self) -> str:
         """Return SHA-256 over everything that decides tokens, independent of the file's formatting."""

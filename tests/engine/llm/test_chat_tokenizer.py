@@ -58,7 +58,7 @@ def test_tools_reach_a_template_that_takes_them(tiny_llama: Path) -> None:
     source = (
         "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}{{ messages[0].content }}{{ x }}"
     )
-    tokenizer = ChatTokenizer(open_tokenizer(tiny_llama, chat_template=source))
+    tokenizer = ChatTokenizer(open_tokenizer(tiny_llama).adapted(source))
     assert tokenizer.apply_chat_template(TALK, TOOLS, tokenize=False, x="!") == "add;the fox!"
     assert tokenizer.apply_chat_template(TALK, [], tokenize=False, x=1) == "the fox1"
     tokenizer.close()

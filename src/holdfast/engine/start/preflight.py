@@ -20,7 +20,7 @@ from holdfast.models.locate import locate
 from holdfast.models.safetensors import read_config
 from holdfast.models.shapes import published_config
 from holdfast.structured.compiler import GrammarCompiler
-from holdfast.text.tokenizer import Tokenizer, adapt_tokenizer, byte_tokenizer, open_tokenizer
+from holdfast.text.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
 from holdfast.thinking.config import ThinkingConfig, read_thinking, thinking_folder
 from holdfast.worker.device import require_gpu
 
@@ -52,7 +52,8 @@ class OpenedModel:
             tokenizer = open_tokenizer(folder)
         else:
             tokenizer = byte_tokenizer()
-        return adapt_tokenizer(tokenizer, config.chat_template, config.allow_special_tokens_in_content)
+        controls = config.allow_special_tokens_in_content
+        return tokenizer.adapted(config.chat_template, controls_in_content=controls)
 
     @cached_property
     def chat_tokenizer(self) -> ChatTokenizer:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from holdfast.core.results import Delta
 from holdfast.server.api.chat_response import ChatChoice, ChatResponse, serve_chat
-from holdfast.server.api.response_fields import StreamUsage, holdfast_object, prompt_logprobs, usage
+from holdfast.server.api.response_fields import ChunkWriter, holdfast_object, prompt_logprobs, usage
 from holdfast.server.api.sampling import refuse_contradictions
 from holdfast.server.api.schema.objects import (
     ChatCompletion,
@@ -26,7 +26,7 @@ from holdfast.server.api.schema.openapi import ENGINE_ERRORS, documented
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.errors import ApiError, invalid_value
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.sse import DONE, KEEP_ALIVE, end_with_error, sse_event
+from holdfast.server.http.sse import KEEP_ALIVE, end_with_error
 from holdfast.server.tools.deltas import merge_deltas
 
 
@@ -83,38 +83,29 @@ async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
     """Chunks: the role of each choice, then the deltas; the last chunk has the `holdfast` object."""
     call, body = response.call, response.body
     head = {"object": "chat.completion.chunk", **_head(response)}
-    chunk_usage = StreamUsage(call, body.stream_options)
-    yield b"".join(_first_chunk(response, index, head, chunk_usage) for index in range(len(response.choices)))
+    chunks = ChunkWriter(call, head, body.stream_options, response.model_fields)
+    yield b"".join(_first_chunk(response, index, chunks) for index in range(len(response.choices)))
     num_unfinished = len(response.choices)
-    model_fields = response.model_fields
     last: dict[str, Any] = {}
     async for batch in call.batches():
         events = [] if batch else [KEEP_ALIVE]
         for _, delta in batch:
             if delta.finish_reason == "error":
                 continue  # sent as an error event when the result arrives
-            model_fields.add(delta)
+            response.model_fields.add(delta)
             for choice in _chunk_choices(response, delta):
                 num_unfinished -= choice["finish_reason"] is not None
                 if num_unfinished == 0:
                     last = choice
                     break
-                chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **model_fields.of_chunk()}
-                events.append(sse_event(chunk))
+                events.append(chunks.chunk(choice))
         if events:
             yield b"".join(events)
     response.finished()
-    details = {"holdfast": holdfast_object(call, **model_fields.rest())}
-    if chunk_usage.is_wanted:
-        end = sse_event({**head, "choices": [last], **chunk_usage.of_chunk()})
-        counts = usage(call, response.num_reasoning_tokens)
-        end += sse_event({**head, "choices": [], "usage": counts, **details})
-    else:
-        end = sse_event({**head, "choices": [last], **details})
-    yield end + DONE
+    yield chunks.end(last, response.num_reasoning_tokens)
 
 
-def _first_chunk(response: ChatResponse, index: int, head: dict[str, Any], chunk_usage: StreamUsage) -> bytes:
+def _first_chunk(response: ChatResponse, index: int, chunks: ChunkWriter) -> bytes:
     """The role of a choice."""
     first = {
         "index": index,
@@ -124,7 +115,7 @@ def _first_chunk(response: ChatResponse, index: int, head: dict[str, Any], chunk
     }
     wants_ids = response.body.return_token_ids and index == 0
     ids = {"prompt_token_ids": response.call.prompts[0]} if wants_ids else {}
-    return sse_event({**head, "choices": [first], **chunk_usage.of_chunk(), **ids})
+    return chunks.chunk(first, **ids)
 
 
 def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]:

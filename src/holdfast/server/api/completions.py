@@ -17,7 +17,7 @@ from holdfast.core.results import Delta, Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.server.api.model_fields import ModelFields, check_fields
 from holdfast.server.api.response_fields import (
-    StreamUsage,
+    ChunkWriter,
     TextLogprobs,
     holdfast_object,
     matched_stop,
@@ -40,7 +40,7 @@ from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
-from holdfast.server.http.sse import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
+from holdfast.server.http.sse import KEEP_ALIVE, EventStreamResponse, JSONResponse
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -181,14 +181,14 @@ class CompletionResponse:
 async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
     """One chunk for each delta; the last chunk has the `holdfast` object."""
     call, body = response.call, response.body
+    model_fields = ModelFields(call)
     head = {"object": "text_completion", **response.head()}
-    chunk_usage = StreamUsage(call, body.stream_options)
+    chunks = ChunkWriter(call, head, body.stream_options, model_fields)
     last_ids: dict[int, tuple[int, ...]] = {}
     writers: dict[int, TextLogprobs] = {}
     started: set[int] = set()
     reasons: dict[int, str] = {}
     last: dict[str, Any] = {}
-    model_fields = ModelFields(call)
     async for batch in call.batches():
         events = [] if batch else [KEEP_ALIVE]
         for at, delta in batch:
@@ -216,21 +216,13 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
                 reasons[index] = delta.finish_reason
                 choice |= _end_fields(delta, last_ids.get(index, ()))
             if len(reasons) == len(call.streams) * response.params.n:
-                # Sent with the `holdfast` object, when all results are known.
-                last = {**head, "choices": [choice]}
+                last = choice
                 continue
-            chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **model_fields.of_chunk()}
-            events.append(sse_event(chunk))
+            events.append(chunks.chunk(choice))
         if events:
             yield b"".join(events)
     call.finished([reasons[index] for index in sorted(reasons)])
-    details = {"holdfast": holdfast_object(call, **model_fields.rest())}
-    if chunk_usage.is_wanted:
-        end = sse_event({**last, **chunk_usage.of_chunk()})
-        end += sse_event({**head, "choices": [], "usage": usage(call), **details})
-    else:
-        end = sse_event({**last, **details})
-    yield end + DONE
+    yield chunks.end(last)
 
 
 async def _collect(response: CompletionResponse) -> Completion:

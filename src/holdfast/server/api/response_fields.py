@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.core.results import Delta, Result
 from holdfast.core.step_plan import TokenLogprob
+from holdfast.server.api.model_fields import ModelFields
 from holdfast.server.api.schema.objects import (
     ChatCompletionLogprobs,
     ChatCompletionTokenLogprob,
@@ -22,6 +23,7 @@ from holdfast.server.api.schema.objects import (
 )
 from holdfast.server.api.schema.requests import StreamOptions
 from holdfast.server.call import Call
+from holdfast.server.http.sse import DONE, sse_event
 from holdfast.server.prompts import PromptReader
 from holdfast.text.detokenizer import Detokenizer
 
@@ -70,17 +72,38 @@ def matched_stop(delta: Delta, token_ids: Sequence[int]) -> str | int | None:
     return delta.stop_reason
 
 
-class StreamUsage:
-    """The field `usage` of a stream's chunks."""
+class ChunkWriter:
+    """Writes the chunks of a stream. head: the fields that all of them have.
 
-    def __init__(self, call: Call, options: StreamOptions | None) -> None:
+    Without `include_usage` they have no field `usage`. With it, it is null, or with `continuous_usage_stats` the
+    counts so far. A chunk has those of the model's fields that were not sent yet.
+    """
+
+    def __init__(
+        self, call: Call, head: dict[str, Any], options: StreamOptions | None, model_fields: ModelFields
+    ) -> None:
         self._call = call
-        self.is_wanted = options is not None and bool(options.include_usage)
-        self._is_continuous = self.is_wanted and bool(options and options.continuous_usage_stats)
+        self._head = head
+        self._model_fields = model_fields
+        self._has_usage = options is not None and bool(options.include_usage)
+        self._is_continuous = self._has_usage and bool(options and options.continuous_usage_stats)
 
-    def of_chunk(self) -> dict[str, Any]:
-        """Null, or with `continuous_usage_stats` the counts so far; no field without `include_usage`."""
-        if not self.is_wanted:
+    def chunk(self, choice: dict[str, Any], **fields: Any) -> bytes:
+        model_fields = self._model_fields.of_chunk()
+        return sse_event({**self._head, "choices": [choice], **self._usage(), **model_fields, **fields})
+
+    def end(self, last: dict[str, Any], num_reasoning_tokens: int | None = None) -> bytes:
+        """The last chunk, once all results are known, with the `holdfast` object. The usage comes after it, and
+        has that object then."""
+        details = {"holdfast": holdfast_object(self._call, **self._model_fields.rest())}
+        if not self._has_usage:
+            return sse_event({**self._head, "choices": [last], **details}) + DONE
+        counts = usage(self._call, num_reasoning_tokens)
+        end = sse_event({**self._head, "choices": [last], **self._usage()})
+        return end + sse_event({**self._head, "choices": [], "usage": counts, **details}) + DONE
+
+    def _usage(self) -> dict[str, Any]:
+        if not self._has_usage:
             return {}
         return {"usage": TokenCounts(*_token_counts(self._call)) if self._is_continuous else None}
 
