@@ -18,8 +18,8 @@ import random
 from dataclasses import dataclass, field, replace
 
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
+from holdfast_thinking.grammar.words import FEW_NAMES, SENTENCES
 from holdfast_thinking.settings import TrainingSettings
-from holdfast_thinking.tasks.filler import NAMES, SENTENCES
 
 # fmt: off
 _COLOURS = ("red", "blue", "green", "yellow", "black", "white", "grey", "brown")
@@ -136,7 +136,7 @@ class Entities:
     def _begin(self, rng: random.Random, starts_with_people: bool) -> _Story:
         """What is in the boxes at first."""
         filled = self._fill(rng, rng.sample(_COLOURS, rng.randint(2, 4)))
-        world = _World(tuple(rng.sample(NAMES, rng.randint(2, 4))))
+        world = _World(tuple(rng.sample(FEW_NAMES, rng.randint(2, 4))))
         story = _Story(world)
         for who in world.people[: rng.randint(1, len(world.people))] if starts_with_people else ():
             story.tell(*self._walk(rng, world, who))

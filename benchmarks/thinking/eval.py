@@ -32,7 +32,7 @@ from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE
 from holdfast.thinking.log import thought_logs
 from holdfast_thinking.data.words import read_words
 from holdfast_thinking.eval.model import EvalModel, EvalPrompt, OpenLLM
-from holdfast_thinking.tasks.filler import NAMES, SENTENCES
+from holdfast_thinking.grammar.words import FEW_NAMES, SENTENCES
 from holdfast_thinking.tasks.parity import STATES
 
 Row = dict[str, Any]
@@ -142,7 +142,9 @@ def _coin_text(model: EvalModel, gap: int | None, rng: np.random.Generator, most
         words = "".join(f" {rng.choice(SENTENCES)}" for _ in range(1 if gap is None else gap))
         flips = gap is not None and rng.random() < 0.7
         if gap is not None:
-            words += f" {rng.choice(NAMES)}" + (" flips the coin." if flips else " doesn't flip the coin.")
+            words += f" {rng.choice(FEW_NAMES)}" + (
+                " flips the coin." if flips else " doesn't flip the coin."
+            )
         more = encode(words, add_special_tokens=False).ids
         if len(ids) + len(more) + len(asked) > most_tokens:
             break

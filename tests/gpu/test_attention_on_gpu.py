@@ -5,15 +5,30 @@ import math
 import pytest
 import torch
 from gpu_numbers import HAS_GPU, assert_near, random, same_bits
-from paged_kv import PagedKV, make_store
 from torch import Tensor
 
 from holdfast.numerics.backends.triton.attention import paged
 from holdfast.numerics.ops import Backend
+from support.paged_kv import PagedKV, shuffled_pages, stored
 
 HEADS = [(32, 8, 128), (9, 3, 64), (16, 8, 128), (12, 2, 128)] if HAS_GPU else [(4, 2, 16), (3, 1, 24)]
 CONTEXTS = [8192, 32768] if HAS_GPU else [330]
 WINDOWS = [None, 1, 50, 1000] if HAS_GPU else [None, 50]
+
+
+def make_store(
+    backend: Backend, dtype: torch.dtype, lengths: list[int], kv_heads: int, width: int, page_seed: int = 0
+) -> PagedKV:
+    """Unwritten slots hold NaN."""
+    num_pages, table = shuffled_pages(lengths, backend.page_size, page_seed)
+    layer = backend.new_kv_layer(num_pages, kv_heads, width)
+    layer.keys.fill_(float("nan"))
+    layer.values.fill_(float("nan"))
+    keys, values = (
+        [random(n, kv_heads, width, dtype=dtype, device=backend.device, seed=n + of) for n in lengths]
+        for of in (0, 1)
+    )
+    return stored(backend, layer, table, keys, values)
 
 
 def exact(q: Tensor, store: PagedKV, request: int, position: int, scale: float, window: int | None) -> Tensor:

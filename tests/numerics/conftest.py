@@ -7,7 +7,6 @@ its shape (see `support.shape_dependent_gemm`), so no test depends on the CPU's 
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor
 
 from holdfast.numerics.backends.select_backend import open_backend
-from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.forward_batch import KVLayer
 from holdfast.numerics.ops import Backend
 from support.moved import moved_to
+from support.paged_kv import PagedKV, shuffled_pages, stored
 from support.shape_dependent_gemm import use_shape_dependent_dot, use_shape_dependent_gemm
 
 HAS_CUDA = torch.cuda.is_available()
@@ -148,55 +148,21 @@ def assert_near() -> Callable[[Tensor, Tensor], None]:
     return check
 
 
-@dataclass(frozen=True)
-class PagedSequences:
-    """Sequences of given lengths in shuffled pages. Slots that were never written hold NaN."""
-
-    layer: KVLayer
-    page_table: Tensor  # int32 [sequences, max_pages]
-    keys: list[Tensor]  # per sequence [length, KVH, D]
-    values: list[Tensor]
-
-    @property
-    def page_size(self) -> int:
-        return self.layer.keys.shape[3]
-
-    def batch(self, spans: list[tuple[int, int, int]], padding: int = 0) -> ForwardBatch:
-        """spans: (sequence, first position, number of tokens)."""
-        positions = [p for _, first, n in spans for p in range(first, first + n)]
-        owners = [s for s, _, n in spans for _ in range(n)]
-        pages = [int(self.page_table[s, p // self.page_size]) for s, p in zip(owners, positions, strict=True)]
-        slots = [g * self.page_size + p % self.page_size for g, p in zip(pages, positions, strict=True)]
-        starts = [0]
-        for _, _, n in spans:
-            starts.append(starts[-1] + n)
-        return ForwardBatch(
-            token_ids=torch.zeros(len(positions) + padding, dtype=torch.int64),
-            positions=torch.tensor(positions + [0] * padding),
-            slots=torch.tensor(slots + [-1] * padding),
-            span_starts=torch.tensor(starts, dtype=torch.int32),
-            page_table=self.page_table[[s for s, _, _ in spans]].contiguous(),
-        )
-
-
 def _small_integers(*shape: int, generator: torch.Generator) -> Tensor:
     return torch.randint(-1, 2, shape, generator=generator).float()
 
 
 @pytest.fixture
-def make_sequences() -> Callable[..., PagedSequences]:
+def make_sequences() -> Callable[..., PagedKV]:
     def make(
         backend: Backend, dtype: torch.dtype, lengths: list[int], kv_heads: int, width: int,
         page_size: int, *, page_seed: int = 0, integers: bool = False,
-    ) -> PagedSequences:  # fmt: skip
+    ) -> PagedKV:  # fmt: skip
         generator = torch.Generator().manual_seed(1)
         draw = _small_integers if integers else torch.randn
         if backend.recipe.path == "triton":
             page_size = backend.page_size
-        max_pages = max(-(-n // page_size) for n in lengths)
-        num_pages = max_pages * len(lengths) + 3
-        order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(page_seed))
-        table = order[: max_pages * len(lengths)].view(len(lengths), max_pages).int()
+        num_pages, table = shuffled_pages(lengths, page_size, page_seed)
         layer = KVLayer(
             torch.full((num_pages, kv_heads, width, page_size), float("nan"), dtype=dtype),
             torch.full((num_pages, kv_heads, page_size, width), float("nan"), dtype=dtype),
@@ -205,9 +171,6 @@ def make_sequences() -> Callable[..., PagedSequences]:
             layer = KVLayer(torch.full_like(layer.values, float("nan")).transpose(2, 3), layer.values)
         keys = [draw(n, kv_heads, width, generator=generator).to(dtype) for n in lengths]
         values = [draw(n, kv_heads, width, generator=generator).to(dtype) for n in lengths]
-        sequences = PagedSequences(layer, table, keys, values)
-        batch = sequences.batch([(s, 0, n) for s, n in enumerate(lengths)])
-        backend.store_kv(torch.cat(keys), torch.cat(values), layer, batch.slots)
-        return sequences
+        return stored(backend, layer, table, keys, values)
 
     return make

@@ -158,7 +158,7 @@ class ReplicaPool:
         """Join the application's replicas until stopped."""
         self._loop = asyncio.get_running_loop()
         tables[self._application, ENGINE] = self._table
-        handle = self._given_handle or serve.get_deployment_handle(ENGINE, self._application)
+        handle = self._given_handle or await self._find_deployment()
         # In this event loop: calls need no other thread, and cancelling one never blocks.
         handle._init(_run_router_in_separate_loop=False)
         self._handle = handle.options(method_name="wait_for_end")
@@ -173,6 +173,16 @@ class ReplicaPool:
         finally:
             stopped.cancel()
             await self._leave(handle)
+
+    async def _find_deployment(self) -> Any:
+        """Return the handle of the engines' deployment, which Ray may not have made yet."""
+        while True:
+            try:
+                return serve.get_deployment_handle(ENGINE, self._application)
+            except KeyError:
+                if self._failure is not None:
+                    raise self._failure from None
+                await asyncio.sleep(_FIRST_RETRY)
 
     def fail(self, error: Exception) -> None:
         """Have `run` raise this: no replica can be had. Any thread may call it."""

@@ -16,7 +16,7 @@ from holdfast.engine.llm.llm import LLM
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast_thinking.data.source import draw_prompts
 from holdfast_thinking.data.words import read_words
-from holdfast_thinking.tasks.filler import NAMES
+from holdfast_thinking.grammar.words import FEW_NAMES
 
 _general = read_words("general")
 _STORY_SHARE = 0.3  # of the prompts
@@ -74,7 +74,7 @@ def training_prompts(count: int, seed: int) -> list[str]:
 
 def _story(rng: random.Random) -> str:
     """Something happens to a thing, or the number of some things changes; then a question."""
-    people = dict(zip("NM", rng.sample(NAMES, 2), strict=True))
+    people = dict(zip("NM", rng.sample(FEW_NAMES, 2), strict=True))
     if rng.random() < 0.5:
         thing, states, *events = rng.choice(_general.SWITCHED).split("|")
         state, other = rng.sample(states.split("/"), 2)

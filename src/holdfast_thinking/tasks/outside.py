@@ -11,7 +11,7 @@ from holdfast_thinking.data.text_examples import QUESTION_END, TextExample
 from holdfast_thinking.data.words import read_words
 from holdfast_thinking.grammar import words
 from holdfast_thinking.grammar.coin import idle_clause
-from holdfast_thinking.tasks.filler import SENTENCES
+from holdfast_thinking.grammar.words import SENTENCES
 
 _idle, _outside = read_words("idle"), read_words("outside")
 OUTSIDE = " I only know coins and variables."

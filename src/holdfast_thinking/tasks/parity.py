@@ -12,8 +12,8 @@ import random
 
 from holdfast_thinking.data.text_examples import TextExample, ThoughtStep
 from holdfast_thinking.data.words import read_words
-from holdfast_thinking.tasks.filler import (
-    NAMES,
+from holdfast_thinking.grammar.words import (
+    FEW_NAMES,
     OPENINGS,
     SENTENCES,
     byte_names,
@@ -37,7 +37,7 @@ class Parity:
     def words(self) -> list[str]:
         starts = [text.format(state) for state in STATES for text in _words.STARTS]
         verbs = [text.replace("|", "") for ways in (*_SENTENCES, *_CLAUSES) for text in ways]
-        said = [f" {each}" for each in (*starts, *NAMES, *STATES)]
+        said = [f" {each}" for each in (*starts, *FEW_NAMES, *STATES)]
         return [*OPENINGS, *SENTENCES, *starts, *said, *verbs, *_words.JOINERS, *_words.QUESTIONS, " So", ":"]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
@@ -51,7 +51,7 @@ class Parity:
             text += joiner
             if not is_chained or not number or joiner == ".":  # between clauses there is no filler
                 text += draw_filler(rng, rate)
-            name = rng.choice(_BYTE_NAMES if rng.random() < 0.05 else NAMES)
+            name = rng.choice(_BYTE_NAMES if rng.random() < 0.05 else FEW_NAMES)
             is_flip = rng.random() < share
             state ^= is_flip
             verb, rest = rng.choice(ways[is_flip]).split("|")

@@ -17,8 +17,8 @@ values are a thought as well. As a chain of thought: " a = 8. c = 1. So 1."; wit
 import random
 
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
+from holdfast_thinking.grammar.words import OPENINGS, SENTENCES, draw_filler, draw_opening, draw_rate
 from holdfast_thinking.settings import ThoughtContent
-from holdfast_thinking.tasks.filler import OPENINGS, SENTENCES, draw_filler, draw_opening, draw_rate
 
 LETTERS = "abcdkmnpxyz"
 NUM_VARIABLES = 3

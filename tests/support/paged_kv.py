@@ -1,10 +1,10 @@
-"""Requests of given lengths in shuffled KV pages, and batches over them. Unwritten slots hold NaN."""
+"""Requests of given lengths in shuffled KV pages, and batches over them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
-from gpu_numbers import random
 from torch import Tensor
 
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
@@ -20,8 +20,12 @@ class PagedKV:
     keys: list[Tensor]  # of each request [length, KVH, D]
     values: list[Tensor]
 
-    def batch(self, spans: list[SpanTuple], padding: int = 0) -> ForwardBatch:
-        size, device = self.layer.keys.shape[3], self.layer.keys.device
+    @property
+    def page_size(self) -> int:
+        return self.layer.keys.shape[3]
+
+    def batch(self, spans: Sequence[SpanTuple], padding: int = 0) -> ForwardBatch:
+        size, device = self.page_size, self.layer.keys.device
         positions = [at for _, first, count in spans for at in range(first, first + count)]
         requests = [request for request, _, count in spans for _ in range(count)]
         pages = [int(self.page_table[r, at // size]) for r, at in zip(requests, positions, strict=True)]
@@ -53,27 +57,19 @@ class PagedKV:
         return replace(batch, tiles=found, num_short_tiles=sum(tile[0] == short for tile in tiles))
 
 
-def make_store(
-    backend: Backend,
-    dtype: torch.dtype,
-    lengths: list[int],
-    kv_heads: int,
-    width: int,
-    page_seed: int = 0,
-) -> PagedKV:
-    size, device = backend.page_size, backend.device
-    max_pages = max(-(-length // size) for length in lengths)
+def shuffled_pages(lengths: Sequence[int], page_size: int, seed: int = 0) -> tuple[int, Tensor]:
+    """Return the number of pages, a few more than needed, and a page table."""
+    max_pages = max(-(-length // page_size) for length in lengths)
     num_pages = max_pages * len(lengths) + 3
-    order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(page_seed))
-    table = order[: max_pages * len(lengths)].view(len(lengths), max_pages).int()
-    layer = backend.new_kv_layer(num_pages, kv_heads, width)
-    layer.keys.fill_(float("nan"))
-    layer.values.fill_(float("nan"))
-    keys = [random(length, kv_heads, width, dtype=dtype, device=device, seed=length) for length in lengths]
-    values = [
-        random(length, kv_heads, width, dtype=dtype, device=device, seed=length + 1) for length in lengths
-    ]
-    store = PagedKV(layer, table, keys, values)
-    batch = store.batch([(request, 0, length) for request, length in enumerate(lengths)])
+    order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed))
+    return num_pages, order[: max_pages * len(lengths)].view(len(lengths), max_pages).int()
+
+
+def stored(
+    backend: Backend, layer: KVLayer, page_table: Tensor, keys: list[Tensor], values: list[Tensor]
+) -> PagedKV:
+    """Write keys and values of all requests."""
+    kv = PagedKV(layer, page_table, keys, values)
+    batch = kv.batch([(request, 0, len(one)) for request, one in enumerate(keys)])
     backend.store_kv(torch.cat(keys), torch.cat(values), layer, batch.slots)
-    return store
+    return kv
