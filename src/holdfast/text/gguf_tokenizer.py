@@ -24,17 +24,18 @@ from holdfast.text.tokenizer_data import (
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+LLAMA3 = CONTRACTIONS + (
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_SUFFIX = f"{CONTRACTIONS}?"
 _GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}|"
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -52,12 +53,12 @@ _PRE_TOKENIZERS = {
     "starcoder": _DIGITS,
     "refact": _DIGITS,
     "command-r": _DIGITS,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "dbrx": _LLAMA3,  # OLMo 2, Phi-4
+    "llama-bpe": LLAMA3,
+    "llama3": LLAMA3,
+    "llama-v3": LLAMA3,
+    "qwen2": QWEN2,
+    "deepseek-r1-qwen": QWEN2,
+    "dbrx": LLAMA3,  # OLMo 2, Phi-4
     "gpt-4o": _GPT4O,  # gpt-oss, Phi-4-mini
     "tekken": _TEKKEN,
 }
@@ -176,7 +177,7 @@ def _build_byte_level(ggml: _GgmlFields) -> tuple[Tokenizer, bool]:
     pattern = _PRE_TOKENIZERS[pre]
     pairs = [_split_merge(merge) for merge in merges]
     backend = _make_bpe(ggml, pairs, ignore_merges=pre in _WITH_WHOLE_WORDS)
-    if pattern == _QWEN2:
+    if pattern == QWEN2:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _pre_tokenizer(pattern)
     backend.decoder = decoders.ByteLevel()

@@ -20,19 +20,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from holdfast.core.cancel_token import CancelToken
+from holdfast.text.gguf_tokenizer import CONTRACTIONS, LLAMA3, QWEN2
 
 SLICE_CHARS = 1 << 16
 _SPACES = frozenset(b" \t\n\v\f\r")
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPELLED = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"  # CONTRACTIONS without a flag
 # Patterns of which no match contains a visible character and a space after it.
-_PATTERNS = frozenset(
-    contraction + rest
-    for contraction in (_CONTRACTIONS, "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
-    for rest in (
-        rf"|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        for digits in ("", "{1,3}")
-    )
-)
+_PATTERNS = {one.replace(CONTRACTIONS, each) for one in (LLAMA3, QWEN2) for each in (CONTRACTIONS, _SPELLED)}
 
 
 class TokenBounds:
