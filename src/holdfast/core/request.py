@@ -150,7 +150,7 @@ class RequestDefaults:
         return self.deterministic if asked is None else asked
 
     def decide(self, params: SamplingParams, prompt_len: int, max_model_len: int) -> SamplingParams:
-        """The parameters with `deterministic` and max_tokens decided."""
+        """Return the parameters with `deterministic` and max_tokens decided."""
         if params.deterministic is None:
             params = copy(params)  # `replace` would check every value again
             object.__setattr__(params, "deterministic", self.deterministic)
@@ -159,7 +159,7 @@ class RequestDefaults:
         return params
 
     def seed_of(self, params: SamplingParams) -> int:
-        """The request's seed, else the engine's."""
+        """Return the request's seed, else the engine's."""
         if params.seed is not None:
             return params.seed
         if self.seed is not None:
@@ -171,7 +171,7 @@ NO_DEFAULTS = RequestDefaults()
 
 
 def branch_seed(seed: int, index: int) -> int:
-    """The seed of the index-th answer. The first has the request's own."""
+    """Return the seed of the index-th answer. The first has the request's own."""
     if index == 0:
         return seed
     value = (seed + index * 0x9E3779B97F4A7C15) & _MASK

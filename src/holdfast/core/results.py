@@ -50,7 +50,7 @@ def sum_stats(stats: Sequence[Stats]) -> Stats:
 
 
 def weakest(modes: Iterable[Determinism]) -> Determinism:
-    """The guarantee that holds for several answers together: the weakest of theirs."""
+    """Return the guarantee that holds for several answers together: the weakest of theirs."""
     return min(modes, key=_WEAKEST_FIRST.index, default="none")
 
 
@@ -163,7 +163,7 @@ class CompletionOutput:
         return sum(one.logprob for one in self.choice.logprobs)
 
     def finished(self) -> bool:
-        """Whether the answer has ended: always."""
+        """Return whether the answer has ended: always."""
         return True
 
 
@@ -228,16 +228,16 @@ class Result:
 
     @property
     def finished(self) -> bool:
-        """Whether the request has ended: a result is made at its end."""
+        """Return whether the request has ended: a result is made at its end."""
         return True
 
     def __iter__(self) -> "Iterator[Result]":
-        """The result itself, once. vLLM's `chat` returns a list for one conversation, too; code
+        """Return the result itself, once. vLLM's `chat` returns a list for one conversation, too; code
         written for it reads our single result: `for output in llm.chat(messages)`."""
         yield self
 
     def __getitem__(self, index: int) -> "Result":
-        """The result itself, at 0. See `__iter__`."""
+        """Return the result itself, at 0. See `__iter__`."""
         return (self,)[index]
 
     def __len__(self) -> int:
@@ -245,12 +245,12 @@ class Result:
 
 
 def with_changes(result: Result, **changes: Any) -> Result:
-    """The result with these fields changed. A pending receipt stays pending."""
+    """Return the result with these fields changed. A pending receipt stays pending."""
     return replace(result, **{"receipt": result.__dict__.get("receipt"), **changes})
 
 
 def decode_result(result: Result, texts: TokenTexts, **changes: Any) -> Result:
-    """The result with the texts of the tokens in its logprobs, and with these fields changed. The
+    """Return the result with the texts of the tokens in its logprobs, and with these fields changed. The
     logprobs of the answer are decoded when they are read."""
     if any(choice.logprobs for choice in result.choices):
         changes["choices"] = tuple(_decode_choice(choice, texts) for choice in result.choices)
@@ -311,7 +311,7 @@ class RequestOutput(NamedTuple):
 
 
 def decode_delta(delta: Delta, texts: TokenTexts) -> Delta:
-    """The delta with the texts of the tokens in its logprobs."""
+    """Return the delta with the texts of the tokens in its logprobs."""
     if not delta.logprobs:
         return delta
     return delta._replace(logprobs=tuple([with_texts(one, texts) for one in delta.logprobs]))

@@ -182,7 +182,7 @@ class SamplingParams:
 
     @property
     def penalises(self) -> bool:
-        """Whether earlier tokens change the logits of later ones."""
+        """Return whether earlier tokens change the logits of later ones."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     @property

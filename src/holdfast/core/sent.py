@@ -66,7 +66,7 @@ class Sent:
         return tuple(map(TokenLogprob, self.token_ids, self.values))
 
     def before_last(self) -> "Sent":
-        """An answer that ended, before its last token, which ends it again."""
+        """Return an answer that ended, before its last token, which ends it again."""
         return replace(
             self,
             token_ids=self.token_ids[:-1],

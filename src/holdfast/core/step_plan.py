@@ -79,7 +79,7 @@ class Sampling:
 
     @property
     def needs_history(self) -> bool:
-        """Whether sampling depends on the ids of the tokens before."""
+        """Return whether sampling depends on the ids of the tokens before."""
         return self.params.penalises or bool(self.bad_words)
 
 
@@ -129,7 +129,7 @@ class Span:
         return len(self.scored_ids)
 
     def head(self, num_tokens: int) -> "Span":
-        """The span of its first num_tokens tokens."""
+        """Return the span of its first num_tokens tokens."""
         if num_tokens == len(self.token_ids):
             return self
         num_cut = max(0, self.sample_from - num_tokens)

@@ -20,7 +20,7 @@ def is_stop_token(token_id: int, params: SamplingParams, eos_ids: Collection[int
 def finish_reason(
     token_id: int, num_output: int, text_stopped: bool, params: SamplingParams, eos_ids: Collection[int]
 ) -> FinishReason | None:
-    """Why the answer ends with this token, its num_output-th, or None if it continues.
+    """Return why the answer ends with this token, its num_output-th, or None if it continues.
 
     A stop token before min_tokens is sampled only if the grammar allows no other token. It ends the
     answer, too.
@@ -50,7 +50,7 @@ def find_stop(text: str, searched_len: int, stops: Sequence[str]) -> tuple[int, 
 
 
 def held_back_len(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of text may be the start of a stop string, and so cannot be
+    """Return how many characters at the end of text may be the start of a stop string, and so cannot be
     shown yet."""
     longest = 0
     for stop in stops:

@@ -136,7 +136,7 @@ class Grammar(Protocol):
         """Back to the first token of the answer."""
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens are valid, one after another, after the committed tokens."""
+        """Return how many of these tokens are valid, one after another, after the committed tokens."""
 
     def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
         """Return which tokens may come at the last `num_masks` of len(candidates) + 1 positions: after the

@@ -152,7 +152,7 @@ class AnswerOutput:
         return Delta(index=self.index, thoughts=tuple(thoughts))
 
     def finish(self, ended: RequestEnded) -> tuple[Delta, Choice]:
-        """The last delta and the whole answer."""
+        """Return the last delta and the whole answer."""
         self._detokenize()
         if self._stop is None:
             self._append(self._detokenizer.flush())
@@ -174,7 +174,7 @@ class AnswerOutput:
         return delta, choice
 
     def _stop_reason(self) -> str | int | None:
-        """The stop string or the id in stop_token_ids that ended the text.
+        """Return the stop string or the id in stop_token_ids that ended the text.
 
         An end-of-text token is none, also if stop_token_ids has it.
         """
@@ -184,7 +184,7 @@ class AnswerOutput:
         return last if last in self.request.params.stop_ids and last not in self._eos_ids else None
 
     def _show(self, end: int) -> str:
-        """The text up to here that was not shown before."""
+        """Return the text up to here that was not shown before."""
         text = self._text[self._shown_len : end]
         if self._echo:
             text, self._echo = self._echo + text, ""

@@ -128,7 +128,7 @@ class BackgroundWork:
 
     @property
     def is_left(self) -> bool:
-        """Whether there are graphs to capture, or a certificate to make or to adopt."""
+        """Return whether there are graphs to capture, or a certificate to make or to adopt."""
         is_certifying = self.certifier is not None and self.certifier.failure is None
         return is_certifying or self.warm_up is not None
 

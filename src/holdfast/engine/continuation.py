@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def continued_params(receipt: Receipt, max_tokens: int) -> SamplingParams:
-    """The settings of the receipt's request with another token limit.
+    """Return the settings of the receipt's request with another token limit.
 
     No bit of a token depends on it. Raises `InvalidRequest` if there is nothing to continue.
     """

@@ -120,7 +120,7 @@ class Engine:
 
     @property
     def has_requests(self) -> bool:
-        """Whether a request waits or runs. Without one there may still be a spot check to run."""
+        """Return whether a request waits or runs. Without one there may still be a spot check to run."""
         return self.scheduler.num_waiting + self.scheduler.num_running > 0
 
     @property
@@ -138,7 +138,7 @@ class Engine:
 
     @property
     def has_background_work(self) -> bool:
-        """Whether an idle engine has graphs to capture, or a certificate to make or to adopt."""
+        """Return whether an idle engine has graphs to capture, or a certificate to make or to adopt."""
         return self.background.is_left
 
     def prepare(
@@ -162,7 +162,7 @@ class Engine:
         return self._input_processor.check(request, token)
 
     def prepares_quickly(self, params: SamplingParams) -> bool:
-        """Whether `check_request` need not compile a grammar nor tokenise bad words for these
+        """Return whether `check_request` need not compile a grammar nor tokenise bad words for these
         settings."""
         return self._input_processor.is_quick(params)
 
@@ -299,7 +299,7 @@ class Engine:
         num_pages: int | None = None,
         grammars: GrammarFactory | None = None,
     ) -> "Engine":
-        """The same model under another schedule, with an empty cache.
+        """Return the same model under another schedule, with an empty cache.
 
         The old engine must not be used any more.
         """
@@ -337,7 +337,7 @@ class Engine:
             self.tracer = None
 
     def _publish(self, events: Sequence[Event]) -> list[RequestOutput]:
-        """The outputs these events make. The end of a choice is in the delta of its last tokens."""
+        """Return the outputs these events make. The end of a choice is in the delta of its last tokens."""
         outputs: list[RequestOutput] = []
         last_event: Event | None = None
         for event in events:
@@ -390,7 +390,7 @@ class Engine:
 
 
 def _ends_tokens(before: Event | None, event: Event) -> bool:
-    """Whether an answer ends with the tokens of the event before. After an error they stay apart:
+    """Return whether an answer ends with the tokens of the event before. After an error they stay apart:
     the client gets the tokens, then the error."""
     return (
         isinstance(event, RequestEnded)

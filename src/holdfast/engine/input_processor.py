@@ -31,13 +31,13 @@ class GrammarFactory(Protocol):
     """
 
     def compile(self, structured: StructuredOutput, token: CancelToken | None = None) -> Grammar:
-        """A new grammar for one answer, at its start.
+        """Return a new grammar for one answer, at its start.
 
         Raises `InvalidRequest` if it cannot be compiled, `Cancelled` once the token is cancelled.
         """
 
     def is_compiled(self, structured: StructuredOutput) -> bool:
-        """Whether `compile` would return at once."""
+        """Return whether `compile` would return at once."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class InputProcessor:
                 )
 
     def is_quick(self, params: SamplingParams) -> bool:
-        """Whether the grammar and the bad words of such a request are known already."""
+        """Return whether the grammar and the bad words of such a request are known already."""
         structured = params.structured
         is_known = structured is None or self._grammars.is_compiled(structured)
         return is_known and self._bad_words.has(params.bad_texts)
@@ -167,7 +167,7 @@ class InputProcessor:
             )
 
     def _decode(self, prompt_ids: Sequence[int]) -> str:
-        """The prompt as text.
+        """Return the prompt as text.
 
         A model may have more ids than its tokenizer; the ids above have no text.
         """

@@ -79,7 +79,7 @@ def compare_result(receipt: Receipt, result: Result, text: TokenText) -> ReplayR
 def require_prompt(
     receipt: Receipt, prompt_ids: Sequence[int] | None, prompt_salt: str | None = None
 ) -> list[int]:
-    """The prompt to replay: the receipt's, or the given one if its digest is the receipt's."""
+    """Return the prompt to replay: the receipt's, or the given one if its digest is the receipt's."""
     if prompt_ids is None and receipt.prompt.token_ids is None:
         raise InvalidRequest("the receipt does not contain its prompt; give the prompt to replay the request")
     ids = list(receipt.prompt.token_ids or () if prompt_ids is None else prompt_ids)
@@ -94,7 +94,7 @@ def require_prompt(
 
 
 def split_score(receipt: Receipt, ids: list[int]) -> tuple[list[int], list[int] | None]:
-    """The prompt, and the completion that was scored after it, if any: a model may read them otherwise.
+    """Return the prompt, and the completion that was scored after it, if any: a model may read them otherwise.
 
     Receipts made before `read_len` was recorded have the first position that was scored.
     """
@@ -107,7 +107,7 @@ def split_score(receipt: Receipt, ids: list[int]) -> tuple[list[int], list[int] 
 
 
 def replay_params(receipt: Receipt, prompt_len: int, max_len: int) -> SamplingParams:
-    """The settings to repeat a receipt's request with: the receipt's own, its seed, and no more
+    """Return the settings to repeat a receipt's request with: the receipt's own, its seed, and no more
     tokens than are compared. Refuses a request that does not fit max_len tokens.
 
     One token more than the longest answer shows whether an answer ends where the receipt's does. No
@@ -126,7 +126,7 @@ def replay_params(receipt: Receipt, prompt_len: int, max_len: int) -> SamplingPa
 
 
 def _neighbour(rng: random.Random, llm: "LLM", longest: int) -> tuple[list[int], SamplingParams]:
-    """A request of random tokens whose answer is no longer than the replayed one."""
+    """Return a request of random tokens whose answer is no longer than the replayed one."""
     limits = llm.engine.limits
     room = max(1, limits.max_model_len // 4)
     ids = [rng.randrange(limits.vocab_size) for _ in range(rng.randint(1, min(_MAX_NEIGHBOUR_PROMPT, room)))]

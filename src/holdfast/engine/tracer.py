@@ -107,7 +107,7 @@ class _TrackedRequest:
         self._traced_len = min(self._traced_len, tokens.committed_len)  # less, if it restarted
 
     def make_trace(self) -> RequestTrace | None:
-        """The request now; None if it has not changed since its last trace."""
+        """Return the request now; None if it has not changed since its last trace."""
         state, tokens = self.state, self.state.tokens
         now = (
             *(state.phase, state.canonical_len, state.computed_len, len(state.page_table)),

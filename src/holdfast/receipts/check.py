@@ -38,7 +38,7 @@ class ReceiptCheck:
 
 
 def check_signature(receipt: Receipt, key: PublicKey | None) -> ReceiptCheck:
-    """The states of a receipt that was read, so its seal is intact. With a key, refuses one that its
+    """Return the states of a receipt that was read, so its seal is intact. With a key, refuses one that its
     owner did not sign."""
     key_id = None if receipt.signer is None else receipt.signer.key_id
     state = _signature_state(key_id, receipt.seal, receipt.signature, key)
@@ -48,7 +48,7 @@ def check_signature(receipt: Receipt, key: PublicKey | None) -> ReceiptCheck:
 
 
 def check_content(content: object, key: PublicKey | None) -> ReceiptCheck:
-    """The same of parsed JSON, and what is wrong with it. Refuses only another format."""
+    """Return the same of parsed JSON, and what is wrong with it. Refuses only another format."""
     require_format(content)
     assert isinstance(content, dict)
     actual, key_id = _actual_seal(content), _key_id(content)

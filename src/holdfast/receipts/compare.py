@@ -52,7 +52,7 @@ def truncate_to(expected: Receipt, got: Receipt, result: Result) -> Receipt:
 
 
 def _was_aborted(expected: Receipt, got: Receipt, index: int) -> bool:
-    """Whether the receipt's answer can be an aborted part of the new one: it must end before it."""
+    """Return whether the receipt's answer can be an aborted part of the new one: it must end before it."""
     one, other = expected.choices[index], got.choices[index]
     if one.finish_reason != "abort":
         return False
@@ -88,12 +88,12 @@ def _truncate_scores(expected: Receipt, got: Receipt, result: Result) -> PromptL
 
 
 def _scores_end(scores: PromptLogprobBits | None) -> int:
-    """The position after the last prompt token that has a logprob; 0 if none has."""
+    """Return the position after the last prompt token that has a logprob; 0 if none has."""
     return 0 if scores is None else scores.first + len(scores.bits)
 
 
 def compare(expected: Receipt, got: Receipt, text: TokenText | None = None) -> Difference | None:
-    """The first difference between two receipts' answers. text is a token's, for the message."""
+    """Return the first difference between two receipts' answers. text is a token's, for the message."""
     scored = _compare_prompts(expected.prompt_logprobs, got.prompt_logprobs)
     if scored is not None:
         return Difference(0, None, scored)
@@ -109,7 +109,7 @@ def compare(expected: Receipt, got: Receipt, text: TokenText | None = None) -> D
 
 
 def compare_requests(one: Receipt, other: Receipt) -> list[str]:
-    """What two receipts say differently about the request: prompt, seed and settings.
+    """Return what two receipts say differently about the request: prompt, seed and settings.
 
     The prompts are compared only if both receipts have their tokens.
     """
@@ -128,7 +128,7 @@ def compare_requests(one: Receipt, other: Receipt) -> list[str]:
 
 
 def compare_engines(one: Receipt, other: Receipt) -> list[str]:
-    """What two receipts say differently about what decides bits: fingerprint and grammar library."""
+    """Return what two receipts say differently about what decides bits: fingerprint and grammar library."""
     here, there = "in the first receipt", "in the second"
     found = one.fingerprint.differences(other.fingerprint, here=here, there=there)
     if one.grammar is None or other.grammar is None:

@@ -101,7 +101,7 @@ def _differing(
 
 
 def _shown(value: JsonValue) -> str:
-    """A name or a value on one line; both may come from an untrusted receipt."""
+    """Return a name or a value on one line; both may come from an untrusted receipt."""
     if value is None or value is _ABSENT:
         return "none" if value is None else "absent"
     if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):

@@ -167,7 +167,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def _is_open_pipe(path: Path) -> bool:
-    """Whether it is a pipe that the shell opened for this process, as `<(command)` does. A named pipe may
+    """Return whether it is a pipe that the shell opened for this process, as `<(command)` does. A named pipe may
     never have a writer."""
     return path.parent == Path("/dev/fd") and path.is_fifo()
 

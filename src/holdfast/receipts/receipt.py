@@ -138,22 +138,22 @@ class Receipt(_Part, frozen=True, omit_defaults=True, kw_only=True, dict=True):
 
     @property
     def is_portable(self) -> bool:
-        """Whether it names the recipe that every CPU computes with the same bits."""
+        """Return whether it names the recipe that every CPU computes with the same bits."""
         return self.fingerprint.part("recipe").get("variant") == PORTABLE
 
     @property
     def keeps_blocks(self) -> bool:
-        """Whether weights stayed in the quantised blocks of the file, as with the dtype auto."""
+        """Return whether weights stayed in the quantised blocks of the file, as with the dtype auto."""
         return bool(self.fingerprint.part("recipe").get("blocks"))
 
     @property
     def names_threads(self) -> bool:
-        """Whether the number of threads is a part of the fingerprint."""
+        """Return whether the number of threads is a part of the fingerprint."""
         return "threads" in self.fingerprint.part("settings")
 
     @property
     def is_aborted_in_prefill(self) -> bool:
-        """Whether the request was aborted during prefill: the first choice computes the prompt."""
+        """Return whether the request was aborted during prefill: the first choice computes the prompt."""
         return self.choices[0].finish_reason == "abort" and not self.choices[0].token_ids
 
     def differences(self, fingerprint: Fingerprint) -> list[str]:
@@ -169,7 +169,7 @@ class Receipt(_Part, frozen=True, omit_defaults=True, kw_only=True, dict=True):
         return content
 
     def is_of_prompt(self, ids: Sequence[int], salt: str | None) -> bool:
-        """Whether this is the prompt that the receipt has the digest of."""
+        """Return whether this is the prompt that the receipt has the digest of."""
         return salt is not None and digest_prompt(ids, salt) == self.prompt.digest
 
 
@@ -352,7 +352,7 @@ def _digest_entries(entries: Iterable[tuple[int, str, tuple[tuple[int, str], ...
 
 
 def is_score(params: SamplingParams) -> bool:
-    """Whether these may be a score's settings: its prompt_logprobs start at the completion."""
+    """Return whether these may be a score's settings: its prompt_logprobs start at the completion."""
     return params.max_tokens == 0 and params.prompt_logprobs == 0
 
 

@@ -33,7 +33,7 @@ class PublicKey:
 
     @classmethod
     def read(cls, path: Path) -> "PublicKey":
-        """The public key in a PEM file; of a private key's file, its public half."""
+        """Return the public key in a PEM file; of a private key's file, its public half."""
         raw = _read(path, "public key")
         if b"PRIVATE KEY-----" in raw:
             return SigningKey.parse(raw, str(path)).public_key
@@ -59,7 +59,7 @@ class PublicKey:
         return pem.decode()
 
     def verifies(self, seal: str, signature: str) -> bool:
-        """Whether this is the key's signature of a seal."""
+        """Return whether this is the key's signature of a seal."""
         exceptions, _, _ = _cryptography()
         try:
             self._key.verify(base64.b64decode(signature, validate=True), _message(seal))
@@ -84,7 +84,7 @@ class SigningKey:
 
     @classmethod
     def read(cls, path: Path) -> "SigningKey":
-        """The key in a PEM file, as `openssl genpkey -algorithm ed25519` writes it. Raises
+        """Return the key in a PEM file, as `openssl genpkey -algorithm ed25519` writes it. Raises
         `ConfigError` for any other, and for a file that other users can read."""
         return cls.parse(_read(path, "receipt key", private=True), str(path))
 

@@ -28,7 +28,7 @@ class ChatTokenizer:
         self._template.warm()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text.
+        """Return the token ids of a text.
 
         add_special_tokens: add what the model expects around a text, such as a BOS token. Turn it
         off for a rendered chat template, which has its special tokens already.
@@ -36,7 +36,7 @@ class ChatTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: int | Iterable[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids, or of one id.
+        """Return the text of token ids, or of one id.
 
         skip_special_tokens: leave out tokens such as the end of text. Invalid UTF-8 becomes U+FFFD.
         """
@@ -67,7 +67,7 @@ class ChatTokenizer:
         tokenize: bool = True,
         **variables: Any,
     ) -> Any:
-        """A conversation as the prompt's token ids, or as its text with tokenize=False.
+        """Return a conversation as the prompt's token ids, or as its text with tokenize=False.
 
         conversation: messages with a role and a content, or a list of such conversations; then the
             result is a list, too.
@@ -99,7 +99,7 @@ class ChatTokenizer:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> PromptText:
-        """The text of one conversation's prompt. Raises `InvalidRequest` or `TemplateError`."""
+        """Return the text of one conversation's prompt. Raises `InvalidRequest` or `TemplateError`."""
         if tools and not self._supports_tools:
             raise InvalidRequest(
                 "this model's chat template does not take tools; leave tools out and describe them in a message"
@@ -117,7 +117,7 @@ class ChatTokenizer:
         return render_conversation(TemplateInput(messages, tools or None, variables), render, self._tokenizer)
 
     def encode_rendered(self, prompt: PromptText) -> list[int]:
-        """The token ids of a rendered conversation. Special tokens in its contents stay text."""
+        """Return the token ids of a rendered conversation. Special tokens in its contents stay text."""
         return self._tokenizer.encode(prompt.text, add_special_tokens=False, content=prompt.content)
 
     @property

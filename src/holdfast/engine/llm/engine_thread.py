@@ -79,7 +79,7 @@ class RequestHandle:
         return self.result
 
     async def next_delta(self) -> Delta | None:
-        """The next delta that is not empty, or None at the end. The engine must run freely."""
+        """Return the next delta that is not empty, or None at the end. The engine must run freely."""
         ready = asyncio.Event()
         self._async_reader = (asyncio.get_running_loop(), ready)
         while self.result is None:

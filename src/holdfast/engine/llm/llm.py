@@ -155,7 +155,7 @@ class LLM(LoadedModel):
         return results if several else results[0]
 
     def chat_tokens(self, messages: Messages, **options: Unpack[ChatOptions]) -> list[int]:
-        """A conversation as prompt tokens. The template writes its own special tokens.
+        """Return a conversation as prompt tokens. The template writes its own special tokens.
 
         messages: one conversation, as in `chat`.
         options: tools, add_generation_prompt, continue_final_message and chat_template_kwargs, as
@@ -256,7 +256,7 @@ class LLM(LoadedModel):
         think: bool = True,
         forced_thoughts: ForcedThoughts = (),
     ) -> list[float]:
-        """The logprob of each token of a completion after a prompt.
+        """Return the logprob of each token of a completion after a prompt.
 
         They are the bits that were reported when the completion was generated deterministically (by
         a model that thinks: with the same think and forced_thoughts).
@@ -312,7 +312,7 @@ class LLM(LoadedModel):
         think: bool = True,
         forced_thoughts: ForcedThoughts = (),
     ) -> list[EmbeddingResult]:
-        """The embedding of every prompt, in order: `result.outputs.embedding`, a list of floats.
+        """Return the embedding of every prompt, in order: `result.outputs.embedding`, a list of floats.
 
         prompts: as in `generate`.
         pooling: "last" takes the hidden state of the last token, "mean" the mean over all tokens.

@@ -106,7 +106,7 @@ def _read_mapping(prompt: Mapping[Any, Any], where: str) -> ReadPrompt:
 
 
 def _is_token_ids(prompts: object) -> bool:
-    """Whether this is one prompt of token ids. An empty list is no prompt at all."""
+    """Return whether this is one prompt of token ids. An empty list is no prompt at all."""
     if isinstance(prompts, str | bytes | bytearray) or not isinstance(prompts, Sequence) or not prompts:
         return False
     return isinstance(prompts[0], int) and not isinstance(prompts[0], bool)
@@ -136,7 +136,7 @@ def params_for_each(
 
 
 def is_batch(messages: object) -> bool:
-    """Whether these are several conversations. `InvalidRequest` if they are neither one nor several."""
+    """Return whether these are several conversations. `InvalidRequest` if they are neither one nor several."""
     if isinstance(messages, str | bytes | bytearray | Mapping) or not isinstance(messages, Sequence):
         raise InvalidRequest(
             "messages must be a conversation (a list of messages) or a list of conversations"
@@ -158,7 +158,7 @@ def chat_prompt(
     continue_final_message: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> ReadPrompt:
-    """A conversation through the model's chat template. The template writes its special tokens."""
+    """Return a conversation through the model's chat template. The template writes its special tokens."""
     if not isinstance(chat_template_kwargs, Mapping | None):
         raise InvalidRequest(
             f"chat_template_kwargs must map names to values, not {type(chat_template_kwargs).__name__}"

@@ -28,7 +28,7 @@ class _Stream:
             self._handle.cancel()
 
     def _take_error(self) -> HoldfastError | None:
-        """The error the answer ended in. It is raised once."""
+        """Return the error the answer ended in. It is raised once."""
         if self._is_closed or self.result is None or self.result.error is None:
             return None
         self._is_closed = True
@@ -54,7 +54,7 @@ class TokenStream(_Stream, Iterator[Delta]):
         handle.start()
 
     def __next__(self) -> Delta:
-        """The next delta. Raises `StopIteration` at the end of the answer, and once it is closed."""
+        """Return the next delta. Raises `StopIteration` at the end of the answer, and once it is closed."""
         try:
             while self.result is None and not self._is_closed:
                 output = self._handle.read()
@@ -93,7 +93,7 @@ class AsyncTokenStream(_Stream, AsyncIterator[Delta]):
         self._prepare = prepare
 
     async def __anext__(self) -> Delta:
-        """The next delta. Raises `StopAsyncIteration` at the end, and once it is closed."""
+        """Return the next delta. Raises `StopAsyncIteration` at the end, and once it is closed."""
         delta = await self._next_delta()
         if delta is None:
             raise self._take_error() or StopAsyncIteration

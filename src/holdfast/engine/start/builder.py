@@ -366,7 +366,7 @@ def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
 
 
 def _kept_formats(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> frozenset[str]:
-    """The formats of quantised blocks that C kernels compute with as they are, with activations in fp32.
+    """Return the formats of quantised blocks that C kernels compute with as they are, with activations in fp32.
     A configured dtype dequantises them."""
     if config.dtype != "auto" or not isinstance(checkpoint, BlockSource):
         return frozenset()

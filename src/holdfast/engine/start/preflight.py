@@ -126,7 +126,7 @@ def request_limits(
 
 
 def context_len(config: EngineConfig, model: DecoderConfig) -> int:
-    """The configured context, or the model's; a larger one than `_MAX_DEFAULT_CONTEXT` only if it is
+    """Return the configured context, or the model's; a larger one than `_MAX_DEFAULT_CONTEXT` only if it is
     configured. The tables of rotary positions are computed for all of it at once.
     """
     longest = model.max_position_embeddings
