@@ -118,9 +118,7 @@ class BatchSource:
     ) -> None:
         s = settings
         self._settings, self._tokenizer = s, tokenizer
-        self._rules = TextRules(
-            s.form, s.chunk, s.max_thought, eos_id, frame, s.thought_delay, s.carry, s.thinks_answer
-        )
+        self._rules = TextRules(s, eos_id, frame)
         if s.follow_ups and frame is not None and not frame.between:
             raise ConfigError(
                 "follow_ups need a chat template that writes each message of a conversation alike"
