@@ -141,18 +141,17 @@ def open_backend(path: Path) -> "Tokenizer":
 
 
 def _backbone_fields(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
-    path = checkpoint.path
+    config, path = checkpoint.config, checkpoint.path
     if path.is_dir():
         fields = json.loads(path.joinpath("config.json").read_text(encoding="utf-8"))
         fields.pop("dtype", None)
         return {**fields, "torch_dtype": dtype}
-    known = gguf_fields(GgufFile(path))
-    if parse_config(known) != checkpoint.config:
+    known = {**gguf_fields(GgufFile(path)), "attention_bias": config.qkv_bias}
+    if parse_config(known) != config:
         raise ConfigError(
-            f"{path} has what no config.json says, such as factors of rope; convert it to safetensors first"
+            f"{path} has rope factors or biases that its metadata do not name; convert it to safetensors first"
         )
-    architecture = FAMILIES[checkpoint.config.family].architecture
-    return {**known, "architectures": [architecture], "torch_dtype": dtype}
+    return {**known, "architectures": [FAMILIES[config.family].architecture], "torch_dtype": dtype}
 
 
 def _with_window(
