@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from holdfast.certification.canary import run_canary
-from holdfast.certification.certificate import Certificate, certificate_key, load_certificate
+from holdfast.certification.certificate import certificate_key, load_certificate
 from holdfast.certification.certification import Progress
 from holdfast.certification.certify import certificate_subject, plan_certification
 from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
-from holdfast.engine.background_work import Certifier, SpareKVPages
+from holdfast.engine.background_work import BackgroundWork, SpareKVPages
 from holdfast.engine.config import (
     BatchLimits,
     EngineConfig,
@@ -189,31 +189,31 @@ class _Builder:
         subject = certificate_subject(
             decoder, self.settings, canary.fast, self.batch_limits.max_pass_tokens, self.max_len
         )
-        certificate, certifier = self._obtain_certificate(subject, decoder, runner, store)
+        background = self._obtain_certificate(subject, decoder, runner, store)
+        certificate, is_certifying = background.certificate, background.is_left
         release_free_memory()
-        clock.end("certificate" if certifier is None else "reference's own test")
+        clock.end("reference's own test" if is_certifying else "certificate")
         limits, kernels = self.limits, None
         if certificate is not None:
             sizes = _padded_sizes(certificate.sizes, backend, self.batch_limits)
             schedule = replace(schedule, certified_sizes=sizes)
             limits, kernels = replace(limits, refusal=certificate.refusal), certificate.kernels
         machine = describe_machine(self.device.type, device_name(self.device), cpu_name(), kernels or ())
+        if on_gpu:
+            background.warm_up = runner.capture_next
+            background.warms_up_busy = config.certification == "background"
         engine = Engine(
             Scheduler(schedule, PagePool(num_pages, backend.page_size)),
             runner,
             self.tokenizer,
             limits,
-            certificate,
             GrammarCompiler(self.tokenizer, model.vocab_size, limits.eos_ids),
             ReceiptFactory(fingerprint.get, config.model, machine, key),
-            certifier,
+            background,
         )
-        if on_gpu:
-            engine.background.warm_up = runner.capture_next
-            engine.background.warms_up_busy = config.certification == "background"
         engine.start_up_seconds = clock.seconds
         _log.debug("built the engine in %s", clock)
-        if certifier is not None and certifier.is_at_work:
+        if is_certifying:
             _log.info(
                 "no certificate of this model and machine yet: it is made in the background, and deterministic "
                 "answers are verified until then"
@@ -230,13 +230,13 @@ class _Builder:
 
     def _obtain_certificate(
         self, subject: Mapping[str, object], decoder: Decoder, runner: ModelRunner, store: KVStore
-    ) -> tuple[Certificate | None, Certifier | None]:
+    ) -> BackgroundWork:
         """Read the certificate, or make it now; or return what makes it while the engine serves."""
         if self.config.determinism == "off":
-            return None, None
+            return BackgroundWork()
         known = load_certificate(certificate_key(subject))
         if known is not None:
-            return known, None
+            return BackgroundWork(known)
         limits, pages = self.batch_limits, SpareKVPages(store.num_pages)
         certification = plan_certification(
             subject,
@@ -248,13 +248,14 @@ class _Builder:
             lender=pages,
         )
         padded_sizes = partial(_padded_sizes, backend=decoder.backend, limits=limits)
-        certifier = Certifier(certification, pages, padded_sizes)
+        background = BackgroundWork(None, certification, pages, padded_sizes)
         if self.config.certification == "startup":
             _log.info("no certificate of this model and machine yet: it is made now, once")
-            certifier.finish(_stage(self.show, "Certifying"))
-            return certifier.certificate, None if certifier.failure is None else certifier
-        refused = certification.test_reference(_stage(self.show, "Testing the reference"))
-        return refused, certifier if refused is None else None
+            background.finish(_stage(self.show, "Certifying"))
+            made = certification.certificate
+        else:  # a refusal, if there is one
+            made = certification.test_reference(_stage(self.show, "Testing the reference"))
+        return background if made is None else BackgroundWork(made)
 
     def out_of_memory(self) -> str:
         weights = self.model.num_parameters * self.dtype.itemsize / 2**30
