@@ -13,7 +13,6 @@ import torch
 
 from holdfast.certification.canary import run_canary
 from holdfast.certification.certificate import certificate_key, load_certificate
-from holdfast.certification.certification import Progress
 from holdfast.certification.certify import certificate_subject, plan_certification
 from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
@@ -28,13 +27,7 @@ from holdfast.engine.config import (
 )
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.compile_ahead import CompileWorker, compile_ahead
-from holdfast.engine.start.preflight import (
-    OpenedModel,
-    context_len,
-    dummy_config,
-    open_model,
-    request_limits,
-)
+from holdfast.engine.start.preflight import OpenedModel, context_len, open_model, request_limits
 from holdfast.engine.start.start_up import (
     StartUpClock,
     explain_kernel_failure,
@@ -44,11 +37,10 @@ from holdfast.engine.start.start_up import (
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, HoldfastError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
-from holdfast.models.checkpoint import Checkpoint, open_checkpoint
+from holdfast.models.checkpoint import Checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
-from holdfast.models.locate import locate
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.backends.c.layers import MAX_HEAD_DIM
 from holdfast.numerics.backends.select_backend import open_backend, uses_c_kernels, uses_triton
@@ -138,7 +130,7 @@ class _Builder:
         show: ShowProgress | None,
     ) -> None:
         self.config, self.checkpoint, self.tokenizer = config, checkpoint, tokenizer
-        self.device, self.settings, self.show = device, settings, show
+        self.device, self.settings, self.show = device, settings, show or _show_nothing
         self.max_len = context_len(config, checkpoint.config)
         model = self.model = checkpoint.config.for_length(self.max_len)
         folder = self.folder = thinking_folder(config.model, checkpoint)  # of T and C, if the model thinks
@@ -154,7 +146,12 @@ class _Builder:
         clock = StartUpClock(self.device)
         backend = self.backend = self.open_backend()
         clock.end("recipes and backend")
-        self._await_kernels(worker)
+        is_compiling = worker.is_running
+        if is_compiling:
+            self.show("Compiling kernels", 0, 1)
+        worker.wait()
+        if is_compiling:
+            self.show("Compiling kernels", 1, 1)
         clock.end("kernels")
         canary = run_canary(backend, model)  # before anything fills the device's memory
         release_free_memory()
@@ -171,7 +168,7 @@ class _Builder:
             self._num_pages_in(parse_bytes(config.kv_memory))
         fingerprint = FingerprintTask(self.checkpoint, partial(self._fingerprint_parts, canary.reference))
         longest = self.max_len if thinking is None else max(self.max_len, thinking.longest)
-        loading = _stage(self.show, "Loading weights")
+        loading = partial(self.show, "Loading weights")
         decoder = load_decoder(self.checkpoint, backend, self.dtype, longest, loading)
         blocks = None
         if thinking is not None and self.folder is not None:
@@ -220,14 +217,6 @@ class _Builder:
             )
         return engine
 
-    def _await_kernels(self, worker: CompileWorker) -> None:
-        progress = _stage(self.show, "Compiling kernels") if worker.is_running else None
-        if progress is not None:
-            progress(0, 1)
-        worker.wait()
-        if progress is not None:
-            progress(1, 1)
-
     def _obtain_certificate(
         self, subject: Mapping[str, object], decoder: Decoder, runner: ModelRunner, store: KVStore
     ) -> BackgroundWork:
@@ -251,10 +240,10 @@ class _Builder:
         background = BackgroundWork(None, certification, pages, padded_sizes)
         if self.config.certification == "startup":
             _log.info("no certificate of this model and machine yet: it is made now, once")
-            background.finish(_stage(self.show, "Certifying"))
+            background.finish(partial(self.show, "Certifying"))
             made = certification.certificate
         else:  # a refusal, if there is one
-            made = certification.test_reference(_stage(self.show, "Testing the reference"))
+            made = certification.test_reference(partial(self.show, "Testing the reference"))
         return background if made is None else BackgroundWork(made)
 
     def out_of_memory(self) -> str:
@@ -309,7 +298,7 @@ class _Builder:
                 portable=config.portable,
                 block_formats=self.block_formats,
             )
-        choosing = _stage(self.show, "Choosing recipes")
+        choosing = partial(self.show, "Choosing recipes")
         recipes = choose_recipes(self.model, dtype, self.device, self.settings, choosing)
         return open_backend(
             dtype,
@@ -353,12 +342,10 @@ def gemm_recipes(
     if not uses_triton(config.kernels, device):
         return ()
     settings = numeric_settings(config.num_threads, device=device)
-    if config.load_format == "dummy":
-        model = dummy_config(config.model)
-    else:
-        model = open_checkpoint(locate(config.model).path).config
+    model = open_model(config).model
     dtype = torch_dtype(config, model.torch_dtype)
-    return choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"), anew=anew)
+    choosing = partial(show or _show_nothing, "Choosing recipes")
+    return choose_recipes(model, dtype, device, settings, choosing, anew=anew)
 
 
 def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
@@ -405,7 +392,5 @@ def _padded_sizes(certified: Sequence[int], backend: Backend, limits: BatchLimit
     return tuple(size for size in certified if size in captured)
 
 
-def _stage(show: ShowProgress | None, stage: str) -> Progress | None:
-    if show is None:
-        return None
-    return lambda done, total: show(stage, done, total)
+def _show_nothing(stage: str, done: int, total: int) -> None:
+    pass
