@@ -12,8 +12,8 @@ from holdfast.core.results import Result
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
+from holdfast.engine.start.preflight import OpenedModel
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
-from holdfast.text.tokenizer import byte_tokenizer
 from support.stepping import answer
 
 BROKEN = 200  # a token whose embedding is not a number
@@ -38,7 +38,7 @@ class BadWeights(DummyCheckpoint):
 def engine(request: pytest.FixtureRequest) -> Engine:
     config = EngineConfig(device="cpu", kernels=request.param, kv_memory="4MiB", prefix_cache=False)
     checkpoint = BadWeights(tiny_config(num_hidden_layers=1), deviation=0.25)
-    return assemble(config, checkpoint, byte_tokenizer())
+    return assemble(OpenedModel(config, checkpoint.config), checkpoint)
 
 
 def run(engine: Engine, *requests: tuple[tuple[int, ...], SamplingParams]) -> list[Result]:

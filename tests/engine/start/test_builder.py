@@ -175,8 +175,8 @@ _INTERPRETED = """
 import json
 from holdfast import SamplingParams
 from holdfast.models.dummy import tiny_config
-from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.engine.start.builder import assemble
+from holdfast.engine.start.preflight import OpenedModel
 from holdfast.engine.config import EngineConfig
 from holdfast.models.dummy import DummyCheckpoint
 model = tiny_config(
@@ -186,12 +186,12 @@ model = tiny_config(
 
 def run(kernels):
     stages = []
+    config = EngineConfig(
+        device="cpu", dtype="fp32", kernels=kernels, determinism="off", kv_memory="4MiB", max_num_seqs=4
+    )
     engine = assemble(
-        EngineConfig(
-            device="cpu", dtype="fp32", kernels=kernels, determinism="off", kv_memory="4MiB", max_num_seqs=4
-        ),
+        OpenedModel(config, model),
         DummyCheckpoint(model, deviation=0.25),
-        byte_tokenizer(),
         lambda stage, *_: stages.append(stage),
     )
     for prompt in ([1, 2, 3], [5] * 4):

@@ -27,7 +27,7 @@ from holdfast.engine.config import (
 )
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.compile_ahead import CompileWorker, compile_ahead
-from holdfast.engine.start.preflight import OpenedModel, context_len, open_model, request_limits
+from holdfast.engine.start.preflight import OpenedModel, open_model
 from holdfast.engine.start.start_up import (
     StartUpClock,
     explain_kernel_failure,
@@ -58,9 +58,7 @@ from holdfast.receipts.signing import SigningKey
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.structured.compiler import GrammarCompiler
-from holdfast.text.tokenizer import Tokenizer
 from holdfast.thinking.blocks import load_blocks
-from holdfast.thinking.config import read_thinking, thinking_folder
 from holdfast.thinking.log import ThoughtLogs
 from holdfast.thinking.runner import ThoughtRunner, slot_bytes
 from holdfast.thinking.weights import thinking_parts
@@ -83,25 +81,23 @@ def build(
     worker compiles its kernels, if it runs already; it is closed."""
     opened = opened or open_model(config)
     with closing(worker or compile_ahead(config, opened.model)) as worker:
-        checkpoint: Checkpoint | None = opened.checkpoint
-        if checkpoint is None:
-            device = choose_device(config.device, config.kernels)
-            checkpoint = DummyCheckpoint(opened.model, device=device)
-        return assemble(config, checkpoint, opened.tokenizer, show, worker)
+        return assemble(opened, opened.checkpoint, show, worker)
 
 
 def assemble(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
+    opened: OpenedModel,
+    checkpoint: Checkpoint | None,
     show: ShowProgress | None = None,
     worker: CompileWorker | None = None,
 ) -> Engine:
-    """Build an engine for an open checkpoint. worker: compiles its kernels meanwhile."""
+    """Build an engine for an opened model. checkpoint: its weights, by default random ones. worker: compiles
+    its kernels meanwhile."""
+    config = opened.config
     device = choose_device(config.device, config.kernels)
+    checkpoint = checkpoint or DummyCheckpoint(opened.model, device=device)
     settings = numeric_settings(config.num_threads, device=device)
     with our_settings(device):
-        builder = _Builder(config, checkpoint, tokenizer, device, settings, show)
+        builder = _Builder(opened, checkpoint, device, settings, show)
         try:
             return builder.build(worker or CompileWorker())
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -122,23 +118,22 @@ class _Builder:
 
     def __init__(
         self,
-        config: EngineConfig,
+        opened: OpenedModel,
         checkpoint: Checkpoint,
-        tokenizer: Tokenizer,
         device: torch.device,
         settings: NumericSettings,
         show: ShowProgress | None,
     ) -> None:
-        self.config, self.checkpoint, self.tokenizer = config, checkpoint, tokenizer
+        config = self.config = opened.config
+        self.checkpoint, self.tokenizer = checkpoint, opened.tokenizer
         self.device, self.settings, self.show = device, settings, show or _show_nothing
-        self.max_len = context_len(config, checkpoint.config)
+        self.limits = opened.limits
+        self.max_len = self.limits.max_model_len
         model = self.model = checkpoint.config.for_length(self.max_len)
-        folder = self.folder = thinking_folder(config.model, checkpoint)  # of T and C, if the model thinks
-        self.thinking = None if folder is None else read_thinking(folder, model)
+        self.folder, self.thinking = opened.thinking_folder, opened.thinking
         self.block_formats = _kept_formats(config, checkpoint, device)
         self.dtype = torch.float32 if self.block_formats else torch_dtype(config, model.torch_dtype)
         self.batch_limits = config.batch_limits(device.type, model.num_experts)
-        self.limits = request_limits(config, model, tokenizer, self.thinking)
 
     def build(self, worker: CompileWorker) -> Engine:
         config, model, thinking, on_gpu = self.config, self.model, self.thinking, self.device.type == "cuda"
