@@ -59,13 +59,6 @@ def test_prompt_logprobs_are_scores_of_the_prompt(llm: LLM) -> None:
     assert all(len(one.top) == 2 for one in result.prompt_logprobs if one is not None)
 
 
-def test_requesting_prompt_logprobs_changes_no_token(llm: LLM) -> None:
-    prompt, params = draw(random.Random(4), 300, max_tokens=30)
-    plain = llm.generate([prompt], params)[0]
-    _, asking = draw(random.Random(4), 300, max_tokens=30, prompt_logprobs=5)
-    assert llm.generate([prompt], asking)[0].choices == plain.choices
-
-
 def test_text_completion_is_tokenised_alone(llm: LLM) -> None:
     tokenizer = llm.engine.tokenizer
     ids = tokenizer.encode(" fox", add_special_tokens=False)
