@@ -92,15 +92,6 @@ def answers(engine: Engine, *prompts: tuple[int, ...], **changes: Any) -> dict[i
     return finish(engine)
 
 
-def test_async_verification_waits_once_a_window(auto_llm: LLM) -> None:
-    engine = deferred_engine(auto_llm, "verify")
-    results = answers(engine, (1, 2, 3), (4, 5))
-    assert results[min(results)].token_ids == reference((1, 2, 3), settings())
-    runner: Any = engine.runner
-    assert runner.num_waits == engine.counters.num_canonical_passes
-    assert len(runner.passes) >= 2 * runner.num_waits - 1
-
-
 def test_async_step_reads_the_results_of_the_step_before(auto_llm: LLM) -> None:
     engine = deferred_engine(auto_llm, "auto")
     engine.submit(engine.prepare((1, 2, 3), settings(max_tokens=3)))
