@@ -31,11 +31,14 @@ CPU = torch.device("cpu")
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`machine(gpus=2, triton=True)`: what the choice of a device sees."""
 
-    def make(gpus: int, triton: bool) -> None:
+    def make(
+        gpus: int, triton: bool, name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0)
+    ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(device, "has_triton", lambda: triton)
 
     return make
@@ -72,6 +75,16 @@ def test_missing_device_is_refused(machine: Any, gpus: int, triton: bool, wanted
     machine(gpus, triton)
     with pytest.raises(ConfigError, match=message):
         choose_device(wanted)
+
+
+def test_old_gpu_is_refused_and_auto_takes_the_cpu(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    machine(1, True, "Tesla T4", (7, 5))
+    with pytest.raises(
+        ConfigError, match=r"Tesla T4 has compute capability 7\.5.*8\.0 or newer; use device cpu"
+    ):
+        choose_device("cuda")
+    assert choose_device("auto") == CPU
+    assert "Tesla T4" in caplog.text
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "mps", "", "cuda:12345"])
@@ -132,12 +145,11 @@ def test_gpu_settings_leave_out_cpu_threads() -> None:
     }
 
 
-def test_device_parts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_parts_of_a_gpu(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         multi_processor_count = 132
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda one: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: "NVIDIA H200")
+    machine(1, True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda one: Properties)
     parts = device_parts(GPU)
     assert parts["kind"] == "cuda" and parts["name"] == "NVIDIA H200"
