@@ -63,7 +63,7 @@ class Feature:
 
 
 def find_features(engine: Engine, prompt: Sequence[int]) -> tuple[Feature, ...]:
-    """All features for this model and prompt. Structured output needs llguidance."""
+    """Return all features for this model and prompt. Structured output needs llguidance."""
     baseline = Baseline(engine, tuple(prompt))
     structured = _structured_outputs(baseline) if find_spec("llguidance") is not None else ()
     return (
@@ -152,7 +152,7 @@ class Baseline:
         return {end: min(100.0, gap + 3.0)}
 
     def text_across(self) -> str:
-        """A part of the written text that begins in one token and ends in another."""
+        """Return a part of the written text that begins in one token and ends in another."""
         ends = [len(self._tokenizer.decode(self.written[:count])) for count in range(len(self.written))]
         for end in ends[len(ends) // 2 :]:
             if 0 < end < len(self._text) - 1:
@@ -185,7 +185,7 @@ class Baseline:
         return in_vocabulary and len(choice.text) > 2 and _REPLACEMENT not in choice.text
 
     def _letters(self) -> tuple[int, ...]:
-        """The tokens that are one printable ASCII character, and the end-of-text tokens."""
+        """Return the tokens that are one printable ASCII character, and the end-of-text tokens."""
         texts = {id_: self._tokenizer.token_bytes(id_) for id_ in range(self._tokenizer.vocab_size)}
         plain = {id_ for id_, text in texts.items() if len(text) == 1 and b" " <= text <= b"~"}
         return tuple(sorted(plain | self._engine.limits.eos_ids))

@@ -123,7 +123,7 @@ def _schedule(
 
 
 def _certified_sizes(rng: random.Random, engine: Engine) -> tuple[int, ...]:
-    """All certified sizes. Where the engine pads passes to a subset of them, mostly that subset."""
+    """Return all certified sizes. Where the engine pads passes to a subset of them, mostly that subset."""
     everything = engine.certificate.sizes if engine.certificate is not None else ()
     usual = engine.scheduler.config.certified_sizes
     return usual if usual and usual != everything and rng.random() < 0.75 else everything

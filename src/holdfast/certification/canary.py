@@ -209,7 +209,7 @@ class _Bench:
         return gemm(self._rows(num_rows, linear.in_features), linear, canonical=canonical)
 
     def _subnormal(self) -> Tensor:
-        """A GEMM whose products and sums are subnormal in fp32."""
+        """Return a GEMM whose products and sums are subnormal in fp32."""
         (_, width), _ = next(iter(self._shapes.items()))
         tiny = 2.0 ** (-12 if self._dtype == torch.float16 else -70)
         linear = self._backend.pack(self._buffer[: 64 * width].view(64, width) * tiny)
@@ -255,7 +255,7 @@ class _Bench:
             yield "soft_cap", logits
 
     def _attention(self, num_tokens: int, window: int | None) -> Tensor:
-        """The last tokens of one request of two and a half KV blocks or more."""
+        """Return the last tokens of one request of two and a half KV blocks or more."""
         backend, model, device = self._backend, self._model, self._backend.device
         context = max(num_tokens, 5 * backend.recipe.kv_block // 2)
         num_pages = -(-context // backend.page_size)

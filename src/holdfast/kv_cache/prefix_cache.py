@@ -64,7 +64,7 @@ class PrefixMatch:
 
     @property
     def is_coming(self) -> bool:
-        """Whether the leader still computes the pages up to leader_len."""
+        """Return whether the leader still computes the pages up to leader_len."""
         return self.leader is not None and self.leader.will_reach(self.leader_len)
 
     @property

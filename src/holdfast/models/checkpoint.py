@@ -42,7 +42,6 @@ class Checkpoint(Protocol):
 
     def names(self) -> tuple[str, ...]:
         """Exactly the tensors `config` needs, in the order of a forward pass."""
-        ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
@@ -52,11 +51,9 @@ class Checkpoint(Protocol):
 
         The tensor may share memory with the mapped file: do not write to it.
         """
-        ...
 
     def raw(self, name: str) -> RawTensor:
         """Return the stored bytes, unrounded, for digests. Thread-safe."""
-        ...
 
     def release(self) -> None:
         """Give the pages of a mapped file back to the system, after its tensors were copied or hashed. Until

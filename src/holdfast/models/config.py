@@ -90,7 +90,7 @@ class DecoderConfig:
 
     @property
     def is_llama_like(self) -> bool:
-        """Whether a layer differs from Llama's by biases, norms of q and k, and windows at most."""
+        """Return whether a layer differs from Llama's by biases, norms of q and k, and windows at most."""
         return all(getattr(self, name) == default for name, default in FAMILY_DEFAULTS.items())
 
     @property

@@ -12,6 +12,6 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 
 def bits_differ(one: Tensor, other: Tensor) -> Tensor:
-    """Whether each element differs in a bit. All NaN are equal: nothing is promised for them."""
+    """Return whether each element differs in a bit. All NaN are equal: nothing is promised for them."""
     differ = bits_of(one) != bits_of(other)
     return differ & ~(one.isnan() & other.isnan()) if one.is_floating_point() else differ

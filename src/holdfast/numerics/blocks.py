@@ -56,11 +56,9 @@ class BlockSource(Protocol):
 
     def block_formats(self) -> frozenset[str]:
         """Return the formats of `BLOCK_FORMATS` that its matrices are stored in."""
-        ...
 
     def blocks(self, name: str) -> Blocks | None:
         """Return the tensor of this name; None if it is not stored in one of these formats."""
-        ...
 
 
 @runtime_checkable
@@ -70,19 +68,15 @@ class BlockBackend(Protocol):
     @property
     def block_formats(self) -> frozenset[str]:
         """The formats that it keeps; the others are dequantised."""
-        ...
 
     def pack_blocks(self, parts: Sequence[Blocks], bias: Tensor | None = None) -> "Linear":
-        """Several matrices of one input, fused along the output dimension."""
-        ...
+        """Return several matrices of one input, fused along the output dimension."""
 
     def embed_blocks(self, table: Blocks, token_ids: Tensor) -> Tensor:
         """token_ids int64 [rows] -> [rows, K], each number rounded once. A negative id reads row 0."""
-        ...
 
     def embed_packed(self, table: "Linear", token_ids: Tensor) -> Tensor:
         """As `embed_blocks`, from a weight that `pack_blocks` made of one part: a tied LM head."""
-        ...
 
 
 def find_bad_scale(format_name: str, data: Tensor) -> int | None:

@@ -78,24 +78,19 @@ class Backend(Protocol):
     def build(self) -> str:
         """The instruction set and the compiler of the kernels, for a certificate. They decide no bit.
         Empty if the recipe says it all."""
-        ...
 
     @property
     def page_size(self) -> int:
         """Positions per KV page."""
-        ...
 
     def in_fp32(self) -> "Backend":
         """Return this backend in fp32, which shows what rounding hides, or itself if fp32 says nothing new."""
-        ...
 
     def expert_forms(self, w: Linear) -> tuple[Linear, ...]:
         """Return a weight of an expert in each form in which fast passes multiply it; () if there is one."""
-        ...
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         """Return pages of zeros. The shapes are those of `KVLayer`, the strides the backend's."""
-        ...
 
     def tile_tokens(self, span_len: int, group: int) -> int:
         """Return tokens per attention tile for a span of `span_len` tokens, with `group` query heads per KV
@@ -103,33 +98,27 @@ class Backend(Protocol):
 
         0: this backend uses no tiles.
         """
-        ...
 
     def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
         """Add to the batch what is the same for all layers, such as the list of attention work. Called once
         a pass. It changes no bit."""
-        ...
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Return weight [N, K] and bias [N] in the layout of `linear`.
 
         The C backend copies; the others may keep `weight`.
         """
-        ...
 
     def pack_experts(self, weights: Iterable[tuple[Tensor, Tensor | None]], count: int) -> ExpertLinears:
         """Pack one projection of all experts: `count` weights [N, K] with their biases. Each is read when
         the one before is packed."""
-        ...
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
         """Multiply x [rows, K] -> [rows, N], summed in fp32, bias added in fp32, rounded once to the dtype."""
-        ...
 
     def logits(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
         """Multiply x [rows, K] -> fp32 [rows, N]: `linear` without the rounding, if the backend has the sums
         in fp32."""
-        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
         """Norm x [rows, D] or [rows, heads, D] -> the same shape: rounded(x / rms(x)) * weight.
@@ -137,7 +126,6 @@ class Backend(Protocol):
         The inner rounding is to the weight's dtype: with fp32 weights only the result is rounded.
         centered: the mean is subtracted first; the weight is fp32.
         """
-        ...
 
     def add_rms_norm(
         self,
@@ -156,7 +144,6 @@ class Backend(Protocol):
         Before the addition delta is normed by delta_norm and multiplied by delta_scale, and rounded
         after each.
         """
-        ...
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Rotate q [rows, H, D] and k [rows, KVH, D] in place (rotate-half).
@@ -164,11 +151,9 @@ class Backend(Protocol):
         cos, sin: fp32 [rows, D / 2], gathered by position. q and k may be views of the qkv GEMM's
         result.
         """
-        ...
 
     def store_kv(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
         """Write k, v [rows, KVH, D] to their slots int64 [rows]. Slot -1 is skipped."""
-        ...
 
     def attention(
         self,
@@ -188,30 +173,24 @@ class Backend(Protocol):
         each head whose value is zero. It is neither scaled nor capped. It is the first of the sum, before
         all positions.
         """
-        ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """gate_up [rows, 2 * I] -> rounded(silu(gate)) * up, [rows, I]."""
-        ...
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """As `silu_mul`, with GELU in its tanh form."""
-        ...
 
     def swiglu_mul(self, gate_up: Tensor, *, alpha: float, limit: float) -> Tensor:
         """gate_up [rows, 2 * I] -> gate * sigmoid(alpha * gate) * (up + 1), [rows, I], rounded once.
 
         Before that, gate is limited to `limit` and up to -limit .. limit. NaN stays NaN.
         """
-        ...
 
     def exp(self, x: Tensor) -> Tensor:
         """e^x of fp32 x, element by element."""
-        ...
 
     def soft_cap(self, logits: Tensor, cap: float) -> None:
         """logits fp32 [rows, V] = cap * tanh(logits / cap), in place."""
-        ...
 
     def layer(
         self,
@@ -229,7 +208,6 @@ class Backend(Protocol):
 
         residual and x [rows, hidden] are updated in place.
         """
-        ...
 
     def layers(
         self,
@@ -244,46 +222,36 @@ class Backend(Protocol):
         canonical: bool,
     ) -> None:
         """Run consecutive layers, with the bits of `layer.run_layers`. ropes: those that the layers name."""
-        ...
 
     def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
         """Run the layer's experts: x [rows, hidden] -> [rows, hidden], by the rules of
         `numerics/experts.py`."""
-        ...
 
     def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
         """Choose experts: the router's logits fp32 [rows, experts] -> the weights fp32 [rows, top_k] and
         ids [rows, top_k] of each token's experts, by descending logit, ties to the lowest id."""
-        ...
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """Add outputs [rows, top_k, hidden], weights fp32 [rows, top_k] -> [rows, hidden], in fp32 and in
         the order of top_k."""
-        ...
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         """Read rows: table [V, D], token_ids int64 [rows] -> [rows, D]. A negative id reads row 0."""
-        ...
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         """Sample: logits fp32 [n, V] -> token ids int64 [n], by the rule of `numerics/sampling.py`."""
-        ...
 
     def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the argmax of each row, int64 [n], as `sample` at temperature 0; and its logprob, fp32 [n].
         That of NO_TOKEN means nothing."""
-        ...
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """logits fp32 [n, V] -> fp32 [n]."""
-        ...
 
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest: values fp32 [n, k] in descending order and ids int64 [n, k], ties to the
         lowest id."""
-        ...
 
     def new_token_history(self, num_pages: int) -> TokenHistory | None:
         """Return what logits processors need of tokens that only the device knows. None if the host knows
         all tokens of a pass when it starts."""
-        ...

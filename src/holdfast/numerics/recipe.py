@@ -44,7 +44,7 @@ class Recipe:
 
     @property
     def depends_on_device(self) -> bool:
-        """Whether a library chooses the order of sums by the device. In C kernels the sources fix it:
+        """Return whether a library chooses the order of sums by the device. In C kernels the sources fix it:
         every reduction has a width and an order of its own, and the compiler may not contract or
         reassociate, whatever the CPU."""
         return self.path != "c"

@@ -28,7 +28,7 @@ def rope_tables(inv_freq: Tensor, attention_scaling: float | Tensor, max_len: in
 def rope_chunk(
     inv_freq: Tensor, attention_scaling: float | Tensor, start: int, count: int = ROPE_CHUNK
 ) -> tuple[Tensor, Tensor]:
-    """Positions start to start + count of the tables, fp32 [count, D / 2]."""
+    """Return positions start to start + count of the tables, fp32 [count, D / 2]."""
     freq: NDArray[np.float32] = inv_freq.to(torch.float32).numpy()
     angles = np.arange(start, start + count, dtype=np.float32)[:, None] * freq  # [count, D / 2]
     factor = np.asarray(attention_scaling, dtype=np.float32)

@@ -81,12 +81,9 @@ class TokenHistory(Protocol):
 
     def write(self, slots: Tensor, token_ids: Tensor) -> None:
         """The tokens of a pass, int64 [tokens] both, in slots that its KV is written to."""
-        ...
 
     def penalise(self, logits: Tensor, batch: PenaltyBatch) -> None:
         """Change the logits, fp32 [tokens, V], in place."""
-        ...
 
     def mask_bad_words(self, logits: Tensor, batch: BadWordBatch) -> None:
         """Change the logits, fp32 [tokens, V], in place."""
-        ...

@@ -179,7 +179,7 @@ _UNREADABLE = object()  # torch refuses to report a precision that was set by tw
 
 
 def _pair(stem: str, *allowed: Any, name: str) -> list[Setting]:
-    """A setting of torch._C. Empty if this version of torch does not have it."""
+    """Return a setting of torch._C. Empty if this version of torch does not have it."""
     read, write = getattr(_C, f"_get_{stem}", None), getattr(_C, f"_set_{stem}", None)
     return [] if read is None else [Setting(name, read, write, allowed)]
 

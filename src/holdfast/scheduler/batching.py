@@ -62,7 +62,7 @@ class Batcher:
 
     @property
     def must_wait(self) -> bool:
-        """Whether a request needs a result that is in flight. Then the whole step waits."""
+        """Return whether a request needs a result that is in flight. Then the whole step waits."""
         if self._has_one_pass:
             return False
         return any(

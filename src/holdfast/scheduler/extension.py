@@ -25,7 +25,7 @@ class RequestExtension(Protocol):
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether something that was sent is not confirmed yet."""
+        """Return whether something that was sent is not confirmed yet."""
 
     def limit(self, start: int, stop: int, *, is_window: bool) -> int:
         """Return where a span from `start` ends, at `stop` at the latest. is_window: fast passes have

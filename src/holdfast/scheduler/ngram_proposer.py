@@ -53,7 +53,7 @@ class NgramProposer:
 
     @property
     def has_match(self) -> bool:
-        """Whether the last n-gram occurred before."""
+        """Return whether the last n-gram occurred before."""
         self._read()
         return self._match is not None
 

@@ -71,13 +71,13 @@ class SchedulerConfig:
 
     @property
     def one_pass_suffices(self) -> bool:
-        """Whether the largest size holds a token of every running request and a reference pass of prefill."""
+        """Return whether the largest size holds a token of every running request and a reference pass of prefill."""
         sizes = self.certified_sizes
         return bool(sizes) and sizes[-1] >= self.max_num_seqs + self.reference_tokens
 
     @property
     def commits_at_once(self) -> bool:
-        """Whether one certified pass holds everything: nothing waits for a verdict."""
+        """Return whether one certified pass holds everything: nothing waits for a verdict."""
         return self.determinism == "auto" and self.one_pass_suffices
 
 

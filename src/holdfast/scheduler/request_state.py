@@ -264,7 +264,7 @@ class RequestState:
 
     @property
     def has_progressed(self) -> bool:
-        """Whether it has committed a token since it was admitted last."""
+        """Return whether it has committed a token since it was admitted last."""
         return self.tokens.committed_len > self.admitted_len
 
     @property
@@ -313,25 +313,25 @@ class RequestState:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether the next token is known already: one of the prompt or, after a preemption, one that is
+        """Return whether the next token is known already: one of the prompt or, after a preemption, one that is
         computed again."""
         return self.phase is Phase.PREFILL and not self.in_flight.num_new_tokens
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Whether its spans need the ids of the tokens before: for a grammar; for penalties and bad words
+        """Return whether its spans need the ids of the tokens before: for a grammar; for penalties and bad words
         if the device does not read the ids beside the KV."""
         return self.is_synchronous or (self.request_index < 0 and self.sampling.needs_history)
 
     @property
     def is_unverified(self) -> bool:
-        """Whether candidates of a deterministic request, or a window, are in flight."""
+        """Return whether candidates of a deterministic request, or a window, are in flight."""
         last = self.in_flight.spans[-1]
         return self.deterministic and (last.num_sampled > 1 or last.logprobs is None)  # None: not canonical
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nothing can be planned after what is in flight: a window over known candidates, the
+        """Return whether nothing can be planned after what is in flight: a window over known candidates, the
         answer's end, or a token that the grammar must see first.
 
         A window over candidates that are in flight themselves does not block: `Batcher.must_wait`
@@ -349,7 +349,7 @@ class RequestState:
 
     @property
     def is_window_due(self) -> bool:
-        """Whether to verify the candidates now: there are enough, or the last one may end the answer."""
+        """Return whether to verify the candidates now: there are enough, or the last one may end the answer."""
         tokens = self.tokens
         if tokens.num_candidates == 0:
             return False
@@ -359,7 +359,7 @@ class RequestState:
 
     @property
     def is_confirming(self) -> bool:
-        """Whether something that was sent must be confirmed."""
+        """Return whether something that was sent must be confirmed."""
         return self.sent.has_unconfirmed(self.tokens.num_output)
 
     @property

@@ -195,7 +195,7 @@ class Scheduler:
 
     @property
     def lacks_lent_pages(self) -> bool:
-        """Whether requests may need pages that are lent."""
+        """Return whether requests may need pages that are lent."""
         return bool(self._lent_pages) and self._num_pages_needed > self.pool.num_available
 
     @property

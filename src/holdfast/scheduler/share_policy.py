@@ -93,7 +93,7 @@ class SharePolicy:
 
     @property
     def is_shared(self) -> bool:
-        """Whether requests of several holders run."""
+        """Return whether requests of several holders run."""
         return len(self._num_running) > 1
 
     def started(self, state: RequestState, step: int) -> None:

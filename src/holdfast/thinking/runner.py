@@ -73,7 +73,7 @@ class ThoughtRunner:
 
     @property
     def needs_all_tokens(self) -> bool:
-        """Whether T reads the output of the last layer."""
+        """Return whether T reads the output of the last layer."""
         return self._config.l_out == len(self._decoder.layers)
 
     def capture(self, max_tokens: int, recorder: Recorder) -> None:
@@ -234,7 +234,7 @@ class ThoughtCheck:
         c, device = runner.chunk, runner.residuals.device
 
         def slots(positions: Ints) -> Tensor:
-            """The scratch slots and the original slots of these positions: [2, positions]."""
+            """Return the scratch slots and the original slots of these positions: [2, positions]."""
             numbers = pages[:, positions // page_size - num_shared] * page_size + positions % page_size
             return send_array(numbers, device)
 

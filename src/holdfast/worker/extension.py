@@ -27,7 +27,7 @@ class PassExtension(Protocol):
 
     @property
     def needs_all_tokens(self) -> bool:
-        """Whether it reads the output of the last layer for all tokens."""
+        """Return whether it reads the output of the last layer for all tokens."""
 
     def begin(self, pass_: Pass, batch: InputBatch) -> Tensor:
         """Prepare for the pass, by the `extra` of its spans. Return what `hook` or `load` gets."""

@@ -61,7 +61,7 @@ class InputBatch:
 
     @property
     def logits_come_first(self) -> bool:
-        """Whether the tokens whose logits are needed are the first ones, as in a pass that only decodes."""
+        """Return whether the tokens whose logits are needed are the first ones, as in a pass that only decodes."""
         indices = self.logits_indices
         return self.num_scored + self.num_pooled == 0 and (
             not len(indices) or int(indices[-1]) == len(indices) - 1

@@ -81,7 +81,6 @@ class TextTask(Protocol):
 
     def example(self, rng: random.Random, events: int) -> TextExample:
         """Make a text for training, and for evaluation unless the task has an `eval_example`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class TextRules:
         return self.start(example) + example.message + self.frame.after
 
     def start(self, example: TextExample) -> str:
-        """What is before the message: of a conversation, all of it so far."""
+        """Return what is before the message: of a conversation, all of it so far."""
         if self.frame is None:
             return ""
         if example.follows is None:
@@ -129,7 +128,7 @@ class TextRules:
         return text if self.frame is None else text.lstrip()
 
     def steps(self, example: TextExample) -> list[ThoughtStep]:
-        """The thoughts about the prompt, at its characters. General text has none."""
+        """Return the thoughts about the prompt, at its characters. General text has none."""
         own = example.steps
         if self.thinks_answer and self.frame is not None and example.has_chain:
             answer = self.answer(example)
@@ -185,7 +184,7 @@ def _place(
     ids: dict[str, list[int]],
     rules: TextRules,
 ) -> dict[int, list[int]]:
-    """The thoughts by chunk: a step is in the chunk of its token or, where max_thought is reached, in
+    """Return the thoughts by chunk: a step is in the chunk of its token or, where max_thought is reached, in
     a later one. A step after the last chunk is dropped, and a longer step is truncated. A step's state
     replaces what its chunk has. What is given is in the chunk where the message begins, which has nothing else.
     """

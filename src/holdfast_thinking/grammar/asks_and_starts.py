@@ -51,7 +51,7 @@ def _intro(rng: random.Random, share: float) -> str:
 
 
 def _among_words(rng: random.Random) -> str:
-    """A coin and a side, and any words around them: whatever else is said, the side is told."""
+    """Return a coin and a side, and any words around them: whatever else is said, the side is told."""
 
     def some() -> str:
         return " ".join(words.noun_phrase(rng) for _ in range(rng.randint(1, 4)))

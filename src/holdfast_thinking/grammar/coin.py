@@ -82,7 +82,7 @@ class CoinGrammar:
         return f"{self.name()}{link}{what}{bare}{FLIP if flips else KEEP}"
 
     def _bare(self) -> str:
-        """A verb alone: what comes next decides, as there may be an object."""
+        """Return a verb alone: what comes next decides, as there may be an object."""
         rng = self.rng
         who, plural = self._subject()
         lead = f"{rng.choice(shapes.SHORT_LEADS)} " if rng.random() < 0.25 else ""
@@ -116,7 +116,7 @@ class CoinGrammar:
         return f"{lead}{who} {self._finite(forms, who, plural)}{tail}"
 
     def _plain(self) -> str:
-        """A person, a verb phrase, and sometimes a clause around them."""
+        """Return a person, a verb phrase, and sometimes a clause around them."""
         rng, kind = self.rng, self.rng.random()
         who, plural = self._subject()
         said = self._finite(self._verbs.compound(), who, plural)
@@ -160,7 +160,7 @@ class CoinGrammar:
         return rng.choice(links.APPOSITIONS)
 
     def _finite(self, forms: Forms, who: str, plural: bool) -> str:
-        """The phrase as the verb of a sentence, in the story's tense or now and then another."""
+        """Return the phrase as the verb of a sentence, in the story's tense or now and then another."""
         rng = self.rng
         own = forms.past if self._tense == "past" else forms.plural if plural else forms.third
         if plural and own.startswith("was "):

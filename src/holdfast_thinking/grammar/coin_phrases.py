@@ -35,7 +35,7 @@ def _marked(texts: tuple[str, ...], mark: str) -> tuple[Forms, ...]:
 
 
 def _passive(forms: Forms) -> str | None:
-    """The participle without an object, of one verb with the coin right after it."""
+    """Return the participle without an object, of one verb with the coin right after it."""
     verb, _, rest = forms.participle.partition(" ")
     if not rest.startswith("{o}") or " and " in rest or verb in ("made", "let"):
         return None
@@ -145,7 +145,7 @@ class VerbPhrases:
         return Forms(*(each.replace("{b}", kept.base).replace("{g}", kept.ing) for each in shape))
 
     def idle(self) -> Forms:
-        """What has nothing to do with the coin, without an object that "it" could mean."""
+        """Return what has nothing to do with the coin, without an object that "it" could mean."""
         rng = self.rng
         if rng.random() < 0.85:
             return rng.choice(ALONE)
@@ -163,7 +163,7 @@ class VerbPhrases:
         return phrase(f"{verb} {article} {words.noun_phrase(rng)}")
 
     def compound(self) -> Forms:
-        """An event, and often something else before or after it."""
+        """Return an event, and often something else before or after it."""
         rng, kind, event = self.rng, self.rng.random(), self.event()
         is_keep = KEEP in event.third
         if kind < 0.45:

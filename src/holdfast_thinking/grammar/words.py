@@ -39,7 +39,7 @@ INVENTED = invented_words(4000)
 
 
 def draw_name(rng: random.Random) -> str:
-    """A person: mostly a name, known or not, or what they are."""
+    """Return a person: mostly a name, known or not, or what they are."""
     kind = rng.random()
     if kind < 0.6:
         return rng.choice(NAMES)

@@ -191,7 +191,7 @@ def _backbone_fields(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
 def _with_window(
     fields: dict[str, Any], config: DecoderConfig, window: int, name: str
 ) -> tuple[dict[str, Any], DecoderConfig]:
-    """The backbone with a sliding window in every layer: a Llama becomes a Mistral with the same weights."""
+    """Return the backbone with a sliding window in every layer: a Llama becomes a Mistral with the same weights."""
     has_biases = config.qkv_bias or config.o_bias or config.mlp_bias
     if config.family not in ("llama", "mistral") or has_biases:
         raise ConfigError(
@@ -208,7 +208,7 @@ def _with_window(
 
 
 def chat_frame(tokenizer: TextTokenizer, name: str) -> ChatFrame:
-    """The text around a message. Without `between` if a conversation is written otherwise than its messages."""
+    """Return the text around a message. Without `between` if a conversation is written otherwise than its messages."""
     if tokenizer.chat_template is None:
         raise ConfigError(f"{name} has no chat template; train it without chat")
     single = _render(tokenizer, "user")
@@ -223,7 +223,7 @@ def chat_frame(tokenizer: TextTokenizer, name: str) -> ChatFrame:
 
 
 def message_start(tokenizer: TextTokenizer) -> tuple[int, ...]:
-    """The tokens with which the second message of a conversation begins, without white space at the end; () if
+    """Return the tokens with which the second message of a conversation begins, without white space at the end; () if
     the chat template has no conversations, or answers begin with the same."""
     parts = None if tokenizer.chat_template is None else _render(tokenizer, "user", "assistant", "user")
     if parts is None:
@@ -234,7 +234,7 @@ def message_start(tokenizer: TextTokenizer) -> tuple[int, ...]:
 
 
 def _render(tokenizer: TextTokenizer, *roles: str) -> list[str] | None:
-    """The chat template around messages of these roles; None if it refuses them, or changes them."""
+    """Return the chat template around messages of these roles; None if it refuses them, or changes them."""
     template = ChatTemplate.of(tokenizer)
     mark = "\N{OBJECT REPLACEMENT CHARACTER}"
     try:

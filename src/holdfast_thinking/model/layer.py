@@ -110,7 +110,7 @@ class DecoderLayer(nn.Module):
 
 
 def visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
-    """Whether a query at each position [n] attends to the key at each position [k]: bool [n, k]."""
+    """Return whether a query at each position [n] attends to the key at each position [k]: bool [n, k]."""
     back = queries[:, None] - keys[None, :]
     return back >= 0 if window is None else (back >= 0) & (back < window)
 

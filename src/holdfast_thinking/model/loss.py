@@ -44,7 +44,7 @@ def count_tokens(batch: Batch, thinking: ThinkingConfig | None) -> TokenCounts:
 def packed_loss(
     model: ThinkingModel, texts: Packed[Tensor], counts: TokenCounts, weights: LossWeights
 ) -> Losses:
-    """The loss of packed texts. The host does not wait for the device."""
+    """Compute the loss of packed texts. The host does not wait for the device."""
     rows, h = model(texts)  # [R, hidden] both
     zero = rows.new_zeros((), dtype=torch.float32)
     answer = _target_loss(model, rows, texts.answer) / max(1, counts.answer)

@@ -52,7 +52,7 @@ class Rowwise:
 
 
 def summed_loss(logits: Tensor, ids: Tensor) -> Tensor:
-    """The sum of the cross-entropies of rows [n, vocab]; ids [n] may be IGNORED."""
+    """Return the sum of the cross-entropies of rows [n, vocab]; ids [n] may be IGNORED."""
     return F.cross_entropy(logits.float(), ids, ignore_index=IGNORED, reduction="sum")
 
 
@@ -284,7 +284,7 @@ def start_blocks_from_backbone(model: ThinkingModel) -> None:
 
 
 def _residual_size(model: ThinkingModel) -> float:
-    """The median size of an element after l_in layers, over some tokens of the vocabulary."""
+    """Return the median size of an element after l_in layers, over some tokens of the vocabulary."""
     assert model.thinking is not None
     ids = torch.linspace(0, model.config.vocab_size - 1, _NUM_PROBED).long()
     positions = torch.arange(_NUM_PROBED)

@@ -94,12 +94,12 @@ class PackSpec:
 
 
 def is_local(window: int | None, longest: int) -> bool:
-    """Whether a window hides anything in texts of this length."""
+    """Return whether a window hides anything in texts of this length."""
     return window is not None and window < longest
 
 
 def block_of(window: int) -> int:
-    """Number of rows of an attention block: they attend to their own block and the one before."""
+    """Return the number of rows of an attention block: they attend to their own block and the one before."""
     return round_up(window, _ALIGNED)
 
 
@@ -108,7 +108,7 @@ def round_up(count: int, unit: int) -> int:
 
 
 def padded(count: int, unit: int = 1) -> int:
-    """The count rounded up by at most a sixteenth, so that there are few sizes."""
+    """Return the count rounded up by at most a sixteenth, so that there are few sizes."""
     return round_up(max(count, 1), lcm(unit, max(_LEAST, 1 << max(0, count.bit_length() - 5))))
 
 
@@ -229,7 +229,7 @@ def _list_thought_targets(
 def _list_state_thoughts(
     batch: Batch, first: Ints, num_chunks: int, size: int, thinking: ThinkingConfig
 ) -> list[ThoughtList[Ints]]:
-    """The thought of each chunk that has a next one, if it is not trivial; with `carry` the last such since
+    """Return the thought of each chunk that has a next one, if it is not trivial; with `carry` the last such since
     a reset."""
     numbers = np.arange(batch.thoughts.shape[1])
     said_in = np.where(batch.thoughts[:, :, 0] >= 0, numbers, -1)  # [B, K]

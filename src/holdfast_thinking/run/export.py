@@ -72,7 +72,7 @@ def export(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
 
 
 def _absolute(backbone: str) -> str:
-    """A path that holds in other working folders; a name stays as it is."""
+    """Return a path that holds in other working folders; a name stays as it is."""
     path = Path(backbone).expanduser()
     return str(path.resolve()) if path.exists() else backbone
 

@@ -181,7 +181,7 @@ def train(
 
 
 def measure_accuracy(run: TrainingRun, events: tuple[int, ...], count: int) -> dict[str, float]:
-    """The share of right answers for each task and number of events, with the model's own thoughts."""
+    """Return the share of right answers for each task and number of events, with the model's own thoughts."""
     cells = [
         (name, number)
         for name in run.settings.tasks

@@ -155,7 +155,7 @@ class _Story:
 
     @staticmethod
     def _is_bare(sentence: str) -> bool:
-        """Whether what follows the sentence decides the event: "Bob flips" may have an object."""
+        """Return whether what follows the sentence decides the event: "Bob flips" may have an object."""
         return sentence[-1] in MARKS and sentence[-2] == "."
 
     def _append(self, marked: str, end: str, is_item: bool = True) -> None:

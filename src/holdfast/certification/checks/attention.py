@@ -45,7 +45,7 @@ def check_attention(
     name: str,
     is_quick: bool = False,
 ) -> CheckSteps:
-    """The tokens of one request, computed as the reference computes them, then in passes of
+    """Check the tokens of one request, computed as the reference computes them, then in passes of
     every size. is_quick: with few numbers of decode tokens."""
     window, context = _window(model), min(max_len, 9 * backend.page_size + 5)
     windows = [None] if window is None else [None, min(window, _SHORT_WINDOW)]
@@ -59,7 +59,7 @@ def check_attention(
 
 
 def check_long_attention(backend: Backend, model: DecoderConfig, max_len: int, *, name: str) -> CheckSteps:
-    """A late, a middle and an early stretch of the longest context, as chunks, windows and
+    """Check a late, a middle and an early stretch of the longest context, as chunks, windows and
     decode tokens. A difference here may occur in a pass of any size: it is reported as size 0."""
     reference_tokens = backend.recipe.rows
     differences = Differences()
@@ -144,7 +144,7 @@ class _AttentionBench:
         self._shuffled = order, self._store(k, v, order)
 
     def chunked(self, *, shuffled: bool) -> Tensor:
-        """The request in chunks of the reference's size, with pages in order or shuffled."""
+        """Return the request in chunks of the reference's size, with pages in order or shuffled."""
         pages, size = self._shuffled if shuffled else self._in_order, self._backend.recipe.rows
         chunks = [(start, min(start + size, self.context)) for start in range(0, self.context, size)]
         outs = [
@@ -182,7 +182,7 @@ class _AttentionBench:
         differences.compare(label, out[: len(positions)], reference[positions])
 
     def check_stretch(self, end: int, differences: Differences) -> Generator[None, None, None]:
-        """The positions before `end`: as one chunk of the reference's size, then in every other
+        """Check the positions before `end`: as one chunk of the reference's size, then in every other
         way. Label 0."""
         reference_tokens = self._backend.recipe.rows
         length = min(reference_tokens, end)

@@ -63,7 +63,7 @@ class ProbedOp:
 
 
 def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> CheckSteps:
-    """The GEMM as it runs."""
+    """Check the GEMM as it runs."""
     linear = case.linear
     runs_rounded = backend.can.rounds_in_gemm and not case.is_head
     gemm = backend.linear if runs_rounded else backend.logits
@@ -95,7 +95,7 @@ def merge_checks(checks: Sequence[OperationCheck]) -> OperationCheck:
 
 
 def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> CheckSteps:
-    """A GEMM that runs in its canonical form for any number of tokens: the head, a router, an
+    """Check a GEMM that runs in its canonical form for any number of tokens: the head, a router, an
     expert. A difference at any size is a fault of the reference: it is reported as size 0."""
     linear = case.linear
 
@@ -117,7 +117,7 @@ def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Chec
 def check_fast_head(
     backend: Backend, case: GemmCase, head_sizes: tuple[int, ...], pass_sizes: tuple[int, ...]
 ) -> CheckSteps:
-    """The head in its fast form, as a certified pass may compute it. A pass of any size may
+    """Check the head in its fast form, as a certified pass may compute it. A pass of any size may
     sample any number of tokens, so one head size that differs leaves no pass size certified."""
     found = yield from check_gemm(backend, replace(case, name=f"{case.name}, as it comes"), head_sizes)
     if not set(found.sizes_differing) - {0}:

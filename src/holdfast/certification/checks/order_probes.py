@@ -133,7 +133,7 @@ class GemmProbes:
 
 
 def norm_inputs(width: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Rows [count, width] for a norm, an eighth of each of the last two kinds: normal; values of very
+    """Return rows [count, width] for a norm, an eighth of each of the last two kinds: normal; values of very
     different magnitude; a spike and elsewhere squares just below half an ulp of its square, which
     are lost if they are added to it one by one, and not if they are added to each other first; a
     mean of squares that is nearly halfway between two fp32 numbers.
@@ -153,7 +153,7 @@ def norm_inputs(width: int, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def _halfway_means(width: int, count: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Rows with one number, in 16 bits two (so that their sum of squares has one value in fp32, in any
+    """Return rows with one number, in 16 bits two (so that their sum of squares has one value in fp32, in any
     order). The best of many: the fraction of an ulp in their mean is nearest to one half."""
     terms = torch.randn((256 * count, 1 if dtype is torch.float32 or width == 1 else 2), generator=generator)
     squares = terms.to(dtype).float().square().sum(1)
@@ -165,7 +165,7 @@ def _halfway_means(width: int, count: int, dtype: torch.dtype, generator: torch.
 
 
 def edge_inputs(width: int, eps: float, dtype: torch.dtype, num_draws: int) -> Tensor:
-    """Rows [n, width] for a norm whose output is rounded to 16 bits. A change in the last bit of the
+    """Return rows [n, width] for a norm whose output is rounded to 16 bits. A change in the last bit of the
     factor 1 / rms moves an element across the edge between two numbers of 16 bits.
 
     Rows have all mantissas of bf16; two numbers are drawn until the factor is at an edge. The
@@ -192,7 +192,7 @@ def edge_inputs(width: int, eps: float, dtype: torch.dtype, num_draws: int) -> T
 
 
 def _at_edge(factor: Tensor, values: Tensor) -> Tensor:
-    """Whether factor * values rounds differently if the factor is one ulp larger: bool [n,
+    """Return whether factor * values rounds differently if the factor is one ulp larger: bool [n,
     _EDGE_ULPS], for the factors [n] and their neighbours."""
     around = torch.arange(-(_EDGE_ULPS // 2), _EDGE_ULPS // 2 + 2, dtype=torch.int32)
     factors = (factor.view(torch.int32)[:, None] + around).view(torch.float32)  # [n, edges + 1]
@@ -201,7 +201,7 @@ def _at_edge(factor: Tensor, values: Tensor) -> Tensor:
 
 
 def rope_inputs(heads: int, cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Rows [count, heads * D] for a rotation by (cos, sin), fp32 [D / 2] each. In every second head
+    """Return rows [count, heads * D] for a rotation by (cos, sin), fp32 [D / 2] each. In every second head
     the two products of the first half nearly cancel, in the next one those of the second half."""
     generator = torch.Generator().manual_seed(heads)
     x = torch.randn((count, heads, 2, len(cos)), generator=generator)
@@ -212,7 +212,7 @@ def rope_inputs(heads: int, cos: Tensor, sin: Tensor, count: int, dtype: torch.d
 
 
 def silu_inputs(width: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Rows [count, 2 * width] of gate and up. The gates go through the numbers of 16 bits between
+    """Return rows [count, 2 * width] of gate and up. The gates go through the numbers of 16 bits between
     2^-10 and 2^7, of both signs: all of them if there is room. In fp32 their lower bits are random."""
     generator = torch.Generator().manual_seed(width)
     mantissa_bits = 10 if dtype is torch.float16 else 7
@@ -231,7 +231,7 @@ def silu_inputs(width: int, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def logits_inputs(vocab: int) -> Tensor:
-    """Rows of logits, fp32 [NUM_LOGITS_PROBES, vocab], by turns: normal; nearly equal; one large, and
+    """Return rows of logits, fp32 [NUM_LOGITS_PROBES, vocab], by turns: normal; nearly equal; one large, and
     elsewhere logits whose exponentials are just below half an ulp of its exponential, in fp32 and
     in fp64."""
     generator = torch.Generator().manual_seed(vocab)
@@ -246,7 +246,7 @@ def logits_inputs(vocab: int) -> Tensor:
 
 
 def few_logits_inputs(vocab: int, count: int) -> Tensor:
-    """Rows of logits, fp32 [count, vocab], for a small vocabulary: one is 0, the others are equal. A
+    """Return rows of logits, fp32 [count, vocab], for a small vocabulary: one is 0, the others are equal. A
     change in the last bit of their exponential is one in the last bits of the sum."""
     generator = torch.Generator().manual_seed(vocab)
     rows = (-5 * torch.rand((count, 1), generator=generator)).repeat(1, vocab)
@@ -255,7 +255,7 @@ def few_logits_inputs(vocab: int, count: int) -> Tensor:
 
 
 def noise_inputs(vocab: int, seeds: Sequence[int], position: int, temperatures: Sequence[float]) -> Tensor:
-    """Rows of logits, fp32 [seeds, vocab], that the noise of their seeds makes equal: the sampled
+    """Return rows of logits, fp32 [seeds, vocab], that the noise of their seeds makes equal: the sampled
     token depends on the last bit of noise and logits."""
     ids = np.arange(vocab)
     noises = np.stack([noise(seed, position, ids) for seed in seeds])
@@ -263,7 +263,7 @@ def noise_inputs(vocab: int, seeds: Sequence[int], position: int, temperatures: 
 
 
 def top_p_inputs(vocab: int, count: int) -> Tensor:
-    """Rows of logits, fp32 [count, vocab], with two likely tokens at random places."""
+    """Return rows of logits, fp32 [count, vocab], with two likely tokens at random places."""
     generator = torch.Generator().manual_seed(vocab)
     rows = torch.full((count, vocab), -1e4)
     places = torch.stack([torch.randperm(vocab, generator=generator)[:2] for _ in range(count)])

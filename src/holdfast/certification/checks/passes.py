@@ -90,7 +90,7 @@ def check_passes(
     canonical_sizes: Sequence[int] = (),
     sizes: Sequence[int] = PASS_SIZES,
 ) -> CheckSteps:
-    """The pass sizes that differ. 0 stands for canonical passes, whose sizes are multiples of
+    """Return the pass sizes that differ. 0 stands for canonical passes, whose sizes are multiples of
     the reference's."""
     sizes = tuple(size for size in sizes if size <= max_pass_tokens)
     canonical = sorted({bench.reference_tokens, *canonical_sizes})
@@ -133,7 +133,7 @@ def _run_trials(
     trials: Sequence[_Trial],
     settings: Sequence[SamplingParams],
 ) -> Generator[None, None, tuple[set[int], int]]:
-    """The labels of the trials that differ, and how many probes were compared."""
+    """Return the labels of the trials that differ, and how many probes were compared."""
     differing: set[int] = set()
     compared = 0
     for number, params in enumerate(settings):

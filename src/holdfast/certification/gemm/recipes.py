@@ -37,7 +37,7 @@ class Multiply(Protocol):
 
 
 def library_multiply(x: Tensor, weight: Tensor, split_k: int, split_n: int = 0) -> Tensor:
-    """The GEMM of the Triton backend: the library's or, if not PLAIN, its own small-M kernel."""
+    """Return the GEMM of the Triton backend: the library's or, if not PLAIN, its own small-M kernel."""
     from holdfast.numerics.backends.triton.gemms.gemm import multiply
     from holdfast.numerics.ops import Linear
 

@@ -54,7 +54,7 @@ def search_split_k(
     is_timed: bool = True,
     counts_plain: bool = True,
 ) -> Generator[None, None, GemmRecipe]:
-    """The recipe of one shape: the first split-K that agrees at all sizes, else at the most.
+    """Return the recipe of one shape: the first split-K that agrees at all sizes, else at the most.
 
     is_timed: compare its time with the plain call's. counts_plain: count the plain call's results.
     Neither decides anything. Pauses once, before the sizes whose kernels are our own: other processes
@@ -124,7 +124,7 @@ class _SplitKBench:
         self._multiply, self._sizes, self._reference_tokens = multiply, sizes, reference_tokens
 
     def find_split_n(self, sizes: Sequence[int]) -> dict[int, int]:
-        """Where split-N makes the library's own call faster and leaves the reference bits, among
+        """Return where split-N makes the library's own call faster and leaves the reference bits, among
         these sizes."""
         padded = frozenset(padded_batch_sizes(self._sizes[-1]))
         found = find_split_n(self._multiply, self.weight, [size for size in sizes if size in padded])

@@ -78,7 +78,7 @@ def _check_portable(kernels: KernelBackend, device: torch.device) -> None:
 
 
 def uses_c_kernels(kernels: KernelBackend, device: torch.device) -> bool:
-    """Whether `kernels` means C kernels on this device, and they can be loaded or built."""
+    """Return whether `kernels` means C kernels on this device, and they can be loaded or built."""
     if device.type != "cpu" or kernels not in ("auto", "c"):
         return False
     try:
@@ -89,7 +89,7 @@ def uses_c_kernels(kernels: KernelBackend, device: torch.device) -> bool:
 
 
 def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:
-    """Whether `kernels` means Triton on this device.
+    """Return whether `kernels` means Triton on this device.
 
     Raises `ConfigError` if the two do not match.
     """

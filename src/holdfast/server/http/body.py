@@ -52,13 +52,13 @@ _COMMA = re.compile(rb'(?:[^",]++|' + _STRING + rb')*+(?:(,)|"|\Z)', re.DOTALL)
 
 
 def is_small(raw: bytes) -> bool:
-    """Whether a body takes less than a millisecond to parse."""
+    """Return whether a body takes less than a millisecond to parse."""
     num_values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
     return len(raw) <= _MAX_INLINE_BYTES and num_values <= _MAX_INLINE_VALUES
 
 
 def parse_body(raw: bytes, model: type[M]) -> M:
-    """The body as a model, or an `ApiError` 400."""
+    """Return the body as a model, or an `ApiError` 400."""
     if not raw.strip(b" \t\r\n"):
         raise _invalid_json("The request has no body; send a JSON object.")
     _check_nesting(raw)
@@ -104,7 +104,7 @@ def _check_num_values(raw: bytes) -> None:
 
 
 def _decode(raw: bytes) -> Any:
-    """The decoded JSON, checked for what pydantic does not report: duplicate keys, numbers that are
+    """Return the decoded JSON, checked for what pydantic does not report: duplicate keys, numbers that are
     not finite.
     """
     try:

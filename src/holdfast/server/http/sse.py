@@ -63,7 +63,7 @@ def _escape(character: "re.Match[bytes]") -> bytes:
 
 
 def end_with_error(error: ApiError) -> tuple[bytes, ...]:
-    """The end of a stream of OpenAI's chunks."""
+    """Return the end of a stream of OpenAI's chunks."""
     return sse_event(error.body()), DONE
 
 

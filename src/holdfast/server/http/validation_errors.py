@@ -68,7 +68,7 @@ class _FieldError:
 
 
 def explain(raised: ValidationError, content: dict[str, Any]) -> ApiError:
-    """The error that is reported to the client."""
+    """Return the error that is reported to the client."""
     errors = [_FieldError(one, content) for one in raised.errors(include_url=False, include_input=False)]
     first = [error for error in errors if error.top == errors[0].top]
     deepest = max(error.depth for error in first)
@@ -84,7 +84,7 @@ def explain(raised: ValidationError, content: dict[str, Any]) -> ApiError:
 
 
 def wrong_type(path: str | None, expected: Sequence[str], value: Any) -> ApiError:
-    """An invalid type; `path` is None for the body itself."""
+    """Return an invalid type; `path` is None for the body itself."""
     where = "the body" if path is None else f"'{path}'"
     if len(expected) == 1:
         what = expected[0]
@@ -160,7 +160,7 @@ def _truncate(text: str) -> str:
 
 
 def _quote(value: Any) -> str:
-    """A number or a string, as in JSON but truncated."""
+    """Return a number or a string, as in JSON but truncated."""
     if isinstance(value, str):
         return f"'{_truncate(value)}'"
     # Converting a very large integer to decimal could take long.
@@ -175,7 +175,7 @@ def refuse(reason: str) -> NoReturn:
 
 
 def refuse_unless(is_supported: Callable[[Any], bool], reason: str) -> BeforeValidator:
-    """A validator of one field. null is always supported: an omitted field."""
+    """Return a validator of one field. null is always supported: an omitted field."""
 
     def check(value: Any) -> Any:
         if value is not None and not is_supported(value):
@@ -186,7 +186,7 @@ def refuse_unless(is_supported: Callable[[Any], bool], reason: str) -> BeforeVal
 
 
 def null_only(reason: str) -> BeforeValidator:
-    """The validator of a field that may only be null."""
+    """Return the validator of a field that may only be null."""
     return refuse_unless(lambda value: False, reason)
 
 

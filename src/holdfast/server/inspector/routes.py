@@ -74,7 +74,7 @@ def inspector_router(hub: Hub, send_timeout: float) -> APIRouter:
 
 
 def _sees_all(request: Request, tenant: Tenant) -> bool:
-    """Whether the page shows the requests of all tenants: to an admin key, and without keys to clients
+    """Return whether the page shows the requests of all tenants: to an admin key, and without keys to clients
     on this machine.
     """
     if tenant.has_key:

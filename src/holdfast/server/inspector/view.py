@@ -60,7 +60,7 @@ class EngineView:
         self._last: StepTrace | None = None
 
     def update(self, trace: StepTrace) -> dict[str, Any]:
-        """The `step` event for a trace."""
+        """Return the `step` event for a trace."""
         self._last = trace
         requests = [self._update_request(one) for one in trace.requests]
         self._ended = {}
@@ -77,7 +77,7 @@ class EngineView:
         }
 
     def snapshot(self, holder: str | None = None) -> dict[str, Any]:
-        """The `snapshot` event; for a holder, of its own requests."""
+        """Return the `snapshot` event; for a holder, of its own requests."""
         requests = [
             _request_event(one.trace, one.start, one.tokens, self._texts(one.trace.candidate_ids))
             for one in self._requests.values()
@@ -87,7 +87,7 @@ class EngineView:
         return {**state, "requests": requests}
 
     def own_part(self, event: dict[str, Any], holder: str) -> dict[str, Any] | None:
-        """The part of the last `step` event that belongs to a holder; None if there is none."""
+        """Return the part of the last `step` event that belongs to a holder; None if there is none."""
         passes = []
         for one in event["passes"]:
             spans = [span for span in one["spans"] if self._is_of(span[0], holder)]
@@ -107,7 +107,7 @@ class EngineView:
         return holder == (self._ended.get(request_id) if live is None else live.trace.holder)
 
     def _holder_state(self, holder: str) -> dict[str, Any]:
-        """The engine's state as if it had no other holders."""
+        """Return the engine's state as if it had no other holders."""
         traces = [one.trace for one in self._requests.values() if one.trace.holder == holder]
         num_waiting = sum(one.phase == "queued" for one in traces)
         return {

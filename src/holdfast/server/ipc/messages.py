@@ -195,14 +195,14 @@ FromEngine = (
 
 
 def _enc_hook(value: Any) -> Any:
-    """An array as bytes: its type code and its data."""
+    """Return an array as bytes: its type code and its data."""
     if isinstance(value, array):
         return value.typecode.encode() + value.tobytes()
     raise NotImplementedError(f"{type(value).__name__} is no part of a message")
 
 
 def dec_hook(kind: type, value: Any) -> Any:
-    """The inverse of `_enc_hook`."""
+    """Return the inverse of `_enc_hook`."""
     if kind is array and isinstance(value, bytes) and value[:1] in (b"i", b"f"):
         return array(chr(value[0]), value[1:])
     raise ValueError(f"this is no {kind.__name__}")

@@ -102,7 +102,7 @@ async def _handle_http_exception(request: Request, raised: Exception) -> Respons
 
 
 def _url_hint(request: Request) -> str | None:
-    """What to do about a URL that only lacks /v1, or has one too many."""
+    """Return what to do about a URL that only lacks /v1, or has one too many."""
     path = request.scope["path"]
     for meant in (f"/v1{path}", path.removeprefix("/v1")):
         scope = {**request.scope, "path": meant}
@@ -115,7 +115,7 @@ def _url_hint(request: Request) -> str | None:
 
 
 async def _handle_validation_error(request: Request, raised: Exception) -> Response:
-    """An invalid path or query parameter; bodies are parsed by `http.body`."""
+    """Return an invalid path or query parameter; bodies are parsed by `http.body`."""
     assert isinstance(raised, RequestValidationError)
     first: dict[str, Any] = raised.errors()[0]
     param = str(first["loc"][-1])[:_MAX_QUOTED]

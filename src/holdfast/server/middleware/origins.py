@@ -69,7 +69,7 @@ class OriginMiddleware:
             await self._cors(scope, receive, send)
 
     def _is_cross_site(self, scope: Scope, headers: Headers) -> bool:
-        """Whether a page of another origin caused a request without saying which."""
+        """Return whether a page of another origin caused a request without saying which."""
         if self._allows_all or headers.get("sec-fetch-site", "none").lower() in _OWN_SITES:
             return False
         opens_page = headers.get("sec-fetch-mode") == "navigate" and scope["method"] in ("GET", "HEAD")
@@ -109,7 +109,7 @@ def _host_names(config: ServerConfig) -> frozenset[str]:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Whether an origin is the one that the Host header names. The scheme's default port may be omitted."""
+    """Return whether an origin is the one that the Host header names. The scheme's default port may be omitted."""
     theirs, ours = _ORIGIN.fullmatch(origin.lower()), _HOST.fullmatch(host.lower())
     if theirs is None or ours is None:
         return False
@@ -118,6 +118,6 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _host_name(host: str) -> str | None:
-    """A host without its port; None if it is malformed."""
+    """Return a host without its port; None if it is malformed."""
     match = _HOST.fullmatch(host.lower())
     return None if match is None else match["name"].strip("[]")

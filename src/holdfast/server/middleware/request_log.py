@@ -123,7 +123,7 @@ class RequestLogMiddleware:
             self._end(scope, access, 1e3 * (time.monotonic() - began))
 
     def _find_client(self, scope: Scope) -> str | None:
-        """The client's address. Its tenant is that of the address, unless a key names another."""
+        """Return the client's address. Its tenant is that of the address, unless a key names another."""
         peer = scope.get("client") or ("", 0)
         address = self._tenants.address(peer[0], scope["headers"])
         if address is not None and str(address) != peer[0]:

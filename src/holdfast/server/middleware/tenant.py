@@ -51,7 +51,7 @@ class TenantMiddleware:
 
 
 def _find_tenant(headers: Sequence[tuple[bytes, bytes]], tenants: TenantDirectory) -> Tenant | None:
-    """The tenant of these keys. None: a wrong one, or keys of two tenants."""
+    """Return the tenant of these keys. None: a wrong one, or keys of two tenants."""
     if len({name for name, _ in headers}) < len(headers):
         return None
     keys = [value.strip() if name == b"x-api-key" else _key_of(value) for name, value in headers]
@@ -64,7 +64,7 @@ def _key_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
 
 
 def _key_of(authorization: bytes) -> bytes:
-    """The key in an Authorization header; empty, which is never valid, if it has none."""
+    """Return the key in an Authorization header; empty, which is never valid, if it has none."""
     scheme, _, rest = authorization.partition(b" ")
     if scheme.lower() == b"bearer":
         return rest.strip()

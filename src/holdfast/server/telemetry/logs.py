@@ -70,7 +70,7 @@ class _SafeFormatter(logging.Formatter):
         }
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        """The `extra` fields, and the request id. Names with an underscore are those of libraries that mark
+        """Return the `extra` fields, and the request id. Names with an underscore are those of libraries that mark
         every record, as ray does."""
         given = {
             name: value
@@ -133,7 +133,7 @@ def escape(text: str) -> str:
 
 
 def _quoted(value: object) -> str:
-    """A field's value, quoted where it would be ambiguous."""
+    """Return a field's value, quoted where it would be ambiguous."""
     if isinstance(value, str):
         return value if _UNQUOTED.fullmatch(value) else escape(json.dumps(value, ensure_ascii=False))
     if isinstance(value, list):

@@ -150,7 +150,7 @@ class Metrics:
         self._set_gauges()
 
     def render(self, accept: str = "", reader: Tenant | None = None) -> tuple[bytes, str]:
-        """All metrics as text, with the content type. OpenMetrics if the Accept header names it.
+        """Return all metrics as text, with the content type. OpenMetrics if the Accept header names it.
 
         reader: of the series of tenants it gets those it may see; None gets all.
         """
@@ -239,7 +239,7 @@ class TenantMetrics:
             self._waiting.labels(label).inc(num_waiting)
 
     def seen_by(self, tenant: Tenant | None) -> Iterator[Metric]:
-        """The series that a tenant may see; None: all."""
+        """Return the series that a tenant may see; None: all."""
         label = None if tenant is None or tenant.is_admin else _label(tenant)
         for family in self._registry.collect():
             family.samples = [one for one in family.samples if label in (None, one.labels["tenant"])]

@@ -23,7 +23,7 @@ _WITH_PORT = re.compile(r"([0-9.]+):[0-9]+")
 
 
 def parse_proxies(given: Sequence[str]) -> tuple[Network, ...]:
-    """The networks of trusted proxies: addresses, or addresses with a prefix length."""
+    """Return the networks of trusted proxies: addresses, or addresses with a prefix length."""
     try:
         return tuple(ip_network(one.strip(), strict=False) for one in given)
     except ValueError as error:
@@ -33,7 +33,7 @@ def parse_proxies(given: Sequence[str]) -> tuple[Network, ...]:
 
 
 def parse_address(text: str) -> Address | None:
-    """An IP address, with or without brackets and port; None if it is none. An IPv4 address in IPv6
+    """Return an IP address, with or without brackets and port; None if it is none. An IPv4 address in IPv6
     form becomes IPv4."""
     text = text.strip()
     match = _BRACKETED.fullmatch(text) or _WITH_PORT.fullmatch(text)
@@ -46,20 +46,20 @@ def parse_address(text: str) -> Address | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by an address that no other machine can reach."""
+    """Return whether a host is this machine by an address that no other machine can reach."""
     address = parse_address(host)
     return host.lower() == "localhost" or (address is not None and address.is_loopback)
 
 
 def network_of(address: Address) -> str:
-    """What identifies the client: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return what identifies the client: an IPv4 address, or the /64 of an IPv6 address."""
     if isinstance(address, IPv4Address):
         return str(address)
     return str(IPv6Network((address, _IPV6_PREFIX), strict=False))
 
 
 def client_address(peer: str, headers: Headers, proxies: Sequence[Network]) -> Address | None:
-    """The client's address: the peer's, unless the peer is a trusted proxy.
+    """Return the client's address: the peer's, unless the peer is a trusted proxy.
 
     Then it is the rightmost hop that is not a trusted proxy. If a hop is not an address, it is the
     proxy that reported it. None: the peer has no IP address.
@@ -79,5 +79,5 @@ def client_address(peer: str, headers: Headers, proxies: Sequence[Network]) -> A
 
 
 def is_trusted(address: Address, proxies: Sequence[Network]) -> bool:
-    """Whether this is the address of a trusted proxy."""
+    """Return whether this is the address of a trusted proxy."""
     return any(address in network for network in proxies if network.version == address.version)

@@ -97,7 +97,7 @@ class Admission:
             raise TooBusy(message, retry_after=self.retry_after(tenant))
 
     def _tenant_capacity(self, tenant: Tenant) -> int:
-        """The places that one tenant may take if it is alone."""
+        """Return the places that one tenant may take if it is alone."""
         limits = tenant.limits
         num_running = self.max_running if limits.max_running is None else limits.max_running
         num_waiting = self._max_waiting if limits.max_waiting is None else limits.max_waiting

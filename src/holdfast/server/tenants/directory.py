@@ -55,11 +55,11 @@ class TenantDirectory:
         return self._by_digest.get(self._digest(key))
 
     def address(self, peer: str, headers: Headers) -> Address | None:
-        """The address of the client, which may be behind trusted proxies."""
+        """Return the address of the client, which may be behind trusted proxies."""
         return client_address(peer, headers, self._proxies)
 
     def by_address(self, address: Address | None) -> Tenant:
-        """The tenant of an address: of the /64 if it is IPv6."""
+        """Return the tenant of an address: of the /64 if it is IPv6."""
         return UNKNOWN_TENANT if address is None else address_tenant(network_of(address))
 
     def _load(self) -> None:

@@ -41,7 +41,7 @@ class FairQueue(Generic[T]):
         self._clients.setdefault(client, _Client(self._level)).items.append((item, max(cost, _LEAST_COST)))
 
     def pop(self, may_run: Callable[[str], bool] = lambda client: True) -> T | None:
-        """The next item of a client that may run, or None."""
+        """Return the next item of a client that may run, or None."""
         able = [client for client in self._clients if may_run(client)]
         if not able:
             return None

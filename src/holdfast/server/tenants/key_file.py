@@ -50,7 +50,7 @@ class _KeyFile(Struct, forbid_unknown_fields=True):
 
 
 def read_key_file(path: str | os.PathLike[str]) -> Mapping[str, Tenant]:
-    """The tenant of each key. Raises `ConfigError` if the file cannot be used."""
+    """Return the tenant of each key. Raises `ConfigError` if the file cannot be used."""
     content = _parse(path)
     tenants: dict[str, Tenant] = {}
     names: set[str] = set()
@@ -108,12 +108,12 @@ def _parse(path: str | os.PathLike[str]) -> _KeyFile:
 
 
 def _where(error: tomllib.TOMLDecodeError) -> str:
-    """The place of the error without its message, which may quote the file."""
+    """Return the place of the error without its message, which may quote the file."""
     text = str(error)
     return f": {text[text.rindex('(at ') + 1 : -1]}" if "(at " in text and text.endswith(")") else ""
 
 
 def _limits(entry: _Entry, default: TenantLimits) -> TenantLimits:
-    """The limits of an entry, those it does not name from the default."""
+    """Return the limits of an entry, those it does not name from the default."""
     own = {name: getattr(entry, name) for name in TenantLimits.__struct_fields__}
     return structs.replace(default, **{name: value for name, value in own.items() if value is not None})

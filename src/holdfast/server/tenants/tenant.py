@@ -48,7 +48,7 @@ class Tenant:
         return Share(self.id, self.limits.max_running)
 
     def salt(self, cache_salt: str | None) -> str:
-        """The salt of a request in the prefix cache, so that keys share no cached page.
+        """Return the salt of a request in the prefix cache, so that keys share no cached page.
 
         `cached_tokens` and the time of an answer tell which prefixes are cached. Without keys clients
         are not told apart. No bit of an answer depends on it.
@@ -57,12 +57,12 @@ class Tenant:
 
 
 def key_tenant(name: str, *, is_admin: bool = False, limits: TenantLimits | None = None) -> Tenant:
-    """The tenant of the API keys with this name."""
+    """Return the tenant of the API keys with this name."""
     return Tenant(f"key:{name}", name, has_key=True, is_admin=is_admin, limits=limits or TenantLimits())
 
 
 def address_tenant(network: str) -> Tenant:
-    """The tenant of an address, see `addresses.network_of`."""
+    """Return the tenant of an address, see `addresses.network_of`."""
     return Tenant(f"address:{network}", network)
 
 

@@ -339,7 +339,7 @@ class CBackend(CpuBackend):
     def _find_table(
         self, weights: Sequence[LayerWeights], shape: LayerShape, kv: Sequence[KVLayer]
     ) -> LayerTable | None:
-        """The table of these layers; None if the layer kernel does not have all they have."""
+        """Return the table of these layers; None if the layer kernel does not have all they have."""
         key = id(weights[0]), len(weights)
         found = self._tables.get(key)
         if found is not None and found.holds(weights, shape, kv):
@@ -387,7 +387,7 @@ class CBackend(CpuBackend):
         return out
 
     def _row_ids(self, token_ids: Tensor, num_rows: int) -> Tensor:
-        """The ids, checked; negative ones are 0."""
+        """Return the ids, checked; negative ones are 0."""
         assert token_ids.dtype is torch.int64 and token_ids.is_contiguous()
         numbers = token_ids.tolist()
         if not numbers:
@@ -449,7 +449,7 @@ class CBackend(CpuBackend):
 
 
 def _with_packed_heads(x: Tensor) -> Tensor:
-    """The heads of a row contiguous; rows may have any stride."""
+    """Return the heads of a row contiguous; rows may have any stride."""
     if x.is_contiguous():
         return x
     strides = x.stride()

@@ -51,7 +51,7 @@ class Built:
 
 
 def build(sources: Path = _SOURCE_DIR) -> Built:
-    """The library for this machine, from the cache or newly built from this folder.
+    """Return the library for this machine, from the cache or newly built from this folder.
 
     Raises ConfigError if it cannot be built.
     """
@@ -79,7 +79,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def find_compiler() -> tuple[str, str]:
-    """The C compiler and the first line of its version. Raises ConfigError if there is none."""
+    """Return the C compiler and the first line of its version. Raises ConfigError if there is none."""
     names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc"]
     for name in names:
         found = shutil.which(name)
@@ -101,7 +101,7 @@ def _run(command: list[str]) -> str:
 
 
 def cpu_flags() -> str:
-    """The lines of /proc/cpuinfo that name the CPU and its instructions, which -march=native
+    """Return the lines of /proc/cpuinfo that name the CPU and its instructions, which -march=native
     depends on."""
     names = ("flags", "Features", "model name", "CPU part", "CPU implementer", "CPU variant")
     try:
@@ -124,7 +124,7 @@ def source_texts(sources: Path = _SOURCE_DIR) -> list[str]:
 
 
 def knows_flags(compiler: str, flags: Sequence[str]) -> bool:
-    """Whether this compiler accepts the flags."""
+    """Return whether this compiler accepts the flags."""
     command = [compiler, *flags, "-E", "-x", "c", os.devnull, "-o", os.devnull]
     return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
 

@@ -32,7 +32,7 @@ class LayerTable:
     hidden: int
 
     def holds(self, weights: Sequence[LayerWeights], shape: LayerShape, kv: Sequence[KVLayer]) -> bool:
-        """Whether these are its layers."""
+        """Return whether these are its layers."""
         return (
             shape is self.shape
             and len(weights) == len(self.weights) == len(kv)
@@ -42,7 +42,7 @@ class LayerTable:
 
 
 def is_fusible(weights: LayerWeights, shape: LayerShape) -> bool:
-    """Whether the layer kernel has everything that this layer has."""
+    """Return whether the layer kernel has everything that this layer has."""
     is_dense = weights.gate_up is not None and weights.down is not None
     is_other = weights.sinks is not None or shape.clip_qkv or shape.activation == "clamped_swiglu"
     return is_dense and not is_other and weights.rope < MAX_ROPES
@@ -86,7 +86,7 @@ def _words(
 
 
 def _norm_codes(weights: LayerWeights, shape: LayerShape, dtype: torch.dtype) -> tuple[int, bool]:
-    """The dtype of all norms of a layer, and whether those of q and k are over whole rows."""
+    """Return the dtype of all norms of a layer, and whether those of q and k are over whole rows."""
     q_norm, k_norm = weights.q_norm, weights.k_norm
     norms = (weights.attention_norm, weights.mlp_norm, weights.post_norm, weights.next_norm, q_norm, k_norm)
     codes = {norm_code(norm, dtype, shape.centered_norm) for norm in norms if norm is not None}
@@ -98,7 +98,7 @@ def _norm_codes(weights: LayerWeights, shape: LayerShape, dtype: torch.dtype) ->
 
 
 def norm_code(weight: Tensor | None, dtype: torch.dtype, centered: bool) -> int:
-    """The code of the weights' dtype: the backend's or fp32."""
+    """Return the code of the weights' dtype: the backend's or fp32."""
     if weight is None:
         return CODES[dtype]
     assert weight.dtype is torch.float32 or (weight.dtype is dtype and not centered)

@@ -66,7 +66,7 @@ TARGETS = (
 
 
 def find_prebuilt(folder: Path = PREBUILT_DIR) -> Built | None:
-    """The best library for this CPU that was built from the installed sources; None without one."""
+    """Return the best library for this CPU that was built from the installed sources; None without one."""
     if os.environ.get("CC"):
         return None
     try:
@@ -84,7 +84,7 @@ def find_prebuilt(folder: Path = PREBUILT_DIR) -> Built | None:
 
 
 def supported_targets(targets: Sequence[Target] = TARGETS) -> list[Target]:
-    """The targets that this CPU can run, the best first."""
+    """Return the targets that this CPU can run, the best first."""
     features = _cpu_features()
     machine = platform.machine()
     return [one for one in targets if one.machine == machine and one.features <= features]

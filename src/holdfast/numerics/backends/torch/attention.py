@@ -52,7 +52,7 @@ def attention(
 
 
 def _list_tiles(batch: ForwardBatch) -> tuple[list[int], list[list[int]]]:
-    """The span of each tile, and the indices of its tokens, -1 for padding."""
+    """Return the span of each tile, and the indices of its tokens, -1 for padding."""
     starts = batch.span_starts.tolist()
     spans: list[int] = []
     tiles: list[list[int]] = []
@@ -115,7 +115,7 @@ def _attend_tiles(
 def _gather_block(
     layer: KVLayer, batch: ForwardBatch, span: Tensor, positions: Tensor, visible: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Keys [T * KVH, D, block] and values [T * KVH, block, D] in fp32; zero if no token of the tile
+    """Return keys [T * KVH, D, block] and values [T * KVH, block, D] in fp32; zero if no token of the tile
     sees the position."""
     page_size, max_pages = layer.keys.shape[3], batch.page_table.shape[1]
     page = batch.page_table[span][:, (positions // page_size).clamp(max=max_pages - 1)].long()  # [T, block]

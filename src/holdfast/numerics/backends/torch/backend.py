@@ -23,7 +23,7 @@ _ALIGNMENT = 64  # of torch's own allocations, in bytes
 
 
 def has_native_gemm(dtype: torch.dtype) -> bool:
-    """Whether this CPU has GEMM instructions for the dtype. If not, weights are kept in fp32."""
+    """Return whether this CPU has GEMM instructions for the dtype. If not, weights are kept in fp32."""
     if dtype == torch.float32:
         return True
     can = torch.cpu.get_capabilities()

@@ -25,7 +25,7 @@ _LN_2 = np.float32(0.6931472)
 
 
 def mix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64."""
+    """Apply the finaliser of splitmix64."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -61,7 +61,7 @@ def noise(seed: int, position: int, ids: Ids) -> Floats:
 
 
 def _argmax_noisy(z: Floats, kept: Ids, best_id: int, key: tuple[int, int]) -> int:
-    """The id of the largest z + noise, ties to the lowest; best_id has the largest z.
+    """Return the id of the largest z + noise, ties to the lowest; best_id has the largest z.
 
     Noise with n leading zeros in its 32 bits is less than (n + 1) ln 2 and, for n > 0, at least
     n ln 2 - 0.33. These bounds exclude most ids before a logarithm is computed.
@@ -83,7 +83,7 @@ def _sort(z: Floats, ids: Ids) -> Ids:
 
 
 def _top_k(z: Floats, k: int) -> Ids:
-    """Ids of the k largest z, in order. Only the candidates are sorted."""
+    """Return ids of the k largest z, in order. Only the candidates are sorted."""
     if k >= len(z):
         return _sort(z, np.arange(len(z)))
     threshold = np.partition(z, len(z) - k)[len(z) - k]
@@ -92,7 +92,7 @@ def _top_k(z: Floats, k: int) -> Ids:
 
 
 def _top_p(z: Floats, p: NDArray[np.float64], kept: Ids, top_p: float) -> Ids:
-    """The smallest set of the best ids in `kept` whose mass reaches top_p.
+    """Return the smallest set of the best ids in `kept` whose mass reaches top_p.
 
     Tries the 256 best, then 8 times as many.
     """
@@ -134,7 +134,7 @@ def _sample_row(
 
 
 def _argmax(row: Floats) -> int:
-    """The id of the largest logit, ties to the lowest; NO_TOKEN if all are -inf."""
+    """Return the id of the largest logit, ties to the lowest; NO_TOKEN if all are -inf."""
     best_id = int(np.argmax(row))
     return best_id if row[best_id] > -np.inf else NO_TOKEN
 
@@ -175,7 +175,7 @@ def _logsumexp_row(logits: Floats) -> float:
 
 
 def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest logits of each row, ties to the lowest id."""
+    """Return the k largest logits of each row, ties to the lowest id."""
     rows = np.where(np.isnan(logits.numpy()), np.float32(-np.inf), logits.numpy())
     k = min(k, rows.shape[1])
     ids = (

@@ -147,7 +147,7 @@ class TritonBackend:
         return ExpertLinears(tuple(parts), stacked)
 
     def _gemm(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
-        """A finished result or partial sums; the next kernel adds the bias."""
+        """Return a finished result or partial sums; the next kernel adds the bias."""
         if canonical:
             return gemm.multiply(x, w, slab=self.recipe.rows)
         return gemm.multiply(x, w, vendor_gemm=self._vendor_gemm)
@@ -241,7 +241,7 @@ class TritonBackend:
     def _mlp(
         self, x: Tensor, weights: LayerWeights, shape: LayerShape, canonical: bool
     ) -> tuple[Tensor | ExpertOutputs, Tensor | None]:
-        """A finished result, partial sums or the outputs of experts, and the bias to add."""
+        """Return a finished result, partial sums or the outputs of experts, and the bias to add."""
         if weights.experts is not None:
             return self._expert_outputs(x, weights.experts, shape, canonical), None
         assert weights.gate_up is not None

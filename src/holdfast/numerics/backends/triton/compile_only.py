@@ -29,7 +29,7 @@ _compilations: list[Compilation] = []  # of this process; forked ones find them 
 
 
 def list_compilations(call_kernels: Callable[[], None]) -> list[Compilation]:
-    """The compilations that these kernel calls need. From now on no call in this process launches."""
+    """Return the compilations that these kernel calls need. From now on no call in this process launches."""
     driver.set_active(_NoGpu())
     KernelInterface.__getitem__ = _compile_instead
     listed = _Listed()

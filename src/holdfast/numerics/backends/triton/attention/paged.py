@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 def _load_hopper() -> ModuleType | None:
-    """The kernel for Hopper GPUs. It needs Gluon, which Triton's interpreter and old versions do not
+    """Return the kernel for Hopper GPUs. It needs Gluon, which Triton's interpreter and old versions do not
     have."""
     if INTERPRETED:
         return None
@@ -164,7 +164,7 @@ def _attend_on_hopper(
     scale: float,
     window: int | None,
 ) -> bool:
-    """Whether the kernel for Hopper computed the tall tiles. Where it cannot be compiled,
+    """Return whether the kernel for Hopper computed the tall tiles. Where it cannot be compiled,
     `_attention_tall` gives the same bits."""
     global _hopper
     if _hopper is None or not _hopper.supports(q, layer):
@@ -185,7 +185,7 @@ def _attend_on_hopper(
 
 
 def _tiles(batch: ForwardBatch, group: int) -> tuple[Tensor, int]:
-    """The tiles of the batch, short ones first, and the number of short ones.
+    """Return the tiles of the batch, short ones first, and the number of short ones.
 
     Listed here if the batch has none.
     """

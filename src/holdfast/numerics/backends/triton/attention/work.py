@@ -29,7 +29,7 @@ _LIST_LENS = (16, 128, 1024)  # tiles of the compiled variants; a pass with more
 def list_work(
     tiles: Tensor, positions: Tensor, *, kv_heads: int, split_len: int, max_len: int
 ) -> AttentionWork | None:
-    """The work list of short tiles int32 [n, 3], with contexts of up to max_len positions. None: one
+    """Return the work list of short tiles int32 [n, 3], with contexts of up to max_len positions. None: one
     program for each tile."""
     num_tiles, max_splits = len(tiles), -(-max_len // split_len)
     max_shared = min(_TARGET_PROGRAMS // kv_heads, num_tiles)

@@ -46,7 +46,7 @@ def multiply(x: Tensor, w: Linear, *, slab: int | None = None, vendor_gemm: bool
 
 
 def multiply_fp32(x: Tensor, w: Linear, *, slab: int | None = None) -> Tensor:
-    """The same sums as fp32 partial sums, also if the recipe has no split-K.
+    """Return the same sums as fp32 partial sums, also if the recipe has no split-K.
 
     For logits, which stay fp32.
     """
@@ -66,7 +66,7 @@ def _multiply_slabs(x: Tensor, weight: Tensor, split_k: int, slab: int) -> Tenso
 
 
 def _multiply_split_n(x: Tensor, weight: Tensor, num_first: int) -> Tensor:
-    """The library's own GEMM for the first `num_first` output columns, then for the others."""
+    """Run the library's own GEMM for the first `num_first` output columns, then for the others."""
     out = x.new_empty((x.shape[0], weight.shape[0]))
     torch.mm(x, weight[:num_first].t(), out=out[:, :num_first])
     torch.mm(x, weight[num_first:].t(), out=out[:, num_first:])

@@ -70,7 +70,7 @@ MAX_SINGLE_PAIRS = 32  # up to so many pairs, a tile is one pair
 
 
 def forms(dtype: torch.dtype) -> tuple[Tile, ...]:
-    """All forms, the canonical one last."""
+    """Return all forms, the canonical one last."""
     return (_FP32,) if dtype is torch.float32 else (*(tile for _, tile in _FEW_ROWS), _MANY_ROWS)
 
 

@@ -25,7 +25,7 @@ _MAX_IN_FLIGHT = 65536  # elements loaded ahead by one program
 
 
 def supports(rows: int, weight: Tensor, split_k: int) -> bool:
-    """Whether these kernels can compute a GEMM of this shape, and do it faster than the library."""
+    """Return whether these kernels can compute a GEMM of this shape, and do it faster than the library."""
     outputs, width = weight.shape
     split_len = width // max(1, split_k)
     return (

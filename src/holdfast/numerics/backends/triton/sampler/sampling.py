@@ -85,7 +85,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest logits: values fp32 [n, k] in descending order and ids int64 [n, k], ties to
+    """Return the k largest logits: values fp32 [n, k] in descending order and ids int64 [n, k], ties to
     the lowest id."""
     logits = _aligned(logits)
     rows, vocabulary = logits.shape
@@ -109,7 +109,7 @@ def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _greedy_stats(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The argmax of each row, its logprob, and the row's log-sum-exp."""
+    """Compute the argmax of each row, its logprob, and the row's log-sum-exp."""
     logits = _aligned(logits)
     rows, vocabulary = logits.shape
     ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
