@@ -1,7 +1,6 @@
 """Another backend, under a name that nothing knows: it says what it does by its capabilities."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,11 @@ class Renamed:
 CLAIMS = dict.fromkeys(("rounds_in_gemm", "certifies_head", "certifies_experts"), True)
 
 
+@pytest.mark.parametrize("claims", [{}, CLAIMS], ids=["as torch", "as a GPU"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_it_is_certified_and_answers_as_torch_does(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: dict[str, bool], dtype: str
 ) -> None:
-    """Under another name alone, and with the claims of a GPU's backend."""
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
     params = SamplingParams(max_tokens=8, temperature=0.9, seed=3, deterministic=True, logprobs=1)
     prompts = [[5, 6, 7], [9] * 30, [11, 12]]
@@ -50,19 +49,14 @@ def test_it_is_certified_and_answers_as_torch_does(
             return certificate, parts, [(one.token_ids, one.logprobs) for one in results]
 
     by_torch, parts, expected = answers()
-    for claims in ({}, CLAIMS):
-        monkeypatch.setattr(build, "open_backend", partial(_open_renamed, claims))
-        certificate, renamed_parts, found = answers()
-        assert found == expected
-        assert renamed_parts["recipe"] == {**parts["recipe"], "path": "fourth"}
-        assert {**renamed_parts, "recipe": 0} == {**parts, "recipe": 0}
-        if not claims:
-            assert (certificate.sizes, certificate.checks) == (by_torch.sizes, by_torch.checks)
-        else:  # its head and its rounded GEMMs are tested in fast form, too
-            assert certificate.key != by_torch.key
-            more = sum(one.num_comparisons for one in certificate.checks)
-            assert more > sum(one.num_comparisons for one in by_torch.checks)
-
-
-def _open_renamed(claims: dict[str, bool], *given: Any, **settings: Any) -> Renamed:
-    return Renamed(open_backend(*given, **settings), **claims)
+    monkeypatch.setattr(build, "open_backend", lambda *a, **k: Renamed(open_backend(*a, **k), **claims))
+    certificate, renamed_parts, found = answers()
+    assert found == expected
+    assert renamed_parts["recipe"] == {**parts["recipe"], "path": "fourth"}
+    assert {**renamed_parts, "recipe": 0} == {**parts, "recipe": 0}
+    if not claims:
+        assert (certificate.sizes, certificate.checks) == (by_torch.sizes, by_torch.checks)
+    else:  # its head and its rounded GEMMs are tested in fast form, too
+        assert certificate.key != by_torch.key
+        more = sum(one.num_comparisons for one in certificate.checks)
+        assert more > sum(one.num_comparisons for one in by_torch.checks)
