@@ -1,6 +1,7 @@
 """GGUF files of every format and family, against the gguf package and transformers' own loader."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.gguf.dequantize import dequantize
-from holdfast.models.gguf.names import _family_fields
+from holdfast.models.gguf.names import _family_fields, gguf_fields
 from holdfast.models.gguf.reader import STORED, GgufFile
 from holdfast.models.rope import FactorsRope, LinearRope, YarnRope, rope_frequencies
 from models.gguf_writer import write_gguf
@@ -160,6 +161,16 @@ def test_rope_scaling_keys(tmp_path: Path, llama: object) -> None:
     assert open_with(tmp_path, llama, yarn).config.rope_scaling == YarnRope(2.0, 256)
     with pytest.raises(UnsupportedModel, match="short_factor"):
         open_with(tmp_path, llama, {"llama.rope.scaling.type": "longrope"})
+
+
+def test_metadata_can_be_written_as_config_json(tmp_path: Path) -> None:
+    metadata = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    checkpoint = open_with(
+        tmp_path, random_model("mistral"), {**metadata, "llama.attention.sliding_window": 64}
+    )
+    fields = json.loads(json.dumps(gguf_fields(GgufFile(checkpoint.path))))
+    assert parse_config(fields) == checkpoint.config
+    assert checkpoint.config.rope_scaling == LinearRope(4.0)
 
 
 def test_rope_freqs_tensor_becomes_factors(tmp_path: Path, llama: object) -> None:
