@@ -13,14 +13,14 @@ from holdfast.core.cancel_token import CancelToken
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
-from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage, TokenizeRequest
+from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage
 from holdfast.server.errors import invalid_value
 from holdfast.server.frontend import Frontend
 from holdfast.server.prompts import PromptReader
 from holdfast.server.reasoning.chat_format import AnswerParser, AnswerStart, ChatFormat
 from holdfast.server.tools.plan import ToolPlan, plan_tools
 from holdfast.server.tools.template_fallback import describe_tools
-from holdfast.server.tools.tool_config import Tool, ToolConfig, parse_tools
+from holdfast.server.tools.tool_config import Tool, parse_tools
 from holdfast.text.chat_content import TemplateInput
 from holdfast.text.chat_template import supports_tools
 from holdfast.text.tokenizer import Tokenizer
@@ -93,22 +93,6 @@ def render_chat(
     refused, unless `whole`. Slow: call it in a thread."""
     config = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     plan = plan_tools(config, prompts.chat_format.tool_format, parse_structured_output(body))
-    return _render(prompts, body, config, _variables(body), token, whole), plan
-
-
-def tokenize_chat(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) -> list[int]:
-    """The tokens of a conversation, the same as `render_chat` gives. Slow: call it in a thread."""
-    return _render(prompts, body, parse_tools(body.tools), {}, token, whole=True)
-
-
-def _render(
-    prompts: PromptReader,
-    body: ChatCompletionRequest | TokenizeRequest,
-    config: ToolConfig,
-    variables: dict[str, Any],
-    token: CancelToken,
-    whole: bool,
-) -> list[int]:
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise invalid_value(
@@ -116,7 +100,7 @@ def _render(
             "it continues the last message and add_generation_prompt starts another; only one of them can be true",
         )
     tools = [tool.template_dict() for tool in config.visible]
-    messages = [prompts.chat_format.adapt_message(_template_message(one)) for one in body.messages or ()]
+    messages = [prompts.chat_format.adapt_message(_template_message(one)) for one in body.messages]
 
     def render(conversation: TemplateInput) -> str:
         adapted = _describe_tools(prompts.tokenizer, conversation)
@@ -129,8 +113,9 @@ def _render(
             token=token,
         )
 
-    variables |= body.chat_template_kwargs or {}
-    return prompts.render(TemplateInput(messages, tools or None, variables), render, token, whole=whole)
+    variables = _variables(body) | (body.chat_template_kwargs or {})
+    conversation = TemplateInput(messages, tools or None, variables)
+    return prompts.render(conversation, render, token, whole=whole), plan
 
 
 def _describe_tools(tokenizer: Tokenizer, conversation: TemplateInput) -> TemplateInput:

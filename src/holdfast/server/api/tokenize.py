@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from holdfast.core.cancel_token import CancelToken, in_slices
 from holdfast.errors import InvalidRequest
-from holdfast.server.api.chat_plan import tokenize_chat
+from holdfast.server.api.chat_plan import render_chat
 from holdfast.server.api.schema.objects import DetokenizeResponse, TokenizeResponse, TokenizerInfo
 from holdfast.server.api.schema.openapi import BODY_ERRORS, GET_ERRORS, documented
-from holdfast.server.api.schema.requests import DetokenizeRequest, TokenizeRequest
+from holdfast.server.api.schema.requests import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
 from holdfast.server.prompts import PromptReader
@@ -59,10 +59,15 @@ def _tokenize(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) 
 def _encode(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is required")
-    if isinstance(body.prompt, list):
-        body = body.model_copy(update={"prompt": None, "messages": body.prompt})
     if not isinstance(body.prompt, str):
-        return tokenize_chat(prompts, body, token)
+        chat = ChatCompletionRequest.model_construct(
+            messages=body.messages if body.prompt is None else body.prompt,
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+        return render_chat(prompts, chat, token, whole=True)[0]
     if body.tools is not None:
         raise InvalidRequest("tools require messages; a prompt is tokenized unchanged")
     return prompts.tokenize(
