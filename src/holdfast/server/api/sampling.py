@@ -107,6 +107,20 @@ def prompt_list(
     return [one for one in value if not isinstance(one, int)]
 
 
+async def submit(
+    call: Call,
+    body: GenerationRequest,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    sent: tuple[Sent, ...] = (),
+) -> None:
+    """Send the engine the one prompt of a body, and wait until it is accepted. sent: the answers so far."""
+    await call.submit(
+        prompt_ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt, sent=sent
+    )
+    await call.accepted()
+
+
 async def submit_rest(
     frontend: Frontend,
     call: Call,
@@ -126,15 +140,7 @@ async def submit_rest(
     )
     sent = Sent()
     sent.add(given)
-    await call.submit(
-        prompt_ids,
-        params,
-        want_receipt=bool(body.return_receipt),
-        cache_salt=body.cache_salt,
-        sent=(sent,),
-    )
-    await call.accepted()
-    await call.confirmed([0])
+    await submit(call, body, prompt_ids, params, (sent,))
     return given
 
 
