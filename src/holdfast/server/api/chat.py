@@ -119,7 +119,7 @@ def _head(response: ChatResponse) -> dict[str, Any]:
 
 
 def _first_chunk(response: ChatResponse, index: int, chunks: ChunkWriter) -> bytes:
-    """The role of a choice."""
+    """Return the chunk with the role of a choice."""
     first = {
         "index": index,
         "delta": {"role": "assistant", "content": ""},
@@ -132,7 +132,7 @@ def _first_chunk(response: ChatResponse, index: int, chunks: ChunkWriter) -> byt
 
 
 def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]:
-    """The `choices` entries of the chunks for one delta.
+    """Return the `choices` entries of the chunks for one delta.
 
     Logprobs and token ids go with the first of them, the finish reason with the last.
     """

@@ -41,7 +41,7 @@ class ChatPlan:
     skip_special_tokens: bool = True
 
     def parsers(self, seed: int, num_choices: int) -> list[AnswerParser]:
-        """The parser of each choice. The same prompt and seed give the same tool call ids."""
+        """Return the parser of each choice. The same prompt and seed give the same tool call ids."""
         key = b""
         if self.tools.config.callable:
             key = hashlib.sha256(json.dumps([self.ids, seed]).encode()).digest()
@@ -58,7 +58,7 @@ class ChatPlan:
         ]
 
     def explain(self, message: str) -> str:
-        """The engine's error message, in terms of what the client sent."""
+        """Return the engine's error message, in terms of what the client sent."""
         return self.chat_format.explain(self.tools, self.start, message)
 
 
@@ -89,7 +89,7 @@ def plan_chat(frontend: Frontend, body: ChatCompletionRequest, token: CancelToke
 def render_chat(
     prompts: PromptReader, body: ChatCompletionRequest, token: CancelToken, *, whole: bool = False
 ) -> tuple[list[int], ToolPlan]:
-    """The prompt's tokens, and how tools constrain the answer. A prompt that does not fit the context is
+    """Return the prompt's tokens, and how tools constrain the answer. A prompt that does not fit the context is
     refused, unless `whole`. Slow: call it in a thread."""
     config = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     plan = plan_tools(config, prompts.chat_format.tool_format, parse_structured_output(body))
@@ -119,7 +119,7 @@ def render_chat(
 
 
 def _describe_tools(tokenizer: Tokenizer, conversation: TemplateInput) -> TemplateInput:
-    """The conversation for the template: tools in the messages, if it does not support them."""
+    """Return the conversation for the template: tools in the messages, if it does not support them."""
     template = tokenizer.chat_template or ""
     if conversation.tools is not None:
         template = tokenizer.chat_templates.get("tool_use", template)
@@ -134,7 +134,7 @@ _supports_tools = cache(supports_tools)
 
 
 def _variables(body: ChatCompletionRequest) -> dict[str, Any]:
-    """The effort of thinking as template variables. No effort turns it off where a template can."""
+    """Return the effort of thinking as template variables. No effort turns it off where a template can."""
     if body.reasoning_effort is None:
         return {}
     off = thinking_variables(False) if body.reasoning_effort == "none" else {}
@@ -142,7 +142,7 @@ def _variables(body: ChatCompletionRequest) -> dict[str, Any]:
 
 
 def thinking_variables(is_on: bool) -> dict[str, bool]:
-    """Thinking on or off, by the names that templates have for it."""
+    """Return the variables that turn thinking on or off, by the names that templates have for it."""
     return {"enable_thinking": is_on, "thinking": is_on}
 
 
@@ -152,7 +152,7 @@ def _text_of(message: ChatMessage) -> str:
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
-    """The message in the shape templates expect.
+    """Return the message in the shape templates expect.
 
     OpenAI's role developer is called system in templates.
     """

@@ -42,7 +42,7 @@ def token_routes(frontend: Frontend) -> APIRouter:
 
     @router.get("/tokenizer_info", **documented(TokenizerInfo, GET_ERRORS))
     async def tokenizer_info(request: Request) -> Response:
-        """The tokenizer: special tokens, chat template, context."""
+        """Return the tokenizer: special tokens, chat template, context."""
         return await frontend.run(request, lambda token: JSONResponse(_describe(prompts)))
 
     return router
@@ -76,7 +76,7 @@ def _encode(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) ->
 
 
 def _describe(prompts: PromptReader) -> TokenizerInfo:
-    """The tokenizer in the words of transformers' tokenizer_config.json, as vLLM serves it."""
+    """Return the tokenizer in the words of transformers' tokenizer_config.json, as vLLM serves it."""
     tokenizer = prompts.tokenizer
     named: dict[str, str | None] = {name: tokenizer.special_tokens.get(name) for name in _NAMED}
     if named["eos_token"] is None and tokenizer.eos_token_ids:

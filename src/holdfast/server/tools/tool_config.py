@@ -36,7 +36,7 @@ class Tool:
         return {"type": "object", **json.loads(self.parameters)}
 
     def template_dict(self) -> dict[str, Any]:
-        """The tool in the shape chat templates expect."""
+        """Return the tool in the shape chat templates expect."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -45,7 +45,7 @@ class Tool:
 
     @classmethod
     def from_template_dict(cls, tool: Mapping[str, Any]) -> "Tool":
-        """The tool that `template_dict` describes."""
+        """Return the tool that `template_dict` describes."""
         function = tool["function"]
         parameters = json.dumps(function["parameters"], ensure_ascii=False)
         return cls(function["name"], function.get("description"), parameters)
