@@ -20,7 +20,7 @@ from holdfast.errors import RequestError
 from holdfast.server.api.chat_plan import ChatPlan, plan_chat
 from holdfast.server.api.model_fields import ModelFields, check_fields
 from holdfast.server.api.response_fields import chat_logprobs, matched_stop
-from holdfast.server.api.sampling import submit, submit_rest
+from holdfast.server.api.sampling import submit_rest
 from holdfast.server.api.schema.objects import ChatCompletionLogprobs, JsonObject
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.call import Call
@@ -204,7 +204,10 @@ async def _submit(
         if token_ids is not None:
             given = await submit_rest(frontend, call, body, plan.ids, plan.params, token_ids)
         else:
-            await submit(call, body, plan.ids, plan.params)
+            await call.submit(
+                plan.ids, plan.params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt
+            )
+            await call.accepted()
     except RequestError as error:
         raise type(error)(plan.explain(str(error))) from None
     response = ChatResponse(frontend, call, body, plan)

@@ -18,7 +18,7 @@ from holdfast.receipts.receipt import Receipt
 from holdfast.server.api.chat import chat_completion
 from holdfast.server.api.completions import CompletionResponse, complete, send_completion
 from holdfast.server.api.replay import find_differences, read_receipt, require_limits
-from holdfast.server.api.sampling import submit
+from holdfast.server.api.sampling import submit_sent
 from holdfast.server.api.schema.objects import ChatCompletion, Completion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, documented
 from holdfast.server.api.schema.requests import (
@@ -67,7 +67,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
                     stream=bool(body.stream),
                 )
             )
-            await run_until_disconnect(request, submit(call, completion, prompt_ids, params, sent))
+            await run_until_disconnect(request, submit_sent(call, completion, prompt_ids, params, sent))
             response = CompletionResponse(frontend, call, completion, params)
             return await send_completion(request, response, stack)
 

@@ -107,14 +107,14 @@ def prompt_list(
     return [one for one in value if not isinstance(one, int)]
 
 
-async def submit(
+async def submit_sent(
     call: Call,
     body: GenerationRequest,
     prompt_ids: Sequence[int],
     params: SamplingParams,
-    sent: tuple[Sent, ...] = (),
+    sent: tuple[Sent, ...],
 ) -> None:
-    """Send the engine the one prompt of a body, and wait until it is accepted. sent: the answers so far."""
+    """Send the engine a request with its answers so far. Wait until they are confirmed."""
     await call.submit(
         prompt_ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt, sent=sent
     )
@@ -140,7 +140,7 @@ async def submit_rest(
     )
     sent = Sent()
     sent.add(given)
-    await submit(call, body, prompt_ids, params, (sent,))
+    await submit_sent(call, body, prompt_ids, params, (sent,))
     return given
 
 
