@@ -19,7 +19,7 @@ from holdfast.engine.engine import Engine
 from holdfast.kv_cache.prefix_cache import PrefixCursor
 from holdfast.numerics.layer import run_layers
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.receipts import receipt
+from holdfast.receipts.receipt import ReceiptFactory
 from support import stepping
 from support.tiny import tiny_engine
 
@@ -270,6 +270,6 @@ def test_failed_receipt_does_not_fail_the_answer(engine: Engine, monkeypatch: py
     def fail(*_: Any) -> None:
         raise RuntimeError("a file is gone")
 
-    monkeypatch.setattr(receipt, "make_receipt", fail)
+    monkeypatch.setattr(ReceiptFactory, "make_receipt", fail)
     (result,) = answer(engine, PROMPT)
     assert result.error is None and result.receipt is None and len(result.token_ids) == 60

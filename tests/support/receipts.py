@@ -12,7 +12,7 @@ from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.llm.llm import LLM
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.machine import describe_machine
-from holdfast.receipts.receipt import digest_prompt, make_receipt, seal_of
+from holdfast.receipts.receipt import ReceiptFactory, digest_prompt, seal_of
 from holdfast.receipts.signing import SigningKey
 
 FieldPath = tuple[str | int, ...]
@@ -58,7 +58,8 @@ def receipt_of(
     params = NO_DEFAULTS.decide(params, 3, 64)
     request = Request(1, result.prompt_token_ids, params, result.seed, read_len=scored)
     logprobs = [[TokenLogprob(id_, -id_ / 3) for id_ in one.token_ids] for one in answers]
-    return make_receipt(PARTS, "a" * 64, "some/model", request, result, logprobs, MACHINE, key)
+    factory = ReceiptFactory(lambda: PARTS, "some/model", MACHINE, key)
+    return factory.make_receipt(request, result, logprobs, "a" * 64)
 
 
 def resealed(receipt: dict[str, Any], **changes: Any) -> dict[str, Any]:
