@@ -1,7 +1,6 @@
-"""Receipts for tests. As a program it prints one of the default model."""
+"""Receipts for tests."""
 
 import copy
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -135,8 +134,3 @@ def ask(llm: LLM, prompt: str | Sequence[int], params: SamplingParams) -> dict[s
     receipt = llm.generate([prompt], params)[0].receipt
     assert receipt is not None
     return receipt
-
-
-if __name__ == "__main__":
-    asked = SamplingParams(max_tokens=24, temperature=0.8, deterministic=True, ignore_eos=True, logprobs=2)
-    print(json.dumps(ask(LLM(kv_memory="64MiB"), "The tide went out", asked)))

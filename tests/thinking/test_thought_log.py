@@ -42,14 +42,6 @@ def test_limit_follows_the_guesses(limit: int, num_right: int, num_guessed: int,
     assert adapt_guesses(limit, num_right, num_guessed) == adapted
 
 
-def test_passes_with_right_guesses_double() -> None:
-    chunks, limit = [], FIRST_GUESSES
-    for _ in range(4):
-        chunks.append(limit + 1)
-        limit = adapt_guesses(limit, limit, limit)
-    assert chunks == [16, 32, 64, 128]
-
-
 # Guesses
 
 
@@ -99,19 +91,6 @@ def test_limit_without_thinking_is_unlimited() -> None:
     assert log_of(until=0).limit(0, FAR) == FAR
     none = ThoughtLogs(CHUNK, max_guesses=0)
     assert ThoughtLog(none, ThinkRule(), confirms=True).limit(0, FAR) == CHUNK
-
-
-def test_guesses_depend_on_the_previous_thought() -> None:
-    heads, tails = (1,), (2,)
-    log = log_of()
-    log.update(span_of(log, 0, 16), [tails, tails, tails, tails])  # nothing was taken for granted
-    span = span_of(log, 4, 16)
-    assert guesses_of(span) == (tails, tails)
-    log.update(span, [heads, heads, heads])  # each after tails
-    span = span_of(log, 8, 16)
-    assert guesses_of(span) == (heads,)  # after heads nothing is known yet
-    log.update(span, [tails, tails])
-    assert log.guess(8, 17).guesses == (tails, heads)
 
 
 def test_restart_guesses_all_committed_thoughts() -> None:

@@ -283,7 +283,7 @@ class ReceiptFactory:
             fingerprint=fingerprint,
             certificate=certificate,
             engine=engine_hints(fingerprint, self._model),
-            prompt=SaltedPrompt(digest_prompt(ids, salt), salt, ids),
+            prompt=SaltedPrompt(digest_prompt(ids, salt), salt, None),
             settings=settings,
             seed_text=str(result.seed),
             choices=choices,
@@ -296,6 +296,7 @@ class ReceiptFactory:
             seal="",  # that of all other fields
             signature=None,
         ).as_dict()
+        content["prompt"]["token_ids"] = list(ids)  # many: sooner copied than written and read
         # Names, small integers and hexadecimal digits: `msgspec` writes their canonical text.
         known = {
             "fingerprint": fingerprint.canonical,
