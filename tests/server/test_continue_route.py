@@ -215,7 +215,7 @@ def test_calls_go_on_after_own_tokens(tools_server: Server) -> None:
 
 
 def test_bad_tokens_are_refused(tiny_server: Server, thinking_server: Server) -> None:
-    request = {"prompt": "the dog", "max_tokens": 8}
+    request = {"prompt": "the dog", "max_tokens": 8, "seed": 1}
     (choice,) = tiny_server.post(
         "/v1/completions", {**ASKED, "ignore_eos": False, "stop": ["e", "a", "o"], "max_tokens": 60}
     ).json()["choices"]
@@ -227,6 +227,7 @@ def test_bad_tokens_are_refused(tiny_server: Server, thinking_server: Server) ->
         ({"stop_token_ids": [7]}, [5, 7, 5], "token_ids", "ends it"),
         ({"stop": ["e", "a", "o"], "max_tokens": 99}, choice["token_ids"], "token_ids", "ends"),
         ({"n": 2}, [1], "n", "one answer"),
+        ({"seed": None}, [1], "seed", "sampled"),
         ({"echo": True}, [1], "echo", "prompt"),
         ({"return_receipt": True}, [1], "return_receipt", "ordinary"),
         ({"prompt": ["a", "b"]}, [1], "prompt", "at most 1"),

@@ -211,7 +211,7 @@ class Frontend:
     def count_request(self, tenant: Tenant, entry: AccessLogEntry) -> None:
         self.metrics.tenants.ended(
             tenant,
-            refusal=(entry.error or str(entry.status)) if entry.status >= 400 else None,
+            refusal=entry.error if entry.status >= 400 else None,
             num_prompt_tokens=entry.prompt_tokens or 0,
             num_generated_tokens=entry.completion_tokens or 0,
         )

@@ -217,7 +217,11 @@ class ThoughtLog:
         self._latest.update(enumerate(thoughts, first_chunk))
         if guesses:
             self._guess_limit = adapt_guesses(self._guess_limit, num_right, len(guesses))
-        return len(guesses), num_right
+        return self._num_thinking(first_chunk, len(guesses)), self._num_thinking(first_chunk, num_right)
+
+    def _num_thinking(self, first: int, count: int) -> int:
+        """Return how many of `count` chunks get a thought from T or from the client."""
+        return sum(self.rule.thinks(chunk, self._chunk_len) for chunk in range(first, first + count))
 
     def commit(self, length: int) -> tuple[tuple[tuple[int, ThoughtIds], ...], bool]:
         """Return the new thoughts of the first positions as (chunk, thought), and whether the others are the

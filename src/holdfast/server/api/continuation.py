@@ -49,7 +49,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
             return await complete(request, frontend, body.request, body.token_ids)
         receipt, _, prompt_ids = await read_receipt(request, frontend, body)
         params = continued_params(receipt, body.max_tokens)
-        frontend.prompts.require_room(len(prompt_ids) + params.max_tokens)
+        frontend.prompts.require_room(len(prompt_ids))
         sent = await frontend.prepare(
             request, lambda token: _sent_answer(frontend, receipt, prompt_ids, params)
         )

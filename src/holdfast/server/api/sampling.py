@@ -158,6 +158,11 @@ def _given_answer(
         ("n", params.n > 1, "only one answer can be continued from token ids"),
         ("echo", params.echo, "an answer goes on without its prompt"),
         (
+            "seed",
+            params.temperature > 0 and params.seed is None and frontend.defaults.seed is None,
+            "an answer that was sampled needs its seed",
+        ),
+        (
             "return_receipt",
             bool(body.return_receipt) and not keeps_bits,
             "the logprobs of the given tokens are not known, so there is no receipt of an ordinary answer",

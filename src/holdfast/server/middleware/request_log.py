@@ -138,8 +138,9 @@ class RequestLogMiddleware:
         access.tenant = tenant.name
         access.total_ms = milliseconds
         access.write()
-        if access.status >= 400 and access.deterministic is None:  # a `Call` counts its own errors
-            self._refused(access.error or str(access.status))
+        # A `Call` counts its own errors; a probe of /health gets none.
+        if access.status >= 400 and access.deterministic is None and access.error is not None:
+            self._refused(access.error)
         self._ended(tenant, access)
 
 
