@@ -174,7 +174,7 @@ class ReplicaHost:
             before.close()
             self._on_frontend_lost(before)
         frontend = _FrontendConnection(hello, writer, port)
-        frontend.send(port.ready, port.fingerprint)
+        frontend.send(port.fingerprint, port.ready)  # `Ready` last: then the frontend knows both
         self._frontends[frontend.number] = frontend
         return frontend
 

@@ -39,7 +39,7 @@ async def test_requests_are_answered_or_refused_and_repeated_messages_ignored() 
         stream = await ask(port.requests, Prompt.ANSWER_TWICE)
         assert (stream.was_accepted, [delta.text for delta in stream.deltas]) == (True, ["yes"])
         assert isinstance((await ask(port.requests, Prompt.REFUSE)).error, PromptTooLong)
-        assert (await port.wait_for_fingerprint()).digest == "abc"
+        assert (await port.requests.wait_for_fingerprint()).digest == "abc"
         assert (await port.status()).num_pages == 100, "everything after the answers has been read"
         assert len(stream.deltas) == 1 and stream.result is not None and stream.error is None
         assert port.requests.num_live == 0

@@ -78,7 +78,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
         named = await frontend.fingerprint()
         return JSONResponse(
             CertificateResponse(
-                determinism=ready.determinism,
+                determinism=frontend.engine.determinism,
                 refusal=ready.refusal,
                 fingerprint=FingerprintInfo(named.digest, named.parts),
                 state=_certificate_state(frontend),
