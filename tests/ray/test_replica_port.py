@@ -20,7 +20,7 @@ from holdfast.server.ipc.requests import RequestTable
 pytestmark = pytest.mark.anyio
 
 READY = m.Ready(320, 512, 16, 4096, None, None)
-ADDRESS = ReplicaAddress("host", 1, "secret", "one", "config", "1.0", "node", "cpu")
+ADDRESS = ReplicaAddress("host", 1, "secret", "one", "config", "1.0", "node")
 
 
 class Sink:

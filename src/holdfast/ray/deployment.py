@@ -66,7 +66,6 @@ class EngineReplica:
             config=config_digest(self._config),
             version=__version__,
             node=ray.get_runtime_context().get_node_id(),
-            device=str(fingerprint.parts.get("device", "")),
         )
         return asdict(info)
 

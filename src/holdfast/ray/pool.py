@@ -115,14 +115,6 @@ class ReplicaPool:
         return self._stopped.is_set()
 
     @property
-    def ready(self) -> m.Ready:
-        """Return the sum of all replicas; while there is none, the last sum."""
-        ready = self.requests.ready
-        if ready is None or self._stopped.is_set() or not (self.is_ready or self.requests.resumes):
-            raise not_ready(self.retry_after)
-        return ready
-
-    @property
     def replicas(self) -> Sequence[ReplicaStatus]:
         return [self._status(one) for one in self._members.values()]
 

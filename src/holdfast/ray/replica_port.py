@@ -33,7 +33,6 @@ class ReplicaAddress:
     config: str
     version: str
     node: str
-    device: str
 
 
 class ReplicaPort(EnginePort):

@@ -78,7 +78,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 def _sent_answer(
     frontend: Frontend, receipt: Receipt, prompt_ids: list[int], params: SamplingParams
 ) -> tuple[Sent, ...]:
-    ready = frontend.engines.ready
+    ready = frontend.ready
     return sent_of(
         receipt,
         prompt_ids,
