@@ -116,8 +116,10 @@ class TrainingSettings:
     )
     variables_thought: ThoughtContent = "changed"
     long_texts: bool = True  # filler sentences between the events of half of the texts
-    thought_delay: int = 0  # tokens after the one that settles a thought before it is written
-    thinks_answer: bool = False  # the last thought about a chat message is the answer
+    # Tokens read after the one that settles a thought before it is written: its chunk then has several that know it.
+    thought_delay: int = 0
+    # The last thought about a chat message is the answer, so that a frozen backbone only has to say it.
+    thinks_answer: bool = False
     examples: int | None = None  # use only so many texts of each file and each task
     context: int = 4096
     steps: int = option(1500, "Number of steps.", panel=_RUN)

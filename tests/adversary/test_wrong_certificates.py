@@ -98,8 +98,9 @@ def test_requests_with_nan_and_infinite_activations_harm_no_other(kernels: Kerne
         for deterministic in (True, False):
             poisoned = [_poisoned(rng, deterministic=deterministic) for _ in range(3)]
             with evidence.refusing():
-                results = answer(engine, [*poisoned, *QUESTIONS.values()])[len(poisoned) :]
-                for name, result in zip(QUESTIONS, results, strict=True):
+                results = answer(engine, [*poisoned, *QUESTIONS.values()])
+                assert {one.error_code for one in results[: len(poisoned)]} == {"not_finite"}
+                for name, result in zip(QUESTIONS, results[len(poisoned) :], strict=True):
                     evidence.add(engine.fingerprint.digest, name, result_bits(result))
     assert engine.revocation is None
     evidence.assert_held()

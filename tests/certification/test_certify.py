@@ -20,43 +20,36 @@ from holdfast.engine.llm.llm import LLM
 from holdfast.engine.start import builder as build
 from holdfast.errors import DeterminismRefused
 from holdfast.numerics.backends.select_backend import CPU, open_backend
-from holdfast.numerics.layer import run_layer, run_layers
+from holdfast.numerics.layer import run_layer
 from holdfast.numerics.ops import Linear
+from support.faulty_backend import ChangedBackend
 
 PROMPTS = [[5, 6, 7], [9] * 40, [11, 12]]
 PARAMS = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, deterministic=True, logprobs=2)
 ORDINARY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
 
 
-class Faulty:
+class Faulty(ChangedBackend):
     """A backend whose layers run operation by operation. Its kinds have a `fault`."""
 
-    def __init__(self, inner: Any, fault: Any) -> None:
-        self._inner, self._fault = inner, fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def in_fp32(self) -> "Faulty":
-        return self
+    def __init__(self, backend: Any, fault: Any) -> None:
+        super().__init__(backend)
+        self._fault = fault
 
     def layer(self, *args: Any, canonical: bool) -> None:
         run_layer(self, *args, canonical=canonical)  # type: ignore[arg-type]
-
-    def layers(self, *args: Any, canonical: bool) -> None:
-        run_layers(self, *args, canonical=canonical)  # type: ignore[arg-type]
 
 
 class FaultyGemm(Faulty):
     """`fault(product, canonical)` adds it in place."""
 
     def linear(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
-        out = self._inner.linear(x, w, canonical=canonical)
+        out = self._backend.linear(x, w, canonical=canonical)
         self._fault(out, canonical)
         return out
 
     def logits(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
-        out = self._inner.logits(x, w, canonical=canonical)
+        out = self._backend.logits(x, w, canonical=canonical)
         self._fault(out, canonical)
         return out
 
@@ -65,7 +58,7 @@ class FaultyNorm(Faulty):
     """A fault in the norm, which has one form only."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, centered: bool = False) -> Tensor:
-        out = self._inner.rms_norm(x, weight, eps, centered=centered)
+        out = self._backend.rms_norm(x, weight, eps, centered=centered)
         self._fault(out, True)
         return out
 
@@ -74,7 +67,7 @@ class FaultyLayer(Faulty):
     """The operations are right, the fused layer is not."""
 
     def layer(self, residual: Tensor, *args: Any, canonical: bool) -> None:
-        self._inner.layer(residual, *args, canonical=canonical)
+        self._backend.layer(residual, *args, canonical=canonical)
         self._fault(residual, canonical)
 
 
@@ -82,7 +75,7 @@ class SplitN(Faulty):
     """No fault: GEMMs of 64 columns have a split-N of `fault` columns, as on a GPU."""
 
     def pack(self, *args: Any) -> Linear:
-        packed = self._inner.pack(*args)
+        packed = self._backend.pack(*args)
         return replace(packed, split_n={8: self._fault}) if packed.out_features == 64 else packed
 
 

@@ -11,14 +11,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from holdfast.cli.main import app
-from support.tiny import tiny_model
 
 Holdfast = Callable[..., Result]
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama"))
+def model(tiny_llama: Path) -> str:
+    return str(tiny_llama)
 
 
 @pytest.fixture

@@ -84,14 +84,6 @@ def test_command_is_imported_when_it_is_named():
     assert done.stderr.strip() == "['holdfast.cli.commands.models']"
 
 
-def test_help_does_not_import_torch():
-    code = (
-        "import sys; from holdfast.cli.main import app; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
-
-
 def test_operations_page_has_the_current_options():
     page = ROOT / "docs" / "operations.md"
     text = page.read_text(encoding="utf-8")

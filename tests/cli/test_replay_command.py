@@ -14,8 +14,6 @@ from holdfast.receipts.receipt import digest_logprobs, redact
 from support import receipts
 from support.tiny import tiny_model
 
-ROOT = Path(__file__).parents[1]
-
 
 @pytest.fixture(scope="session")
 def made(model):
@@ -85,25 +83,14 @@ def test_replay_says_what_it_checked(holdfast, model, made, write, tmp_path):
     public.write_text(holdfast("receipt", "keygen", key).stdout)
     params = SamplingParams(max_tokens=4, deterministic=True, ignore_eos=True)
     signed = receipts.ask(LLM(model, receipt_key=str(key)), "the dog", params)
-    for receipt, options, said in (
-        (signed, (), "seal intact, signature not checked"),
-        (signed, ("--public-key", public), "seal intact, signature valid"),
-    ):
-        result = holdfast("replay", write(receipt), *options)
-        assert result.exit_code == 0, result.stderr
-        assert result.stdout.startswith(f"The receipt: {said}.\nThe same, bit for bit: ")
+    result = holdfast("replay", write(signed), "--public-key", public)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("The receipt: seal intact, signature valid.\nThe same, bit for bit: ")
     outcome = json.loads(holdfast("replay", write(signed), "--public-key", public, "--json").stdout)
     assert (outcome["same"], outcome["seal"], outcome["signature"]) == (True, "intact", "valid")
-    for receipt, said in (
-        (made, "it is not signed"),
-        (
-            receipts.resealed(signed, counts={}),
-            "its signature is wrong: the key's owner did not sign this seal",
-        ),
-    ):
-        result = holdfast("replay", write(receipt), "--public-key", public)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert said in result.stderr
+    unsigned = holdfast("replay", write(made), "--public-key", public)
+    assert (unsigned.exit_code, unsigned.stdout) == (2, "")
+    assert "it is not signed" in unsigned.stderr
 
 
 def test_different_answer_exits_with_1_and_names_the_position(holdfast, made, write):
@@ -177,26 +164,8 @@ def test_wrong_prompt_is_refused(holdfast, made, write):
         assert said in result.stderr
 
 
-def run(*arguments):
-    command = [sys.executable, "-m", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-
-
 def test_receipt_is_replayed_in_another_process_with_more_threads(made, write):
-    done = run("holdfast", "replay", write(made), "--num-threads", "3", "--load", "3")
+    command = [sys.executable, "-m", "holdfast", "replay", write(made), "--num-threads", "3", "--load", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The same, bit for bit" in done.stdout
-
-
-@pytest.mark.long
-@pytest.mark.smollm2
-def test_receipt_of_another_process_is_replayed_under_load(holdfast, tmp_path):
-    made = run("support.receipts")
-    assert made.returncode == 0, made.stderr
-    file = tmp_path / "receipt.json"
-    file.write_text(made.stdout)
-    assert json.loads(made.stdout)["engine"]["model"] is None
-    for mode in ("auto", "verify"):
-        done = holdfast("replay", file, "--load", "4", "--determinism", mode)
-        assert done.exit_code == 0, done.stdout + done.stderr
-        assert "The same, bit for bit: 24 tokens and the bits of 24 logprobs" in done.stdout

@@ -39,13 +39,6 @@ def test_choices_are_distinct_and_each_follows_from_its_seed(llm: LLM) -> None:
     assert stats.candidates == stats.accepted + stats.rolled_back
 
 
-def test_prompt_is_computed_once(auto_llm: LLM) -> None:
-    prompt = list(range(3, 3 + 64))
-    result = auto_llm.generate([prompt], settings(n=4))[0]
-    # three answers find the four pages of the first one's prompt that end before its last token
-    assert result.stats.cached_tokens == 3 * 48
-
-
 def test_cancel_after_the_first_choice_ended_ends_the_others(auto_llm: LLM) -> None:
     engine = auto_llm.engine
     stop = auto_llm.generate([PROMPT], settings(temperature=0.9, max_tokens=3))[0].token_ids[1]

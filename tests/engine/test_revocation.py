@@ -17,28 +17,25 @@ from holdfast.core.sampling_params import score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.kv_cache.prefix_cache import PrefixCursor
-from holdfast.numerics.layer import run_layers
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.receipts import receipt
+from holdfast.receipts.receipt import ReceiptFactory
 from support import stepping
+from support.faulty_backend import ChangedBackend
 from support.tiny import tiny_engine
 
 PROMPT = tuple(range(20, 60))
 PARAMS = SamplingParams(max_tokens=60, temperature=0, deterministic=True, ignore_eos=True, logprobs=1)
 
 
-class Corrupted:
+class Corrupted(ChangedBackend):
     """A backend whose fast products of one layer are wrong while `is_wrong`."""
 
     def __init__(self, backend: Any, which: int, num_layers: int) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._which = which
         self._num_layers = num_layers
         self._calls = 0
         self.is_wrong = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
 
     def layer(self, residual: Any, x: Any, *rest: Any, canonical: bool) -> None:
         self._backend.layer(residual, x, *rest, canonical=canonical)
@@ -46,9 +43,6 @@ class Corrupted:
             residual[:, 3] *= 1.01
             x[:, 3] *= 1.01
         self._calls += 1
-
-    def layers(self, *args: Any, canonical: bool) -> None:
-        run_layers(self, *args, canonical=canonical)  # type: ignore[arg-type]
 
 
 def corrupt(engine: Engine, which: int) -> Corrupted:
@@ -270,6 +264,6 @@ def test_failed_receipt_does_not_fail_the_answer(engine: Engine, monkeypatch: py
     def fail(*_: Any) -> None:
         raise RuntimeError("a file is gone")
 
-    monkeypatch.setattr(receipt, "make_receipt", fail)
+    monkeypatch.setattr(ReceiptFactory, "make_receipt", fail)
     (result,) = answer(engine, PROMPT)
     assert result.error is None and result.receipt is None and len(result.token_ids) == 60

@@ -20,6 +20,7 @@ from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, Sampling, Span
 from holdfast.engine.llm.llm import LLM
+from holdfast.models.checkpoint import open_checkpoint
 from holdfast.worker.input_batch import make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
 
@@ -38,6 +39,21 @@ def open_reference(path: Path) -> Any:
             patch.setattr(gguf, name, cache(getattr(gguf, name)))
         where |= {"dtype": torch.float32, "attn_implementation": "eager"}  # others have no soft cap
         return transformers.AutoModelForCausalLM.from_pretrained(**where).eval()
+
+
+def with_our_tensors(model: Any, path: Path, *, norms_have_one: bool = False) -> Any:
+    """transformers' model of a published configuration, with the tensors of our checkpoint; its head is tied.
+
+    norms_have_one: the file's norms have 1 added, and transformers adds it again.
+    """
+    checkpoint = open_checkpoint(path)
+    tensors = {name: checkpoint.tensor(name, torch.float32) for name in checkpoint.names()}
+    if norms_have_one:
+        tensors = {name: value - 1 if "norm" in name else value for name, value in tensors.items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    model.tie_weights()
+    return model.eval()
 
 
 def reference_logits(model: Any, token_ids: list[int]) -> Tensor:

@@ -8,7 +8,6 @@ those of the gguf package.
 
 import importlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ import transformers
 
 from holdfast import SamplingParams
 from holdfast.engine.llm.llm import LLM
-from holdfast.models.checkpoint import open_checkpoint
-from parity.compare import assert_greedy_parity
+from parity.compare import assert_greedy_parity, with_our_tensors
 
 pytestmark = [pytest.mark.long, pytest.mark.gemma3]
 
@@ -60,24 +58,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return assembled
 
 
-def reference(path: Path) -> Any:
-    checkpoint = open_checkpoint(path)
-    config = transformers.Gemma3TextConfig(**PUBLISHED, dtype=torch.float32)
-    model = transformers.Gemma3ForCausalLM(config)
-    tensors = {name: checkpoint.tensor(name, torch.float32) for name in checkpoint.names()}
-    # The file's norms have 1 added, and transformers adds it again.
-    tensors = {name: value - 1 if "norm" in name else value for name, value in tensors.items()}
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    assert (missing, unexpected) == (["lm_head.weight"], [])  # tied to the embedding
-    model.tie_weights()
-    return model.eval()
-
-
 def test_64_greedy_tokens_match_transformers(path: Path) -> None:
     llm = LLM(str(path), dtype="fp32", max_pass_tokens=64, max_num_seqs=4, max_model_len=1024)
     greedy = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True, logprobs=5, deterministic=True)
     results = llm.generate(PROMPTS, greedy)
-    model = reference(path)
+    config = transformers.Gemma3TextConfig(**PUBLISHED, dtype=torch.float32)
+    model = with_our_tensors(transformers.Gemma3ForCausalLM(config), path, norms_have_one=True)
     for result in results:
         assert result.prompt_token_ids[0] == 2  # <bos>
         assert len(result.token_ids) == 64

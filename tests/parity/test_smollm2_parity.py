@@ -10,9 +10,6 @@ differs by up to 1.1e-4 from transformers in fp64. So the largest difference may
 the mean a tenth.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -20,9 +17,8 @@ from transformers.initialization import no_init_weights
 
 from holdfast import SamplingParams
 from holdfast.engine.llm.llm import LLM
-from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.locate import locate
-from parity.compare import assert_greedy_parity, raw_logits, reference_logits
+from parity.compare import assert_greedy_parity, raw_logits, reference_logits, with_our_tensors
 
 pytestmark = pytest.mark.smollm2
 
@@ -48,17 +44,6 @@ PUBLISHED = {
 }
 
 
-def reference(path: Path) -> Any:
-    checkpoint = open_checkpoint(path)
-    with no_init_weights():  # random weights would take as long as everything else here
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**PUBLISHED, dtype=torch.float32))
-    model.tie_weights()
-    tensors = {name: checkpoint.tensor(name, torch.float32) for name in checkpoint.names()}
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    assert (missing, unexpected) == (["lm_head.weight"], [])  # tied to the embedding
-    return model.eval()
-
-
 def test_64_greedy_tokens_match_transformers() -> None:
     path = locate(None).path
     llm = LLM(
@@ -66,7 +51,9 @@ def test_64_greedy_tokens_match_transformers() -> None:
     )
     greedy = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True, logprobs=5)
     results = llm.generate(PROMPTS, greedy)
-    model = reference(path)
+    with no_init_weights():  # random weights would take as long as everything else here
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**PUBLISHED, dtype=torch.float32))
+    model = with_our_tensors(model, path)
     for result in results:
         assert len(result.token_ids) == 64
         assert_greedy_parity(model, result, tolerance=2e-4)

@@ -28,7 +28,7 @@ def bits(index: int, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Lo
 
 
 def scored(first: int, *bits: str, digest: str = "") -> Receipt:
-    return replace(BASE, prompt_logprobs=PromptLogprobBits(bits, digest, first))
+    return replace(BASE, prompt_logprobs=PromptLogprobBits(first, bits, digest))
 
 
 @pytest.mark.parametrize(

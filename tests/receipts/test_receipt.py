@@ -22,12 +22,7 @@ from holdfast.engine.llm.llm import LLM
 from holdfast.numerics.settings import NumericSettings
 from holdfast.receipts.canonical_json import digest_of
 from holdfast.receipts.reader import parse_receipt, read_receipt
-from holdfast.receipts.receipt import (
-    FORMAT,
-    logprob_bits,
-    make_receipt,
-    redact,
-)
+from holdfast.receipts.receipt import FORMAT, ReceiptFactory, logprob_bits, redact
 from holdfast.receipts.signing import SigningKey
 from support.receipts import MACHINE, PARTS, ask, receipt_of
 
@@ -138,7 +133,7 @@ def made(params: SamplingParams, choice: Choice, given_ids: Sequence[int]) -> di
     result = Result((1,), (choice,), seed=0, determinism="none", stats=Stats())
     logprobs = [TokenLogprob(id_, -1.0) for id_ in given_ids]
     request = Request(1, (1,), params, 0)
-    return make_receipt(PARTS, None, None, request, result, [logprobs], MACHINE)
+    return ReceiptFactory(lambda: PARTS, None, MACHINE).make_receipt(request, result, [logprobs], None)
 
 
 @pytest.mark.parametrize("given_ids", [[], [4], [5], [4, 6], [4, 5, 5]])

@@ -168,6 +168,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("choices.1.thoughts", None, "thoughts of a choice must be a list"),
     ("choices.1.thoughts", [[0, [1]], [0, [1]]], "chunks of a choice's thoughts are not in order"),
     ("choices.1.thoughts", [[0]], "choices[1].thoughts[0]: expected `array` of length 2"),
+    ("choices.1.thoughts", [[1, 2]], "choices[1].thoughts[0][1]: expected `array`"),
+    ("choices.1.thoughts", [[0, [-5]]], "choices[1].thoughts[0][1][0]: expected `int` >= 0, not -5"),
     ("choices.1.thoughts", [[-1, []]], "choices[1].thoughts[0][0]: expected `int` >= 0, not -1"),
     ("counts.accepted", -1, "counts[...]: expected `int` >= 0"),
     ("counts", {str(n): n for n in range(99)}, "counts: expected `object` of length <= 64, not {"),

@@ -182,38 +182,6 @@ def test_scored_prompts_share_what_comes_before_the_scores() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("leader", "follower"),
-    [
-        ({"share": Share("a")}, {"share": Share("b")}),
-        ({"cache_salt": "a"}, {"cache_salt": "b"}),
-        ({}, {"cache_salt": "a"}),
-    ],
-)
-def test_nobody_waits_for_another_holder_or_salt(leader: dict[str, Any], follower: dict[str, Any]) -> None:
-    driver = Driver()
-    driver.submit((*LONG[:40], 1), scope=leader)
-    other = driver.submit((*LONG[:40], 1), scope=follower)
-    assert spans_of(driver.plan(), other)
-
-
-def test_requests_with_one_salt_share() -> None:
-    driver = Driver("auto", certified=EVERY_SIZE, speculation="off", num_pages=200)
-    for number in range(8):
-        driver.submit((*LONG[:60], number + 1), 1, scope={"cache_salt": "ab"[number % 2]})
-    driver.finish()
-    assert num_computed(driver) == 2 * 60 + 8
-
-
-def test_a_deterministic_request_waits_for_none_that_is_not() -> None:
-    driver = Driver("verify")
-    driver.submit((*LONG[:40], 1), deterministic=False)
-    deterministic = driver.submit((*LONG[:40], 1))
-    ordinary = driver.submit((*LONG[:40], 1), deterministic=False)
-    plan = driver.plan()
-    assert spans_of(plan, deterministic) and not spans_of(plan, ordinary)
-
-
 def test_few_shared_tokens_are_not_waited_for_until_many_share_them() -> None:
     """One page is half of a reference pass: the second request that shares it waits."""
     assert 2 * PAGE_SIZE == ROWS

@@ -12,7 +12,7 @@ PROMPT = (1, 2, 3, 1, 2)
 def test_submit_refuses_what_can_never_fit() -> None:
     driver = Driver(num_pages=4)
     driver.submit(PROMPT, 11)  # 16 positions, 4 pages
-    with pytest.raises(PromptTooLong, match="17 KV positions, the KV budget holds 16"):
+    with pytest.raises(PromptTooLong, match=r"17 KV positions, the KV budget holds 16.*raise kv_memory"):
         driver.submit(PROMPT, 12)
     driver.finish()
 
@@ -58,33 +58,6 @@ def test_no_request_starves_when_pages_run_out(mode: str) -> None:
         assert all(driver.answers[number] == truth(PROMPT, 14) for number in range(8))
 
 
-def test_preemption_with_outstanding_candidates_loses_no_token() -> None:
-    driver = Driver(num_pages=8, seqs=2, cache=False)
-    first, second = driver.submit(PROMPT, 22), driver.submit((3, 3, 3), 20)
-    caught = False
-    while driver.scheduler.has_work:
-        before = {n: s.tokens.num_candidates for n, s in driver.scheduler._queue.running.items()}
-        driver.step()
-        gone = [s for s in driver.scheduler._queue.waiting if before.get(s.request_id)]
-        caught |= any(s.stats.preemptions and not s.tokens.candidates for s in gone)
-    assert caught, "no request was preempted with candidates outstanding"
-    assert driver.answers[first] == truth(PROMPT, 22)
-    assert driver.answers[second] == truth((3, 3, 3), 20)
-    assert driver.ended[second].stats.rolled_back > 0
-
-
-def test_abort_in_the_queue() -> None:
-    driver = Driver(seqs=1)
-    first, second = driver.submit(PROMPT), driver.submit(PROMPT)
-    driver.step()
-    (event,) = driver.note(driver.scheduler.abort(second))
-    assert event.reason == "abort"  # type: ignore[union-attr]
-    assert driver.scheduler.num_waiting == 0
-    driver.finish()
-    assert driver.answers[first] == truth(PROMPT, 8)
-    assert driver.answers[second] == []
-
-
 def test_abort_between_steps_frees_the_pages_at_once() -> None:
     driver = Driver()
     number = driver.submit(PROMPT, 30)
@@ -121,15 +94,6 @@ def test_abort_of_an_unknown_or_ended_request_does_nothing() -> None:
     driver.finish()
     assert driver.scheduler.abort(number) == []
     assert driver.scheduler.abort(12345) == []
-
-
-def test_a_request_aborted_in_a_plan_that_fails_ends_once() -> None:
-    driver = Driver()
-    number = driver.submit(PROMPT)
-    plan = driver.plan()
-    assert len(driver.scheduler.abort(number)) == 1
-    assert driver.scheduler.fail(plan, "the pass broke") == []
-    assert driver.scheduler.pool.num_held == 0
 
 
 def test_a_plan_must_be_read_before_the_next() -> None:

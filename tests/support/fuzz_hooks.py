@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import schemathesis
 
+from support.bodies import INTERNALS
 from support.tiny import HIDDEN_SIZE, VOCAB_SIZE
 
 _LONG, _LARGE = 1000, 1 << 24
@@ -18,16 +19,6 @@ _LIMITS = {  # the fields that limit an answer
     "/v1/responses": ("max_output_tokens",),
     "/v1/messages": ("max_tokens",),
 }
-INTERNALS = (
-    "Traceback",
-    "Error:",
-    "pydantic",
-    "msgspec",
-    "starlette",
-    "holdfast.",
-    "site-packages",
-    " at 0x",
-)
 
 
 @schemathesis.hook

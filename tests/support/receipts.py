@@ -1,7 +1,6 @@
-"""Receipts for tests. As a program it prints one of the default model."""
+"""Receipts for tests."""
 
 import copy
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.llm.llm import LLM
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.machine import describe_machine
-from holdfast.receipts.receipt import digest_prompt, make_receipt, seal_of
+from holdfast.receipts.receipt import ReceiptFactory, digest_prompt, seal_of
 from holdfast.receipts.signing import SigningKey
 
 FieldPath = tuple[str | int, ...]
@@ -58,7 +57,8 @@ def receipt_of(
     params = NO_DEFAULTS.decide(params, 3, 64)
     request = Request(1, result.prompt_token_ids, params, result.seed, read_len=scored)
     logprobs = [[TokenLogprob(id_, -id_ / 3) for id_ in one.token_ids] for one in answers]
-    return make_receipt(PARTS, "a" * 64, "some/model", request, result, logprobs, MACHINE, key)
+    factory = ReceiptFactory(lambda: PARTS, "some/model", MACHINE, key)
+    return factory.make_receipt(request, result, logprobs, "a" * 64)
 
 
 def resealed(receipt: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -134,8 +134,3 @@ def ask(llm: LLM, prompt: str | Sequence[int], params: SamplingParams) -> dict[s
     receipt = llm.generate([prompt], params)[0].receipt
     assert receipt is not None
     return receipt
-
-
-if __name__ == "__main__":
-    asked = SamplingParams(max_tokens=24, temperature=0.8, deterministic=True, ignore_eos=True, logprobs=2)
-    print(json.dumps(ask(LLM(kv_memory="64MiB"), "The tide went out", asked)))

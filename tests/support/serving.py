@@ -150,8 +150,7 @@ def serving(
     if engine is None:
         command = [sys.executable, "-m", "holdfast", "serve"]
     else:
-        starter = "serve_replicas_with.py" if "--replicas" in arguments else "serve_with.py"
-        command = [sys.executable, str(HERE / starter), str(HERE / engine)]
+        command = [sys.executable, str(HERE / "serve_with.py"), str(HERE / engine)]
     env = {**os.environ, **(environment or {}), "HOLDFAST_TEST_ENGINE": json.dumps(engine_settings or {})}
     process = subprocess.Popen(
         [*command, *([] if model is None else [str(model)]), "--port", "0", *arguments],

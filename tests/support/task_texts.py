@@ -6,7 +6,7 @@ from typing import Any
 from holdfast_thinking.data.text_examples import TextRules, TextTask, make_batch
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.model.tokenizer import EOS, build_tokenizer
-from holdfast_thinking.settings import AnswerForm
+from holdfast_thinking.settings import AnswerForm, TrainingSettings
 
 
 def draw_batch(
@@ -23,7 +23,8 @@ def draw_batch(
 ) -> tuple[Batch, Any]:
     tokenizer, rng = build_tokenizer(task.words()), random.Random(seed)
     examples = [task.example(rng, rng.randint(fewest, most)) for _ in range(count)]
-    rules = TextRules(form, chunk, max_thought, tokenizer.token_to_id(EOS), carry=carry)
+    settings = TrainingSettings(form=form, chunk=chunk, max_thought=max_thought, carry=carry)
+    rules = TextRules(settings, tokenizer.token_to_id(EOS))
     return make_batch(examples, tokenizer, rules), tokenizer
 
 

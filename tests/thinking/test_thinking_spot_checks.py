@@ -14,8 +14,8 @@ from holdfast.bench.stress import result_bits
 from holdfast.core.results import Result, ThoughtIds
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan
 from holdfast.engine.engine import Engine
-from holdfast.numerics.layer import run_layers
 from holdfast.thinking.log import guesses_of
+from support.faulty_backend import ChangedBackend
 from support.thinking_engines import (
     ask_all,
     change_thinking,
@@ -65,14 +65,12 @@ def test_spot_checks_accept_correct_thinking_passes(engine: Engine, truths: list
     assert any(thought for result in results for _, thought in thoughts_of(result))
 
 
-class WrongLayer:
+class WrongLayer(ChangedBackend):
     """A backend whose fast form of one layer is wrong; in the last layer only what T reads is wrong, not the logits."""
 
     def __init__(self, backend: Any, wrong: Any, *, only_rows: bool) -> None:
-        self._backend, self._wrong, self._only_rows = backend, wrong, only_rows
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
+        super().__init__(backend)
+        self._wrong, self._only_rows = wrong, only_rows
 
     def layer(self, residual: Tensor, x: Tensor, weights: Any, *rest: Any, canonical: bool) -> None:
         self._backend.layer(residual, x, weights, *rest, canonical=canonical)
@@ -80,9 +78,6 @@ class WrongLayer:
             residual[:, 3] *= 1.5
             if not self._only_rows:
                 x[:, 3] *= 1.5
-
-    def layers(self, *args: Any, canonical: bool) -> None:
-        run_layers(self, *args, canonical=canonical)  # type: ignore[arg-type]
 
 
 def finish_or_lose(engine: Engine, truths: list[Result]) -> list[str | None]:

@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.results import ThoughtIds
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampling, Span
-from holdfast.thinking.log import FIRST_GUESSES, ThinkRule, ThoughtLog, adapt_guesses, guesses_of
+from holdfast.thinking.log import FIRST_GUESSES, ThinkRule, ThoughtLog, ThoughtLogs, adapt_guesses, guesses_of
 
 CHUNK = 4
 FAR = 1000 * CHUNK
@@ -13,7 +13,7 @@ HOW = Sampling(SamplingParams(), 1, 20)
 
 
 def log_of(*, confirms: bool = True, **rule: object) -> ThoughtLog:
-    return ThoughtLog(CHUNK, ThinkRule(**rule), confirms=confirms)  # type: ignore[arg-type]
+    return ThoughtLog(ThoughtLogs(CHUNK), ThinkRule(**rule), confirms=confirms)  # type: ignore[arg-type]
 
 
 def span_of(log: ThoughtLog, start: int, stop: int) -> Span:
@@ -40,14 +40,6 @@ def commit(log: ThoughtLog, length: int) -> tuple[tuple[int, ThoughtIds], ...]:
 )
 def test_limit_follows_the_guesses(limit: int, num_right: int, num_guessed: int, adapted: int) -> None:
     assert adapt_guesses(limit, num_right, num_guessed) == adapted
-
-
-def test_passes_with_right_guesses_double() -> None:
-    chunks, limit = [], FIRST_GUESSES
-    for _ in range(4):
-        chunks.append(limit + 1)
-        limit = adapt_guesses(limit, limit, limit)
-    assert chunks == [16, 32, 64, 128]
 
 
 # Guesses
@@ -97,20 +89,8 @@ def test_predicted_guesses_do_not_count_against_the_limit() -> None:
 
 def test_limit_without_thinking_is_unlimited() -> None:
     assert log_of(until=0).limit(0, FAR) == FAR
-    assert ThoughtLog(CHUNK, ThinkRule(), confirms=True, max_guesses=0).limit(0, FAR) == CHUNK
-
-
-def test_guesses_depend_on_the_previous_thought() -> None:
-    heads, tails = (1,), (2,)
-    log = log_of()
-    log.update(span_of(log, 0, 16), [tails, tails, tails, tails])  # nothing was taken for granted
-    span = span_of(log, 4, 16)
-    assert guesses_of(span) == (tails, tails)
-    log.update(span, [heads, heads, heads])  # each after tails
-    span = span_of(log, 8, 16)
-    assert guesses_of(span) == (heads,)  # after heads nothing is known yet
-    log.update(span, [tails, tails])
-    assert log.guess(8, 17).guesses == (tails, heads)
+    none = ThoughtLogs(CHUNK, max_guesses=0)
+    assert ThoughtLog(none, ThinkRule(), confirms=True).limit(0, FAR) == CHUNK
 
 
 def test_restart_guesses_all_committed_thoughts() -> None:
@@ -204,8 +184,9 @@ def test_shared_len_covers_what_tokens_alone_decide() -> None:
 @pytest.mark.parametrize("seen", [(30,), (18, 30), (13, 14, 15, 16, 30), tuple(range(1, 31))])
 def test_pages_with_a_message_start_in_the_answer_are_not_shared(seen: tuple[int, ...]) -> None:
     """In a prompt with the same tokens the state ends there."""
+    logs = ThoughtLogs(CHUNK, reset_ids=(13, 14))
     for read_len, expected in ((0, 12), (14, 12), (15, 30), (30, 30)):
-        log = ThoughtLog(CHUNK, ThinkRule(), confirms=True, reset_ids=(13, 14), read_len=read_len)
+        log = ThoughtLog(logs, ThinkRule(), confirms=True, read_len=read_len)
         for length in seen:
             assert log.shareable_len(length, tokens) == min(length, expected if length > 14 else 30)
         log.restart()

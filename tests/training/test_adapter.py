@@ -42,7 +42,7 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         chunk=4,
     )
     first = start_run(settings, CPU)
-    train(first, folder, until=1)
+    train(first, folder, stops=lambda: first.step == 1)
     run = resume_run(folder, CPU)
     train(run, folder)
     whole = start_run(settings, CPU)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from holdfast.thinking.config import CONFIG_FILE
 from holdfast_thinking.model.build import chat_frame, message_start
 from holdfast_thinking.run.export import export
 from holdfast_thinking.run.loop import start_run
+from holdfast_thinking.settings import TrainingSettings
 from support import plain_training
 
 CPU = torch.device("cpu")
@@ -30,6 +32,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
     export(start_run(PLAIN, CPU).built, PLAIN, folder)
     return folder
+
+
+def adapter_settings(plain: Path, **changes: Any) -> TrainingSettings:
+    """An adapter on this model, which carries its states through chats."""
+    usual = replace(PLAIN, form="thinking", backbone=str(plain), adapter=True, chunk=4, carry=True, chat=True)
+    return replace(usual, **changes)
 
 
 def with_template(folder: Path, template: str) -> Path:
@@ -57,9 +65,7 @@ def test_chat_models_that_carry_their_states_reset_them(
     plain: Path, tmp_path: Path, carry: bool, chat: bool
 ) -> None:
     with_template(plain, BOXES + PERIODS + TURNS)
-    settings = replace(
-        PLAIN, form="thinking", backbone=str(plain), adapter=True, chunk=4, carry=carry, chat=chat, steps=2
-    )
+    settings = adapter_settings(plain, carry=carry, chat=chat, steps=2)
     run = start_run(settings, CPU)
     export(run.built, settings, tmp_path)
     written = json.loads((tmp_path / CONFIG_FILE).read_text())
@@ -71,9 +77,7 @@ def test_chat_models_that_carry_their_states_reset_them(
 
 def test_share_of_the_messages_follows_another_one(plain: Path) -> None:
     with_template(plain, BOXES + PERIODS + TURNS)
-    settings = replace(
-        PLAIN, form="thinking", backbone=str(plain), adapter=True, chunk=4, carry=True, chat=True, batch=64
-    )
+    settings = adapter_settings(plain, batch=64)
     source = start_run(replace(settings, follow_ups=0.5), CPU).source
     batch, again, other = source.batch(3), source.batch(3), source.batch(4)
     assert (batch.token_ids == again.token_ids).all() and batch.token_ids.shape != other.token_ids.shape
@@ -103,10 +107,7 @@ def test_training_texts_have_their_states_after_the_start_of_the_message(plain: 
         "{% set before = {'user': '. The box is ', 'assistant': 'The key is '} %}{% set after = {} %}" + TURNS
     )
     with_template(plain, template)
-    settings = replace(
-        PLAIN, form="thinking", backbone=str(plain), adapter=True, chunk=4, carry=True, chat=True, batch=32
-    )
-    run = start_run(settings, CPU)
+    run = start_run(adapter_settings(plain, batch=32), CPU)
     assert run.model.thinking is not None
     batch = run.source.batch(0)
     resets = batch.is_reset(run.model.thinking.reset_ids)

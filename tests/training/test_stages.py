@@ -37,16 +37,6 @@ def test_every_command_of_the_stages_is_understood(tmp_path: Path, more: list[st
         assert len(forms) == 3 and len(same) == 1
 
 
-def test_interrupted_runs_are_resumed_and_complete_ones_skipped(tmp_path: Path) -> None:
-    (coin,) = stages.plan(options(tmp_path))["coin"]
-    assert coin.run_folder is not None and "--resume" not in coin.line()
-    coin.run_folder.mkdir(parents=True)
-    (coin.run_folder / "training.safetensors").touch()
-    assert coin.line()[-3:] == ["--resume", "--device", "cpu"] and "--preset" not in coin.line()
-    coin.result.touch()
-    assert stages.run_together([coin], tmp_path / "logs", None)  # starts nothing
-
-
 @pytest.mark.long
 def test_tiny_model_goes_through_all_stages(tmp_path: Path) -> None:
     story = "1 Nora went to the hall.\n2 Where is Nora?\thall\t1\n" * 20

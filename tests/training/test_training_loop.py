@@ -57,7 +57,7 @@ def test_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     whole = start_run(TINY, CPU)
     train(whole)
     first = start_run(TINY, CPU)
-    train(first, tmp_path, until=5)
+    train(first, tmp_path, stops=lambda: first.step == 5)
     second = resume_run(tmp_path, CPU)
     assert second.step == 5 and second.settings == TINY
     train(second, tmp_path)
@@ -229,7 +229,7 @@ def test_run_with_minutes_sets_its_steps_and_resumes_with_them(
     monkeypatch.setattr(loop, "_NUM_TIMED", 2)
     asked = replace(TINY, minutes=60.0, steps=20)
     run = start_run(asked, CPU)
-    train(run, tmp_path, until=8)
+    train(run, tmp_path, stops=lambda: run.step == 8)
     assert run.settings.minutes is None and run.settings.steps > 1000  # a step takes much less than a second
     resumed = resume_run(tmp_path, CPU)
     assert resumed.settings == run.settings

@@ -9,6 +9,7 @@ from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.decoder import Decoder
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.backends.select_backend import open_backend
+from holdfast.numerics.ops import Backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.model_runner import ModelRunner
@@ -35,3 +36,8 @@ def store(decoder: Decoder) -> KVStore:
 @pytest.fixture
 def runner(decoder: Decoder, store: KVStore) -> ModelRunner:
     return ModelRunner(decoder, store)
+
+
+@pytest.fixture(params=["c", "torch"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return open_backend(torch.float32, kernels=request.param, num_threads=apply_numeric_settings().threads)

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import (
-    NO_TOKEN,
     Pass,
     PassKind,
     PassResult,
@@ -18,10 +16,7 @@ from holdfast.core.step_plan import (
     StepPlan,
     TokenLogprob,
 )
-from holdfast.core.structured_output import Constraint
-from holdfast.models.decoder import Decoder
 from holdfast.worker.model_runner import ModelRunner
-from worker.sampler_spans import FixedGrammar, mask
 
 PROMPT = tuple(torch.randint(3, 320, (150,), generator=torch.Generator().manual_seed(8)).tolist())
 PAGES = (5, 9, 2, 7, 0, 11, 3, 8, 1, 10)
@@ -64,25 +59,6 @@ def test_scored_and_sampled_tokens_in_one_span(runner: ModelRunner) -> None:
     assert plain.scores == ()
 
 
-def test_scores_are_the_log_softmax_of_the_next_token(runner: ModelRunner, decoder: Decoder) -> None:
-    """Compared with the log-softmax of the logits."""
-    seen: list[Tensor] = []
-    logits = decoder.logits
-
-    def recording(hidden: Tensor, *, canonical: bool) -> Tensor:
-        seen.append(logits(hidden, canonical=canonical))
-        return seen[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder, "logits", recording)
-        scores = run(runner, chunk(0, 9, 8, scored_ids=PROMPT[3:9])).scores[0]  # after tokens 2 .. 7
-    expected = seen[0].double().log_softmax(-1)
-    assert len(seen[0]) == 6
-    for row, each in enumerate(scores):
-        assert each.token_id == PROMPT[3 + row]
-        assert each.logprob == pytest.approx(expected[row, each.token_id].item(), abs=1e-4)
-
-
 def test_scores_are_returned_by_span(runner: ModelRunner) -> None:
     none = Span(2, 0, PROMPT[:3], (12,), 2, GREEDY)
     silent = Sampling(SamplingParams(temperature=0), 0, 9)
@@ -118,14 +94,3 @@ def test_logits_batch_size_changes_nothing(
     assert max(sizes) == most
     assert sum(sizes) == 90 + 149 + 1 + 90
     assert whole.samples[0] == whole.samples[2]
-
-
-def test_grammar_mask_decides_the_token(runner: ModelRunner) -> None:
-    grammar = FixedGrammar(lambda candidates, count: [mask(17, vocab=320), b"", None][-count:])
-    constrained = chunk(0, 12, 9, logprobs=0, constraint=Constraint(grammar, (4, 5)), with_checksums=True)
-    free = run(runner, chunk(0, 12, 9, logprobs=0)).samples[0]
-    found = run(runner, constrained).samples[0]
-    assert [each.token_id for each in found] == [17, NO_TOKEN, free[2].token_id]
-    assert found[1].logprob is None
-    assert found[1].logits_checksum is not None
-    assert found[2].logprob == free[2].logprob

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
-from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker.sampler import sample
 from holdfast.worker.spot_check import logits_checksums
 from holdfast.worker.transfer import HostCopies
@@ -24,11 +22,6 @@ SETTINGS = {
     "sampled": SamplingParams(temperature=0.9),
     "truncated": SamplingParams(temperature=1.3, top_k=20, top_p=0.8, min_p=0.02),
 }
-
-
-@pytest.fixture(params=["c", "torch"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return open_backend(torch.float32, kernels=request.param, num_threads=apply_numeric_settings().threads)
 
 
 @pytest.fixture

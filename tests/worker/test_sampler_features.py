@@ -12,9 +12,7 @@ from torch import Tensor
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
-from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker import sampler
 from holdfast.worker.logits import LogitsSlice, Masks, batch_slices, gather_logprobs
 from holdfast.worker.sampler import apply_logits_processors
@@ -27,11 +25,6 @@ CPU = torch.device("cpu")
 
 def sample(backend: Backend, logits: Tensor, some: Sequence[LogitsSlice]) -> list[Sampled]:
     return sampler.sample(backend, logits, some, HostCopies(CPU)).read()
-
-
-@pytest.fixture(params=["c", "torch"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return open_backend(torch.float32, kernels=request.param, num_threads=apply_numeric_settings().threads)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ A slice has the device to itself: nothing else is in flight when it starts, and 
 work before it ends. Until the certificate is complete nothing depends on it.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import torch
 
 from holdfast.certification.certificate import (
@@ -23,7 +23,6 @@ from holdfast.certification.certificate import (
     CheckSteps,
     OperationCheck,
     certificate_key,
-    check_from_dict,
     run_check,
     save_certificate,
 )
@@ -106,7 +105,7 @@ class Certification:
         clear_neighbours()
         self._kept.is_reference_tested = True
         if all(0 not in check.sizes_differing for check in done):
-            _save_progress(self.key, self._kept)
+            _save_progress(self._kept)
             return None
         return certify(self._subject, done, self._sizes, seconds=time.monotonic() - started)
 
@@ -143,7 +142,7 @@ class Certification:
         if len(self._done) == num_checks:
             self._complete()
         elif len(self._done) > num_before:
-            _save_progress(self.key, self._kept)
+            _save_progress(self._kept)
 
     def interrupt(self) -> None:
         """End the check at work; it will start again. It gives back what it borrowed."""
@@ -218,8 +217,9 @@ def certify(
 
 @dataclass
 class _KeptProgress:
-    """What earlier processes have done."""
+    """What earlier processes have done of the certificate with this key."""
 
+    key: str
     is_reference_tested: bool = False
     done: list[OperationCheck] = field(default_factory=list)
     seconds: float = 0.0
@@ -227,25 +227,15 @@ class _KeptProgress:
 
 def _load_progress(key: str) -> _KeptProgress:
     try:
-        content = json.loads(_path(key).read_text())
-        if content["key"] != key:
-            return _KeptProgress()
-        done = [check_from_dict(one) for one in content["checks"]]
-        tested = bool(done) or content.get("reference_tested") is True
-        return _KeptProgress(tested, done, float(content["seconds"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return _KeptProgress()
+        kept = msgspec.json.decode(_path(key).read_bytes(), type=_KeptProgress)
+    except (OSError, ValueError, RecursionError):
+        return _KeptProgress(key)
+    return kept if kept.key == key else _KeptProgress(key)
 
 
-def _save_progress(key: str, progress: _KeptProgress) -> None:
+def _save_progress(progress: _KeptProgress) -> None:
     try:
-        content = {
-            "key": key,
-            "seconds": round(progress.seconds, 3),
-            "reference_tested": progress.is_reference_tested,
-            "checks": [asdict(check) for check in progress.done],
-        }
-        write_atomic(_path(key), json.dumps(content))
+        write_atomic(_path(progress.key), msgspec.json.encode(progress))
     except OSError as error:
         _log.debug("the progress of the certification could not be kept: %s", error)
 

@@ -26,7 +26,6 @@ from holdfast.certification.certification import Certification, Check
 from holdfast.certification.checks.attention import check_attention, check_long_attention
 from holdfast.certification.checks.operations import (
     GemmCase,
-    LayerCase,
     check_fast_head,
     check_gemm,
     check_head,
@@ -245,14 +244,14 @@ def _layer_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
     small = tuple(size for size in sizes if size <= DENSE_SEATING)
     yield partial(_check_synthetic_layer, decoder, few if backend.can.is_interpreted else (*small, *few))
     for index in _sampled_layers(decoder):
-        case = LayerCase(f"layers.{index}", decoder.layers[index], decoder.layer_shape)
-        yield partial(check_layer, backend, case, few)
+        layer = decoder.layers[index]
+        yield partial(check_layer, backend, f"layers.{index}", layer, decoder.layer_shape, few)
 
 
 def _check_synthetic_layer(decoder: Decoder, sizes: tuple[int, ...]) -> CheckSteps:
     weights = synthetic_layer(decoder.backend, decoder.layers[0])
-    case = LayerCase("synthetic layer", weights, decoder.layer_shape)
-    return check_layer(decoder.backend, case, tuple(sorted(set(sizes))))
+    tested = tuple(sorted(set(sizes)))
+    return check_layer(decoder.backend, "synthetic layer", weights, decoder.layer_shape, tested)
 
 
 def _weightless_checks(
@@ -288,8 +287,7 @@ def _reference_checks(decoder: Decoder, max_len: int) -> Iterator[Check]:
             yield partial(check_head, backend, case, (*_QUICK_SIZES, rows))
         else:
             yield partial(_check_canonical_gemm, backend, product)
-    layer = LayerCase("layers.0", decoder.layers[0], decoder.layer_shape)
-    yield partial(check_layer, backend, layer, ())
+    yield partial(check_layer, backend, "layers.0", decoder.layers[0], decoder.layer_shape, ())
     for op in token_ops(backend, model, is_quick=True):
         yield partial(check_token_op, backend, op, (2 * rows,))
     yield partial(check_attention, backend, model, max_len, (2 * rows,), name="attention", is_quick=True)

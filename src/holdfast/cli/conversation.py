@@ -1,7 +1,7 @@
 """A conversation in the terminal: with a model in this process, or with an OpenAI-compatible server."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.answer_writer import AnswerWriter, NewThoughts
@@ -21,12 +21,7 @@ Show = Callable[[str, Sequence[Thought]], None]
 Ask = Callable[[list[Message], Show, AnswerWriter], "Answer | StreamedAnswer"]
 
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-_SAME_NAMES = (
-    *("min_tokens", "top_k", "top_p", "min_p", "seed", "deterministic"),
-    *("stop", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty", "think"),
-    *("skip_special_tokens", "include_stop_str_in_output"),
-)
+_ALWAYS = ("max_tokens", "temperature")  # servers have defaults of their own
 
 
 @dataclass(frozen=True)
@@ -112,8 +107,8 @@ def ask_model(llm: "LLM", engine: "EngineThread", params: SamplingParams) -> Ask
 
 def ask_server(server: "ChatServer", model: str | None, params: SamplingParams) -> Ask:
     """Answer with a server. Raise `ServerError` if it does not, `ConfigError` if a setting cannot be sent."""
-    fields = request_fields(params)
-    body = {"model": model or server.first_model(), **fields, **_STREAMED}
+    settings = request_fields(params)
+    body = {"model": model or server.first_model(), **settings, **_STREAMED}
     return lambda messages, show, writer: server.stream(
         {**body, "messages": messages}, show, writer.write_reasoning
     )
@@ -123,11 +118,11 @@ def request_fields(params: SamplingParams) -> dict[str, Any]:
     """Return sampling as fields of a request, without defaults: servers without our extensions accept it."""
     if params.bad_ids:
         raise ConfigError("--bad-token-id cannot be sent to a server; use --bad-word or --logit-bias")
-    defaults = SamplingParams()
-    fields: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature}
-    for name in _SAME_NAMES:
-        if getattr(params, name) != getattr(defaults, name):
-            fields[name] = getattr(params, name)
+    body = {
+        one.name: getattr(params, one.name)
+        for one in fields(params)
+        if one.name in _ALWAYS or getattr(params, one.name) != one.default
+    }
     if params.biases:
-        fields["logit_bias"] = {str(token_id): bias for token_id, bias in params.biases}
-    return fields
+        body["logit_bias"] = {str(token_id): bias for token_id, bias in params.biases}
+    return body

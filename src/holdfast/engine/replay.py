@@ -65,7 +65,7 @@ def compare_result(receipt: Receipt, result: Result, text: TokenText) -> ReplayR
     if result.error is not None:
         raise EngineStopped(f"the replay could not be finished: {result.error}")
     assert result.receipt is not None, "a result without an error has a receipt"
-    logprobs = [receipt.prompt_logprobs, *(one.logprobs for one in receipt.choices)]
+    logprobs = (receipt.prompt_logprobs, *(one.logprobs for one in receipt.choices))
     again = truncate_to(receipt, parse_receipt(result.receipt), result)
     return ReplayResult(
         difference=compare(receipt, again, text),

@@ -30,18 +30,10 @@ class RawTensor:
     data: memoryview
 
 
-class Checkpoint(Protocol):
-    """The tensors of one decoder, by their Hugging Face names. Tied embeddings have no
-    `lm_head.weight`."""
+class TensorSource(Protocol):
+    """Tensors by name: the part of a `Checkpoint` that loading needs."""
 
-    @property
-    def config(self) -> DecoderConfig: ...
-
-    @property
-    def path(self) -> Path: ...
-
-    def names(self) -> tuple[str, ...]:
-        """Exactly the tensors `config` needs, in the order of a forward pass."""
+    def names(self) -> tuple[str, ...]: ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
@@ -51,6 +43,17 @@ class Checkpoint(Protocol):
 
         The tensor may share memory with the mapped file: do not write to it.
         """
+
+
+class Checkpoint(TensorSource, Protocol):
+    """The tensors of one decoder, by their Hugging Face names: exactly those that `config` needs, in the
+    order of a forward pass. Tied embeddings have no `lm_head.weight`."""
+
+    @property
+    def config(self) -> DecoderConfig: ...
+
+    @property
+    def path(self) -> Path: ...
 
     def raw(self, name: str) -> RawTensor:
         """Return the stored bytes, unrounded, for digests. Thread-safe."""

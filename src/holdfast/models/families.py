@@ -73,7 +73,7 @@ def _mistral(fields: Fields, num_layers: int) -> Traits:
 
 def _qwen2(fields: Fields, num_layers: int) -> Traits:
     first = read_int(fields, "max_window_layers", 0, 1 << 20, 28)
-    window = _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None
+    window = _switched_window(fields)
     windows = _windows(fields, num_layers, window, lambda layer: layer >= first)
     return {"qkv_bias": True, "layer_windows": windows}
 
@@ -100,7 +100,7 @@ def _smollm3(fields: Fields, num_layers: int) -> Traits:
     if not isinstance(rotated, list) or len(rotated) != num_layers or any(x not in (0, 1) for x in rotated):
         raise refuse("no_rope_layers", rotated, f"a list of {num_layers} zeros and ones")
     has_rope: Sequence[int] = rotated
-    window = _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None
+    window = _switched_window(fields)
     return _llama(fields, num_layers) | {
         "layer_ropes": tuple("global" if each else "none" for each in has_rope),
         "layer_windows": _windows(fields, num_layers, window, lambda layer: not has_rope[layer]),
@@ -122,8 +122,6 @@ def _olmo2(fields: Fields, num_layers: int) -> Traits:
 def _gemma2(fields: Fields, num_layers: int) -> Traits:
     if read_bool(fields, "use_bidirectional_attention", False):
         raise refuse("use_bidirectional_attention", True, "false: a decoder sees no later tokens")
-    pattern = read_int(fields, "sliding_window_pattern", 1, 1 << 20)
-    window = read_int(fields, "sliding_window", 1, MAX_CONTEXT)
     hidden_size = read_int(fields, "hidden_size", 1, 1 << 17)
     return _biases(fields, "qkv", "o") | {
         "norm": "rms_fp32",
@@ -133,7 +131,7 @@ def _gemma2(fields: Fields, num_layers: int) -> Traits:
         "attention_scale": 1.0 / math.sqrt(read_float(fields, "query_pre_attn_scalar", 0.0, _MAX_SCALE)),
         "attention_soft_cap": _optional_scale(fields, "attn_logit_softcapping"),
         "logits_soft_cap": _optional_scale(fields, "final_logit_softcapping"),
-        "layer_windows": _windows(fields, num_layers, window, lambda layer: (layer + 1) % pattern != 0),
+        "layer_windows": _windows_by_pattern(fields, num_layers),
     }
 
 
@@ -151,9 +149,7 @@ def _gemma3(fields: Fields, num_layers: int) -> Traits:
 def _cohere2(fields: Fields, num_layers: int) -> Traits:
     if read_bool(fields, "use_qk_norm", False):
         raise refuse("use_qk_norm", True, "false: Cohere2 has no norms of q and k")
-    pattern = read_int(fields, "sliding_window_pattern", 1, 1 << 20)
-    window = read_int(fields, "sliding_window", 1, MAX_CONTEXT)
-    windows = _windows(fields, num_layers, window, lambda layer: (layer + 1) % pattern != 0)
+    windows = _windows_by_pattern(fields, num_layers)
     return _biases(fields, "qkv", "o") | {
         "norm": "layer",
         "block": "parallel",
@@ -172,7 +168,7 @@ def _mixtral(fields: Fields, num_layers: int) -> Traits:
 def _qwen2_moe(fields: Fields, num_layers: int) -> Traits:
     """Return the fields. Without `layer_types` every second layer below `max_window_layers` has the window."""
     last = read_int(fields, "max_window_layers", 0, 1 << 20, 28)
-    window = _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None
+    window = _switched_window(fields)
     shared = "shared_expert_intermediate_size"
     return {
         "qkv_bias": read_bool(fields, "qkv_bias", True),
@@ -184,7 +180,7 @@ def _qwen2_moe(fields: Fields, num_layers: int) -> Traits:
 
 
 def _qwen3_moe(fields: Fields, num_layers: int) -> Traits:
-    window = _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None
+    window = _switched_window(fields)
     own = {"qk_norm": True, "layer_windows": (window,) * num_layers}
     experts = _experts(fields, 128, "moe_intermediate_size")
     return _biases(fields, "qkv", "o") | own | experts | {"dense_layers": _dense_layers(fields, num_layers)}
@@ -302,6 +298,17 @@ def _optional_window(fields: Fields) -> int | None:
     if fields.get("sliding_window", 4096) is None:
         return None
     return read_int(fields, "sliding_window", 1, MAX_CONTEXT, 4096)
+
+
+def _switched_window(fields: Fields) -> int | None:
+    return _optional_window(fields) if read_bool(fields, "use_sliding_window", False) else None
+
+
+def _windows_by_pattern(fields: Fields, num_layers: int) -> Windows:
+    """Return the windows where every n-th layer has none, and `layer_types` may say otherwise."""
+    pattern = read_int(fields, "sliding_window_pattern", 1, 1 << 20)
+    window = read_int(fields, "sliding_window", 1, MAX_CONTEXT)
+    return _windows(fields, num_layers, window, lambda layer: (layer + 1) % pattern != 0)
 
 
 def _windows(

@@ -57,8 +57,6 @@ class SafetensorsCheckpoint:
         self._shapes = expected_tensors(self.config)
         shards = _find_shards(folder)
         self._headers = {name: _open_file(folder / name, "np") for name in sorted(set(shards.values()))}
-        if folder.joinpath(SINGLE_FILE).is_file():
-            shards = dict.fromkeys(self._headers[SINGLE_FILE].keys(), SINGLE_FILE)
         self._stored = {_plain_name(stored): stored for stored in shards}
         self._shards = {name: shards[stored] for name, stored in self._stored.items()}
         self._names = {name: frozenset(file.keys()) for name, file in self._headers.items()}
@@ -161,10 +159,9 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def _find_shards(folder: Path) -> dict[str, str]:
-    """Tensor name to file name. The tensor names of a single file are in that file; here it has the
-    name ""."""
+    """Return the name of each tensor's file."""
     if folder.joinpath(SINGLE_FILE).is_file():
-        return {"": SINGLE_FILE}
+        return dict.fromkeys(_open_file(folder / SINGLE_FILE, "np").keys(), SINGLE_FILE)
     if folder.joinpath(INDEX_FILE).is_file():
         return _read_index(folder / INDEX_FILE)
     pickles = sorted(each.name for each in folder.glob("*") if each.suffix in (".bin", ".pt", ".pth", ".pkl"))

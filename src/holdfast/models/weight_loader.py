@@ -6,13 +6,13 @@ quantised blocks where the backend computes with them.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from holdfast.errors import BadWeights
-from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, projection_names, router_name
+from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, TensorSource, projection_names, router_name
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.rope import rotary_order
@@ -56,16 +56,6 @@ def load_decoder(
     tied = embedding if config.tie_word_embeddings and isinstance(embedding, Tensor) else None
     head = loader.head(tied) if shared is None else shared
     return Decoder(config, backend, embedding, norms[0], layers, head, max_len)
-
-
-class TensorSource(Protocol):
-    """Tensors by name: the part of a `Checkpoint` that loading needs."""
-
-    def names(self) -> tuple[str, ...]: ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor: ...
 
 
 class WeightLoader:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from holdfast.core.results import Choice, Result, ThoughtIds
 from holdfast.core.sampling_params import params_to_json, show
@@ -22,6 +22,7 @@ from holdfast.receipts.receipt import (
     digest_logprobs,
     grammar_differences,
     logprob_bits,
+    prompt_logprob_bits,
 )
 
 TokenText = Callable[[int], str]
@@ -84,7 +85,7 @@ def _truncate_scores(expected: Receipt, got: Receipt, result: Result) -> PromptL
     stop = _scores_end(one) if expected.is_aborted_in_prefill else _scores_end(other)
     scores = [score for score in result.prompt_logprobs or () if score is not None]
     kept = scores[first - other.first : max(0, stop - other.first)]
-    return PromptLogprobBits(**asdict(logprob_bits(kept)), first=first) if kept else None
+    return prompt_logprob_bits(kept, first)
 
 
 def _scores_end(scores: PromptLogprobBits | None) -> int:

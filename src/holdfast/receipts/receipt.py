@@ -61,10 +61,12 @@ class LogprobBits(_Part, frozen=True):
     digest: Digest
 
 
-class PromptLogprobBits(LogprobBits, frozen=True):
+class PromptLogprobBits(_Part, frozen=True):
     """The same of the prompt's own tokens, from position `first` on."""
 
     first: Position
+    bits: tuple[Bits, ...]
+    digest: Digest
 
 
 class ReceiptChoice(_Part, frozen=True, omit_defaults=True):
@@ -103,7 +105,7 @@ class Signer(_Part, frozen=True):
 
 
 class Receipt(_Part, frozen=True, omit_defaults=True, kw_only=True, dict=True):
-    """A receipt that was read (`reader`): its digests are those of its content.
+    """A receipt: one that was read (`reader`) has the digests of its content.
 
     `grammar` is None for an answer without structured output. `read_len`, the length of the prompt that
     a completion was scored after, is None unless the model thinks.
@@ -165,7 +167,8 @@ class Receipt(_Part, frozen=True, omit_defaults=True, kw_only=True, dict=True):
         return found + grammar_differences(grammar_library(), self.grammar, "here", "in the receipt")
 
     def as_dict(self) -> dict[str, Any]:
-        content: dict[str, Any] = _plain(self)
+        """Return a copy as plain JSON: objects and lists."""
+        content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return content
 
     def is_of_prompt(self, ids: Sequence[int], salt: str | None) -> bool:
@@ -217,7 +220,7 @@ class ReceiptFactory:
         machine: Machine,
         key: SigningKey | None = None,
     ) -> None:
-        """fingerprint may wait until the weights are hashed."""
+        """model is the name that the user gave. fingerprint may wait until the weights are hashed."""
         self._fingerprint = fingerprint
         self._model = model
         self._machine = machine
@@ -249,81 +252,67 @@ class ReceiptFactory:
 
         def make() -> dict[str, Any] | None:
             try:
-                return make_receipt(
-                    self._fingerprint(),
-                    certificate,
-                    self._model,
-                    request,
-                    kept,
-                    logprobs,
-                    self._machine,
-                    self.key,
-                )
+                return self.make_receipt(request, kept, logprobs, certificate)
             except Exception:  # the client shall have its answer all the same
                 _log.exception("the receipt of request %d could not be made", request.request_id)
                 return None
 
         return Pending(make)
 
+    def make_receipt(
+        self,
+        request: Request,
+        result: Result,
+        logprobs: Sequence[Sequence[TokenLogprob]],
+        certificate: str | None,
+    ) -> dict[str, Any]:
+        """Return the receipt of a result with its seal, as JSON. It is signed if there is a key.
 
-def make_receipt(
-    fingerprint: Fingerprint,
-    certificate: str | None,
-    model: str | None,
-    request: Request,
-    result: Result,
-    logprobs: Sequence[Sequence[TokenLogprob]],
-    machine: Machine,
-    key: SigningKey | None = None,
-) -> dict[str, Any]:
-    """Return the receipt of a result with its seal, as JSON. It is signed if there is a key.
-
-    certificate  its digest
-    model        the name that the user gave
-    logprobs     of each choice, asked for or not
-    """
-    thinks = "thinking" in fingerprint.parts
-    params, ids, salt = request.params, result.prompt_token_ids, os.urandom(_SALT_BYTES).hex()
-    settings, canonical_settings = _settings(params)
-    answers = zip(result.choices, logprobs, strict=True)
-    choices = tuple(_choice(choice, given, params, thinks=thinks) for choice, given in answers)
-    scored = [one for one in result.prompt_logprobs or () if one is not None]
-    scores = {"first": request.score_from or 0, **_plain(logprob_bits(scored))} if scored else None
-    counts = asdict(result.stats)
-    content = {
-        "format": FORMAT,
-        "mode": result.determinism,
-        "fingerprint": fingerprint.as_dict(),
-        "certificate": certificate,
-        "engine": _plain(engine_hints(fingerprint, model)),
-        "prompt": {"digest": digest_prompt(ids, salt), "salt": salt, "token_ids": list(ids)},
-        "settings": msgspec.json.decode(settings),
-        "seed": str(result.seed),
-        "choices": _plain(choices),
-        "prompt_logprobs": scores,
-        "counts": counts,
-        **({} if params.structured is None else {"grammar": _plain(grammar_library())}),
-        **({"read_len": request.read_len} if thinks and request.read_len is not None else {}),
-        "machine": _plain(machine),
-        "signer": None if key is None else {"algorithm": "ed25519", "key_id": key.key_id},
-    }
-    # Names, small integers and hexadecimal digits: `msgspec` writes their canonical text.
-    known = {
-        "fingerprint": fingerprint.canonical,
-        "settings": canonical_settings,
-        "choices": msgspec.json.encode(choices, order="sorted").decode(),
-        "counts": msgspec.json.encode(counts, order="sorted").decode(),
-    }
-    seal = seal_of(content, known)
-    return {**content, "seal": seal, "signature": None if key is None else key.sign(seal)}
+        logprobs are those of each choice, asked for or not. certificate is its digest.
+        """
+        fingerprint, params, salt = self.fingerprint, request.params, os.urandom(_SALT_BYTES).hex()
+        thinks, ids = "thinking" in fingerprint.parts, result.prompt_token_ids
+        settings, canonical_settings = _settings(params)
+        answers = zip(result.choices, logprobs, strict=True)
+        choices = tuple(_choice(choice, given, params, thinks=thinks) for choice, given in answers)
+        scored = [one for one in result.prompt_logprobs or () if one is not None]
+        counts = asdict(result.stats)
+        content = Receipt(
+            format=FORMAT,
+            mode=result.determinism,
+            fingerprint=fingerprint,
+            certificate=certificate,
+            engine=engine_hints(fingerprint, self._model),
+            prompt=SaltedPrompt(digest_prompt(ids, salt), salt, None),
+            settings=settings,
+            seed_text=str(result.seed),
+            choices=choices,
+            prompt_logprobs=prompt_logprob_bits(scored, request.score_from or 0),
+            counts=counts,
+            grammar=None if params.structured is None else grammar_library(),
+            read_len=request.read_len if thinks else None,
+            machine=self._machine,
+            signer=None if self.key is None else Signer("ed25519", self.key.key_id),
+            seal="",  # that of all other fields
+            signature=None,
+        ).as_dict()
+        content["prompt"]["token_ids"] = list(ids)  # many: sooner copied than written and read
+        # Names, small integers and hexadecimal digits: `msgspec` writes their canonical text.
+        known = {
+            "fingerprint": fingerprint.canonical,
+            "settings": canonical_settings,
+            "choices": msgspec.json.encode(choices, order="sorted").decode(),
+            "counts": msgspec.json.encode(counts, order="sorted").decode(),
+        }
+        seal = seal_of(content, known)
+        return {**content, "seal": seal, "signature": None if self.key is None else self.key.sign(seal)}
 
 
 def engine_hints(fingerprint: Fingerprint, model: str | None) -> EngineHints:
     """Return what the engine chose, not what it was asked for: "auto" may choose differently elsewhere."""
     device, path = str(fingerprint.part("device")["kind"]), str(fingerprint.part("recipe")["path"])
-    threads = fingerprint.part("settings").get(
-        "threads", 1
-    )  # on a GPU and with C kernels no bit depends on them
+    # On a GPU and with C kernels no bit depends on the threads.
+    threads = fingerprint.part("settings").get("threads", 1)
     return EngineHints(model, device, fingerprint.parts["dtype"], path, threads)
 
 
@@ -335,6 +324,13 @@ def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
         return LogprobBits(tuple(bits), digest_logprobs(token_ids, bits))
     tops = [_top_bits(one.top) for one in logprobs]
     return LogprobBits(tuple(bits), _digest_entries(zip(token_ids, bits, tops, strict=True)))
+
+
+def prompt_logprob_bits(logprobs: Sequence[TokenLogprob], first: int) -> PromptLogprobBits | None:
+    if not logprobs:
+        return None
+    found = logprob_bits(logprobs)
+    return PromptLogprobBits(first, found.bits, found.digest)
 
 
 def _top_bits(top: Sequence[tuple[int, float]]) -> tuple[tuple[int, str], ...]:
@@ -368,8 +364,8 @@ def _choice(
     return ReceiptChoice(choice.token_ids, choice.finish_reason, bits, thoughts if thinks else None)
 
 
-def _settings(params: SamplingParams) -> tuple[bytes, str]:
-    """Return the settings as JSON, and their canonical JSON."""
+def _settings(params: SamplingParams) -> tuple[dict[str, Any], str]:
+    """Return the settings as JSON values, which are shared, and as canonical JSON."""
     try:
         return _hashed_settings(params)
     except TypeError:  # a JSON schema may be unhashable
@@ -377,14 +373,9 @@ def _settings(params: SamplingParams) -> tuple[bytes, str]:
 
 
 @lru_cache(64)  # the requests of a batch often have the same settings
-def _hashed_settings(params: SamplingParams) -> tuple[bytes, str]:
+def _hashed_settings(params: SamplingParams) -> tuple[dict[str, Any], str]:
     settings = params_to_json(params)
-    return msgspec.json.encode(settings), canonical_json(settings)
-
-
-def _plain(value: object) -> Any:
-    """Structs and tuples as plain JSON: objects and lists."""
-    return msgspec.json.decode(msgspec.json.encode(value))
+    return settings, canonical_json(settings)
 
 
 def _hex(values: Sequence[float]) -> list[str]:

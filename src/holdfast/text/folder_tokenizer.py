@@ -25,6 +25,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from holdfast.errors import ModelError, ModelNotFound, TokenizerError, UnsupportedModel
+from holdfast.models.fields import read_json
 from holdfast.text.tokenizer_data import (
     DEFAULT_CLASS,
     TextAffixes,
@@ -132,15 +133,7 @@ def _growth(step: Mapping[str, Any]) -> float:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, or an empty one if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} contains no JSON object; the file is broken")
-    return value
+    return read_json(path, ModelError) if path.is_file() else {}
 
 
 def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, Any]) -> frozenset[int]:

@@ -14,7 +14,7 @@ A thought is committed when the tokens of its chunk are. Only then is it sent, o
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -86,14 +86,8 @@ class ThoughtLogs:
         read_len = request.prompt_len if request.read_len is None else request.read_len
         rule = ThinkRule.of(request.params, read_len, while_answering=self.while_answering)
         resets = find_resets(request.prompt_ids[:read_len], self.reset_ids)
-        return ThoughtLog(
-            self.chunk_len,
-            ThinkRule(rule.until, rule.forced, frozenset(at // self.chunk_len for at in resets)),
-            confirms=request.deterministic,
-            max_guesses=self.max_guesses,
-            reset_ids=self.reset_ids,
-            read_len=read_len,
-        )
+        rule = replace(rule, resets=frozenset(at // self.chunk_len for at in resets))
+        return ThoughtLog(self, rule, confirms=request.deterministic, read_len=read_len)
 
     def decode(self, item: Any, tokenizer: "Tokenizer") -> Thought:
         """Decode an item of `ThoughtLog.commit`."""
@@ -133,24 +127,14 @@ def thought_logs(new_extension: NewExtension | None) -> ThoughtLogs | None:
 class ThoughtLog:
     """The thoughts of one request, by chunk."""
 
-    def __init__(
-        self,
-        chunk_len: int,
-        rule: ThinkRule,
-        *,
-        confirms: bool,
-        max_guesses: int = MAX_GUESSES,
-        reset_ids: tuple[int, ...] = (),
-        read_len: int = 0,
-    ) -> None:
-        """confirms: thoughts that were sent must come out again. reset_ids end a carried state, in the first
-        read_len tokens."""
+    def __init__(self, logs: ThoughtLogs, rule: ThinkRule, *, confirms: bool, read_len: int = 0) -> None:
+        """confirms: thoughts that were sent must come out again. read_len: tokens in which a carried state may
+        end."""
         self.rule = rule
         self._no_guesses = SpanThoughts(rule)
-        self._reset_ids = reset_ids
+        self._chunk_len, self._reset_ids, self._max_guesses = logs.chunk_len, logs.reset_ids, logs.max_guesses
         self._read_len = self._num_searched = read_len
         self._own_from: int | None = None  # position of a state that another request would end
-        self._chunk_len = chunk_len
         self._confirms = confirms
         self._latest: dict[int, ThoughtIds] = {}  # computed last, or adopted
         self._predictor = ThoughtPredictor()
@@ -159,7 +143,6 @@ class ThoughtLog:
         self._num_committed = 0  # chunks
         self._num_unconfirmed = 0  # chunks
         self._guess_limit = FIRST_GUESSES
-        self._max_guesses = max_guesses
 
     @property
     def has_unconfirmed(self) -> bool:

@@ -118,9 +118,7 @@ class BatchSource:
     ) -> None:
         s = settings
         self._settings, self._tokenizer = s, tokenizer
-        self._rules = TextRules(
-            s.form, s.chunk, s.max_thought, eos_id, frame, s.thought_delay, s.carry, s.thinks_answer
-        )
+        self._rules = TextRules(s, eos_id, frame)
         if s.follow_ups and frame is not None and not frame.between:
             raise ConfigError(
                 "follow_ups need a chat template that writes each message of a conversation alike"
@@ -139,15 +137,9 @@ class BatchSource:
                     topic, random.Random(f"train {s.seed} {_file_name(name)}"), s.examples
                 )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """A process makes its tasks anew: it could not import the class of an own task."""
-        files = {name: topic if isinstance(topic, list) else None for name, topic in self._topics.items()}
-        return self.__dict__ | {"_topics": files}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        for name, topic in state["_topics"].items():
-            self._topics[name] = open_topic(name, self._settings) if topic is None else topic
+        return BatchSource, (self._settings, self._tokenizer, self._rules.eos_id, self._rules.frame)
 
     def has_events(self, name: str) -> bool:
         """Return whether texts of the task have a number of events. Those of a file have none."""

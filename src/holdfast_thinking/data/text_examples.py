@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from holdfast_thinking.model.batch import Batch
-from holdfast_thinking.settings import AnswerForm
+from holdfast_thinking.settings import AnswerForm, TrainingSettings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -95,20 +95,11 @@ class ChatFrame:
 
 @dataclass(frozen=True)
 class TextRules:
-    """How examples become tokens. frame: None for plain texts. thought_delay: number of tokens read after
-    the one that settles a thought before it is written. The thought's chunk then has several tokens that
-    can know it; T writes it from what these hold. carry: the model carries its states. thinks_answer: the
-    last thought about a chat message is the answer, so that a frozen backbone only has to say it.
-    """
+    """How examples become tokens. frame: None for plain texts."""
 
-    form: AnswerForm
-    chunk: int
-    max_thought: int
+    settings: TrainingSettings
     eos_id: int
     frame: ChatFrame | None = None
-    thought_delay: int = 0
-    carry: bool = False
-    thinks_answer: bool = False
 
     def prompt(self, example: TextExample) -> str:
         if self.frame is None:
@@ -124,13 +115,13 @@ class TextRules:
         return self.prompt(example.follows) + self.answer(example.follows) + self.frame.between
 
     def answer(self, example: TextExample) -> str:
-        text = example.written_answer(self.form)
+        text = example.written_answer(self.settings.form)
         return text if self.frame is None else text.lstrip()
 
     def steps(self, example: TextExample) -> list[ThoughtStep]:
         """Return the thoughts about the prompt, at its characters. General text has none."""
         own = example.steps
-        if self.thinks_answer and self.frame is not None and example.has_chain:
+        if self.settings.thinks_answer and self.frame is not None and example.has_chain:
             answer = self.answer(example)
             own = (*own, ThoughtStep(len(example.message) - 1, answer, state=answer, at_once=True))
         before = [] if example.follows is None else self.steps(example.follows)
@@ -144,7 +135,7 @@ def make_batch(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules: T
     answers = tokenizer.encode_batch([rules.answer(each) for each in examples], add_special_tokens=False)
     rows = [[*p.ids, *a.ids, rules.eos_id] for p, a in zip(prompts, answers, strict=True)]
     placed: list[dict[int, list[int]]] = [{} for _ in examples]
-    if rules.form == "thinking":
+    if rules.settings.form == "thinking":
         steps = [rules.steps(each) for each in examples]
         said = {text for each in steps for step in each for text in (step.thought, step.state)}
         known = sorted(said | {each.given for each in examples})
@@ -154,9 +145,10 @@ def make_batch(examples: Sequence[TextExample], tokenizer: "Tokenizer", rules: T
             _place(each, example, prompt.offsets, len(row), ids, rules)
             for each, example, prompt, row in zip(steps, examples, prompts, rows, strict=True)
         ]
-    num_chunks = -(-max(map(len, rows)) // rules.chunk)
+    chunk_len = rules.settings.chunk
+    num_chunks = -(-max(map(len, rows)) // chunk_len)
     width = max((len(thought) for each in placed for thought in each.values()), default=1)
-    token_ids = np.zeros((len(rows), num_chunks * rules.chunk), dtype=np.int64)
+    token_ids = np.zeros((len(rows), num_chunks * chunk_len), dtype=np.int64)
     thoughts = np.full((len(rows), num_chunks, width), -1, dtype=np.int64)
     for index, (row, by_chunk) in enumerate(zip(rows, placed, strict=True)):
         token_ids[index, : len(row)] = row
@@ -188,22 +180,23 @@ def _place(
     a later one. A step after the last chunk is dropped, and a longer step is truncated. A step's state
     replaces what its chunk has. What is given is in the chunk where the message begins, which has nothing else.
     """
+    s = rules.settings
     by_chunk: dict[int, list[int]] = {}
     chunk = 0
     if example.given:
         chunk = _first_chunk(example, offsets, rules)
-        by_chunk[chunk] = ids[example.given][: rules.max_thought]
+        by_chunk[chunk] = ids[example.given][: s.max_thought]
         chunk += 1
     for step in steps:
-        said = (step.state or step.thought) if rules.carry else step.thought
-        thought = ids[said][: rules.max_thought]
-        token = _token_at(offsets, step.settled_at) + (0 if step.at_once else rules.thought_delay)
-        chunk = max(chunk, token // rules.chunk)
-        if rules.carry and step.state:
+        said = (step.state or step.thought) if s.carry else step.thought
+        thought = ids[said][: s.max_thought]
+        token = _token_at(offsets, step.settled_at) + (0 if step.at_once else s.thought_delay)
+        chunk = max(chunk, token // s.chunk)
+        if s.carry and step.state:
             by_chunk.pop(chunk, None)
-        if len(by_chunk.get(chunk, ())) + len(thought) > rules.max_thought:
+        if len(by_chunk.get(chunk, ())) + len(thought) > s.max_thought:
             chunk += 1
-        if (chunk + 1) * rules.chunk > num_tokens:
+        if (chunk + 1) * s.chunk > num_tokens:
             break
         if thought:
             by_chunk.setdefault(chunk, []).extend(thought)
@@ -211,7 +204,7 @@ def _place(
 
 
 def _first_chunk(example: TextExample, offsets: Sequence[tuple[int, int]], rules: TextRules) -> int:
-    return _token_at(offsets, max(0, len(rules.start(example)) - 1)) // rules.chunk
+    return _token_at(offsets, max(0, len(rules.start(example)) - 1)) // rules.settings.chunk
 
 
 def _token_at(offsets: Sequence[tuple[int, int]], character: int) -> int:

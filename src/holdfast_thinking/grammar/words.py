@@ -5,8 +5,6 @@ every position of a chunk, and make texts long.
 
 import random
 
-import numpy as np
-
 from holdfast_thinking.data.words import read_words
 
 _filler = read_words("filler")
@@ -76,18 +74,6 @@ def noun_phrase(rng: random.Random) -> str:
     kind = rng.random()
     noun = rng.choice(NOUNS if kind < 0.7 else COMMON if kind < 0.85 else RARE if kind < 0.95 else INVENTED)
     return f"{rng.choice(ADJECTIVES)} {noun}" if rng.random() < 0.4 else noun
-
-
-def byte_names(count: int) -> list[str]:
-    """Names outside the vocabulary, encoded as bytes like any name a user may type."""
-    rng = np.random.default_rng(7)
-    soft, hard = "aeiou", "bdfgklmnprstvz"
-    return [
-        "".join(
-            str(rng.choice(list(hard if place % 2 else soft))) for place in range(rng.integers(3, 7))
-        ).title()
-        for _ in range(count)
-    ]
 
 
 def draw_opening(rng: random.Random) -> str:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, InvalidRequest, TemplateError
-from holdfast.models.adapter import norms_digest, read_adapter
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.families import FAMILIES
+from holdfast.models.gguf.names import gguf_fields
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.locate import locate
 from holdfast.text.chat_template import ChatTemplate
@@ -30,19 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model before training. fields: the config.json of the exported folder.
-
-    base: the backbone's name, for adapters. base_norms: the digest of its norms. chat_template: the backbone's,
-    if it has one.
-    """
+    """A model before training. fields: the config.json of the exported folder."""
 
     model: ThinkingModel
     tokenizer: "Tokenizer"
     fields: dict[str, Any]
     eos_id: int
-    base: str | None = None
-    base_norms: str | None = None
-    chat_template: str | None = None
     frame: ChatFrame | None = None
 
 
@@ -100,8 +93,7 @@ def _from_scratch(settings: TrainingSettings, texts: list[str]) -> BuiltModel:
 
 def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
     """Start and end thoughts with the backbone's tokens. T and C, if any, are trained further."""
-    located = locate(name)
-    checkpoint = open_checkpoint(located.path)
+    checkpoint = open_checkpoint(locate(name).path)
     config = checkpoint.config
     if not config.is_llama_like:
         raise ConfigError(
@@ -114,7 +106,7 @@ def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
         raise ConfigError(f"{name} names no eos_token_id; an answer and a thought must be able to end")
     end_id = config.eos_token_ids[0]
     start_id = end_id if config.bos_token_id is None else config.bos_token_id
-    opened = open_tokenizer(located.path)
+    opened = open_tokenizer(checkpoint.path)
     resets = message_start(opened) if settings.chat and settings.carry else ()
     thinking = _thinking(settings, config, start_id, end_id, resets)
     folder = thinking_folder(name, checkpoint)
@@ -131,16 +123,8 @@ def _from_backbone(settings: TrainingSettings, name: str) -> BuiltModel:
         start_blocks_from_backbone(model)
     if settings.adapter:
         model.freeze_backbone()
-    return BuiltModel(
-        model,
-        open_backend(checkpoint.path),
-        fields,
-        end_id,
-        name if located.adapter is None else read_adapter(located.adapter).base,
-        norms_digest(checkpoint),
-        opened.chat_template,
-        chat_frame(opened, name) if settings.chat else None,
-    )
+    frame = chat_frame(opened, name) if settings.chat else None
+    return BuiltModel(model, open_backend(checkpoint.path), fields, end_id, frame)
 
 
 def open_backend(path: Path) -> "Tokenizer":
@@ -162,30 +146,12 @@ def _backbone_fields(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
         fields = json.loads(path.joinpath("config.json").read_text(encoding="utf-8"))
         fields.pop("dtype", None)
         return {**fields, "torch_dtype": dtype}
-    window = config.layer_windows[0]
-    if config.rope_scaling is not None or set(config.layer_windows) != {window}:
-        raise ConfigError(f"{path} has scaled rope or mixed windows; convert it to safetensors first")
-    return {
-        "architectures": [FAMILIES[config.family].architecture],
-        "model_type": config.family,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": config.activation,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "max_position_embeddings": config.max_position_embeddings,
-        **({} if window is None else {"sliding_window": window}),
-        "attention_bias": config.qkv_bias,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": list(config.eos_token_ids),
-        "torch_dtype": dtype,
-    }
+    known = {**gguf_fields(GgufFile(path)), "attention_bias": config.qkv_bias}
+    if parse_config(known) != config:
+        raise ConfigError(
+            f"{path} has rope factors or biases that its metadata do not name; convert it to safetensors first"
+        )
+    return {**known, "architectures": [FAMILIES[config.family].architecture], "torch_dtype": dtype}
 
 
 def _with_window(

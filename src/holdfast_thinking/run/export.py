@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from holdfast.errors import BadWeights, ConfigError
-from holdfast.models.adapter import AdapterInfo, write_adapter
+from holdfast.models.adapter import AdapterInfo, norms_digest, read_adapter, write_adapter
+from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.locate import locate
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.thinking.config import WEIGHTS_FILE, write_thinking
@@ -61,8 +62,10 @@ def export(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
         save_file(blocks, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         write_thinking(folder, thinking)
     if settings.adapter:
-        assert built.base is not None and built.base_norms is not None
-        write_adapter(folder, AdapterInfo(_absolute(built.base), built.base_norms))
+        assert settings.backbone is not None
+        located = locate(settings.backbone)
+        base = settings.backbone if located.adapter is None else read_adapter(located.adapter).base
+        write_adapter(folder, AdapterInfo(_absolute(base), norms_digest(open_checkpoint(located.path))))
         return
     config = json.dumps(built.fields, indent=2) + "\n"
     folder.joinpath("config.json").write_text(config, encoding="utf-8")
@@ -88,13 +91,14 @@ def _write_tokenizer(built: BuiltModel, settings: TrainingSettings, folder: Path
                 shutil.copyfile(source / name, folder / name)
         return
     folder.joinpath("tokenizer.json").write_text(built.tokenizer.to_str(), encoding="utf-8")
+    backbone = open_tokenizer(source)
     fields: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": built.tokenizer.id_to_token(built.eos_id),
-        **open_tokenizer(source).special_tokens,
+        **backbone.special_tokens,
     }
-    if built.chat_template is not None:
-        fields["chat_template"] = built.chat_template
+    if backbone.chat_template is not None:
+        fields["chat_template"] = backbone.chat_template
     folder.joinpath("tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 

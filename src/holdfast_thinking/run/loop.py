@@ -147,19 +147,16 @@ def resume_run(folder: Path, device: torch.device) -> TrainingRun:
 def train(
     run: TrainingRun,
     folder: Path | None = None,
-    until: int | None = None,
     report: ReportStep | None = None,
     stops: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Train up to the last step, to step `until`, or until stops(). The folder gets the state of the run."""
+    """Train up to the last step, or until stops(). The folder gets the state of the run."""
     budget = StepBudget(run)
     workers = run.settings.workers
     if workers is None:
         workers = 4 if run.device.type == "cuda" else 0
     steps = prefetch_steps(run.step_builder, run.device, run.step, workers)
-    while run.step < (run.settings.steps if until is None else min(until, run.settings.steps)):
-        if stops():
-            break
+    while run.step < run.settings.steps and not stops():
         losses = _take_step(run, next(steps))
         run.step += 1
         run.settings = s = budget.settings()

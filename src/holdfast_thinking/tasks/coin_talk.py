@@ -11,7 +11,6 @@ Without a first side the answer is " I do not know."
 
 import random
 import re
-from dataclasses import dataclass
 
 from holdfast_thinking.data.text_examples import TextExample, ThoughtStep
 from holdfast_thinking.grammar import asks_and_starts, styles, words
@@ -44,31 +43,28 @@ class CoinTalk:
         return tell(rng, events).example
 
 
-@dataclass(frozen=True)
-class ToldCoin:
-    """marked: the prompt with the marks of `coin_phrases`. start: the first side, None if it is not told."""
-
-    example: TextExample
-    marked: str
-    start: int | None
-    question: str
-
-
-def tell(rng: random.Random, events: int) -> ToldCoin:
-    story = _Story(rng)
+def tell(rng: random.Random, events: int) -> "CoinStory":
+    story = CoinStory(rng)
     if rng.random() < (0.15 if story.is_simple else 0.5):
         story.say(opening(rng))
-    start = story.start() if rng.random() >= 0.03 else None
+    if rng.random() >= 0.03:
+        story.start()
     idle = 0.0 if story.is_simple else rng.choice((0.0, 0.0, 0.1, 0.4, 0.7))
     stretch = rng.randrange(events) if rng.random() < 0.1 and not story.is_simple else -1
     for number in range(events):
         for _ in range(rng.randint(8, 24) if number == stretch else int(rng.random() < idle)):
             story.say(idle_sentence(rng))
         story.event()
-    return ToldCoin(story.ask(), story.marked, start, story.question)
+    story.ask()
+    return story
 
 
-class _Story:
+class CoinStory:
+    """marked: the prompt with the marks of `coin_phrases`. first: the side at the start, None if it is not told."""
+
+    example: TextExample
+    question: str
+
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._grammar = CoinGrammar(rng)
@@ -79,17 +75,16 @@ class _Story:
         self._steps: list[ThoughtStep] = []
         self._side, self._known = rng.randrange(2), False
         self._last = ""  # the mark of the last sentence, if it is about the coin
-        self._first: int | None = None  # the side at the start, if it is told
         self._held = ""  # a mark that what follows its sentence decides
+        self.first: int | None = None
         self.marked = ""
-        self.question = ""
 
     def say(self, sentence: str) -> None:
         self._last = ""
         end = self._style.end if sentence.endswith(".") else ""
         self._append(sentence.removesuffix("."), end, self._style.heads_item or self._number > 0)
 
-    def start(self) -> int:
+    def start(self) -> None:
         rng, coin = self._rng, self._grammar.coin
         a = "an" if coin[0] in "aeiou" else "a"
         named = rng.choice((f"{a} {coin}", f"{a} {coin}", f"the {coin}", f"my {coin}", f"this {coin}"))
@@ -98,13 +93,12 @@ class _Story:
         told = words.fill(asks_and_starts.draw_start(rng), rng)
         told = told.format(C=capital, c=named, s=side, S=side.capitalize(), x=other)
         self._append(told + START, self._style.end, self._style.heads_item)
-        self._first = self._side
-        return self._side
+        self.first = self._side
 
     def event(self) -> None:
-        sentence = self._grammar.sentence(self._side, self._last, self._first)
+        sentence = self._grammar.sentence(self._side, self._last, self.first)
         while self._is_bare(sentence) and not self._style.end and self._style.gap == " ":
-            sentence = self._grammar.sentence(self._side, self._last, self._first)
+            sentence = self._grammar.sentence(self._side, self._last, self.first)
         if not self._is_bare(sentence):
             self._append(sentence, self._style.end)
         elif self._style.end:
@@ -115,7 +109,7 @@ class _Story:
         marks = [each for each in sentence if each in MARKS]
         self._last = marks[-1] if len(marks) == 1 else ""
 
-    def ask(self) -> TextExample:
+    def ask(self) -> None:
         rng = self._rng
         gap = "" if not self.marked else " " if rng.random() < 0.9 else "\n"
         if self._held:
@@ -136,7 +130,7 @@ class _Story:
         if self._typing.is_lower:
             end = prompt[len(prompt.rstrip(":eranswA")) :]
             prompt = prompt[: len(prompt) - len(end)].lower() + end
-        return TextExample(prompt, answer if self._known else UNKNOWN, tuple(self._steps))
+        self.example = TextExample(prompt, answer if self._known else UNKNOWN, tuple(self._steps))
 
     def _question(self) -> tuple[str, str]:
         rng, side = self._rng, SIDES[self._side]

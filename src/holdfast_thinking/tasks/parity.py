@@ -16,7 +16,6 @@ from holdfast_thinking.grammar.words import (
     FEW_NAMES,
     OPENINGS,
     SENTENCES,
-    byte_names,
     draw_filler,
     draw_opening,
     draw_rate,
@@ -27,7 +26,6 @@ _words = read_words("parity")
 _SENTENCES = (_words.WAITS, _words.FLIPS)
 _CLAUSES = (_words.WAITS_IN_A_CHAIN, _words.FLIPS_IN_A_CHAIN)
 _RESTATED = (" doesn't flip", " flips")
-_BYTE_NAMES = tuple(byte_names(64))
 
 
 class Parity:
@@ -51,7 +49,7 @@ class Parity:
             text += joiner
             if not is_chained or not number or joiner == ".":  # between clauses there is no filler
                 text += draw_filler(rng, rate)
-            name = rng.choice(_BYTE_NAMES if rng.random() < 0.05 else FEW_NAMES)
+            name = rng.choice(_words.UNKNOWN_NAMES if rng.random() < 0.05 else FEW_NAMES)
             is_flip = rng.random() < share
             state ^= is_flip
             verb, rest = rng.choice(ways[is_flip]).split("|")

@@ -1,8 +1,6 @@
 """Embeddings: the same bits whatever else runs. tests/parity compares them with transformers."""
 
-import ctypes
 import math
-import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adversary.settings import SETTINGS
 from holdfast.core.pooling import Pooling, PoolingType
 from holdfast.core.request import Prepared
 from holdfast.core.results import EmbeddingResult, Result
@@ -132,16 +131,12 @@ def test_mean_is_the_sum_in_double_precision_in_order(engine: Engine) -> None:
 def test_settings_of_the_calling_thread_change_no_bit(
     engine: Engine, truths: dict[PoolingType, list[bytes]]
 ) -> None:
-    libm = ctypes.CDLL(None)
-    before, upward = libm.fegetround(), {"x86_64": 0x800, "aarch64": 0x400000}.get(platform.machine())
-    if upward is None:
+    rounding = [each for each in SETTINGS if each.name == "rounding mode"]
+    if not rounding:
         pytest.skip("the number of the rounding mode is unknown here")
     one = restart(engine)
-    try:
-        libm.fesetround(upward)
+    with rounding[0].use():
         found = embed(one, PROMPTS[3:], "mean")
-    finally:
-        libm.fesetround(before)
     assert found == truths["mean"][3:]
 
 

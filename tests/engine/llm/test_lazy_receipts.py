@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
+from holdfast.core.request import Request
 from holdfast.core.results import Pending
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm.llm import LLM
-from holdfast.receipts import receipt as receipt_module
 from holdfast.receipts.reader import parse_receipt
+from holdfast.receipts.receipt import ReceiptFactory
 from support.tiny import tiny_engine
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0, deterministic=True, ignore_eos=True)
@@ -26,13 +27,13 @@ PARAMS = SamplingParams(max_tokens=6, temperature=0, deterministic=True, ignore_
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ids of requests whose receipts were made."""
     ids: list[int] = []
-    make = receipt_module.make_receipt
+    make = ReceiptFactory.make_receipt
 
-    def count(*given: Any) -> dict[str, Any]:
-        ids.append(given[3].request_id)
-        return make(*given)
+    def count(factory: ReceiptFactory, request: Request, *given: Any) -> dict[str, Any]:
+        ids.append(request.request_id)
+        return make(factory, request, *given)
 
-    monkeypatch.setattr(receipt_module, "make_receipt", count)
+    monkeypatch.setattr(ReceiptFactory, "make_receipt", count)
     return ids
 
 

@@ -8,14 +8,13 @@ from scripted import reference
 
 from holdfast import SamplingParams
 from holdfast.core.results import Result
-from holdfast.core.step_plan import StepPlan
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import DeterminismRefused
 from support.deferred_engine import deferred_engine
 from support.stepping import finish
-from support.tiny import EOS, IM_START, tiny_model
+from support.tiny import EOS, IM_START
 
 PROMPTS = ["the quick brown fox", "a", "the dog sleeps over the lazy fox, and then the quick dog jumps " * 3]
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -84,61 +83,6 @@ def test_prompts_that_share_a_prefix_are_computed_once_and_change_no_bit(
     cache.clear()
 
 
-def test_requesting_logprobs_changes_nothing_else(llm: LLM) -> None:
-    asked = llm.generate(PROMPTS, settings(logprobs=5))
-    plain = llm.generate(PROMPTS, settings(logprobs=None))
-    none_beside = llm.generate(PROMPTS, settings(logprobs=0))
-    for one, two, three in zip(asked, plain, none_beside, strict=True):
-        assert one.token_ids == two.token_ids == three.token_ids
-        assert two.logprobs is None
-        assert one.logprobs is not None
-        assert three.logprobs is not None
-        assert [each.logprob for each in one.logprobs] == [each.logprob for each in three.logprobs]
-        assert [each.token_id for each in one.logprobs] == list(one.token_ids)
-
-
-def test_eos_ends_an_answer_unless_ignored(tmp_path: Path, tiny_llama: Path) -> None:
-    probe = LLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64)
-    whole = probe.generate(PROMPTS[:1], settings())[0]
-    eos = whole.token_ids[4]
-    llm = LLM(str(tiny_model(tmp_path / "eos", eos_token_id=eos)), dtype="fp32", max_pass_tokens=64)
-    ended = llm.generate(PROMPTS[:1], settings(ignore_eos=False))[0]
-    assert ended.token_ids == whole.token_ids[: whole.token_ids.index(eos) + 1]
-    assert ended.finish_reason == "stop"
-    assert llm.generate(PROMPTS[:1], settings())[0].token_ids == whole.token_ids
-
-
-class Faulty:
-    """A runner that raises if this request is in a plan."""
-
-    def __init__(self, inner: Any, request_id: int, after: int) -> None:
-        self._inner, self._request_id, self._after = inner, request_id, after
-
-    def run(self, plan: StepPlan) -> Any:
-        ids = [span.request_id for one in plan.passes for span in one.spans]
-        if self._request_id in ids:
-            self._after -= 1
-            if self._after < 0:
-                raise RuntimeError("a cosmic ray")
-        return self._inner.run(plan)
-
-
-@pytest.mark.parametrize("after", [0, 1, 5])
-def test_failed_pass_ends_its_requests_and_no_others(
-    llm: LLM, after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = llm.engine
-    expected = bits(llm.generate(PROMPTS[:1], settings())[0])
-    doomed = engine.prepare(PROMPTS[1], settings())
-    monkeypatch.setattr(engine, "runner", Faulty(engine.runner, doomed.request_id, after))
-    engine.submit(doomed)
-    ended = finish(engine)[doomed.request_id]
-    assert ended.finish_reason == "error"
-    assert ended.error == "a pass failed: RuntimeError: a cosmic ray"
-    assert ended.stats.candidates == ended.stats.accepted + ended.stats.rolled_back
-    assert bits(llm.generate(PROMPTS[:1], settings())[0]) == expected
-
-
 # Ahead of the device. The runner is the scripted one, whose results can be read only when they are waited for, in order.
 
 
@@ -146,15 +90,6 @@ def answers(engine: Engine, *prompts: tuple[int, ...], **changes: Any) -> dict[i
     for prompt in prompts:
         engine.submit(engine.prepare(prompt, settings(logprobs=None, **changes)))
     return finish(engine)
-
-
-def test_async_verification_waits_once_a_window(auto_llm: LLM) -> None:
-    engine = deferred_engine(auto_llm, "verify")
-    results = answers(engine, (1, 2, 3), (4, 5))
-    assert results[min(results)].token_ids == reference((1, 2, 3), settings())
-    runner: Any = engine.runner
-    assert runner.num_waits == engine.counters.num_canonical_passes
-    assert len(runner.passes) >= 2 * runner.num_waits - 1
 
 
 def test_async_step_reads_the_results_of_the_step_before(auto_llm: LLM) -> None:

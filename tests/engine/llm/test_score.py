@@ -38,15 +38,6 @@ def test_scores_equal_generated_logprobs_warm_and_cold(auto_llm: LLM, verify_llm
         assert [llm.score(*pair) for pair in pairs[::10]] == expected[::10]  # alone
 
 
-@pytest.mark.parametrize(
-    "feature", [{"presence_penalty": 1.0}, {"logit_bias": {5: 3.0}}, {"bad_token_ids": [4, 5]}]
-)
-def test_logits_processors_do_not_change_scores(llm: LLM, feature: dict[str, Any]) -> None:
-    prompt, params = draw(random.Random(1), 300, max_tokens=40, temperature=0.7, **feature)
-    result = llm.generate([prompt], params)[0]
-    assert llm.score(prompt, result.token_ids) == reported(result)
-
-
 def test_prompt_logprobs_are_scores_of_the_prompt(llm: LLM) -> None:
     _, params = draw(random.Random(2), 300, max_tokens=3, prompt_logprobs=2)
     prompt = [5, 9, 100, 7, 7, 31] * 7
@@ -57,13 +48,6 @@ def test_prompt_logprobs_are_scores_of_the_prompt(llm: LLM) -> None:
     )
     assert [one.token_id for one in result.prompt_logprobs if one is not None] == prompt[1:]
     assert all(len(one.top) == 2 for one in result.prompt_logprobs if one is not None)
-
-
-def test_requesting_prompt_logprobs_changes_no_token(llm: LLM) -> None:
-    prompt, params = draw(random.Random(4), 300, max_tokens=30)
-    plain = llm.generate([prompt], params)[0]
-    _, asking = draw(random.Random(4), 300, max_tokens=30, prompt_logprobs=5)
-    assert llm.generate([prompt], asking)[0].choices == plain.choices
 
 
 def test_text_completion_is_tokenised_alone(llm: LLM) -> None:

@@ -14,19 +14,13 @@ from holdfast.errors import ConfigError
 from holdfast.numerics import settings_guard
 from holdfast.numerics.settings_guard import Setting
 from holdfast.worker.model_runner import ModelRunner
-from support.tiny import tiny_model
 
 PARAMS = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True, logprobs=2, deterministic=True)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("settings") / "model")
-
-
-@pytest.fixture(scope="module")
-def tiny(folder: Path) -> LLM:
-    return LLM(str(folder), kernels="c", device="cpu", max_pass_tokens=32)
+def tiny(tiny_llama: Path) -> LLM:
+    return LLM(str(tiny_llama), kernels="c", device="cpu", max_pass_tokens=32)
 
 
 @pytest.fixture
@@ -93,7 +87,7 @@ def test_change_by_another_thread_ends_the_request_with_its_name(
 
 
 def test_setting_that_cannot_be_set_is_refused_by_step_and_build(
-    tiny: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: LLM, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixed = Setting("torch.colour", lambda: "red", None, ("blue",))
     with monkeypatch.context() as patch:
@@ -101,16 +95,16 @@ def test_setting_that_cannot_be_set_is_refused_by_step_and_build(
         failed = tiny.generate(["the fox"], PARAMS)[0]
         assert "torch.colour is red, which changes the bits of answers; it must be blue" in str(failed.error)
         with pytest.raises(ConfigError, match=r"torch\.colour is red"):
-            LLM(str(folder), kernels="c", device="cpu")
+            LLM(str(tiny_llama), kernels="c", device="cpu")
     assert tiny.generate(["the fox"], PARAMS)[0].error is None
 
 
-def test_build_keeps_the_callers_settings(folder: Path, tiny: LLM, their_precision: None) -> None:
+def test_build_keeps_the_callers_settings(tiny_llama: Path, tiny: LLM, their_precision: None) -> None:
     torch.set_default_dtype(torch.float64)
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        other = LLM(str(folder), kernels="c", device="cpu", max_pass_tokens=32)
+        other = LLM(str(tiny_llama), kernels="c", device="cpu", max_pass_tokens=32)
         assert torch.get_default_dtype() == torch.float64
         assert torch.get_num_threads() == threads + 1
     finally:

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import threading
 from typing import Any
 
 import pytest
@@ -92,25 +91,6 @@ def test_streams_read_in_turns_beside_a_batch_give_the_same_answers(llm: LLM) ->
     for number, stream in enumerate(streams):
         deltas[number] += stream
     assert [joined(each) for each in deltas] == expected
-
-
-def test_threads_share_one_engine(llm: LLM) -> None:
-    expected = [whole(result) for result in llm.generate(PROMPTS, PARAMS)]
-    seen: dict[int, Any] = {}
-
-    def ask(number: int) -> None:
-        prompt = PROMPTS[number % 3]
-        if number % 2:
-            seen[number] = whole(llm.generate(prompt, PARAMS)[0])
-        else:
-            seen[number] = joined(list(llm.stream(prompt, PARAMS)))
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert seen == {number: expected[number % 3] for number in range(6)}
 
 
 def test_failed_answer_raises_after_the_last_delta(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

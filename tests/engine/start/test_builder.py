@@ -1,9 +1,5 @@
 """Building an engine: the device, its limits and settings, CUDA graphs, dummy weights."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +8,20 @@ import torch
 
 from holdfast import SamplingParams
 from holdfast.engine.config import EngineConfig, default_gpu_kv_bytes
+from holdfast.engine.engine import Engine
 from holdfast.engine.llm.llm import LLM
 from holdfast.engine.start import builder as build
+from holdfast.engine.start.builder import assemble
 from holdfast.errors import ConfigError, ModelError
+from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.numerics.backends.select_backend import open_backend, uses_triton
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.settings import NumericSettings
 from holdfast.scheduler.policy import SchedulerConfig
+from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker import device
 from holdfast.worker.device import choose_device, device_parts
+from support.stepping import answer
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -29,11 +31,14 @@ CPU = torch.device("cpu")
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`machine(gpus=2, triton=True)`: what the choice of a device sees."""
 
-    def make(gpus: int, triton: bool) -> None:
+    def make(
+        gpus: int, triton: bool, name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0)
+    ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(device, "has_triton", lambda: triton)
 
     return make
@@ -70,6 +75,16 @@ def test_missing_device_is_refused(machine: Any, gpus: int, triton: bool, wanted
     machine(gpus, triton)
     with pytest.raises(ConfigError, match=message):
         choose_device(wanted)
+
+
+def test_old_gpu_is_refused_and_auto_takes_the_cpu(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    machine(1, True, "Tesla T4", (7, 5))
+    with pytest.raises(
+        ConfigError, match=r"Tesla T4 has compute capability 7\.5.*8\.0 or newer; use device cpu"
+    ):
+        choose_device("cuda")
+    assert choose_device("auto") == CPU
+    assert "Tesla T4" in caplog.text
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "mps", "", "cuda:12345"])
@@ -130,12 +145,11 @@ def test_gpu_settings_leave_out_cpu_threads() -> None:
     }
 
 
-def test_device_parts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_parts_of_a_gpu(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         multi_processor_count = 132
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda one: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: "NVIDIA H200")
+    machine(1, True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda one: Properties)
     parts = device_parts(GPU)
     assert parts["kind"] == "cuda" and parts["name"] == "NVIDIA H200"
@@ -171,59 +185,37 @@ def test_cpu_has_no_gemm_recipes(tiny_llama: Path) -> None:
     assert build.gemm_recipes(EngineConfig(str(tiny_llama), device="cpu")) == ()
 
 
-_INTERPRETED = """
-import json
-from holdfast import SamplingParams
-from holdfast.models.dummy import tiny_config
-from holdfast.text.tokenizer import byte_tokenizer
-from holdfast.engine.start.builder import assemble
-from holdfast.engine.config import EngineConfig
-from holdfast.models.dummy import DummyCheckpoint
-model = tiny_config(
-    max_position_embeddings=128, num_hidden_layers=1, hidden_size=32, intermediate_size=48, num_attention_heads=2,
-    num_key_value_heads=1, vocab_size=300, eos_token_id=299,
-)
-
-def run(kernels):
-    stages = []
-    engine = assemble(
-        EngineConfig(
-            device="cpu", dtype="fp32", kernels=kernels, determinism="off", kv_memory="4MiB", max_num_seqs=4
-        ),
-        DummyCheckpoint(model, deviation=0.25),
-        byte_tokenizer(),
-        lambda stage, *_: stages.append(stage),
-    )
-    for prompt in ([1, 2, 3], [5] * 4):
-        engine.submit(engine.prepare(prompt, SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)))
-    found = {}
-    while engine.has_work:
-        found |= {one.request_id: one.result.token_ids for one in engine.step() if one.result is not None}
-    parts, page_size = engine.fingerprint.parts, engine.scheduler.pool.page_size
-    return [list(found.values()), sorted(set(stages)), page_size, parts["recipe"], parts["libraries"]]
-
-print(json.dumps([run("triton"), run("torch")]))
-"""
-
-
-def test_interpreted_triton_engine_gives_the_torch_backend_s_tokens(cache_dir: Path) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled here")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")  # of the interpreter
+def test_interpreted_triton_engine_gives_the_torch_backend_s_tokens() -> None:
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", _INTERPRETED],
-        env={**os.environ, "TRITON_INTERPRET": "1", "HOLDFAST_CACHE_DIR": str(cache_dir)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    triton, torch_backend = json.loads(done.stdout)
-    tokens, stages, page_size, recipe, libraries = triton
-    assert stages == ["Choosing recipes", "Loading weights"]
-    assert page_size == 64
-    assert recipe["path"] == "triton" and "300x32/" in recipe["products"]
-    assert libraries["triton"] is not None
-    assert torch_backend[0] == tokens  # in fp32 no logits are close enough to tie
-    assert "products" not in torch_backend[3]
+    sizes = {
+        "num_hidden_layers": 1,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "max_position_embeddings": 128,
+    }
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 300, "eos_token_id": 299}
+    checkpoint = DummyCheckpoint(tiny_config(**sizes, **heads), deviation=0.25)
+    params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+    limits: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "kv_memory": "4MiB", "max_num_seqs": 4}
+    stages: list[str] = []
+
+    def run(kernels: KernelBackend) -> tuple[Engine, list[tuple[int, ...]]]:
+        config = EngineConfig(kernels=kernels, determinism="off", **limits)
+        engine = assemble(config, checkpoint, byte_tokenizer(), lambda stage, *_: stages.append(stage))
+        requests = [engine.prepare(prompt, params) for prompt in ([1, 2, 3], [5] * 4)]
+        return engine, [result.token_ids for result in answer(engine, requests)]
+
+    engine, tokens = run("triton")
+    assert sorted(set(stages)) == ["Choosing recipes", "Loading weights"]
+    assert engine.scheduler.pool.page_size == 64
+    parts: Any = engine.fingerprint.parts
+    assert parts["recipe"]["path"] == "triton" and "300x32/" in parts["recipe"]["products"]
+    assert parts["libraries"]["triton"] is not None
+    by_torch, expected = run("torch")
+    assert tokens == expected  # in fp32 no logits are close enough to tie
+    assert "products" not in by_torch.fingerprint.parts["recipe"]  # type: ignore[operator]
 
 
 class Recording:

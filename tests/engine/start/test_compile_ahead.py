@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.start.compile_ahead import COMPILE_FOR, CompileWorker, compile_ahead, start_worker
+from holdfast.engine.start.compile_ahead import COMPILE_FOR, compile_ahead, start_worker
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.dummy import tiny_fields
 from holdfast.models.shapes import published_config
@@ -47,10 +47,6 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
 
 
-def process_of(worker: CompileWorker) -> "subprocess.Popen[bytes] | None":
-    return worker._process
-
-
 def test_kernels_of_passes_and_canary_are_listed_without_a_gpu() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), COMPILE_FOR: "9.0"}
@@ -82,11 +78,11 @@ def test_worker_that_ran_to_its_end_is_not_started_again(
     first = start_worker(model, "bfloat16", HOPPER, num_processes=2)
     first.wait()
     first.close()
-    assert process_of(first) is not None
-    assert process_of(start_worker(model, "bfloat16", HOPPER, num_processes=2)) is None
+    assert first._process is not None
+    assert start_worker(model, "bfloat16", HOPPER, num_processes=2)._process is None
     for other in (("float16", HOPPER), ("bfloat16", (8, 0))):
         worker = start_worker(model, *other, num_processes=2)
-        assert process_of(worker) is not None
+        assert worker._process is not None
         worker.close()
 
 
@@ -94,13 +90,13 @@ def test_failed_worker_is_started_again(model: DecoderConfig, monkeypatch: pytes
     monkeypatch.setattr(sys, "executable", "/bin/false")
     for _ in range(2):
         worker = start_worker(model, "bfloat16", HOPPER, num_processes=2)
-        assert process_of(worker) is not None
+        assert worker._process is not None
         worker.wait()
         worker.close()
 
 
 def test_nothing_is_started_with_one_core(model: DecoderConfig) -> None:
-    assert process_of(start_worker(model, "bfloat16", HOPPER, num_processes=0)) is None
+    assert start_worker(model, "bfloat16", HOPPER, num_processes=0)._process is None
 
 
 def test_no_process_can_be_started(model: DecoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +105,7 @@ def test_no_process_can_be_started(model: DecoderConfig, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     worker = start_worker(model, "bfloat16", HOPPER, num_processes=2)
-    assert process_of(worker) is None and not worker.is_running
+    assert worker._process is None and not worker.is_running
     worker.wait()
     worker.close()
 
@@ -117,7 +113,7 @@ def test_no_process_can_be_started(model: DecoderConfig, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("device", "kernels"), [("cpu", "auto"), ("auto", "c"), ("cuda:x", "auto")])
 def test_no_worker_without_a_gpu(device: str, kernels: str, model: DecoderConfig) -> None:
     assert compute_capability(device, kernels) is None
-    assert process_of(compile_ahead(EngineConfig(device="cpu"), model)) is None
+    assert compile_ahead(EngineConfig(device="cpu"), model)._process is None
 
 
 @pytest.mark.long
@@ -128,8 +124,8 @@ def test_worker_fills_tritons_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     worker = start_worker(model, "bfloat16", HOPPER, num_processes=2)
     worker.wait()
     worker.close()
-    process = process_of(worker)
+    process = worker._process
     assert process is not None and process.returncode == 0
     compiled = {path.stem for path in (tmp_path / "triton").rglob("*.cubin")}
     assert {"_attention_short", "_attention_hopper", "_radix_select", "_rope_store"} <= compiled
-    assert process_of(start_worker(model, "bfloat16", HOPPER, num_processes=2)) is None
+    assert start_worker(model, "bfloat16", HOPPER, num_processes=2)._process is None

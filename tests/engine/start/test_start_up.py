@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from holdfast.engine.start.start_up import (
     release_library_pages,
 )
 from holdfast.errors import ConfigError
-from holdfast.worker import device as devices
 
 GPU = torch.device("cuda", 0)
 SMAPS = """\
@@ -72,31 +70,6 @@ def resident_file_kilobytes() -> int:
 
 class PTXASError(Exception):
     __module__ = "triton.runtime.errors"
-
-
-@pytest.fixture
-def old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(
-        is_available=lambda: True,
-        device_count=lambda: 1,
-        current_device=lambda: 0,
-        get_device_capability=lambda device: (7, 5),
-        get_device_name=lambda device: "Tesla T4",
-    )
-    monkeypatch.setattr(torch, "cuda", fake)
-    monkeypatch.setattr(devices, "has_triton", lambda: True)
-
-
-def test_old_gpu_is_named_when_it_is_asked_for(old_gpu: None) -> None:
-    with pytest.raises(
-        ConfigError, match=r"Tesla T4 has compute capability 7\.5.*8\.0 or newer; use device cpu"
-    ):
-        devices.choose_device("cuda")
-
-
-def test_auto_takes_the_cpu_in_place_of_an_old_gpu(old_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
-    assert devices.choose_device("auto") == torch.device("cpu")
-    assert "Tesla T4" in caplog.text
 
 
 @pytest.mark.parametrize(

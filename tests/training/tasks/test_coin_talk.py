@@ -6,7 +6,7 @@ import re
 from holdfast_thinking.grammar import words
 from holdfast_thinking.grammar.coin_phrases import MARKS, unmarked
 from holdfast_thinking.grammar.verbs import phrase
-from holdfast_thinking.tasks.coin_talk import UNKNOWN, ToldCoin, tell
+from holdfast_thinking.tasks.coin_talk import UNKNOWN, CoinStory, tell
 
 SIDES = ("heads", "tails")
 DOWN = (
@@ -15,12 +15,12 @@ DOWN = (
 )
 
 
-def stories(count: int, most: int = 9) -> list[ToldCoin]:
+def stories(count: int, most: int = 9) -> list[CoinStory]:
     rng = random.Random(5)
     return [tell(rng, rng.randint(1, most)) for _ in range(count)]
 
 
-def sides_of(told: ToldCoin) -> list[tuple[int, str]]:
+def sides_of(told: CoinStory) -> list[tuple[int, str]]:
     """(characters read, side) after every mark from the start on: one pass over the marked text."""
     side: int | None = None
     read, found = 0, []
@@ -30,7 +30,7 @@ def sides_of(told: ToldCoin) -> list[tuple[int, str]]:
             continue
         match character:
             case "\x07":
-                side = told.start
+                side = told.first
             case "\x01" if side is not None:
                 side = (side + 1) % 2
             case "\x03":
@@ -52,7 +52,7 @@ def test_thoughts_are_the_sides_after_the_marks() -> None:
         said = [(s.settled_at + 1, (s.thought or s.state).strip()) for s in told.example.steps]
         assert said == expected, told
         thoughts = [step.thought.strip() for step in told.example.steps]
-        first = ["" if told.start is not None else expected[0][1]] if expected else []
+        first = ["" if told.first is not None else expected[0][1]] if expected else []
         assert thoughts == first + [side for _, side in expected[1:]], told
         assert told.example.prompt.lower() == unmarked(told.marked).lower()
 

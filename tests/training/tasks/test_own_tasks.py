@@ -56,7 +56,7 @@ def test_given_state_is_added_and_not_learned(frame: ChatFrame | None) -> None:
     """It is the thought of the first chunk, without a target; what is read in that chunk is thought later."""
     told = examples(CARRIED, 60, 6)
     tokenizer = build_tokenizer(ENTITIES.words())
-    batch = make_batch(told, tokenizer, TextRules("thinking", 16, 32, 0, frame, carry=True))
+    batch = make_batch(told, tokenizer, TextRules(replace(SETTINGS, carry=True), 0, frame))
     due = batch.is_thought_about(True)
     packed = pack(batch, PackSpec((None,), thinking_config(carry=True)))
     assert packed.thought is not None

@@ -19,16 +19,19 @@ from holdfast_thinking.data.text_examples import (
 )
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.model.tokenizer import EOS, build_tokenizer
+from holdfast_thinking.settings import TrainingSettings
 from support.task_texts import chunk_texts
 
 
-def _prepared(examples: list[TextExample], **rules: Any) -> tuple[Batch, Any]:
+def _prepared(
+    examples: list[TextExample], frame: ChatFrame | None = None, **settings: Any
+) -> tuple[Batch, Any]:
     words = [
         text for each in examples for text in (each.prompt, each.answer, *(s.thought for s in each.steps))
     ]
     tokenizer = build_tokenizer(words)
-    chosen = TextRules(**{"form": "thinking", "chunk": 4, "max_thought": 8, "eos_id": 0} | rules)
-    return make_batch(examples, tokenizer, chosen), tokenizer
+    rules = TextRules(TrainingSettings(chunk=4, **settings), 0, frame)
+    return make_batch(examples, tokenizer, rules), tokenizer
 
 
 STORY = TextExample(

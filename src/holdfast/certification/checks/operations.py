@@ -45,15 +45,6 @@ class GemmCase:
 
 
 @dataclass(frozen=True)
-class LayerCase:
-    """A whole layer as the backend runs it, compared with its operations one by one."""
-
-    name: str
-    weights: LayerWeights
-    shape: LayerShape
-
-
-@dataclass(frozen=True)
 class ProbedOp:
     """An operation without learned weights, on each token or on logits alone."""
 
@@ -125,14 +116,19 @@ def check_fast_head(
     return replace(found, sizes_differing=tuple(sorted({*found.sizes_differing, *pass_sizes})))
 
 
-def check_layer(backend: Backend, case: LayerCase, sizes: tuple[int, ...]) -> CheckSteps:
-    """Every token is a request of one token, so the layer works on each alone. Attention over
-    more has its own check."""
-    hidden = case.weights.qkv.in_features
+def check_layer(
+    backend: Backend, name: str, weights: LayerWeights, shape: LayerShape, sizes: tuple[int, ...]
+) -> CheckSteps:
+    """Check a whole layer, as the backend runs it, against its operations one by one.
+
+    Every token is a request of one token, so the layer works on each alone. Attention over more has its
+    own check.
+    """
+    hidden = weights.qkv.in_features
 
     def run(x: Tensor, *, canonical: bool, fused: bool) -> Tensor:
         count, device = x.shape[0], x.device
-        kv = backend.new_kv_layer(count, case.shape.kv_heads, case.shape.head_dim)
+        kv = backend.new_kv_layer(count, shape.kv_heads, shape.head_dim)
         batch = ForwardBatch(
             token_ids=torch.zeros(count, dtype=torch.int64, device=device),
             positions=torch.zeros(count, dtype=torch.int64, device=device),
@@ -140,10 +136,10 @@ def check_layer(backend: Backend, case: LayerCase, sizes: tuple[int, ...]) -> Ch
             span_starts=torch.arange(count + 1, dtype=torch.int32, device=device),
             page_table=torch.arange(count, dtype=torch.int32, device=device)[:, None].contiguous(),
         )
-        angles = torch.linspace(0.1, 3.0, case.shape.head_dim // 2, device=device).repeat(count, 1)
+        angles = torch.linspace(0.1, 3.0, shape.head_dim // 2, device=device).repeat(count, 1)
         rotations = RopeCosSin(angles.cos(), angles.sin())
         residual, normed = x.clone(), x.clone()
-        parts = (residual, normed, case.weights, case.shape, kv, batch, rotations)
+        parts = (residual, normed, weights, shape, kv, batch, rotations)
         if fused:
             backend.layer(*parts, canonical=canonical)
         else:
@@ -152,7 +148,7 @@ def check_layer(backend: Backend, case: LayerCase, sizes: tuple[int, ...]) -> Ch
 
     return _check(
         backend,
-        case.name,
+        name,
         sizes,
         shape=f"[{hidden}]",
         probes=_gemm_inputs(backend, hidden),

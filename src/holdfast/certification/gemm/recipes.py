@@ -1,13 +1,13 @@
 """GEMM recipes, one for each shape of a model's GEMMs, their file on disk, and the GEMM that they tell
 how to compute."""
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 from torch import Tensor
 
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
@@ -63,8 +63,7 @@ class GemmShape:
         return self.out_features, self.in_features
 
 
-@dataclass(frozen=True)
-class GemmRecipe:
+class GemmRecipe(msgspec.Struct, frozen=True, rename=_JSON_NAMES):
     """How GEMMs of one shape are computed on this machine, and what the tests of it found."""
 
     name: str
@@ -83,8 +82,14 @@ class GemmRecipe:
     def agrees(self) -> bool:
         return len(self.matching_sizes) == self.num_sizes_tested
 
-    def as_dict(self) -> dict[str, object]:
-        return {_JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
+    def as_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    key: str
+    choices: tuple[GemmRecipe, ...]
 
 
 def split_k_by_shape(recipes: Sequence[GemmRecipe]) -> dict[tuple[int, int], int]:
@@ -100,34 +105,20 @@ def split_n_by_shape(recipes: Sequence[GemmRecipe]) -> dict[tuple[int, int], dic
 def load_recipes(key: str) -> tuple[GemmRecipe, ...] | None:
     """Return the recipes kept under this key, if they can be read."""
     try:
-        content = json.loads(_path(key).read_text())
-        if content["key"] != key:
-            return None
-        return tuple(_from_dict(one) for one in content["choices"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        kept = msgspec.json.decode(_path(key).read_bytes(), type=_Kept)
+    except (OSError, ValueError, RecursionError):
         return None
+    is_ours = kept.key == key and all(one.split_k in SPLITS for one in kept.choices)
+    return kept.choices if is_ours else None
 
 
 def save_recipes(key: str, recipes: Sequence[GemmRecipe]) -> None:
     """Keep them for the next start. If writing fails, the next start searches again."""
     try:
-        content = {"key": key, "choices": [one.as_dict() for one in recipes]}
-        write_atomic(_path(key), json.dumps(content, indent=1))
+        write_atomic(_path(key), msgspec.json.encode(_Kept(key, tuple(recipes))))
     except OSError as error:
         _log.warning("the recipes could not be kept: %s", error)
 
 
 def _path(key: str) -> Path:
     return cache_dir() / "recipes" / f"{key}.json"
-
-
-def _from_dict(one: Mapping[str, Any]) -> GemmRecipe:
-    if one["slices"] not in SPLITS:
-        raise ValueError(f"slices must be one of {SPLITS}")
-    return GemmRecipe(
-        **{each.name: _frozen(one[_JSON_NAMES.get(each.name, each.name)]) for each in fields(GemmRecipe)}
-    )
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value

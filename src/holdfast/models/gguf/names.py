@@ -147,9 +147,15 @@ def architecture(file: GgufFile) -> str:
 
 def gguf_config(file: GgufFile) -> DecoderConfig:
     """Return the configuration of the decoder in a GGUF file."""
+    config = parse_config(gguf_fields(file))
+    _require_whole_heads(_own_fields(file, architecture(file)), config)
+    return replace(_with_tensors(file, config), norm_offset=0.0)  # the converter has added it
+
+
+def gguf_fields(file: GgufFile) -> dict[str, object]:
+    """Return what the metadata of a GGUF file say in the fields of config.json."""
     arch = architecture(file)
-    prefix = arch + "."
-    own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    own = _own_fields(file, arch)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise BadWeights(f"{file.path.name} has no token_embd.weight; it is not a complete language model")
@@ -162,9 +168,12 @@ def gguf_config(file: GgufFile) -> DecoderConfig:
     fields["rope_scaling"] = _rope_fields(arch, own)
     if arch == "phi3":
         fields |= _phi3_fields(file, own, fields)
-    config = parse_config(fields)
-    _require_whole_heads(own, config)
-    return replace(_with_tensors(file, config), norm_offset=0.0)  # the converter has added it
+    return fields
+
+
+def _own_fields(file: GgufFile, arch: str) -> dict[str, object]:
+    prefix = f"{arch}."
+    return {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
 
 
 def _family_fields(arch: str, own: Fields) -> dict[str, object]:

@@ -6,7 +6,7 @@ thinking before a grammar, and makes the parser of a choice.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.core.results import Delta
 from holdfast.core.structured_output import StructuredOutput
@@ -47,26 +47,43 @@ class AnswerStart:
     header: tuple[Piece, ...] = ()
 
 
-class AnswerParser(Protocol):
+class AnswerParser:
     """Parses one choice.
 
     num_reasoning_tokens: the tokens of the thinking, its tags included. num_hidden_tokens: those and
     the markup before content; tokens that are not in any content.
     """
 
-    @property
-    def num_reasoning_tokens(self) -> int: ...
+    def __init__(self, pieces: TokenPieces, parser: HarmonyParser | TagParser) -> None:
+        self._pieces = pieces
+        self._parser = parser
+        self._rest = self._rest_of_answer()
 
     @property
-    def num_hidden_tokens(self) -> int: ...
+    def num_reasoning_tokens(self) -> int:
+        return self._parser.num_reasoning_tokens
+
+    @property
+    def num_hidden_tokens(self) -> int:
+        return self._parser.num_hidden_tokens
 
     def feed(self, delta: Delta) -> list[ChoiceDelta]:
-        """The deltas that are certain after this delta of the engine."""
-        ...
+        """Return the deltas that are certain after this delta of the engine."""
+        if self._rest is not None:
+            return self._rest.feed(delta.text)
+        deltas = self._parser.feed(self._pieces.split(delta))
+        self._rest = self._rest_of_answer()
+        return deltas
 
     def finish(self) -> list[ChoiceDelta]:
-        """The remaining deltas, at the end of the text."""
-        ...
+        """Return the remaining deltas, at the end of the text."""
+        return self._parser.finish()
+
+    def _rest_of_answer(self) -> ToolParser | None:
+        """Return the parser of the text that is left, once its tokens need not be known."""
+        if isinstance(self._parser, HarmonyParser) or self._pieces.has_controls:
+            return None
+        return self._parser.rest_of_answer
 
 
 @dataclass(frozen=True)
@@ -145,15 +162,13 @@ class ChatFormat:
     ) -> AnswerParser:
         """The parser of one choice. `key` is the key of `ToolCallIds`."""
         controls = self.controls(plan)
-        calls = plan.parser(key, choice, looks_for_calls=self.parses_calls)
-        if self.reasoning is None and not controls:
-            return _TextParser(calls)
         pieces = TokenPieces(self.tokenizer, prompt_ids, controls, skip_special_tokens=skip_special_tokens)
         if isinstance(self.reasoning, Harmony):
-            return _PieceParser(pieces, self._harmony_parser(plan, start, key, choice))
+            return AnswerParser(pieces, self._harmony_parser(plan, start, key, choice))
+        calls = plan.parser(key, choice, looks_for_calls=self.parses_calls)
         if self.reasoning is None:
-            return _PieceParser(pieces, TagParser(QWEN3, TagState.ANSWERING, calls))
-        return _PieceParser(pieces, TagParser(self.reasoning, start.state, calls))
+            return AnswerParser(pieces, TagParser(QWEN3, TagState.ANSWERING, calls))
+        return AnswerParser(pieces, TagParser(self.reasoning, start.state, calls))
 
     def _harmony_parser(self, plan: ToolPlan, start: AnswerStart, key: bytes, choice: int) -> HarmonyParser:
         config = plan.config
@@ -234,44 +249,3 @@ def choose_chat_format(
     special = [tokenizer.token_bytes(one).decode("utf-8", "replace") for one in tokenizer.special_ids]
     tool_format = choose_format(with_tools, special, tools)
     return ChatFormat(tokenizer, found, tool_format, parses_calls=tools != "none")
-
-
-class _PieceParser:
-    def __init__(self, pieces: TokenPieces, parser: HarmonyParser | TagParser) -> None:
-        self._pieces = pieces
-        self._parser = parser
-        self._rest: ToolParser | None = None  # the parser of the text, once tokens do not matter
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        return self._parser.num_reasoning_tokens
-
-    @property
-    def num_hidden_tokens(self) -> int:
-        return self._parser.num_hidden_tokens
-
-    def feed(self, delta: Delta) -> list[ChoiceDelta]:
-        if self._rest is not None:
-            return self._rest.feed(delta.text)
-        deltas = self._parser.feed(self._pieces.split(delta))
-        if isinstance(self._parser, TagParser) and not self._pieces.has_controls:
-            self._rest = self._parser.rest_of_answer
-        return deltas
-
-    def finish(self) -> list[ChoiceDelta]:
-        return self._parser.finish()
-
-
-class _TextParser:
-    """Parses text whose tokens need not be known."""
-
-    num_reasoning_tokens = num_hidden_tokens = 0
-
-    def __init__(self, parser: ToolParser) -> None:
-        self._parser = parser
-
-    def feed(self, delta: Delta) -> list[ChoiceDelta]:
-        return self._parser.feed(delta.text)
-
-    def finish(self) -> list[ChoiceDelta]:
-        return self._parser.finish()

@@ -96,7 +96,8 @@ class AutoToolParser:
             if self._open is not None:
                 self._capture(self._open, text, at)
             elif self._marker:
-                self._continue_marker(text, at)
+                text, self._marker = self._marker + text[at:], ""
+                self._find_marker(text, 0)
             elif self._may_be_bare:
                 self._find_bare_call(text, at)
             else:
@@ -128,19 +129,6 @@ class AutoToolParser:
             last = len(text)
         self._emit_content(text[at:last])
         self._marker = text[last:]
-
-    def _continue_marker(self, text: str, at: int) -> None:
-        rest = self._format.opening[len(self._marker) :]
-        part = text[at : at + len(rest)]
-        if not rest.startswith(part):
-            self._emit_content(self._marker)
-            self._marker = ""
-            self._todo.append((text, at))
-            return
-        self._marker += part
-        self._todo.append((text, at + len(part)))
-        if part == rest:
-            self._marker, self._open = "", _Capture(is_bare=False)
 
     def _emit_content(self, text: str) -> None:
         """Emit content, but hold back white space at its end."""
