@@ -31,11 +31,11 @@ import torch
 from holdfast.bench.speed import STREAMS, Run, engine_runs, measure
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.start.builder import assemble, torch_dtype
+from holdfast.engine.start.preflight import OpenedModel
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.locate import locate
 from holdfast.numerics.backends.torch.backend import has_native_gemm
-from holdfast.text.tokenizer import open_tokenizer
 from measure import Bench, Row, bars
 
 _NUM_TRIES = 3
@@ -231,7 +231,7 @@ def run_speed(bench: Bench, given: argparse.Namespace, dtype: str, peer: LlamaCp
         max_num_seqs=max(STREAMS),
         kv_memory="512MiB",
     )
-    engine = assemble(config, checkpoint, open_tokenizer(checkpoint.path))
+    engine = assemble(OpenedModel(config, checkpoint.config, checkpoint), checkpoint)
     runs: dict[str, Run] = {}
     if peer is None:
         used = torch_dtype(config, None)

@@ -155,7 +155,6 @@ def build_sleeping(config: EngineConfig, times: StepTime) -> Engine:
         SleepingRunner(times, words_of(opened.tokenizer)),
         opened.tokenizer,
         opened.limits,
-        None,
         _NoGrammars(),
         ReceiptFactory(lambda: fingerprint, config.model, machine, key),
     )

@@ -17,13 +17,13 @@ from torch import Tensor
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
+from holdfast.engine.start.preflight import OpenedModel
 from holdfast.models.checkpoint import RawTensor
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.families import FAMILIES, FamilyName
 from holdfast.numerics.cache_dir import cache_dir
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.text.tokenizer import byte_tokenizer
 from support.tiny import FAMILY_SIZES, LONG_PHI
 
 Edit = Callable[[str, Tensor], Tensor]  # (name, weights) -> weights
@@ -188,7 +188,8 @@ class Target:
             num_threads=self.num_threads,
             **(usual | self.limits | limits),
         )
-        return assemble(config, weights or self.weights(), byte_tokenizer())
+        weights = weights or self.weights()
+        return assemble(OpenedModel(config, weights.config), weights)
 
 
 @contextmanager

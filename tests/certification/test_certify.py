@@ -312,7 +312,7 @@ def test_chosen_recipes_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> No
         dtype=torch.bfloat16,
         device=CPU,
         settings=SimpleNamespace(threads=1),
-        show=None,
+        show=build._show_nothing,
     )
     build._Builder.open_backend(cast(Any, setup))
     (given,) = opened

@@ -97,10 +97,10 @@ def test_requests_that_live_through_the_switch_keep_their_bits(
         ids = [submit(engine, prompt) for prompt in PROMPTS]
         for _ in range(after):
             engine.step()
-        certifier: Any = engine.background.certifier
-        certifier._certification.certificate = certificate
+        certification: Any = engine.background._certification
+        certification.certificate = certificate
         results = finish(engine)
-        assert engine.certificate is certificate and engine.background.certifier is None
+        assert engine.certificate is certificate and not engine.has_background_work
         assert [bits(results[one]) for one in ids] == expected, f"switched after {after} steps"
         assert engine.counters.num_certified_passes > 0
         assert engine.scheduler.pool.num_held == 0
@@ -141,13 +141,13 @@ def test_next_process_continues_an_unfinished_certification(new: Callable[..., L
     from holdfast.certification.certificate import delete_certificate
 
     delete_certificate(whole.key)
-    certifier: Any = new().engine.background.certifier
-    certification = certifier._certification
+    certification: Any = new().engine.background._certification
     while certification.progress[0] < 5:
         certification.advance(0.0)
     certification.interrupt()
     again = new().engine
-    assert again.background.certifier is not None and again.background.certifier.progress[0] >= 5
+    continued: Any = again.background._certification
+    assert continued.progress[0] >= 5
     state = again.certificate_state
     assert state.num_checks_done <= state.num_checks  # which are not counted yet
     made = again.certify()
@@ -219,8 +219,8 @@ def test_faulty_reference_is_refused_before_the_first_answer(
 
 def test_pages_lent_to_a_check_are_given_back_when_requests_need_them(new: Callable[..., LLM]) -> None:
     engine = new(kv_memory="256KiB").engine
-    scheduler, certifier = engine.scheduler, engine.background.certifier
-    assert certifier is not None
+    scheduler = engine.scheduler
+    assert engine.certificate is None
     lent = scheduler.lend_pages(scheduler.pool.num_pages)
     assert 0 < len(lent) <= scheduler.pool.num_pages // 2
     scheduler.check()

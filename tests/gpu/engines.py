@@ -11,10 +11,10 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
+from holdfast.engine.start.preflight import OpenedModel
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.models.shapes import published_config
-from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
 from support.stepping import answer
 
@@ -47,7 +47,7 @@ def open_engine(shape: str = "tiny", **settings: Any) -> Engine:
     config = EngineConfig(device=default_device().type, **(defaults | settings))
     deviation = 0.25 if model.hidden_size == 256 else 0.05
     checkpoint = DummyCheckpoint(model, deviation=deviation, device=default_device())
-    return assemble(config, checkpoint, byte_tokenizer())
+    return assemble(OpenedModel(config, model), checkpoint)
 
 
 def with_runner(engine: Engine, runner: Any) -> Engine:

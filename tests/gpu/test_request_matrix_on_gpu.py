@@ -24,9 +24,9 @@ from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
+from holdfast.engine.start.preflight import OpenedModel
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.numerics.batch_sizes import padded_batch_sizes
-from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
 
 VOCAB = 128_256 if HAS_GPU else 512
@@ -100,7 +100,7 @@ class Engines:
             speculation="off",
         )
         checkpoint = DummyCheckpoint(model, deviation=0.05, device=default_device())
-        self.engine = assemble(config, checkpoint, byte_tokenizer())
+        self.engine = assemble(OpenedModel(config, model), checkpoint)
         alone = eager(self.engine)
         schedule = replace(alone.scheduler.config, determinism="verify", async_scheduling=False)
         alone = alone.restarted(schedule)

@@ -186,7 +186,8 @@ def _burst(
         for client, (prompt, arrives, aborts, salt, tenant, n) in zip(some, how, strict=True)
     )
     config = replace(world.config, max_num_seqs=limits[0], max_pass_tokens=max(limits), prefix_cache=True)
-    return replace(world, clients=clients, config=config, fails_at=fails_at)
+    num_pages = max(world.num_pages, 19)  # 73 positions
+    return replace(world, clients=clients, config=config, num_pages=num_pages, fails_at=fails_at)
 
 
 @dataclass

@@ -44,4 +44,4 @@ def deferred_engine(llm: LLM, mode: Any, **changes: Any) -> Engine:
     config = SchedulerConfig(4, 64, 8, mode, tuple(range(1, 65)), speculation="off", async_scheduling=True)
     scheduler = Scheduler(replace(config, **changes), PagePool(64, 4))
     old = llm.engine
-    return Engine(scheduler, Deferred(4, 0.2, 1), old.tokenizer, old.limits, None, old.grammars, old.receipts)
+    return Engine(scheduler, Deferred(4, 0.2, 1), old.tokenizer, old.limits, old.grammars, old.receipts)

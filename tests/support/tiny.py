@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
+from holdfast.engine.start.preflight import OpenedModel
 from holdfast.models.dummy import TINY_EOS, DummyCheckpoint, tiny_config
-from holdfast.text.tokenizer import byte_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -127,7 +127,7 @@ def tiny_engine(
     """
     model = tiny_config(eos_token_id=eos_id)
     checkpoint = DummyCheckpoint(model, seed=seed, deviation=0.25, twins=near_ties)
-    return assemble(config, checkpoint, byte_tokenizer())
+    return assemble(OpenedModel(config, model), checkpoint)
 
 
 def tiny_model(

@@ -26,11 +26,11 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
+from holdfast.engine.start.preflight import OpenedModel
 from holdfast.errors import InvalidRequest
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.batch_sizes import padded_batch_sizes
-from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
 
 CellStatus = Literal["passed", "failed", "skipped"]
@@ -104,7 +104,7 @@ def run_control(num_runs: int, seed: int, num_threads: int | None) -> list[CellR
         num_threads=num_threads,
     )
     weights = DummyCheckpoint(tiny_config(), deviation=0.25, twins=True)
-    engine = assemble(config, weights, byte_tokenizer())
+    engine = assemble(OpenedModel(config, weights.config), weights)
     features = find_features(engine, engine.tokenizer.encode(PROMPT))
     others = [one.probe().params for one in features]
     found = []

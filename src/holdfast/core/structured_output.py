@@ -9,9 +9,9 @@ one call and leave no state, so a rollback of candidates costs nothing.
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from holdfast.errors import InvalidRequest
 
@@ -20,6 +20,7 @@ JSON_RULES = 2  # see `StructuredOutput.json_rules`
 MAX_CHOICES = 1024
 
 StructuredOutputKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+_KINDS: tuple[StructuredOutputKind, ...] = get_args(StructuredOutputKind)
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,12 @@ class StructuredOutput:
     special_tokens: bool = False
 
     def __post_init__(self) -> None:
-        names = [one.name for one in fields(self) if one.name not in ("json_rules", "special_tokens")]
-        given = [name for name in names if getattr(self, name) not in (None, False)]
+        given = [kind for kind in _KINDS if getattr(self, kind) not in (None, False)]
         if self.json_schema is False:
             given.append("json_schema")
         if len(given) != 1:
             raise InvalidRequest(
-                f"structured output needs exactly one of {', '.join(names)}; it has {len(given)}"
+                f"structured output needs exactly one of {', '.join(_KINDS)}; it has {len(given)}"
             )
         if type(self.json_rules) is not int or self.json_rules not in range(1, JSON_RULES + 1):
             raise InvalidRequest(f"json_rules must be from 1 to {JSON_RULES}, not {self.json_rules!r:.80}")
@@ -74,13 +74,7 @@ class StructuredOutput:
 
     @property
     def kind(self) -> StructuredOutputKind:
-        if self.json_schema is not None:
-            return "json_schema"
-        if self.json_object:
-            return "json_object"
-        if self.regex is not None:
-            return "regex"
-        return "choice" if self.choice is not None else "lark"
+        return next(kind for kind in _KINDS if getattr(self, kind))
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """What an engine prepares beside its requests: captured graphs and its certificate.
 
-    certifier -> certificate -> revocation
+    certification -> certificate -> revocation
 
 A certificate is made before the first request, or in slices between steps. Until it is complete,
 deterministic requests are verified: the bits are those of the reference, before and after. While
@@ -46,59 +46,100 @@ class SpareKVPages(AllPages):
             self.scheduler.take_back_pages()
 
 
-class Certifier:
-    """Runs a certification between the steps of one engine."""
+class BackgroundWork:
+    """The certificate of one engine, from its first check to its revocation, and its warm-up."""
 
     def __init__(
         self,
-        certification: Certification,
-        pages: SpareKVPages,
-        padded_sizes: Callable[[Sequence[int]], tuple[int, ...]],
+        certificate: Certificate | None = None,
+        certification: Certification | None = None,
+        pages: SpareKVPages | None = None,
+        padded_sizes: Callable[[Sequence[int]], tuple[int, ...]] = tuple,
     ) -> None:
-        """padded_sizes: which certified sizes passes are padded to."""
-        self.padded_sizes = padded_sizes
+        """certification makes the certificate while the engine serves, if there is none yet. It borrows
+        pages. padded_sizes: which certified sizes passes are padded to."""
+        self.certificate = certificate
         self.failure: str | None = None  # why there will be no certificate
-        self._certification = certification
-        self._pages = pages
+        self.revocation: str | None = None  # why the certificate was revoked, if it was
+        self.warm_up: Callable[[], bool] | None = None  # prepares one more thing; False: nothing is left
+        self.warms_up_busy = False  # also between the steps of requests, in a share of the time
+        self._certification = certification  # until its certificate is adopted
+        self._pages = pages or SpareKVPages(0)
+        self._padded_sizes = padded_sizes
         self._next_slice = 0.0
+        self._next_warm_up = 0.0
 
     @property
-    def certificate(self) -> Certificate | None:
-        return self._certification.certificate
+    def is_left(self) -> bool:
+        """Return whether there are graphs to capture, or a certificate to make or to adopt."""
+        return self._is_certifying or self.is_complete or self.warm_up is not None
 
     @property
-    def progress(self) -> tuple[int, int]:
-        return self._certification.progress
+    def is_complete(self) -> bool:
+        """Return whether there is a certificate to adopt."""
+        return self._certification is not None and self._certification.certificate is not None
 
     @property
-    def is_at_work(self) -> bool:
-        return self.failure is None and self.certificate is None
+    def _is_certifying(self) -> bool:
+        return self._certification is not None and self.failure is None and not self.is_complete
+
+    @property
+    def state(self) -> CertificateState:
+        """Where the certificate stands, as clients see it."""
+        if self.revocation is not None:
+            return CertificateState("revoked")
+        if self._certification is not None:
+            name: CertificateStateName = "certifying" if self.failure is None else "failed"
+            num_done, num_checks = self._certification.progress
+            return CertificateState(name, min(num_done, num_checks), num_checks)
+        if self.certificate is None:
+            return CertificateState("none")
+        return CertificateState("certified" if self.certificate.refusal is None else "refused")
 
     def attach(self, scheduler: Scheduler) -> None:
-        """Borrow pages from this scheduler from now on. Nothing may be borrowed from another."""
-        self.interrupt()
+        """Borrow pages from this scheduler from now on, and give back those of another."""
+        self._interrupt()
         self._pages.scheduler = scheduler
 
-    def interrupt(self) -> None:
-        """Give back all pages. The check at work starts again later."""
-        self._certification.interrupt()
-        self._pages.is_waiting = False
+    def work_between_steps(self, scheduler: Scheduler) -> None:
+        """Do a part of it, in a share of the time, while requests run: graphs after the certificate."""
+        if self._is_certifying:
+            self.certify(scheduler, is_idle=False)
+        elif self.warms_up_busy and self.warm_up is not None and time.monotonic() >= self._next_warm_up:
+            started = time.monotonic()
+            self.warm_up_next()
+            now = time.monotonic()
+            self._next_warm_up = now + _pause_after(now - started)
 
-    def work(self, *, is_idle: bool) -> None:
-        """Run one slice, unless running requests have the time now."""
-        if not self.is_at_work or (not is_idle and time.monotonic() < self._next_slice):
+    def certify(self, scheduler: Scheduler, *, is_idle: bool) -> None:
+        """Run one slice of the certification, unless running requests have the time now."""
+        certification = self._certification
+        if certification is None or not self._is_certifying:
             return
-        seconds = self._run(lambda: self._certification.advance(_IDLE_SECONDS if is_idle else _BUSY_SECONDS))
+        if scheduler.lacks_lent_pages:
+            self._interrupt()
+        if not is_idle and time.monotonic() < self._next_slice:
+            return
+        seconds = self._run(lambda: certification.advance(_IDLE_SECONDS if is_idle else _BUSY_SECONDS))
         pause = _PAGES_SECONDS if self._pages.is_waiting else _pause_after(seconds)
         self._next_slice = time.monotonic() + pause
 
     def finish(self, progress: Progress | None = None) -> None:
-        """Make the certificate now."""
-        self._run(lambda: self._certification.finish(progress))
+        """Make the certificate now, if there is none yet."""
+        certification = self._certification
+        if certification is not None:
+            self._run(lambda: certification.finish(progress))
+
+    def _interrupt(self) -> None:
+        """Give back all pages. The check at work starts again later."""
+        if self._certification is not None:
+            self._certification.interrupt()
+            self._pages.is_waiting = False
 
     def _run(self, work: Callable[[], object]) -> float:
         """Run a part of the certification. Returns its seconds, without the wait for what is in flight.
         If it raises, there will be no certificate, and everything stays verified."""
+        assert self._certification is not None
         self._certification.synchronize()
         started = time.monotonic()
         try:
@@ -108,80 +149,17 @@ class Certifier:
             _log.exception("the certification failed; every deterministic answer is verified")
         return time.monotonic() - started
 
-
-def _pause_after(seconds: float) -> float:
-    """Return how long requests have all of the time after this work."""
-    return seconds * (1 / SHARE - 1)
-
-
-class BackgroundWork:
-    """The certificate of one engine, from its first check to its revocation, and its warm-up."""
-
-    def __init__(self, certificate: Certificate | None, certifier: Certifier | None) -> None:
-        """certifier makes the certificate while the engine serves, if there is none yet."""
-        self.certificate = certificate
-        self.certifier = certifier
-        self.revocation: str | None = None  # why the certificate was revoked, if it was
-        self.warm_up: Callable[[], bool] | None = None  # prepares one more thing; False: nothing is left
-        self.warms_up_busy = False  # also between the steps of requests, in a share of the time
-        self._next_warm_up = 0.0
-
-    @property
-    def is_left(self) -> bool:
-        """Return whether there are graphs to capture, or a certificate to make or to adopt."""
-        is_certifying = self.certifier is not None and self.certifier.failure is None
-        return is_certifying or self.warm_up is not None
-
-    @property
-    def is_complete(self) -> bool:
-        return self.certifier is not None and self.certifier.certificate is not None
-
-    @property
-    def state(self) -> CertificateState:
-        """Where the certificate stands, as clients see it."""
-        if self.revocation is not None:
-            return CertificateState("revoked")
-        if self.certifier is not None:
-            name: CertificateStateName = "certifying" if self.certifier.failure is None else "failed"
-            num_done, num_checks = self.certifier.progress
-            return CertificateState(name, min(num_done, num_checks), num_checks)
-        if self.certificate is None:
-            return CertificateState("none")
-        return CertificateState("certified" if self.certificate.refusal is None else "refused")
-
-    def attach(self, scheduler: Scheduler) -> None:
-        """Borrow pages from this scheduler from now on, and give back those of another."""
-        if self.certifier is not None:
-            self.certifier.attach(scheduler)
-
-    def work_between_steps(self, scheduler: Scheduler) -> None:
-        """Do a part of it, in a share of the time, while requests run: graphs after the certificate."""
-        if self.certifier is not None and self.certifier.is_at_work:
-            self.certify(scheduler, is_idle=False)
-        elif self.warms_up_busy and self.warm_up is not None and time.monotonic() >= self._next_warm_up:
-            started = time.monotonic()
-            self.warm_up_next()
-            now = time.monotonic()
-            self._next_warm_up = now + _pause_after(now - started)
-
-    def certify(self, scheduler: Scheduler, *, is_idle: bool) -> None:
-        if self.certifier is not None:
-            if scheduler.lacks_lent_pages:
-                self.certifier.interrupt()
-            self.certifier.work(is_idle=is_idle)
-
     def adopt(self, scheduler: Scheduler) -> Certificate | None:
         """Use a complete certificate from now on, and return it. Nothing may be in flight. The bits stay
         the same."""
-        certifier = self.certifier
-        if certifier is None or certifier.certificate is None:
+        if self._certification is None or self._certification.certificate is None:
             return None
-        certificate = self.certificate = certifier.certificate
-        self.certifier = None
+        certificate = self.certificate = self._certification.certificate
+        self._certification = None
         if certificate.refusal is not None:
             _log.error("deterministic requests are refused from now on: %s", certificate.refusal)
             return certificate
-        scheduler.adopt(certifier.padded_sizes(certificate.sizes))
+        scheduler.adopt(self._padded_sizes(certificate.sizes))
         _log.info(
             "certified in %.1f s: %d batch sizes give the reference's bits; %s",
             certificate.seconds,
@@ -214,3 +192,8 @@ class BackgroundWork:
         except Exception:
             _log.exception("the engine could not be warmed up; its first passes take longer")
             self.warm_up = None
+
+
+def _pause_after(seconds: float) -> float:
+    """Return how long requests have all of the time after this work."""
+    return seconds * (1 / SHARE - 1)

@@ -23,7 +23,7 @@ from holdfast.core.results import Delta, RequestOutput, with_changes
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan
 from holdfast.engine.answer_output import RequestAnswers
-from holdfast.engine.background_work import BackgroundWork, Certifier
+from holdfast.engine.background_work import BackgroundWork
 from holdfast.engine.input_processor import GrammarFactory, InputProcessor, Prompt, RequestLimits
 from holdfast.engine.status import CertificateState, EngineCounters, EngineStatus
 from holdfast.engine.tracer import Tracer
@@ -71,19 +71,17 @@ class Engine:
         runner: PlanRunner,
         tokenizer: Tokenizer,
         limits: RequestLimits,
-        certificate: Certificate | None,
         grammars: GrammarFactory,
         receipts: ReceiptFactory,
-        certifier: Certifier | None = None,
+        background: BackgroundWork | None = None,
     ) -> None:
-        """certifier makes the certificate while the engine serves, if there is none yet."""
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
         self.limits = limits
         self.grammars = grammars
         self.receipts = receipts
-        self.background = BackgroundWork(certificate, certifier)
+        self.background = background or BackgroundWork()
         self.start_up_seconds: Mapping[str, float] = {}  # of each phase of building it
         self.counters = EngineCounters()
         self.tracer: Tracer | None = None  # set while an inspector page is open
@@ -214,8 +212,7 @@ class Engine:
     def certify(self, progress: Progress | None = None) -> Certificate | None:
         """Make the certificate now, if there is none yet. Only for an engine without requests."""
         assert not self._in_flight and not self.has_requests
-        if self.background.certifier is not None:
-            self.background.certifier.finish(progress)
+        self.background.finish(progress)
         self._adopt_certificate()
         return self.certificate
 
@@ -306,18 +303,15 @@ class Engine:
         pool = self.scheduler.pool
         assert num_pages is None or num_pages <= pool.num_pages, "the KV store does not grow"
         scheduler = Scheduler(schedule, PagePool(num_pages or pool.num_pages, pool.page_size))
-        engine = Engine(
+        return Engine(
             scheduler,
             self.runner,
             self.tokenizer,
             self.limits,
-            self.certificate,
             grammars or self.grammars,
             self.receipts,
-            self.background.certifier,
+            self.background,
         )
-        engine.background.warm_up = self.background.warm_up
-        return engine
 
     def check(self) -> None:
         """Check the integrity of pages and lengths; for idle moments and tests."""

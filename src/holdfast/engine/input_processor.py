@@ -5,9 +5,9 @@ caller's thread, so that a slow prompt or a slow grammar delays no other request
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Protocol, Unpack
 
 from holdfast.core.cancel_token import CancelToken
@@ -70,7 +70,7 @@ class InputProcessor:
         self.limits = limits
         self._grammars = grammars
         self._require_room = require_room
-        self._bad_words = _BadWords(tokenizer)
+        self._bad_words = lru_cache(_MAX_BAD_WORD_LISTS)(partial(_bad_words, tokenizer))
         self._next_id = 1
         self._id_lock = threading.Lock()
 
@@ -115,7 +115,7 @@ class InputProcessor:
             grammars = tuple(self._grammars.compile(params.structured, token) for _ in range(params.n))
         if not request.request_id:
             request = replace(request, request_id=self._take_ids(params.n))
-        return Prepared(request, self.limits.eos_ids, self._bad_words.get(params.bad_texts), grammars)
+        return Prepared(request, self.limits.eos_ids, self._bad_words(params.bad_texts), grammars)
 
     def _check_sent(self, sent: tuple[Sent, ...], params: SamplingParams) -> None:
         """What was sent must be the beginning of an answer to this request."""
@@ -141,10 +141,9 @@ class InputProcessor:
                 )
 
     def is_quick(self, params: SamplingParams) -> bool:
-        """Return whether the grammar and the bad words of such a request are known already."""
+        """Return whether such a request has no bad words, and no grammar but one that is known already."""
         structured = params.structured
-        is_known = structured is None or self._grammars.is_compiled(structured)
-        return is_known and self._bad_words.has(params.bad_texts)
+        return not params.bad_texts and (structured is None or self._grammars.is_compiled(structured))
 
     def _take_ids(self, count: int) -> int:
         with self._id_lock:
@@ -219,33 +218,6 @@ def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
                 f"a prompt is text or a list of token ids; {show(token_id)} is not a token id"
             )
     return tuple(prompt)
-
-
-class _BadWords:
-    """The bad words of requests as token ids. The lists used last are kept."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: OrderedDict[tuple[str, ...], tuple[tuple[int, ...], ...]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        if not words:
-            return ()
-        with self._lock:
-            known = self._known.get(words)
-            if known is not None:
-                self._known.move_to_end(words)
-                return known
-        spelled = _bad_words(self._tokenizer, words)
-        with self._lock:
-            self._known[words] = spelled
-            while len(self._known) > _MAX_BAD_WORD_LISTS:
-                self._known.popitem(last=False)
-        return spelled
-
-    def has(self, words: tuple[str, ...]) -> bool:
-        return not words or words in self._known
 
 
 def _bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -137,7 +137,7 @@ def find_fault(
 
 
 def _names_tokens(grammar: str) -> bool:
-    """Without a vocabulary llguidance cannot resolve a token, and warns of each."""
+    """Return whether a grammar names tokens: llguidance cannot resolve one without a vocabulary, and warns."""
     from llguidance import LLMatcher
 
     _, messages = LLMatcher.validate_grammar_with_warnings(grammar)

@@ -14,8 +14,6 @@ memory stream, once for each layer. Each module says what Starlette's own middle
 a stream pass none of them: see `http.sse.set_body_send`.
 """
 
-from collections.abc import Callable
-
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.responses import Response
@@ -32,17 +30,14 @@ from holdfast.server.api.responses.routes import responses_routes
 from holdfast.server.api.schema.openapi import make_documented_app
 from holdfast.server.api.score import score_routes
 from holdfast.server.api.tokenize import token_routes
-from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.routes import inspector_router
 from holdfast.server.middleware.body_limits import BodyLimitMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware, add_exception_handlers
 from holdfast.server.middleware.origins import OriginMiddleware
-from holdfast.server.middleware.request_log import AccessLogEntry, RequestLogMiddleware
+from holdfast.server.middleware.request_log import RequestLogMiddleware
 from holdfast.server.middleware.tenant import TenantMiddleware
-from holdfast.server.tenants.directory import TenantDirectory
-from holdfast.server.tenants.tenant import Tenant
 
 
 def make_app(frontend: Frontend) -> FastAPI:
@@ -64,27 +59,16 @@ def make_app(frontend: Frontend) -> FastAPI:
         _refuse(app, path, why)
     if frontend.config.has_inspector:
         app.include_router(inspector_router(frontend.hub, frontend.config.send_timeout))
-    add_middleware(app, frontend.config, frontend.tenants, frontend.metrics.refused, frontend.count_request)
-    return app
-
-
-def add_middleware(
-    app: FastAPI,
-    config: ServerConfig,
-    tenants: TenantDirectory,
-    refused: Callable[[str], None] = lambda code: None,
-    ended: Callable[[Tenant, AccessLogEntry], None] = lambda tenant, entry: None,
-) -> None:
-    """Install the middleware; see `RequestLogMiddleware` for `refused` and `ended`."""
     app.user_middleware[:] = [
-        Middleware(RequestLogMiddleware, tenants, refused, ended),
-        Middleware(OriginMiddleware, config),
+        Middleware(RequestLogMiddleware, frontend.tenants, frontend.metrics.refused, frontend.count_request),
+        Middleware(OriginMiddleware, frontend.config),
         Middleware(ExceptionMiddleware),
-        Middleware(TenantMiddleware, tenants),
-        Middleware(BodyLimitMiddleware, config),
+        Middleware(TenantMiddleware, frontend.tenants),
+        Middleware(BodyLimitMiddleware, frontend.config),
     ]
     add_exception_handlers(app)
     app.router.redirect_slashes = False  # a redirect would repeat the Host header
+    return app
 
 
 def _refuse(app: FastAPI, path: str, why: str) -> None:

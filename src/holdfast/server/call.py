@@ -12,7 +12,7 @@ client disconnected.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -76,6 +76,7 @@ class Call:
         self._error: Exception | None = None  # once the call is cancelled
         self._updated = asyncio.Event()
         self._is_continued = False  # the client sent the beginning of the answer
+        self._unconfirmed: set[int] = set()  # its choices that the engine has not confirmed yet
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.call_later(timeout, self._expire, timeout)
         self._timer: asyncio.TimerHandle | None = None  # ends a wait
@@ -129,7 +130,13 @@ class Call:
         self.prompts.append(request.prompt_ids)
         self.num_choices = params.n
         self._is_continued = bool(sent)
-        self.streams.append(self._requests.submit(self._updated, request))
+        stream = self._requests.submit(self._updated, request)
+        self.streams.append(stream)
+        for index, answer in enumerate(sent):
+            if answer.finish_reason is None:
+                self._unconfirmed.add(index)
+            else:  # the engine has no more output of it
+                stream.deltas.append(Delta(index=index, finish_reason=answer.finish_reason))
         self._meter.add_prompt(request.prompt_len, params.n, request.params.max_tokens)
 
     async def fingerprint(self) -> str:
@@ -169,24 +176,24 @@ class Call:
         return ready is not None and ready.extension is not None
 
     async def accepted(self) -> None:
-        """Wait until the engine accepted every prompt. Raises if it refused one."""
-        while True:
-            self._raise_errors()
-            if all(stream.was_accepted for stream in self.streams):
-                return
+        """Wait until the engine accepted every prompt, and confirmed what was sent of its answers. Raises if it
+        refused one, or if what was sent does not come out again."""
+        self._raise_errors()
+        while not all(stream.was_accepted for stream in self.streams):
             await self._wait(_QUIET_SECONDS)
+            self._raise_errors()
+        if self._unconfirmed:
+            await self._confirmed()
 
-    async def confirmed(self, choices: Collection[int]) -> None:
-        """Wait until the engine has confirmed what was sent of these choices: their outputs come after
-        that. Raises if it does not come out again."""
-        (stream,) = self.streams
-        unconfirmed, num_seen = set(choices), 0
+    async def _confirmed(self) -> None:
+        """Wait for an output of every choice: it comes after what was sent has been confirmed."""
+        (stream,), num_seen = self.streams, 0
         while stream.result is None:
             self._raise_errors()
             new = islice(reversed(stream.deltas), len(stream.deltas) - num_seen)
-            unconfirmed.difference_update([one.index for one in new if one.finish_reason != "error"])
+            self._unconfirmed.difference_update([one.index for one in new if one.finish_reason != "error"])
             num_seen = len(stream.deltas)
-            if not unconfirmed:
+            if not self._unconfirmed:
                 return
             await self._wait(_QUIET_SECONDS)
         self._raise_errors()

@@ -120,15 +120,6 @@ def _escape_surrogates(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def refuse_unknown(path: str, value: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise for a field of an object in a body that is not one of the known ones."""
-    for name in value:
-        if name not in known:
-            where = f"{path}.{name if len(name) <= 64 else name[:64] + '...'}"
-            message = f"Unknown parameter: '{where}'. {path} may have: {', '.join(known)}."
-            raise ApiError(400, message, param=where, code="unknown_parameter")
-
-
 def to_api_error(error: BaseException) -> ApiError:
     """What a client is sent for any error. One that is no `HoldfastError` is a bug in the server."""
     if isinstance(error, ApiError):

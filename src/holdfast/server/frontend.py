@@ -116,7 +116,7 @@ class Frontend:
 
     @property
     def ready(self) -> Ready:
-        """What the engines can do. Raises `NotReady` if requests can neither be computed nor wait."""
+        """Return what the engines can do. Raises `NotReady` if requests can neither be computed nor wait."""
         requests = self.engines.requests
         if requests.ready is None or not requests.is_open:
             raise not_ready(self.engines.retry_after)

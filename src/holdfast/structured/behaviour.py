@@ -77,7 +77,7 @@ def grammar_library() -> GrammarLibrary:
 
 
 def digest_masks() -> str:
-    """SHA-256 over the masks along some walks through each of the fixed grammars."""
+    """Return the SHA-256 over the masks along some walks through each of the fixed grammars."""
     trie = open_trie(_TEXTS, [_EOS_ID])
     digest = hashlib.sha256()
     for probe in _PROBES:

@@ -83,7 +83,7 @@ class MatcherGrammar:
         self.restart()
 
     def restart(self) -> None:
-        """Back to the first token of the answer."""
+        """Go back to the first token of the answer."""
         self._committed: list[int] = []
         self._matcher = self._compiled.begin()
         self._pending: list[int] = []  # committed, not yet consumed by the matcher
@@ -215,7 +215,7 @@ class MatcherGrammar:
         return None
 
     def _fail(self, ids: list[int], reason: str) -> None:
-        """No token may come after these candidates. Entries after them are dropped."""
+        """Note that no token may come after these candidates. Entries after them are dropped."""
         self._cache.fail(ids, reason)
         self._branch = None
 
@@ -277,7 +277,7 @@ class MaskCache:
         self.seconds = {position: took for position, took in self.seconds.items() if position <= num_same}
 
     def fail(self, ids: Sequence[int], reason: str) -> None:
-        """Nothing may come after `ids`, a prefix of the current candidates."""
+        """Note that nothing may come after `ids`, a prefix of the current candidates."""
         end = len(ids)
         self.ids, self.failure = list(ids), reason
         self.masks = {position: mask for position, mask in self.masks.items() if position < end}

@@ -245,7 +245,7 @@ def _map_field(key: Any, value: Any, change: Callable[[str, _Kind], str], kind: 
 
 
 def _unused(conversation: TemplateInput, text: str) -> Iterator[str]:
-    """Private-use characters that are neither in the conversation nor in its rendering."""
+    """Yield private-use characters that are neither in the conversation nor in its rendering."""
     parts = [list(conversation.messages), conversation.tools, conversation.variables, text]
     used = {character for character in json.dumps(parts, ensure_ascii=False) if ord(character) in _PRIVATE}
     yield from (chr(code) for code in _PRIVATE if chr(code) not in used)

@@ -101,7 +101,7 @@ def _find_cut(text: str, start: int) -> int | None:
 
 
 def _weigh(tokens: list[bytes]) -> dict[int, float]:
-    """1 / the length of the longest token with this byte, for bytes that are tokens themselves."""
+    """Return 1 / the length of the longest token with this byte, for bytes that are tokens themselves."""
     longest: dict[int, int] = {}
     for text in sorted(tokens, key=len, reverse=True):
         for byte in text:

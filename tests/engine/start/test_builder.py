@@ -12,13 +12,13 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.llm.llm import LLM
 from holdfast.engine.start import builder as build
 from holdfast.engine.start.builder import assemble
+from holdfast.engine.start.preflight import OpenedModel
 from holdfast.errors import ConfigError, ModelError
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.numerics.backends.select_backend import open_backend, uses_triton
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.settings import NumericSettings
 from holdfast.scheduler.policy import SchedulerConfig
-from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker import device
 from holdfast.worker.device import choose_device, device_parts
 from support.stepping import answer
@@ -202,8 +202,8 @@ def test_interpreted_triton_engine_gives_the_torch_backend_s_tokens() -> None:
     stages: list[str] = []
 
     def run(kernels: KernelBackend) -> tuple[Engine, list[tuple[int, ...]]]:
-        config = EngineConfig(kernels=kernels, determinism="off", **limits)
-        engine = assemble(config, checkpoint, byte_tokenizer(), lambda stage, *_: stages.append(stage))
+        opened = OpenedModel(EngineConfig(kernels=kernels, determinism="off", **limits), checkpoint.config)
+        engine = assemble(opened, checkpoint, lambda stage, *_: stages.append(stage))
         requests = [engine.prepare(prompt, params) for prompt in ([1, 2, 3], [5] * 4)]
         return engine, [result.token_ids for result in answer(engine, requests)]
 

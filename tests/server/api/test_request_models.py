@@ -58,6 +58,38 @@ CHAT: list[Case] = [
     ({"messages": [{"role": "user", "content": ""}] * 2049}, "messages", "invalid_value"),
     ({"logprobs": True, "top_logprobs": 10**9}, "top_logprobs", "invalid_value"),
 ]
+
+
+def function(name: Any = "a", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+TOOLS: list[Case] = [
+    ({"tools": [{"function": {"name": "a"}}]}, "tools[0].type", "missing_required_parameter"),
+    ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type", "invalid_value"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+    ({"tools": [{**function(), "x": 1}]}, "tools[0].x", "unknown_parameter"),
+    ({"tools": [function(), function(strictly=True)]}, "tools[1].function.strictly", "unknown_parameter"),
+    ({"tools": [function(), function(None)]}, "tools[1].function.name", "invalid_type"),
+    *[
+        ({"tools": [function(bad)]}, "tools[0].function.name", "invalid_value")
+        for bad in ("", "a b", "a" * 65)
+    ],
+    *[
+        ({"tools": [function(**{name: bad})]}, f"tools[0].function.{name}", "invalid_type")
+        for name, bad in (("description", 3), ("strict", "yes"), ("parameters", []), ("parameters", "{}"))
+    ],
+    ({"tool_choice": "any"}, "tool_choice", "invalid_value"),
+    (
+        {"tool_choice": {"type": "function", "name": "a"}},
+        "tool_choice.function",
+        "missing_required_parameter",
+    ),
+    ({"tool_choice": function(1)}, "tool_choice.function.name", "invalid_type"),
+    ({"tool_choice": function(x=1)}, "tool_choice.function.x", "unknown_parameter"),
+    ({"tool_choice": {**function(), "x": 1}}, "tool_choice.x", "unknown_parameter"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice", "unsupported_value"),
+]
 # Fields of other servers: programs of the client (CVE-2025-62164: prompt_embeds; CVE-2026-7304:
 # custom_logit_processor; CVE-2025-61620: chat_template), negative lengths of llama.cpp (CVE-2026-21869:
 # n_discard; #3550: n_keep; vLLM #6521).
@@ -79,7 +111,7 @@ def test_bad_completion_fields_are_refused(fields: dict[str, Any], param: str, c
     assert (error.param, error.code) == (param, code)
 
 
-@pytest.mark.parametrize(("fields", "param", "code"), CHAT, ids=[f"{one:.40}" for one in map(str, CHAT)])
+@pytest.mark.parametrize(("fields", "param", "code"), [*CHAT, *TOOLS], ids=lambda one: f"{one!s:.40}")
 def test_bad_chat_fields_are_refused(fields: dict[str, Any], param: str, code: str) -> None:
     error = refusal({"messages": [MESSAGE], **fields}, ChatCompletionRequest)
     assert (error.param, error.code) == (param, code)

@@ -1,4 +1,4 @@
-"""Validation of tools, tool_choice and parallel_tool_calls."""
+"""Tools, tool_choice and parallel_tool_calls that fit together, and those that do not."""
 
 import json
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.server.errors import ApiError
 from holdfast.server.tools.tool_config import Tool, parse_tools
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -53,25 +52,15 @@ def test_schema_is_always_an_object() -> None:
     ("sent", "expected_message"),
     [
         ([tool(str(number)) for number in range(129)], "at most 128"),
-        ([{"function": {"name": "a"}}], r'tools\[0\].type must be "function", not None'),
-        ([{"type": "custom", "custom": {"name": "a"}}], "must be \"function\", not 'custom'"),
-        ([{"type": "function"}], r"tools\[0\].function must be an object"),
-        ([tool("a"), tool(None)], r"tools\[1\].function.name"),
-        ([tool("")], "1 to 64 letters"),
-        ([tool("a b")], "1 to 64 letters"),
         ([tool("a"), tool("b"), tool("a")], r"tools\[2\].function.name 'a' is used by two tools"),
         ([tool(parameters={"type": "nothing"})], 'type must be "object"'),
-        ([tool(description=3)], "description must be a string"),
-        ([tool(strict="yes")], "strict must be true or false"),
-        ([tool(parameters=[])], "must be a JSON schema that is an object, not list"),
-        ([tool(parameters="{}")], "must be a JSON schema that is an object, not str"),
         ([tool(parameters={"type": "array"})], "type must be \"object\", not 'array'"),
         ([tool(parameters={"properties": []})], "properties must be an object"),
         ([tool(parameters={"required": "city"})], "required must be a list"),
         ([tool(parameters={"title": "x" * (1 << 17)})], "too large"),
         ([tool(str(number), description="x" * 2000) for number in range(100)], "too large"),
     ],
-    ids=range(18),
+    ids=range(8),
 )
 def test_invalid_tools_are_refused(sent: Any, expected_message: str) -> None:
     with pytest.raises(InvalidRequest, match=expected_message) as refusal:
@@ -79,19 +68,9 @@ def test_invalid_tools_are_refused(sent: Any, expected_message: str) -> None:
     assert len(str(refusal.value)) < 300
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected_message"),
-    [
-        ("any", "tool_choice must be"),
-        ({"type": "function", "name": "weather"}, "tool_choice must be"),
-        ({"type": "function", "function": {"name": 1}}, "tool_choice must be"),
-        ({"type": "function", "function": {"name": "rain"}}, "names 'rain', which is not one of the tools"),
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "send only the tools"),
-    ],
-)
-def test_invalid_tool_choice_is_refused(choice: Any, expected_message: str) -> None:
-    with pytest.raises(InvalidRequest, match=expected_message):
-        parse_tools([tool()], choice)
+def test_choice_of_another_tool_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="names 'rain', which is not one of the tools"):
+        parse_tools([tool()], {"type": "function", "function": {"name": "rain"}})
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "a"}}])
@@ -99,18 +78,3 @@ def test_tool_choice_requires_tools(choice: Any) -> None:
     for tools in (None, []) if choice != "auto" else (None,):
         with pytest.raises(InvalidRequest, match="tool_choice requires tools"):
             parse_tools(tools, choice)
-
-
-@pytest.mark.parametrize(
-    ("tools", "choice", "path"),
-    [
-        ([{**tool(), "x": 1}], None, "tools[0].x"),
-        ([tool("a"), tool("b", strictly=True)], None, "tools[1].function.strictly"),
-        ([tool("a")], {"type": "function", "function": {"name": "a"}, "x": 1}, "tool_choice.x"),
-        ([tool("a")], {"type": "function", "function": {"name": "a", "x": 1}}, "tool_choice.function.x"),
-    ],
-)
-def test_unknown_field_is_refused_with_its_path(tools: Any, choice: Any, path: str) -> None:
-    with pytest.raises(ApiError) as refusal:
-        parse_tools(tools, choice)
-    assert (refusal.value.param, refusal.value.code) == (path, "unknown_parameter")

@@ -12,12 +12,11 @@ from pathlib import Path
 import torch
 
 from holdfast.certification.canary import run_canary
-from holdfast.certification.certificate import Certificate, certificate_key, load_certificate
-from holdfast.certification.certification import Progress
+from holdfast.certification.certificate import certificate_key, load_certificate
 from holdfast.certification.certify import certificate_subject, plan_certification
 from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
-from holdfast.engine.background_work import Certifier, SpareKVPages
+from holdfast.engine.background_work import BackgroundWork, SpareKVPages
 from holdfast.engine.config import (
     BatchLimits,
     EngineConfig,
@@ -28,13 +27,7 @@ from holdfast.engine.config import (
 )
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.compile_ahead import CompileWorker, compile_ahead
-from holdfast.engine.start.preflight import (
-    OpenedModel,
-    context_len,
-    dummy_config,
-    open_model,
-    request_limits,
-)
+from holdfast.engine.start.preflight import OpenedModel, open_model
 from holdfast.engine.start.start_up import (
     StartUpClock,
     explain_kernel_failure,
@@ -44,11 +37,10 @@ from holdfast.engine.start.start_up import (
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, HoldfastError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
-from holdfast.models.checkpoint import Checkpoint, open_checkpoint
+from holdfast.models.checkpoint import Checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
-from holdfast.models.locate import locate
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.backends.c.layers import MAX_HEAD_DIM
 from holdfast.numerics.backends.select_backend import open_backend, uses_c_kernels, uses_triton
@@ -66,9 +58,7 @@ from holdfast.receipts.signing import SigningKey
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.structured.compiler import GrammarCompiler
-from holdfast.text.tokenizer import Tokenizer
 from holdfast.thinking.blocks import load_blocks
-from holdfast.thinking.config import read_thinking, thinking_folder
 from holdfast.thinking.log import ThoughtLogs
 from holdfast.thinking.runner import ThoughtRunner, slot_bytes
 from holdfast.thinking.weights import thinking_parts
@@ -91,25 +81,23 @@ def build(
     worker compiles its kernels, if it runs already; it is closed."""
     opened = opened or open_model(config)
     with closing(worker or compile_ahead(config, opened.model)) as worker:
-        checkpoint: Checkpoint | None = opened.checkpoint
-        if checkpoint is None:
-            device = choose_device(config.device, config.kernels)
-            checkpoint = DummyCheckpoint(opened.model, device=device)
-        return assemble(config, checkpoint, opened.tokenizer, show, worker)
+        return assemble(opened, opened.checkpoint, show, worker)
 
 
 def assemble(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
+    opened: OpenedModel,
+    checkpoint: Checkpoint | None,
     show: ShowProgress | None = None,
     worker: CompileWorker | None = None,
 ) -> Engine:
-    """Build an engine for an open checkpoint. worker: compiles its kernels meanwhile."""
+    """Build an engine for an opened model. checkpoint: its weights, by default random ones. worker: compiles
+    its kernels meanwhile."""
+    config = opened.config
     device = choose_device(config.device, config.kernels)
+    checkpoint = checkpoint or DummyCheckpoint(opened.model, device=device)
     settings = numeric_settings(config.num_threads, device=device)
     with our_settings(device):
-        builder = _Builder(config, checkpoint, tokenizer, device, settings, show)
+        builder = _Builder(opened, checkpoint, device, settings, show)
         try:
             return builder.build(worker or CompileWorker())
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -130,23 +118,22 @@ class _Builder:
 
     def __init__(
         self,
-        config: EngineConfig,
+        opened: OpenedModel,
         checkpoint: Checkpoint,
-        tokenizer: Tokenizer,
         device: torch.device,
         settings: NumericSettings,
         show: ShowProgress | None,
     ) -> None:
-        self.config, self.checkpoint, self.tokenizer = config, checkpoint, tokenizer
-        self.device, self.settings, self.show = device, settings, show
-        self.max_len = context_len(config, checkpoint.config)
+        config = self.config = opened.config
+        self.checkpoint, self.tokenizer = checkpoint, opened.tokenizer
+        self.device, self.settings, self.show = device, settings, show or _show_nothing
+        self.limits = opened.limits
+        self.max_len = self.limits.max_model_len
         model = self.model = checkpoint.config.for_length(self.max_len)
-        folder = self.folder = thinking_folder(config.model, checkpoint)  # of T and C, if the model thinks
-        self.thinking = None if folder is None else read_thinking(folder, model)
+        self.folder, self.thinking = opened.thinking_folder, opened.thinking
         self.block_formats = _kept_formats(config, checkpoint, device)
         self.dtype = torch.float32 if self.block_formats else torch_dtype(config, model.torch_dtype)
         self.batch_limits = config.batch_limits(device.type, model.num_experts)
-        self.limits = request_limits(config, model, tokenizer, self.thinking)
 
     def build(self, worker: CompileWorker) -> Engine:
         config, model, thinking, on_gpu = self.config, self.model, self.thinking, self.device.type == "cuda"
@@ -154,7 +141,12 @@ class _Builder:
         clock = StartUpClock(self.device)
         backend = self.backend = self.open_backend()
         clock.end("recipes and backend")
-        self._await_kernels(worker)
+        is_compiling = worker.is_running
+        if is_compiling:
+            self.show("Compiling kernels", 0, 1)
+        worker.wait()
+        if is_compiling:
+            self.show("Compiling kernels", 1, 1)
         clock.end("kernels")
         canary = run_canary(backend, model)  # before anything fills the device's memory
         release_free_memory()
@@ -171,7 +163,7 @@ class _Builder:
             self._num_pages_in(parse_bytes(config.kv_memory))
         fingerprint = FingerprintTask(self.checkpoint, partial(self._fingerprint_parts, canary.reference))
         longest = self.max_len if thinking is None else max(self.max_len, thinking.longest)
-        loading = _stage(self.show, "Loading weights")
+        loading = partial(self.show, "Loading weights")
         decoder = load_decoder(self.checkpoint, backend, self.dtype, longest, loading)
         blocks = None
         if thinking is not None and self.folder is not None:
@@ -189,54 +181,46 @@ class _Builder:
         subject = certificate_subject(
             decoder, self.settings, canary.fast, self.batch_limits.max_pass_tokens, self.max_len
         )
-        certificate, certifier = self._obtain_certificate(subject, decoder, runner, store)
+        background = self._obtain_certificate(subject, decoder, runner, store)
+        certificate, is_certifying = background.certificate, background.is_left
         release_free_memory()
-        clock.end("certificate" if certifier is None else "reference's own test")
+        clock.end("reference's own test" if is_certifying else "certificate")
         limits, kernels = self.limits, None
         if certificate is not None:
             sizes = _padded_sizes(certificate.sizes, backend, self.batch_limits)
             schedule = replace(schedule, certified_sizes=sizes)
             limits, kernels = replace(limits, refusal=certificate.refusal), certificate.kernels
         machine = describe_machine(self.device.type, device_name(self.device), cpu_name(), kernels or ())
+        if on_gpu:
+            background.warm_up = runner.capture_next
+            background.warms_up_busy = config.certification == "background"
         engine = Engine(
             Scheduler(schedule, PagePool(num_pages, backend.page_size)),
             runner,
             self.tokenizer,
             limits,
-            certificate,
             GrammarCompiler(self.tokenizer, model.vocab_size, limits.eos_ids),
             ReceiptFactory(fingerprint.get, config.model, machine, key),
-            certifier,
+            background,
         )
-        if on_gpu:
-            engine.background.warm_up = runner.capture_next
-            engine.background.warms_up_busy = config.certification == "background"
         engine.start_up_seconds = clock.seconds
         _log.debug("built the engine in %s", clock)
-        if certifier is not None and certifier.is_at_work:
+        if is_certifying:
             _log.info(
                 "no certificate of this model and machine yet: it is made in the background, and deterministic "
                 "answers are verified until then"
             )
         return engine
 
-    def _await_kernels(self, worker: CompileWorker) -> None:
-        progress = _stage(self.show, "Compiling kernels") if worker.is_running else None
-        if progress is not None:
-            progress(0, 1)
-        worker.wait()
-        if progress is not None:
-            progress(1, 1)
-
     def _obtain_certificate(
         self, subject: Mapping[str, object], decoder: Decoder, runner: ModelRunner, store: KVStore
-    ) -> tuple[Certificate | None, Certifier | None]:
+    ) -> BackgroundWork:
         """Read the certificate, or make it now; or return what makes it while the engine serves."""
         if self.config.determinism == "off":
-            return None, None
+            return BackgroundWork()
         known = load_certificate(certificate_key(subject))
         if known is not None:
-            return known, None
+            return BackgroundWork(known)
         limits, pages = self.batch_limits, SpareKVPages(store.num_pages)
         certification = plan_certification(
             subject,
@@ -248,13 +232,14 @@ class _Builder:
             lender=pages,
         )
         padded_sizes = partial(_padded_sizes, backend=decoder.backend, limits=limits)
-        certifier = Certifier(certification, pages, padded_sizes)
+        background = BackgroundWork(None, certification, pages, padded_sizes)
         if self.config.certification == "startup":
             _log.info("no certificate of this model and machine yet: it is made now, once")
-            certifier.finish(_stage(self.show, "Certifying"))
-            return certifier.certificate, None if certifier.failure is None else certifier
-        refused = certification.test_reference(_stage(self.show, "Testing the reference"))
-        return refused, certifier if refused is None else None
+            background.finish(partial(self.show, "Certifying"))
+            made = certification.certificate
+        else:  # a refusal, if there is one
+            made = certification.test_reference(partial(self.show, "Testing the reference"))
+        return background if made is None else BackgroundWork(made)
 
     def out_of_memory(self) -> str:
         weights = self.model.num_parameters * self.dtype.itemsize / 2**30
@@ -308,7 +293,7 @@ class _Builder:
                 portable=config.portable,
                 block_formats=self.block_formats,
             )
-        choosing = _stage(self.show, "Choosing recipes")
+        choosing = partial(self.show, "Choosing recipes")
         recipes = choose_recipes(self.model, dtype, self.device, self.settings, choosing)
         return open_backend(
             dtype,
@@ -352,12 +337,10 @@ def gemm_recipes(
     if not uses_triton(config.kernels, device):
         return ()
     settings = numeric_settings(config.num_threads, device=device)
-    if config.load_format == "dummy":
-        model = dummy_config(config.model)
-    else:
-        model = open_checkpoint(locate(config.model).path).config
+    model = open_model(config).model
     dtype = torch_dtype(config, model.torch_dtype)
-    return choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"), anew=anew)
+    choosing = partial(show or _show_nothing, "Choosing recipes")
+    return choose_recipes(model, dtype, device, settings, choosing, anew=anew)
 
 
 def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
@@ -404,7 +387,5 @@ def _padded_sizes(certified: Sequence[int], backend: Backend, limits: BatchLimit
     return tuple(size for size in certified if size in captured)
 
 
-def _stage(show: ShowProgress | None, stage: str) -> Progress | None:
-    if show is None:
-        return None
-    return lambda done, total: show(stage, done, total)
+def _show_nothing(stage: str, done: int, total: int) -> None:
+    pass

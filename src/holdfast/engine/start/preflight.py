@@ -35,7 +35,7 @@ class OpenedModel:
 
     config: EngineConfig
     model: DecoderConfig
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -60,16 +60,26 @@ class OpenedModel:
         return ChatTokenizer(self.tokenizer)
 
     @cached_property
+    def thinking_folder(self) -> Path | None:
+        """The folder of T and C, if the model thinks."""
+        return None if self.checkpoint is None else thinking_folder(self.config.model, self.checkpoint)
+
+    @cached_property
     def thinking(self) -> ThinkingConfig | None:
-        if self.checkpoint is None:
-            return None
-        folder = thinking_folder(self.config.model, self.checkpoint)
-        return None if folder is None else read_thinking(folder, self.model)
+        return None if self.thinking_folder is None else read_thinking(self.thinking_folder, self.model)
 
     @cached_property
     def limits(self) -> RequestLimits:
         """What the model allows a request. A certificate may add a refusal."""
-        return request_limits(self.config, self.model, self.tokenizer, self.thinking)
+        return RequestLimits(
+            vocab_size=self.model.vocab_size,
+            max_model_len=context_len(self.config, self.model),
+            eos_ids=frozenset(self.model.eos_token_ids) | self.tokenizer.eos_token_ids,
+            refusal=DETERMINISM_OFF if self.config.determinism == "off" else None,
+            thinking=self.thinking,
+            defaults=self.config.request_defaults,
+            hidden_size=self.model.hidden_size,
+        )
 
     def check_request(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raise what the engine would raise for this request, but for its grammar and the memory of
@@ -102,27 +112,13 @@ def open_model(config: EngineConfig) -> OpenedModel:
 
         SigningKey.read(Path(config.receipt_key).expanduser())
     if config.load_format == "dummy":
-        opened = OpenedModel(config, dummy_config(config.model), None)
+        opened = OpenedModel(config, dummy_config(config.model))
     else:
         checkpoint = open_checkpoint(locate(config.model).path)
         opened = OpenedModel(config, checkpoint.config, checkpoint)
     context_len(config, opened.model)
     _ = opened.thinking
     return opened
-
-
-def request_limits(
-    config: EngineConfig, model: DecoderConfig, tokenizer: Tokenizer, thinking: ThinkingConfig | None
-) -> RequestLimits:
-    return RequestLimits(
-        vocab_size=model.vocab_size,
-        max_model_len=context_len(config, model),
-        eos_ids=frozenset(model.eos_token_ids) | tokenizer.eos_token_ids,
-        refusal=DETERMINISM_OFF if config.determinism == "off" else None,
-        thinking=thinking,
-        defaults=config.request_defaults,
-        hidden_size=model.hidden_size,
-    )
 
 
 def context_len(config: EngineConfig, model: DecoderConfig) -> int:

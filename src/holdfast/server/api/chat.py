@@ -1,10 +1,6 @@
-"""POST /v1/chat/completions: chat completions with tools and structured output, streamed or not.
-
-`_stream` writes the server-sent chunks, `_whole` the whole response.
-"""
+"""POST /v1/chat/completions: chat completions with tools and structured output, streamed or not."""
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter
@@ -54,20 +50,63 @@ async def chat_completion(
     return await serve_chat(request, frontend, body, ChatCompletionWriter, token_ids)
 
 
-@dataclass(frozen=True)
 class ChatCompletionWriter:
     """Writes a response as a chat completion, or as its chunks."""
 
-    response: ChatResponse
+    def __init__(self, response: ChatResponse) -> None:
+        self._response = response
 
-    def stream(self) -> AsyncIterator[bytes]:
-        return _stream(self.response)
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield the role of each choice, then the deltas; the last chunk has the `holdfast` object."""
+        response, call, body = self._response, self._response.call, self._response.body
+        head = {"object": "chat.completion.chunk", **_head(response)}
+        chunks = ChunkWriter(call, head, body.stream_options, response.model_fields)
+        yield b"".join(_first_chunk(response, index, chunks) for index in range(len(response.choices)))
+        num_unfinished = len(response.choices)
+        last: dict[str, Any] = {}
+        async for batch in call.batches():
+            events = [] if batch else [KEEP_ALIVE]
+            for _, delta in batch:
+                if delta.finish_reason == "error":
+                    continue  # sent as an error event when the result arrives
+                response.model_fields.add(delta)
+                for choice in _chunk_choices(response, delta):
+                    num_unfinished -= choice["finish_reason"] is not None
+                    if num_unfinished == 0:
+                        last = choice
+                        break
+                    events.append(chunks.chunk(choice))
+            if events:
+                yield b"".join(events)
+        response.finished()
+        yield chunks.end(last, response.num_reasoning_tokens)
 
     def end_stream(self, error: ApiError) -> Sequence[bytes]:
         return end_with_error(error)
 
     def whole(self) -> ChatCompletion:
-        return _whole(self.response)
+        response, call, body = self._response, self._response.call, self._response.body
+        choices = [
+            ChatCompletionChoice(
+                index=index,
+                message=_message(choice),
+                logprobs=response.logprobs(choice.logprobs),
+                token_ids=choice.token_ids if body.return_token_ids else None,
+                **_end_fields(choice),
+            )
+            for index, choice in enumerate(response.choices)
+        ]
+        whole = ChatCompletion(
+            **_head(response),
+            choices=choices,
+            usage=usage(call, response.num_reasoning_tokens),
+            holdfast=holdfast_object(call, **response.model_fields.all()),
+            prompt_token_ids=call.prompts[0] if body.return_token_ids else None,
+        )
+        if body.prompt_logprobs is not None:
+            num_top = body.prompt_logprobs
+            whole.prompt_logprobs = prompt_logprobs(response.frontend.prompts, call.results[0], num_top)
+        return whole
 
 
 def _head(response: ChatResponse) -> dict[str, Any]:
@@ -79,34 +118,8 @@ def _head(response: ChatResponse) -> dict[str, Any]:
     }
 
 
-async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
-    """Chunks: the role of each choice, then the deltas; the last chunk has the `holdfast` object."""
-    call, body = response.call, response.body
-    head = {"object": "chat.completion.chunk", **_head(response)}
-    chunks = ChunkWriter(call, head, body.stream_options, response.model_fields)
-    yield b"".join(_first_chunk(response, index, chunks) for index in range(len(response.choices)))
-    num_unfinished = len(response.choices)
-    last: dict[str, Any] = {}
-    async for batch in call.batches():
-        events = [] if batch else [KEEP_ALIVE]
-        for _, delta in batch:
-            if delta.finish_reason == "error":
-                continue  # sent as an error event when the result arrives
-            response.model_fields.add(delta)
-            for choice in _chunk_choices(response, delta):
-                num_unfinished -= choice["finish_reason"] is not None
-                if num_unfinished == 0:
-                    last = choice
-                    break
-                events.append(chunks.chunk(choice))
-        if events:
-            yield b"".join(events)
-    response.finished()
-    yield chunks.end(last, response.num_reasoning_tokens)
-
-
 def _first_chunk(response: ChatResponse, index: int, chunks: ChunkWriter) -> bytes:
-    """The role of a choice."""
+    """Return the chunk with the role of a choice."""
     first = {
         "index": index,
         "delta": {"role": "assistant", "content": ""},
@@ -119,7 +132,7 @@ def _first_chunk(response: ChatResponse, index: int, chunks: ChunkWriter) -> byt
 
 
 def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]:
-    """The `choices` entries of the chunks for one delta.
+    """Return the `choices` entries of the chunks for one delta.
 
     Logprobs and token ids go with the first of them, the finish reason with the last.
     """
@@ -144,31 +157,6 @@ def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]
         or one.get("token_ids")
         or response.model_fields.has_unsent
     ]
-
-
-def _whole(response: ChatResponse) -> ChatCompletion:
-    call, body = response.call, response.body
-    choices = [
-        ChatCompletionChoice(
-            index=index,
-            message=_message(choice),
-            logprobs=response.logprobs(choice.logprobs),
-            token_ids=choice.token_ids if body.return_token_ids else None,
-            **_end_fields(choice),
-        )
-        for index, choice in enumerate(response.choices)
-    ]
-    whole = ChatCompletion(
-        **_head(response),
-        choices=choices,
-        usage=usage(call, response.num_reasoning_tokens),
-        holdfast=holdfast_object(call, **response.model_fields.all()),
-        prompt_token_ids=call.prompts[0] if body.return_token_ids else None,
-    )
-    if body.prompt_logprobs is not None:
-        num_top = body.prompt_logprobs
-        whole.prompt_logprobs = prompt_logprobs(response.frontend.prompts, call.results[0], num_top)
-    return whole
 
 
 def _message(choice: ChatChoice) -> ChatCompletionMessage:

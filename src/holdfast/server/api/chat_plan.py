@@ -13,14 +13,14 @@ from holdfast.core.cancel_token import CancelToken
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
-from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage, TokenizeRequest
+from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage
 from holdfast.server.errors import invalid_value
 from holdfast.server.frontend import Frontend
 from holdfast.server.prompts import PromptReader
 from holdfast.server.reasoning.chat_format import AnswerParser, AnswerStart, ChatFormat
 from holdfast.server.tools.plan import ToolPlan, plan_tools
 from holdfast.server.tools.template_fallback import describe_tools
-from holdfast.server.tools.tool_config import Tool, ToolConfig, parse_tools
+from holdfast.server.tools.tool_config import Tool, parse_tools
 from holdfast.text.chat_content import TemplateInput
 from holdfast.text.chat_template import supports_tools
 from holdfast.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ class ChatPlan:
     skip_special_tokens: bool = True
 
     def parsers(self, seed: int, num_choices: int) -> list[AnswerParser]:
-        """The parser of each choice. The same prompt and seed give the same tool call ids."""
+        """Return the parser of each choice. The same prompt and seed give the same tool call ids."""
         key = b""
         if self.tools.config.callable:
             key = hashlib.sha256(json.dumps([self.ids, seed]).encode()).digest()
@@ -58,7 +58,7 @@ class ChatPlan:
         ]
 
     def explain(self, message: str) -> str:
-        """The engine's error message, in terms of what the client sent."""
+        """Return the engine's error message, in terms of what the client sent."""
         return self.chat_format.explain(self.tools, self.start, message)
 
 
@@ -89,26 +89,10 @@ def plan_chat(frontend: Frontend, body: ChatCompletionRequest, token: CancelToke
 def render_chat(
     prompts: PromptReader, body: ChatCompletionRequest, token: CancelToken, *, whole: bool = False
 ) -> tuple[list[int], ToolPlan]:
-    """The prompt's tokens, and how tools constrain the answer. A prompt that does not fit the context is
+    """Return the prompt's tokens, and how tools constrain the answer. A prompt that does not fit the context is
     refused, unless `whole`. Slow: call it in a thread."""
     config = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     plan = plan_tools(config, prompts.chat_format.tool_format, parse_structured_output(body))
-    return _render(prompts, body, config, _variables(body), token, whole), plan
-
-
-def tokenize_chat(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) -> list[int]:
-    """The tokens of a conversation, the same as `render_chat` gives. Slow: call it in a thread."""
-    return _render(prompts, body, parse_tools(body.tools), {}, token, whole=True)
-
-
-def _render(
-    prompts: PromptReader,
-    body: ChatCompletionRequest | TokenizeRequest,
-    config: ToolConfig,
-    variables: dict[str, Any],
-    token: CancelToken,
-    whole: bool,
-) -> list[int]:
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise invalid_value(
@@ -116,7 +100,7 @@ def _render(
             "it continues the last message and add_generation_prompt starts another; only one of them can be true",
         )
     tools = [tool.template_dict() for tool in config.visible]
-    messages = [prompts.chat_format.adapt_message(_template_message(one)) for one in body.messages or ()]
+    messages = [prompts.chat_format.adapt_message(_template_message(one)) for one in body.messages]
 
     def render(conversation: TemplateInput) -> str:
         adapted = _describe_tools(prompts.tokenizer, conversation)
@@ -129,12 +113,13 @@ def _render(
             token=token,
         )
 
-    variables |= body.chat_template_kwargs or {}
-    return prompts.render(TemplateInput(messages, tools or None, variables), render, token, whole=whole)
+    variables = _variables(body) | (body.chat_template_kwargs or {})
+    conversation = TemplateInput(messages, tools or None, variables)
+    return prompts.render(conversation, render, token, whole=whole), plan
 
 
 def _describe_tools(tokenizer: Tokenizer, conversation: TemplateInput) -> TemplateInput:
-    """The conversation for the template: tools in the messages, if it does not support them."""
+    """Return the conversation for the template: tools in the messages, if it does not support them."""
     template = tokenizer.chat_template or ""
     if conversation.tools is not None:
         template = tokenizer.chat_templates.get("tool_use", template)
@@ -149,7 +134,7 @@ _supports_tools = cache(supports_tools)
 
 
 def _variables(body: ChatCompletionRequest) -> dict[str, Any]:
-    """The effort of thinking as template variables. No effort turns it off where a template can."""
+    """Return the effort of thinking as template variables. No effort turns it off where a template can."""
     if body.reasoning_effort is None:
         return {}
     off = thinking_variables(False) if body.reasoning_effort == "none" else {}
@@ -157,7 +142,7 @@ def _variables(body: ChatCompletionRequest) -> dict[str, Any]:
 
 
 def thinking_variables(is_on: bool) -> dict[str, bool]:
-    """Thinking on or off, by the names that templates have for it."""
+    """Return the variables that turn thinking on or off, by the names that templates have for it."""
     return {"enable_thinking": is_on, "thinking": is_on}
 
 
@@ -167,7 +152,7 @@ def _text_of(message: ChatMessage) -> str:
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
-    """The message in the shape templates expect.
+    """Return the message in the shape templates expect.
 
     OpenAI's role developer is called system in templates.
     """

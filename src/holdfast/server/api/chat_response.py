@@ -61,7 +61,7 @@ class ChatResponse:
         return sum(choice.num_reasoning_tokens for choice in self.choices)
 
     def finished(self) -> None:
-        """Every choice has ended."""
+        """Note that every choice has ended."""
         self.call.finished([choice.finish_reason or "stop" for choice in self.choices])
 
 
@@ -114,7 +114,7 @@ class ChatChoice:
         self.token_ids.clear()
 
     def _named(self, delta: ChoiceDelta) -> ChoiceDelta:
-        """The first delta of a call that goes on has its id and name again: the response is read alone."""
+        """Give the first delta of a call that goes on its id and name again: the response is read alone."""
         if not isinstance(delta, ToolCallDelta) or delta.index not in self._begun:
             return delta
         return replace(self._begun.pop(delta.index), arguments=delta.arguments)
@@ -144,15 +144,15 @@ class ChatWriter(Protocol):
     """Writes one response in the format of an API."""
 
     def stream(self) -> AsyncIterator[bytes]:
-        """The server-sent events, until the last delta."""
+        """Yield the server-sent events, until the last delta."""
         ...
 
     def end_stream(self, error: ApiError) -> Sequence[bytes]:
-        """The events that end a stream with an error."""
+        """Return the events that end a stream with an error."""
         ...
 
     def whole(self) -> JsonObject:
-        """A finished response."""
+        """Return a finished response."""
         ...
 
 

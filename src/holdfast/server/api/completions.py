@@ -84,7 +84,7 @@ async def complete(
 async def send_completion(
     request: Request, response: "CompletionResponse", resources: AsyncExitStack
 ) -> Response:
-    """The HTTP response. resources are closed when the answer ends; those of a stream by its
+    """Return the HTTP response. resources are closed when the answer ends; those of a stream by its
     response."""
     if response.body.stream:
         response.fingerprint = await run_until_disconnect(request, response.call.fingerprint())
@@ -164,7 +164,7 @@ class CompletionResponse:
         }
 
     def logprobs_writer(self, at: int) -> TextLogprobs:
-        """The writer of the logprobs of one choice, of the prompt with this index."""
+        """Return the writer of the logprobs of one choice, of the prompt with this index."""
         return TextLogprobs(
             self.frontend.prompts,
             self.body.logprobs or 0,
@@ -174,12 +174,12 @@ class CompletionResponse:
         )
 
     def index(self, at: int, delta: Delta) -> int:
-        """The index of a choice: choices of the first prompt first."""
+        """Return the index of a choice: choices of the first prompt first."""
         return at * self.params.n + delta.index
 
 
 async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
-    """One chunk for each delta; the last chunk has the `holdfast` object."""
+    """Yield one chunk for each delta; the last chunk has the `holdfast` object."""
     call, body = response.call, response.body
     model_fields = ModelFields(call)
     head = {"object": "text_completion", **response.head()}

@@ -90,7 +90,7 @@ class ContentBlocks:
     def add(
         self, deltas: Iterable[ChoiceDelta], logprobs: Iterable[TokenLogprob], num_hidden: int = 0
     ) -> list[BlockEvent]:
-        """The events of new deltas. Logprobs go with the text that arrives with them or next, except
+        """Return the events of new deltas. Logprobs go with the text that arrives with them or next, except
         those of the first num_hidden tokens that have none yet, which are in no text."""
         self._logprobs += logprobs
         del self._logprobs[:num_hidden]
@@ -109,7 +109,7 @@ class ContentBlocks:
         return events
 
     def add_delta(self, choice: ChatChoice, delta: Delta) -> list[BlockEvent]:
-        """The events of a delta of the engine. One that ends with an error has none: the result raises it."""
+        """Return the events of a delta of the engine. One that ends with an error has none: the result raises it."""
         if delta.finish_reason == "error":
             return []
         events = self.add(*choice.add(delta))
@@ -118,7 +118,7 @@ class ContentBlocks:
         return events
 
     def finish(self, *, is_truncated: bool) -> list[BlockEvent]:
-        """The events at the end of the choice."""
+        """Return the events at the end of the choice."""
         events: list[BlockEvent] = [] if self.blocks else self._open(TextBlock(0))
         last = self.blocks[-1]
         last.is_complete = not is_truncated
@@ -149,7 +149,7 @@ class ContentBlocks:
 
 
 def whole_blocks(choice: ChatChoice) -> list[Block]:
-    """The blocks of a finished choice."""
+    """Return the blocks of a finished choice."""
     blocks = ContentBlocks()
     for step in choice.steps:
         blocks.add(*step)
@@ -184,11 +184,11 @@ class ConversationBuilder:
         return not self.is_empty and bool(self._drafts[-1].calls)
 
     def add(self, role: str, texts: Iterable[str], *, tool_call_id: str | None = None) -> None:
-        """A new message. Texts are joined with a line break, as the parts of a chat message."""
+        """Add a message. Texts are joined with a line break, as the parts of a chat message."""
         self._append(_Draft(role, list(texts), tool_call_id=tool_call_id))
 
     def add_text(self, role: str, texts: Iterable[str]) -> None:
-        """More text of the last message if it has this role and no calls, else a new message."""
+        """Add text to the last message if it has this role and no calls, else a new message."""
         last = self._drafts[-1] if self._drafts else None
         if last is None or last.role != role or last.calls or last.texts is None or self._thoughts:
             self.add(role, texts)
@@ -196,14 +196,14 @@ class ConversationBuilder:
             last.texts += texts
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
-        """A call in the last message if it is the assistant's, else in a new one."""
+        """Add a call to the last message if it is the assistant's, else to a new one."""
         if self.is_empty or self._drafts[-1].role != "assistant" or self._thoughts:
             self._append(_Draft("assistant", None))
         function = {"name": name, "arguments": arguments}
         self._drafts[-1].calls.append({"id": call_id, "type": "function", "function": function})
 
     def add_reasoning(self, text: str) -> None:
-        """Thinking before the assistant's next text or call. Without one it is dropped."""
+        """Add thinking before the assistant's next text or call. Without one it is dropped."""
         self._thoughts.append(text)
 
     def _append(self, draft: _Draft) -> None:
@@ -213,7 +213,7 @@ class ConversationBuilder:
         self._drafts.append(draft)
 
     def messages(self) -> list[ChatMessage]:
-        """The messages, with the fields that clients of chat completions send."""
+        """Return the messages, with the fields that clients of chat completions send."""
         return [_message(draft) for draft in self._drafts]
 
 

@@ -11,7 +11,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.results import Delta
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent import Sent
 from holdfast.engine.continuation import continued_params, sent_of
@@ -19,6 +18,7 @@ from holdfast.receipts.receipt import Receipt
 from holdfast.server.api.chat import chat_completion
 from holdfast.server.api.completions import CompletionResponse, complete, send_completion
 from holdfast.server.api.replay import find_differences, read_receipt, require_limits
+from holdfast.server.api.sampling import submit_sent
 from holdfast.server.api.schema.objects import ChatCompletion, Completion
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, documented
 from holdfast.server.api.schema.requests import (
@@ -28,7 +28,6 @@ from holdfast.server.api.schema.requests import (
     ContinueRequest,
     ContinueTokensRequest,
 )
-from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
@@ -68,7 +67,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
                     stream=bool(body.stream),
                 )
             )
-            await run_until_disconnect(request, _submit(call, completion, prompt_ids, params, sent))
+            await run_until_disconnect(request, submit_sent(call, completion, prompt_ids, params, sent))
             response = CompletionResponse(frontend, call, completion, params)
             return await send_completion(request, response, stack)
 
@@ -78,14 +77,8 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 def _sent_answer(
     frontend: Frontend, receipt: Receipt, prompt_ids: list[int], params: SamplingParams
 ) -> tuple[Sent, ...]:
-    ready = frontend.ready
-    return sent_of(
-        receipt,
-        prompt_ids,
-        frontend.prompts.tokenizer,
-        params.max_tokens,
-        extension=ready.extension,
-    )
+    extension = frontend.ready.extension
+    return sent_of(receipt, prompt_ids, frontend.prompts.tokenizer, params.max_tokens, extension=extension)
 
 
 def _completion_request(
@@ -111,22 +104,3 @@ async def _require_fingerprint(frontend: Frontend, receipt: Receipt) -> None:
             param="receipt",
             code="fingerprint_differs",
         )
-
-
-async def _submit(
-    call: Call,
-    body: CompletionRequest,
-    prompt_ids: list[int],
-    params: SamplingParams,
-    sent: tuple[Sent, ...],
-) -> None:
-    ended = {index: choice.finish_reason for index, choice in enumerate(sent) if choice.finish_reason}
-    await call.submit(
-        prompt_ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt, sent=sent
-    )
-    await call.accepted()
-    await call.confirmed([index for index in range(params.n) if index not in ended])
-    # Choices that had ended give no output: the client has them.
-    call.streams[0].deltas.extendleft(
-        Delta(index=index, finish_reason=reason) for index, reason in ended.items()
-    )

@@ -39,7 +39,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
 
     @router.get("/health", **health_document)
     async def health() -> Response:
-        """200 if requests are answered now, else 503. Requires no API key."""
+        """Return 200 if requests are answered now, else 503. Requires no API key."""
         engines = frontend.engines
         if not frontend.admission.is_open:
             return JSONResponse(HealthResponse("draining"), 503, {"Retry-After": "5"})
@@ -55,23 +55,23 @@ def info_routes(frontend: Frontend) -> APIRouter:
 
     @router.get("/version", **documented(VersionResponse, GET_ERRORS))
     async def version() -> Response:
-        """The version of Holdfast."""
+        """Return the version of Holdfast."""
         return JSONResponse(VersionResponse(__version__))
 
     @router.get("/v1/models", **documented(ModelList, GET_ERRORS))
     async def models() -> Response:
-        """The served model, under each of its names."""
+        """Return the served model, under each of its names."""
         return JSONResponse(ModelList([_model(frontend, name) for name in frontend.names]))
 
     @router.get("/v1/models/{name:path}", **documented(ModelInfo, (*GET_ERRORS, 404)))
     async def model(name: str) -> Response:
-        """One model."""
+        """Return one model."""
         frontend.require_model(name)
         return JSONResponse(_model(frontend, name))
 
     @router.get("/v1/certificate", **documented(CertificateResponse, (*GET_ERRORS, 503)))
     async def certificate() -> Response:
-        """The engine's certificate on this machine, and its fingerprint."""
+        """Return the engine's certificate on this machine, and its fingerprint."""
         if not frontend.engines.is_ready:
             raise not_ready(frontend.engines.retry_after)
         ready = frontend.ready
@@ -89,7 +89,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
 
     @router.get("/v1/receipt_key", **documented(ReceiptKeyResponse, (*GET_ERRORS, 404, 503)))
     async def receipt_key() -> Response:
-        """The public key of the key that signs this server's receipts."""
+        """Return the public key of the key that signs this server's receipts."""
         ready = frontend.ready
         if ready.receipt_key is None:
             message = "this server's receipts are not signed; start it with --receipt-key"
@@ -99,7 +99,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse, **documented((), GET_ERRORS))
     async def metrics(request: Request) -> Response:
-        """Metrics in Prometheus' text format."""
+        """Return metrics in Prometheus' text format."""
         try:
             async with asyncio.timeout(_STATUS_SECONDS):
                 await frontend.engines.refresh_status()  # the listener updates the metrics

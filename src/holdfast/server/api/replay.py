@@ -70,7 +70,7 @@ def replay_routes(frontend: Frontend) -> APIRouter:
 async def read_receipt(
     request: Request, frontend: Frontend, body: ReceiptFields
 ) -> tuple[Receipt, ReceiptCheck, list[int]]:
-    """The receipt of a body, what was checked of it, and its prompt."""
+    """Return the receipt of a body, what was checked of it, and its prompt."""
     own_key = frontend.ready.receipt_key
     receipt, checked, prompt_ids = await frontend.prepare(request, lambda token: _parse(body, own_key))
     frontend.prompts.require_room(len(prompt_ids))
@@ -78,7 +78,7 @@ async def read_receipt(
 
 
 async def find_differences(frontend: Frontend, receipt: Receipt) -> list[str]:
-    """What decides the receipt's bits and is another here. A grammar library is tried in a thread."""
+    """Return what decides the receipt's bits and is another here. A grammar library is tried in a thread."""
     here = Fingerprint.of((await frontend.fingerprint()).parts)
     return await asyncio.to_thread(receipt.differences, here)
 
@@ -104,7 +104,7 @@ def require_limits(receipt: Receipt, config: ServerConfig) -> None:
 
 
 def _parse(body: ReceiptFields, own_key: str | None) -> tuple[Receipt, ReceiptCheck, list[int]]:
-    """The signature is checked if it names our own key: no other key is known here."""
+    """Parse a body's receipt. Its signature is checked if it names our own key: no other key is known here."""
     receipt = parse_receipt(body.receipt)
     own = None if own_key is None else PublicKey.parse(own_key.encode())
     is_own = own is not None and receipt.signer is not None and receipt.signer.key_id == own.key_id
@@ -113,7 +113,7 @@ def _parse(body: ReceiptFields, own_key: str | None) -> tuple[Receipt, ReceiptCh
 
 
 async def _run(call: Call, num_choices: int) -> Result:
-    """The new result, with its choices merged from their deltas."""
+    """Return the new result, with its choices merged from their deltas."""
     await call.accepted()
     deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
     async for batch in call.batches():

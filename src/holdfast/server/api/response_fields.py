@@ -31,24 +31,24 @@ _MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token
 
 
 def usage(call: Call, num_reasoning_tokens: int | None = None) -> Usage:
-    """The tokens of a finished response. num_reasoning_tokens: those of thinking that is separated."""
+    """Return the tokens of a finished response. num_reasoning_tokens: those of thinking that is separated."""
     thought = None if num_reasoning_tokens is None else CompletionTokensDetails(num_reasoning_tokens)
     return Usage(*_token_counts(call), PromptTokensDetails(num_cached_tokens(call)), thought)
 
 
 def num_cached_tokens(call: Call) -> int:
-    """The prompt tokens of a finished response that were in the prefix cache."""
+    """Return the prompt tokens of a finished response that were in the prefix cache."""
     return min(call.num_prompt_tokens, sum(result.stats.cached_tokens for result in call.results))
 
 
 def _token_counts(call: Call) -> tuple[int, int, int]:
-    """The tokens of the prompt, of the answers so far, and of both."""
+    """Return the tokens of the prompt, of the answers so far, and of both."""
     prompt, completion = call.num_prompt_tokens, call.num_completion_tokens
     return prompt, completion, prompt + completion
 
 
 def holdfast_object(call: Call, **model_fields: Any) -> HoldfastDetails:
-    """Determinism mode, seed and stats. For a batch of prompts: of all together, and of each one."""
+    """Return the determinism mode, the seed and the stats. For a batch of prompts: of all together, and of each one."""
     results = call.results
     return HoldfastDetails(
         call.mode,
@@ -65,7 +65,7 @@ def _request_details(result: Result) -> RequestDetails:
 
 
 def matched_stop(delta: Delta, token_ids: Sequence[int]) -> str | int | None:
-    """What ended a choice with these tokens, as SGLang names it: a stop string, a stop token, or the
+    """Return what ended a choice with these tokens, as SGLang names it: a stop string, a stop token, or the
     end-of-text token, which is no `stop_reason`."""
     if delta.finish_reason == "stop" and delta.stop_reason is None and token_ids:
         return token_ids[-1]
@@ -93,7 +93,7 @@ class ChunkWriter:
         return sse_event({**self._head, "choices": [choice], **self._usage(), **model_fields, **fields})
 
     def end(self, last: dict[str, Any], num_reasoning_tokens: int | None = None) -> bytes:
-        """The last chunk, once all results are known, with the `holdfast` object. The usage comes after it, and
+        """Return the last chunk, once all results are known, with the `holdfast` object. The usage comes after it, and
         has that object then."""
         details = {"holdfast": holdfast_object(self._call, **self._model_fields.rest())}
         if not self._has_usage:
@@ -109,7 +109,7 @@ class ChunkWriter:
 
 
 def prompt_logprobs(prompts: PromptReader, result: Result, num_top: int) -> PromptLogprobs:
-    """The logprobs of a prompt in vLLM's format: for every token an object by token id, with the
+    """Return the logprobs of a prompt in vLLM's format: for every token an object by token id, with the
     token itself and the most likely ones. The first token has none.
 
     The rank of a token that is not among the most likely ones is not known.
@@ -129,7 +129,7 @@ def prompt_logprobs(prompts: PromptReader, result: Result, num_top: int) -> Prom
 def chat_logprobs(
     prompts: PromptReader, logprobs: Sequence[TokenLogprob], *, as_ids: bool = False
 ) -> ChatCompletionLogprobs:
-    """Logprobs in the format of chat completions. as_ids: tokens are written as token_id:123."""
+    """Return logprobs in the format of chat completions. as_ids: tokens are written as token_id:123."""
 
     def entry(token_id: int, logprob: float) -> tuple[str, float, list[int]]:
         raw = prompts.tokenizer.token_bytes(token_id)
@@ -201,5 +201,5 @@ def _id_name(token_id: int) -> str:
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity: replace it with OpenAI's minimum."""
+    """Replace infinity, which JSON does not have, with OpenAI's minimum."""
     return logprob if math.isfinite(logprob) else _MIN_LOGPROB

@@ -17,7 +17,7 @@ from holdfast.server.api.schema.requests import (
 
 
 def parse_structured_output(body: GenerationRequest) -> StructuredOutput | None:
-    """The structured output a body asks for, if any. Raises `InvalidRequest` for two, or for an invalid one."""
+    """Return the structured output a body asks for, if any. Raises `InvalidRequest` for two, or for an invalid one."""
     fields: dict[str, dict[str, Any]] = {
         "response_format": _of_format(body.response_format),
         "structured_outputs": _of_kinds(body.structured_outputs),

@@ -37,7 +37,7 @@ def sampling_params(
     prompt_logprobs: int | None = None,
     echo: bool = False,
 ) -> SamplingParams:
-    """The sampling parameters. Raises `InvalidRequest` or `ApiError` if a value is invalid."""
+    """Return the sampling parameters. Raises `InvalidRequest` or `ApiError` if a value is invalid."""
     given: dict[str, Any] = {
         name: getattr(body, name) for name in _SAME_NAMES if getattr(body, name) is not None
     }
@@ -78,13 +78,13 @@ def refuse_contradictions(body: GenerationRequest) -> None:
 
 
 def max_prompt_len(frontend: Frontend) -> int:
-    """The largest number of tokens of a prompt with its answer."""
+    """Return the largest number of tokens of a prompt with its answer."""
     ready = frontend.ready
     return min(ready.max_model_len, ready.num_kv_positions)
 
 
 def truncate_prompt(body: GenerationRequest, ids: list[int], room: int) -> list[int]:
-    """The last tokens of a prompt, or the first: as many as the body says, or as there is room for."""
+    """Return the last tokens of a prompt, or the first: as many as the body says, or as there is room for."""
     if body.truncate_prompt_tokens is None:
         return ids
     length = max(1, room if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens)
@@ -94,7 +94,7 @@ def truncate_prompt(body: GenerationRequest, ids: list[int], room: int) -> list[
 def prompt_list(
     value: str | Sequence[int] | Sequence[str] | Sequence[list[int]], max_prompts: int, param: str
 ) -> list[str | list[int]]:
-    """The prompts of a field that is one prompt or a batch, each a text or token ids. A list of numbers is
+    """Return the prompts of a field that is one prompt or a batch, each a text or token ids. A list of numbers is
     one prompt. param is the field's name."""
     if isinstance(value, str):
         return [value]
@@ -105,6 +105,20 @@ def prompt_list(
     if len(value) > max_prompts:
         raise invalid_value(param, f"it has {len(value)} prompts; at most {max_prompts} are allowed")
     return [one for one in value if not isinstance(one, int)]
+
+
+async def submit_sent(
+    call: Call,
+    body: GenerationRequest,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    sent: tuple[Sent, ...],
+) -> None:
+    """Send the engine a request with its answers so far. Wait until they are confirmed."""
+    await call.submit(
+        prompt_ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt, sent=sent
+    )
+    await call.accepted()
 
 
 async def submit_rest(
@@ -126,15 +140,7 @@ async def submit_rest(
     )
     sent = Sent()
     sent.add(given)
-    await call.submit(
-        prompt_ids,
-        params,
-        want_receipt=bool(body.return_receipt),
-        cache_salt=body.cache_salt,
-        sent=(sent,),
-    )
-    await call.accepted()
-    await call.confirmed([0])
+    await submit_sent(call, body, prompt_ids, params, (sent,))
     return given
 
 
@@ -145,7 +151,7 @@ def _given_answer(
     params: SamplingParams,
     token_ids: Sequence[int],
 ) -> Delta:
-    """What a client has of an answer. No logprob is known. Slow: call it in a thread."""
+    """Return what a client has of an answer. No logprob is known. Slow: call it in a thread."""
     ready, num_tokens = frontend.ready, len(token_ids)
     keeps_bits = frontend.defaults.is_deterministic(params.deterministic)
     for param, is_wrong, why in (

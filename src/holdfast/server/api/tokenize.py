@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from holdfast.core.cancel_token import CancelToken, in_slices
 from holdfast.errors import InvalidRequest
-from holdfast.server.api.chat_plan import tokenize_chat
+from holdfast.server.api.chat_plan import render_chat
 from holdfast.server.api.schema.objects import DetokenizeResponse, TokenizeResponse, TokenizerInfo
 from holdfast.server.api.schema.openapi import BODY_ERRORS, GET_ERRORS, documented
-from holdfast.server.api.schema.requests import DetokenizeRequest, TokenizeRequest
+from holdfast.server.api.schema.requests import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.sse import JSONResponse
 from holdfast.server.prompts import PromptReader
@@ -42,7 +42,7 @@ def token_routes(frontend: Frontend) -> APIRouter:
 
     @router.get("/tokenizer_info", **documented(TokenizerInfo, GET_ERRORS))
     async def tokenizer_info(request: Request) -> Response:
-        """The tokenizer: special tokens, chat template, context."""
+        """Return the tokenizer: special tokens, chat template, context."""
         return await frontend.run(request, lambda token: JSONResponse(_describe(prompts)))
 
     return router
@@ -59,10 +59,15 @@ def _tokenize(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) 
 def _encode(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is required")
-    if isinstance(body.prompt, list):
-        body = body.model_copy(update={"prompt": None, "messages": body.prompt})
     if not isinstance(body.prompt, str):
-        return tokenize_chat(prompts, body, token)
+        chat = ChatCompletionRequest.model_construct(
+            messages=body.messages if body.prompt is None else body.prompt,
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+        return render_chat(prompts, chat, token, whole=True)[0]
     if body.tools is not None:
         raise InvalidRequest("tools require messages; a prompt is tokenized unchanged")
     return prompts.tokenize(
@@ -71,7 +76,7 @@ def _encode(prompts: PromptReader, body: TokenizeRequest, token: CancelToken) ->
 
 
 def _describe(prompts: PromptReader) -> TokenizerInfo:
-    """The tokenizer in the words of transformers' tokenizer_config.json, as vLLM serves it."""
+    """Return the tokenizer in the words of transformers' tokenizer_config.json, as vLLM serves it."""
     tokenizer = prompts.tokenizer
     named: dict[str, str | None] = {name: tokenizer.special_tokens.get(name) for name in _NAMED}
     if named["eos_token"] is None and tokenizer.eos_token_ids:

@@ -100,7 +100,7 @@ class ChatFormat:
         return self.reasoning is not None
 
     def controls(self, plan: ToolPlan) -> dict[int, str]:
-        """The special tokens that the parsers of a request must see."""
+        """Return the special tokens that the parsers of a request must see."""
         if isinstance(self.reasoning, Harmony):
             return self._special_ids(self.reasoning.tokens)
         texts: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class ChatFormat:
         return self._special_ids(texts)
 
     def start_of_answer(self, prompt_ids: Sequence[int], continued: str | None) -> AnswerStart:
-        """Where the answer to this prompt begins. continued: the message that it continues, if any."""
+        """Return where the answer to this prompt begins. continued: the message that it continues, if any."""
         if isinstance(self.reasoning, Harmony):
             return AnswerStart(header=tuple(self._read_header(self.reasoning, prompt_ids)))
         if self.reasoning is None:
@@ -123,20 +123,20 @@ class ChatFormat:
         return AnswerStart(TagState.THINKING if is_open else TagState.ANSWERING)
 
     def constrain(self, plan: ToolPlan, start: AnswerStart) -> StructuredOutput | None:
-        """The constraint of an answer, with the thinking before it."""
+        """Return the constraint of an answer, with the thinking before it."""
         thinking = self._thinking_grammar(start)
         if plan.structured is None or thinking is None:
             return plan.structured
         return after_thinking(plan.structured, thinking, is_tool_grammar=plan.is_tool_grammar)
 
     def explain(self, plan: ToolPlan, start: AnswerStart, message: str) -> str:
-        """The engine's error message, in terms of what the client sent."""
+        """Return the engine's error message, in terms of what the client sent."""
         if plan.is_tool_grammar or plan.structured is None or self._thinking_grammar(start) is None:
             return plan.explain(message)
         return explain_after_thinking(message, plan.structured)
 
     def adapt_message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message in the form that the template takes.
+        """Return a message in the form that the template takes.
 
         gpt-oss's template refuses content beside thinking in a message with calls; both are then
         thinking.
@@ -160,7 +160,7 @@ class ChatFormat:
         prompt_ids: Sequence[int],
         skip_special_tokens: bool,
     ) -> AnswerParser:
-        """The parser of one choice. `key` is the key of `ToolCallIds`."""
+        """Return the parser of one choice. `key` is the key of `ToolCallIds`."""
         controls = self.controls(plan)
         pieces = TokenPieces(self.tokenizer, prompt_ids, controls, skip_special_tokens=skip_special_tokens)
         if isinstance(self.reasoning, Harmony):
@@ -182,7 +182,7 @@ class ChatFormat:
         )
 
     def _read_tags(self, tags: ReasoningTags, prompt_ids: Sequence[int]) -> TagState:
-        """What the template wrote last. The same characters typed by a client are other tokens."""
+        """Return what the template wrote last. The same characters typed by a client are other tokens."""
         tail = list(prompt_ids[-_TAIL:])
         while tail and not self.tokenizer.token_bytes(tail[-1]).strip():
             tail.pop()
@@ -197,7 +197,7 @@ class ChatFormat:
         return TagState.THINKING if tags.starts_open or ends_with(tags.opening) else TagState.MAY_THINK
 
     def _read_header(self, harmony: Harmony, prompt_ids: Sequence[int]) -> list[Piece]:
-        """The pieces after the last start of a message."""
+        """Return the pieces after the last start of a message."""
         start = self.tokenizer.special_id(harmony.start)
         begin = next((at for at in reversed(range(len(prompt_ids))) if prompt_ids[at] == start), None)
         if begin is None:
@@ -230,7 +230,7 @@ class ChatFormat:
 def choose_chat_format(
     tokenizer: Tokenizer, reasoning: ReasoningParserName = "auto", tools: ToolParserName = "auto"
 ) -> ChatFormat:
-    """The format of a model, by its template and tokenizer or by the names of parsers. Raises
+    """Return the format of a model, by its template and tokenizer or by the names of parsers. Raises
     `ConfigError` if they do not fit."""
     template = tokenizer.chat_template or ""
     with_tools = tokenizer.chat_templates.get("tool_use", template)

@@ -57,7 +57,7 @@ _FORMATS: dict[str, ReasoningFormat] = {one.name: one for one in (QWEN3, DEEPSEE
 def choose_reasoning(
     tokenizer: "Tokenizer", template: str, name: ReasoningParserName = "auto"
 ) -> ReasoningFormat | None:
-    """The format by its name; "auto": by the tags in the chat template. Raises `ConfigError` if the
+    """Return the format by its name; "auto": by the tags in the chat template. Raises `ConfigError` if the
     model cannot write it."""
     if name == "none":
         return None
@@ -75,6 +75,6 @@ def choose_reasoning(
 
 
 def _lacks(tokenizer: "Tokenizer") -> str | None:
-    """A token of harmony that the tokenizer does not have as a special one."""
+    """Return a token of harmony that the tokenizer does not have as a special one."""
     needed = (HARMONY.start, HARMONY.channel, HARMONY.message, HARMONY.ends[0])
     return next((one for one in needed if tokenizer.special_id(one) is None), None)

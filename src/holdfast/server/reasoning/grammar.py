@@ -32,7 +32,7 @@ class ThinkingGrammar:
 
 
 def tagged_thinking(opening: str, closing: str, *, is_open: bool, names_tokens: bool) -> ThinkingGrammar:
-    """Thinking between two tags, which are texts or the names of special tokens."""
+    """Return the grammar of thinking between two tags, which are texts or the names of special tokens."""
     if names_tokens:
         rules = f"thinking: {_ANY_TEXT} {closing} {_GAP}"
     else:  # it ends with the first closing tag
@@ -44,7 +44,7 @@ def tagged_thinking(opening: str, closing: str, *, is_open: bool, names_tokens: 
 
 
 def harmony_thinking(tool_format: ToolFormat) -> ThinkingGrammar:
-    """A message of the channel analysis, if the model writes one."""
+    """Return the grammar of a message of the channel analysis, if the model writes one."""
     rules = f'thinking: <|channel|> "analysis" <|message|> {_ANY_TEXT} <|end|> <|start|> "assistant"'
     head = quote(tool_format.answer_head, tool_format.special)
     return ThinkingGrammar("thinking?", rules, head, names_tokens=True)
@@ -53,7 +53,7 @@ def harmony_thinking(tool_format: ToolFormat) -> ThinkingGrammar:
 def after_thinking(
     output: StructuredOutput, thinking: ThinkingGrammar, *, is_tool_grammar: bool
 ) -> StructuredOutput:
-    """The grammar of the thinking and the answer. A tool grammar has its start rule in line 1."""
+    """Return the grammar of the thinking and the answer. A tool grammar has its start rule in line 1."""
     if is_tool_grammar:
         start, _, rest = (output.lark or "").partition("\n")
         answer = start.removeprefix("start: ")
@@ -65,7 +65,7 @@ def after_thinking(
 
 
 def explain_after_thinking(message: str, output: StructuredOutput) -> str:
-    """The compiler's error for a grammar of `after_thinking`, in terms of the structured output."""
+    """Return the compiler's error for a grammar of `after_thinking`, in terms of the structured output."""
     cause = message.partition("cannot be used: ")[2]
     if not cause:
         return message

@@ -152,7 +152,7 @@ class HarmonyParser:
             self._reject_header()
 
     def _reject_header(self) -> None:
-        """Not a header: all of it is content, and so is what follows."""
+        """Take a header that is none as content, and so what follows."""
         self._part = _Part.CONTENT
         self._emit(ContentDelta, "".join(one.text for one in self._header))
 
@@ -197,7 +197,7 @@ class HarmonyParser:
 
 
 def _read_header(pieces: Sequence[Piece]) -> tuple[str, str, str | None]:
-    """The role, the channel and the recipient in a header."""
+    """Return the role, the channel and the recipient in a header."""
     parts: dict[str, str] = {"": ""}
     part = ""
     for piece in pieces:

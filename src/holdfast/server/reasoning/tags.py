@@ -98,7 +98,7 @@ class TagParser:
         return [] if opening.startswith(self._marker) else self._answer()
 
     def _answer(self) -> list[ChoiceDelta]:
-        """There is no thinking: what was held back is text."""
+        """Return what was held back, as text: there is no thinking."""
         text = "".join((*self._space, self._marker))
         self._state, self._space, self._marker = TagState.ANSWERING, [], ""
         return self._rest.feed(text)

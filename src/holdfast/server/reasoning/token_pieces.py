@@ -65,7 +65,7 @@ class TokenPieces:
         return bool(self._controls)
 
     def split(self, delta: Delta) -> list[Piece]:
-        """The pieces that this delta shows."""
+        """Return the pieces that this delta shows."""
         for token_id in delta.token_ids:
             self._push(token_id)
         if delta.finish_reason is not None and (rest := self._detokenizer.flush()):

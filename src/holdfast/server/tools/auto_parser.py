@@ -192,7 +192,7 @@ class AutoToolParser:
             self._open = None if marker == closing else _Capture(is_bare=False)
 
     def _reject(self, open_: _Capture) -> None:
-        """Not a call: its marker is content, and the text after it is scanned again."""
+        """Take what is no call as content: its marker at once, the text after it is scanned again."""
         self._open, self._may_be_bare = None, False
         if not open_.is_bare:
             self._emit_content(self._format.opening)

@@ -28,7 +28,7 @@ class WrittenCall:
 
 
 def may_begin_call(head: str) -> bool:
-    """Whether JSON with this beginning can still be a call.
+    """Return whether JSON with this beginning can still be a call.
 
     Once False, it stays False for longer beginnings.
     """
@@ -37,7 +37,7 @@ def may_begin_call(head: str) -> bool:
 
 
 def read_calls(text: str, names: Set[str]) -> tuple[WrittenCall, ...] | None:
-    """The calls in a JSON object or list; None if any element is not a call.
+    """Return the calls in a JSON object or list; None if any element is not a call.
 
     The text must be valid JSON.
     """
@@ -63,7 +63,7 @@ Range = tuple[int, int]  # of the text
 
 
 def _find_members(text: str, at: int) -> tuple[list[tuple[str, Range]], int]:
-    """The members of the object at an index, each with the range of its value, and the index after
+    """Return the members of the object at an index, each with the range of its value, and the index after
     the object.
     """
     members = []

@@ -19,7 +19,7 @@ class ContentDelta:
     text: str
 
     def body(self) -> dict[str, Any]:
-        """The `delta` of a chunk."""
+        """Return the `delta` of a chunk."""
         return {"content": self.text}
 
 
@@ -30,7 +30,7 @@ class ReasoningDelta:
     text: str
 
     def body(self) -> dict[str, Any]:
-        """The `delta` of a chunk. Clients of vLLM read either name: the newer one, or the one before."""
+        """Return the `delta` of a chunk. Clients of vLLM read either name: the newer one, or the one before."""
         return {"reasoning": self.text, "reasoning_content": self.text}
 
 
@@ -47,7 +47,7 @@ class ToolCallDelta:
     name: str | None = None
 
     def body(self) -> dict[str, Any]:
-        """The `delta` of a chunk."""
+        """Return the `delta` of a chunk."""
         if self.id is None:
             call: dict[str, Any] = {"index": self.index, "function": {"arguments": self.arguments}}
         else:
@@ -63,11 +63,11 @@ class ToolParser(Protocol):
     """Parses the text of one choice."""
 
     def feed(self, text: str) -> list[ChoiceDelta]:
-        """The deltas that are certain after this text."""
+        """Return the deltas that are certain after this text."""
         ...
 
     def finish(self) -> list[ChoiceDelta]:
-        """The remaining deltas, at the end of the text."""
+        """Return the remaining deltas, at the end of the text."""
         ...
 
 
@@ -111,7 +111,7 @@ def merge_texts(deltas: Sequence[ChoiceDelta]) -> list[ChoiceDelta]:
 
 
 def merge_deltas(deltas: Iterable[ChoiceDelta]) -> ParsedMessage:
-    """The message of these deltas."""
+    """Return the message of these deltas."""
     texts: list[str] = []
     thoughts: list[str] = []
     heads: dict[int, tuple[str, str]] = {}
@@ -133,7 +133,7 @@ def merge_deltas(deltas: Iterable[ChoiceDelta]) -> ParsedMessage:
 
 
 def finish_reason(reason: str, num_calls: int) -> str:
-    """The choice's finish reason. A truncated choice keeps "length", also if it has calls."""
+    """Return the choice's finish reason. A truncated choice keeps "length", also if it has calls."""
     return "tool_calls" if reason == "stop" and num_calls else reason
 
 

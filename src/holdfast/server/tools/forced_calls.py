@@ -28,7 +28,7 @@ _GRAMMAR_ERROR = re.compile(
 
 
 def forced_grammar(config: ToolConfig, tool_format: ToolFormat) -> StructuredOutput:
-    """One call, or several if the request and the format allow it."""
+    """Return the grammar of one call, or of several if the request and the format allow it."""
     start = _start_rule(config, tool_format)
     return _output(_write_grammar(start, config.callable, tool_format), tool_format)
 
@@ -36,7 +36,7 @@ def forced_grammar(config: ToolConfig, tool_format: ToolFormat) -> StructuredOut
 def calls_or_json_grammar(
     config: ToolConfig, tool_format: ToolFormat, output: StructuredOutput
 ) -> StructuredOutput:
-    """Calls, or JSON of the requested structured output.
+    """Return the grammar of calls, or of JSON of the requested structured output.
 
     `AutoToolParser` tells which of them was generated.
     """
@@ -47,12 +47,12 @@ def calls_or_json_grammar(
 
 
 def json_in_lark(output: StructuredOutput) -> str:
-    """A JSON schema or object, as a rule."""
+    """Return the rule of a JSON schema or object."""
     return _json(json.loads(output.texts[0]) if output.kind == "json_schema" else {"type": "object"})
 
 
 def explain_grammar_error(message: str, config: ToolConfig) -> str:
-    """The compiler's error for a grammar of this module, in terms of the client's tools.
+    """Return the compiler's error for a grammar of this module, in terms of the client's tools.
 
     Other errors, for example of a prompt that is too long, are unchanged.
     """
@@ -69,7 +69,7 @@ def explain_grammar_error(message: str, config: ToolConfig) -> str:
 
 
 def grammar_error(cause: str) -> tuple[int | None, str]:
-    """The line and the reason in the compiler's error for a Lark grammar."""
+    """Return the line and the reason in the compiler's error for a Lark grammar."""
     found = _GRAMMAR_ERROR.fullmatch(cause)
     return (None, cause) if found is None else (int(found[1]), found[2])
 
@@ -86,10 +86,7 @@ def _output(lark: str, tool_format: ToolFormat) -> StructuredOutput:
 
 
 def _write_grammar(start: str, tools: Sequence[Tool], tool_format: ToolFormat) -> str:
-    """Line 1: start.
-
-    Line 2: call. Then two lines for each tool; `explain_grammar_error` relies on this.
-    """
+    """Write start in line 1, call in line 2, then two lines for each tool: `explain_grammar_error` relies on this."""
     frame, special = tool_format.frame, tool_format.special
     names = " | ".join(f"call_{index}" for index in range(len(tools)))
     lines = [f"start: {start}", f"call: {names}"]
@@ -101,7 +98,7 @@ def _write_grammar(start: str, tools: Sequence[Tool], tool_format: ToolFormat) -
 
 
 def quote(text: str, special: Sequence[str] = ()) -> str:
-    """A text in Lark. These special tokens in it are tokens."""
+    """Write a text in Lark. These special tokens in it are tokens."""
     parts = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
     return " ".join(one if one in special else json.dumps(one) for one in parts if one)  # as JSON escapes
 

@@ -95,7 +95,7 @@ _NAMED = {one.name: one for one in (LLAMA3, MISTRAL, OPENAI)}
 def choose_format(
     chat_template: str | None, special_tokens: Collection[str] = (), name: str = "auto"
 ) -> ToolFormat:
-    """The format by its name; "auto": by the markers in the chat template.
+    """Return the format by its name; "auto": by the markers in the chat template.
 
     special_tokens are the texts of the tokenizer's special tokens.
     """

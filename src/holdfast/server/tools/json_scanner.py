@@ -36,7 +36,7 @@ class JsonScanner:
         self._word = ""  # the rest of true, false or null
 
     def feed(self, text: str, start: int = 0) -> int:
-        """Consumes characters until the value ends or fails.
+        """Consume characters until the value ends or fails.
 
         Returns the index after the last one consumed.
         """

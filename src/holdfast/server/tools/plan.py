@@ -35,11 +35,11 @@ class ToolPlan:
     is_tool_grammar: bool  # whether `structured` was made from tools
 
     def ids(self, key: bytes, choice: int = 0) -> ToolCallIds:
-        """The ids of a choice's calls. `key` is the key of `ToolCallIds`."""
+        """Return the ids of a choice's calls. `key` is the key of `ToolCallIds`."""
         return ToolCallIds(key, choice, short=self.tool_format.short_ids)
 
     def parser(self, key: bytes, choice: int = 0, *, looks_for_calls: bool = True) -> ToolParser:
-        """The parser of one choice. looks_for_calls: with "auto", calls are looked for in the text."""
+        """Return the parser of one choice. looks_for_calls: with "auto", calls are looked for in the text."""
         config, tool_format = self.config, self.tool_format
         ids = self.ids(key, choice)
         if config.is_forced:
@@ -51,12 +51,12 @@ class ToolPlan:
         )
 
     def explain(self, message: str) -> str:
-        """The engine's error message, in terms of the client's tools."""
+        """Return the engine's error message, in terms of the client's tools."""
         return explain_grammar_error(message, self.config) if self.is_tool_grammar else message
 
 
 def plan_tools(config: ToolConfig, tool_format: ToolFormat, structured: StructuredOutput | None) -> ToolPlan:
-    """The plan. Raises `InvalidRequest` if tools and structured output cannot be combined."""
+    """Return the plan. Raises `InvalidRequest` if tools and structured output cannot be combined."""
     if config.callable and structured is not None and structured.kind not in ("json_schema", "json_object"):
         raise InvalidRequest(
             f"tools cannot be combined with structured output of kind {structured.kind!r}, only with JSON; "

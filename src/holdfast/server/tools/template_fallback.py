@@ -31,7 +31,7 @@ _RESULTS = "Results come back in <tool_response> tags. Where no function is of u
 
 
 def supports_system(template: str) -> bool:
-    """Whether a chat template renders system messages; a guess from its source."""
+    """Return whether a chat template renders system messages; a guess from its source."""
     if _NO_SYSTEM.search(template):
         return False
     return "system" in template or "raise_exception" not in template
@@ -40,7 +40,7 @@ def supports_system(template: str) -> bool:
 def describe_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], template: str = ""
 ) -> list[dict[str, Any]]:
-    """The conversation with all tool data in contents."""
+    """Return the conversation with all tool data in contents."""
     plain = _inline_calls(messages)
     if not tools:
         return plain
@@ -67,7 +67,7 @@ def _put_before_user(messages: list[dict[str, Any]], description: str) -> list[d
 
 
 def _inline_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Calls and results as contents.
+    """Write calls and results as contents.
 
     Results become user messages, merged with the next user message.
     """
@@ -90,7 +90,7 @@ def _inline_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def _write_call(index: int, call: Mapping[str, Any]) -> str:
-    """A call as the model wrote it.
+    """Write a call as the model wrote it.
 
     Arguments keep the client's exact text, so that the prefix cache matches.
     """

@@ -1,25 +1,22 @@
-"""A request's `tools`, `tool_choice` and `parallel_tool_calls`, validated.
+"""A request's `tools`, `tool_choice` and `parallel_tool_calls`, as one consistent `ToolConfig`.
 
-A `ToolConfig` is always consistent. The body's parser has refused what is no JSON, too deep or of another type
-than an object. Whether a schema can be compiled to a grammar is found by the grammar compiler.
+The body's parser has refused what has not the shape of a tool. Whether a schema can be compiled to a grammar is
+found by the grammar compiler.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from holdfast.core.sampling_params import show
 from holdfast.errors import InvalidRequest
-from holdfast.server.errors import refuse_unknown
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 1 << 17  # descriptions and parameters of all tools together
 
 ToolChoiceMode = Literal["none", "auto", "required", "named"]
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -39,7 +36,7 @@ class Tool:
         return {"type": "object", **json.loads(self.parameters)}
 
     def template_dict(self) -> dict[str, Any]:
-        """The tool in the shape chat templates expect."""
+        """Return the tool in the shape chat templates expect."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -48,7 +45,7 @@ class Tool:
 
     @classmethod
     def from_template_dict(cls, tool: Mapping[str, Any]) -> "Tool":
-        """The tool that `template_dict` describes."""
+        """Return the tool that `template_dict` describes."""
         function = tool["function"]
         parameters = json.dumps(function["parameters"], ensure_ascii=False)
         return cls(function["name"], function.get("description"), parameters)
@@ -89,13 +86,16 @@ class ToolConfig:
 
 def parse_tools(
     tools: Sequence[Mapping[str, Any]] | None = None,
-    choice: str | Mapping[str, Any] | None = None,
+    choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None = None,
     parallel: bool | None = None,
 ) -> ToolConfig:
-    """Validate the three fields of a body; None is an omitted field. Raises `InvalidRequest`, and
-    `ApiError` for an unknown field."""
+    """Return the settings of the three fields of a body; None is an omitted field. Raises `InvalidRequest` if
+    they do not fit together."""
     parsed = _parse_list(tools)
-    kind, forced_name = _parse_choice(choice, has_tools=bool(parsed))
+    forced_name = choice["function"]["name"] if isinstance(choice, Mapping) else None
+    kind: ToolChoiceMode = (
+        "named" if isinstance(choice, Mapping) else choice or ("auto" if parsed else "none")
+    )
     if kind == "auto" and tools is not None and not parsed:
         kind = "none"  # a client that adds its tools to a fixed request
     if not parsed and kind != "none":
@@ -110,7 +110,9 @@ def _parse_list(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
         return ()
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed")
-    parsed = tuple(_parse_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools))
+    parsed = tuple(
+        _parse_tool(f"tools[{index}].function", tool["function"]) for index, tool in enumerate(tools)
+    )
     seen: set[str] = set()
     for index, tool in enumerate(parsed):
         if tool.name in seen:
@@ -121,40 +123,14 @@ def _parse_list(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
     return parsed
 
 
-def _parse_tool(path: str, tool: Mapping[str, Any]) -> Tool:
-    if tool.get("type") != "function":
-        raise InvalidRequest(f'{path}.type must be "function", not {show(tool.get("type"))}')
-    refuse_unknown(path, tool, ("type", "function"))
-    function = tool.get("function")
-    if not isinstance(function, Mapping):
-        raise InvalidRequest(f"{path}.function must be an object with a name")
-    path += ".function"
-    refuse_unknown(path, function, ("name", "description", "parameters", "strict"))
-    description = function.get("description")
-    if not isinstance(description, str | None):
-        raise InvalidRequest(f"{path}.description must be a string, not {show(description)}")
-    if not isinstance(function.get("strict"), bool | None):
-        raise InvalidRequest(f"{path}.strict must be true or false, not {show(function['strict'])}")
-    return Tool(
-        _parse_name(f"{path}.name", function.get("name")),
-        description,
-        _parse_parameters(f"{path}.parameters", function.get("parameters")),
-    )
+def _parse_tool(path: str, function: Mapping[str, Any]) -> Tool:
+    parameters = _parse_parameters(f"{path}.parameters", function.get("parameters"))
+    return Tool(function["name"], function.get("description"), parameters)
 
 
-def _parse_name(path: str, name: object) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{path} must be 1 to 64 letters, digits, underscores and dashes, not {show(name)}"
-        )
-    return name
-
-
-def _parse_parameters(path: str, schema: object) -> str | None:
+def _parse_parameters(path: str, schema: Mapping[str, Any] | None) -> str | None:
     if schema is None:
         return None
-    if not isinstance(schema, Mapping):
-        raise InvalidRequest(f"{path} must be a JSON schema that is an object, not {type(schema).__name__}")
     if schema.get("type", "object") != "object":
         raise InvalidRequest(f'{path}.type must be "object", not {show(schema["type"])}')
     if not isinstance(schema.get("properties", {}), Mapping):
@@ -163,26 +139,3 @@ def _parse_parameters(path: str, schema: object) -> str | None:
     if not isinstance(required, list | tuple) or not all(isinstance(name, str) for name in required):
         raise InvalidRequest(f"{path}.required must be a list of strings, not {show(required)}")
     return json.dumps(schema, ensure_ascii=False)
-
-
-def _parse_choice(choice: object, *, has_tools: bool) -> tuple[ToolChoiceMode, str | None]:
-    if choice is None:
-        return ("auto" if has_tools else "none"), None
-    if choice == "none" or choice == "auto" or choice == "required":
-        return choice, None
-    if isinstance(choice, Mapping):
-        if choice.get("type") == "allowed_tools":
-            raise InvalidRequest(
-                'tool_choice of type "allowed_tools" is not supported; send only the tools that may be called'
-            )
-        function = choice.get("function")
-        if choice.get("type") == "function" and isinstance(function, Mapping):
-            refuse_unknown("tool_choice", choice, ("type", "function"))
-            refuse_unknown("tool_choice.function", function, ("name",))
-            name = function.get("name")
-            if isinstance(name, str):
-                return "named", name
-    raise InvalidRequest(
-        'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}, '
-        f"not {show(choice)}"
-    )

@@ -71,7 +71,7 @@ class MessageWriter:
         return (sse_event(error.anthropic_body(self._response.call.request_id), "error"),)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        """An event. Its `holdfast` object has the model's fields that were not sent yet."""
+        """Return an event. Its `holdfast` object has the model's fields that were not sent yet."""
         return sse_event({"type": kind, **fields, **self._response.model_fields.of_chunk()}, kind)
 
     def _write(self, event: BlockEvent) -> Iterator[bytes]:
@@ -92,7 +92,7 @@ class MessageWriter:
 
 
 def _delta_names(block: Block) -> tuple[str, str]:
-    """The type of a block's deltas, and the field with their text."""
+    """Return the type of a block's deltas, and the field with their text."""
     if isinstance(block, TextBlock):
         return "text_delta", "text"
     if isinstance(block, ReasoningBlock):

@@ -62,7 +62,7 @@ class MessageTokensCount(JsonObject):
 
 
 def message_object(response: ChatResponse, **fields: Any) -> MessageResponse:
-    """The message, as at the beginning of a stream, with these fields changed."""
+    """Return the message, as at the beginning of a stream, with these fields changed."""
     start: dict[str, Any] = {
         "stop_reason": None,
         "stop_sequence": None,
@@ -79,7 +79,7 @@ def message_object(response: ChatResponse, **fields: Any) -> MessageResponse:
 
 
 def content_block(block: Block, *, empty: bool = False) -> JsonObject:
-    """One of the content blocks; empty: as it is at its beginning."""
+    """Return one of the content blocks; empty: as it is at its beginning."""
     if isinstance(block, TextBlock):
         return MessageTextBlock("" if empty else block.text)
     if isinstance(block, ReasoningBlock):
@@ -89,25 +89,25 @@ def content_block(block: Block, *, empty: bool = False) -> JsonObject:
 
 
 def signature(block: ReasoningBlock) -> str:
-    """A digest of the thinking."""
+    """Return a digest of the thinking."""
     return hashlib.sha256(block.text.encode()).hexdigest()
 
 
 def tool_use_id(call_id: str) -> str:
-    """The id of a call, with the prefix of this API."""
+    """Return the id of a call, with the prefix of this API."""
     prefix, found, rest = call_id.partition("call_")
     return f"toolu_{rest}" if found and not prefix else call_id
 
 
 def stop_fields(choice: ChatChoice) -> dict[str, Any]:
-    """Why the message ended."""
+    """Return why the message ended."""
     if isinstance(choice.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
     return {"stop_reason": _STOP_REASONS[choice.finish_reason or "stop"], "stop_sequence": None}
 
 
 def end_fields(response: ChatResponse, model_fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that are known at the end, besides the content and the stop reason.
+    """Return the fields that are known at the end, besides the content and the stop reason.
 
     As in Anthropic's API, input_tokens are those that were not in the cache.
     """
@@ -121,7 +121,7 @@ def end_fields(response: ChatResponse, model_fields: dict[str, Any]) -> dict[str
 
 
 def _input(arguments: str) -> msgspec.Raw:
-    """The arguments as the model wrote them. Of truncated ones the part that is complete, as
+    """Return the arguments as the model wrote them. Of truncated ones the part that is complete, as
     Anthropic's clients read it from a stream."""
     try:
         if isinstance(from_json(arguments, allow_inf_nan=False), dict):

@@ -15,6 +15,7 @@ from holdfast.server.api.schema.requests import (
     SamplingFields,
     ServingFields,
 )
+from holdfast.server.api.schema.tool_fields import FunctionName
 from holdfast.server.http.body import Many
 from holdfast.server.http.validation_errors import by_type, null_only, refuse, refuse_unless
 
@@ -92,7 +93,7 @@ class MessageParam(RequestModel):
 
 
 class ToolParam(RequestModel):
-    name: str
+    name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="A JSON schema of the input.")
     type: Literal["custom"] | None = None

@@ -52,7 +52,7 @@ ERROR_WORDS: ErrorWords = (
 
 
 def to_chat(body: MessagesRequest) -> ChatCompletionRequest:
-    """The chat completion request. Its values were validated with the body."""
+    """Return the chat completion request. Its values were validated with the body."""
     names = (*SamplingFields.model_fields, *ServingFields.model_fields)
     shared = {name: getattr(body, name) for name in names}
     is_hidden = body.thinking is not None and body.thinking.display == "omitted"
@@ -65,7 +65,7 @@ def to_chat(body: MessagesRequest) -> ChatCompletionRequest:
 
 
 def to_chat_prompt(body: ConversationFields) -> ChatCompletionRequest:
-    """A chat completion request with the same prompt."""
+    """Return a chat completion request with the same prompt."""
     return ChatCompletionRequest.model_construct(**_prompt_fields(body))
 
 
@@ -95,7 +95,7 @@ def _thinking_variables(thinking: ThinkingConfig | None) -> dict[str, Any]:
 def to_messages(
     system: str | Sequence[TextBlockParam] | None, turns: Sequence[MessageParam]
 ) -> list[ChatMessage]:
-    """The conversation. Raises `ApiError` if a turn has blocks that its role cannot have, or if the
+    """Return the conversation. Raises `ApiError` if a turn has blocks that its role cannot have, or if the
     conversation cannot be answered."""
     conversation = ConversationBuilder()
     call_ids: set[str] = set()
@@ -121,7 +121,7 @@ def to_messages(
 
 
 def _add_text(conversation: ConversationBuilder, role: str, texts: Sequence[str]) -> None:
-    """Turns of one role are one message, but system messages stay apart."""
+    """Add a text: turns of one role are one message, but system messages stay apart."""
     if role == "system":
         conversation.add(role, texts)
     else:
@@ -131,7 +131,7 @@ def _add_text(conversation: ConversationBuilder, role: str, texts: Sequence[str]
 def _add_assistant(
     conversation: ConversationBuilder, path: str, blocks: Sequence[ContentBlockParam], call_ids: set[str]
 ) -> None:
-    """The thinking, the texts, then the calls."""
+    """Add the thinking, the texts, then the calls."""
     for block in blocks:
         if isinstance(block, ThinkingBlockParam) and block.thinking:
             conversation.add_reasoning(block.thinking)
@@ -153,7 +153,7 @@ def _add_user(
     blocks: Sequence[ContentBlockParam],
     call_ids: set[str],
 ) -> None:
-    """Texts and tool results, in their order."""
+    """Add texts and tool results, in their order."""
     if not blocks:
         _add_text(conversation, role, [])
     for index, block in enumerate(blocks):

@@ -68,7 +68,7 @@ class ResponseWriter:
         return said, failed
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        """An event. Its `holdfast` object has the model's fields that were not sent yet."""
+        """Return an event. Its `holdfast` object has the model's fields that were not sent yet."""
         number, self._num_events = self._num_events, self._num_events + 1
         content = {
             "type": kind,

@@ -143,16 +143,16 @@ class ResponseObject:
         self._request_id = response.call.request_id
 
     def in_progress(self) -> ResponsesResponse:
-        """The object at the beginning of a stream."""
+        """Return the object at the beginning of a stream."""
         return self._write("in_progress")
 
     def failed(self, error: ApiError, blocks: Sequence[Block]) -> ResponsesResponse:
-        """The object of a stream that ended with an error."""
+        """Return the object of a stream that ended with an error."""
         code = "server_error" if error.status >= 500 else "invalid_prompt"
         return self._write("failed", blocks, error=ResponsesError(code, error.message))
 
     def finished(self, blocks: Sequence[Block]) -> ResponsesResponse:
-        """The whole response."""
+        """Return the whole response."""
         response, (choice,) = self._response, self._response.choices
         written = self._write("completed", blocks, completed_at=int(time.time()))
         if choice.finish_reason == "length":
@@ -167,7 +167,7 @@ class ResponseObject:
     def item(
         self, block: Block, status: ItemStatus | None = None
     ) -> OutputMessage | OutputReasoning | OutputFunctionCall:
-        """One of the output items. Without a status it is a closed one."""
+        """Return one of the output items. Without a status it is a closed one."""
         id_, begins = self.item_id(block), status == "in_progress"
         status = status or ("completed" if block.is_complete else "incomplete")
         if isinstance(block, TextBlock):
@@ -181,7 +181,7 @@ class ResponseObject:
         return f"{prefixes.get(type(block), 'fc')}_{self._request_id}_{block.index}"
 
     def part(self, block: TextBlock | ReasoningBlock) -> OutputTextPart | ReasoningTextPart:
-        """The content part of a message item or a reasoning item."""
+        """Return the content part of a message item or a reasoning item."""
         return self.text_part(block) if isinstance(block, TextBlock) else ReasoningTextPart(block.text)
 
     def text_part(self, block: TextBlock) -> OutputTextPart:
@@ -203,7 +203,7 @@ class ResponseObject:
         blocks: Sequence[Block] = (),
         **fields: Any,
     ) -> ResponsesResponse:
-        """The object with the request's settings, and the defaults of those it omits."""
+        """Return the object with the request's settings, and the defaults of those it omits."""
         body, response, reasoning = (
             self._body,
             self._response,

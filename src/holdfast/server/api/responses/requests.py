@@ -15,6 +15,7 @@ from holdfast.server.api.schema.requests import (
     SamplingFields,
     ServingFields,
 )
+from holdfast.server.api.schema.tool_fields import FunctionName
 from holdfast.server.http.body import Many
 from holdfast.server.http.validation_errors import by_type, null_only, refuse, refuse_unless
 
@@ -125,7 +126,7 @@ InputItem = Annotated[
 
 class FunctionTool(RequestModel):
     type: Literal["function"]
-    name: str
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema of the arguments.")
     strict: bool | None = None

@@ -49,7 +49,7 @@ ERROR_WORDS: ErrorWords = (
 
 
 def to_chat(body: ResponsesRequest) -> ChatCompletionRequest:
-    """The chat completion request. Its values were validated with the body."""
+    """Return the chat completion request. Its values were validated with the body."""
     names = (*SamplingFields.model_fields, *ServingFields.model_fields)
     shared = {name: getattr(body, name) for name in names}
     logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
@@ -64,7 +64,7 @@ def to_chat(body: ResponsesRequest) -> ChatCompletionRequest:
 
 
 def to_chat_prompt(body: InputFields) -> ChatCompletionRequest:
-    """A chat completion request with the same prompt."""
+    """Return a chat completion request with the same prompt."""
     return ChatCompletionRequest.model_construct(**_prompt_fields(body))
 
 
@@ -82,7 +82,7 @@ def _prompt_fields(body: InputFields) -> dict[str, Any]:
 
 
 def to_messages(instructions: str | None, items: str | Sequence[InputItem]) -> list[ChatMessage]:
-    """The conversation. Raises `ApiError` if it is empty or answers a call that was not made."""
+    """Return the conversation. Raises `ApiError` if it is empty or answers a call that was not made."""
     conversation = ConversationBuilder()
     call_ids: set[str] = set()
     if isinstance(items, str):

@@ -49,7 +49,7 @@ _STREAM = {"itemSchema": _EVENT, "description": "With `stream`: one event for ea
 
 
 def make_documented_app(*, with_keys: bool = False) -> FastAPI:
-    """An app without routes, with a complete OpenAPI document.
+    """Return an app without routes, with a complete OpenAPI document.
 
     with_keys: document the bearer authentication.
     """
@@ -90,7 +90,7 @@ def documented(
     error: type[JsonObject] = ErrorResponse,
     needs_key: bool = True,
 ) -> dict[str, Any]:
-    """The `openapi_extra` and `responses` of a route.
+    """Return the `openapi_extra` and `responses` of a route.
 
     answer: the JSON of a response, one of several objects, or () for text. errors: the statuses that the
     route may return. streams: the response may be a stream of events.

@@ -19,11 +19,7 @@ from pydantic import (
 )
 
 from holdfast.core.pooling import PoolingType
-from holdfast.server.api.schema.field_schemas import (
-    LogitBias,
-    ToolChoice,
-    ToolObject,
-)
+from holdfast.server.api.schema.tool_fields import ChatTool, ToolChoice
 from holdfast.server.http.body import Many
 from holdfast.server.http.validation_errors import by_type, null_only
 
@@ -34,6 +30,13 @@ MAX_MESSAGES = 2048  # OpenAI's limit
 _MAX_ALLOWED_TOKEN_IDS = 1 << 16
 _OnlySchema = Annotated[None, null_only('it requires the type "json_schema"')]
 _OnlyObject = Annotated[None, null_only('it requires the type "json_object"')]
+# JSON schemas for the document alone; `api.sampling` and `api.model_fields` check the keys, which are numbers.
+_LOGIT_BIAS = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": 1024,
+}
 _FORCED_THOUGHTS = {
     "type": "object",
     "propertyNames": {"pattern": "^[0-9]{1,8}$"},
@@ -162,7 +165,7 @@ class SamplingFields(ThinkingFields):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    logit_bias: LogitBias | None = Field(
+    logit_bias: Annotated[dict[str, float], WithJsonSchema(_LOGIT_BIAS)] | None = Field(
         None, description="Token ids, as strings, and the bias that is added to their logits."
     )
     allowed_token_ids: TokenIds | None = Field(None, max_length=_MAX_ALLOWED_TOKEN_IDS)
@@ -267,7 +270,7 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: Many[ToolObject] | None = None
+    tools: Many[ChatTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -308,7 +311,7 @@ class TokenizeRequest(RequestModel):
         None, description="A text. A list of messages is read as `messages`."
     )
     messages: Many[ChatMessage] | None = Field(None, max_length=MAX_MESSAGES)
-    tools: Many[ToolObject] | None = None
+    tools: Many[ChatTool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
