@@ -30,13 +30,13 @@ class Replica:
     async def listen(self) -> ReplicaAddress:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()[:2]
-        return ReplicaAddress(host, port, "secret", "one", "config", __version__, "node", "cpu")
+        return ReplicaAddress(host, port, "secret", "one", "config", __version__, "node")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         msgspec.msgpack.decode(await read_frame_async(reader), type=Hello)
-        ready = m.Ready(320, 512, 16, 4096, "auto", None, None)
+        ready = m.Ready(320, 512, 16, 4096, None, None)
         self._writer = writer
-        writer.write(m.encode([ready, m.FingerprintReady("one", {}, "1.0")]))
+        writer.write(m.encode([m.FingerprintReady("one", {}, "1.0"), ready]))
 
     def end(self, *last_words: m.FromEngine) -> None:
         self._server.close()

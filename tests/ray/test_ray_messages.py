@@ -94,7 +94,7 @@ def test_other_versions_of_ray_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_replica_of_another_version_gets_no_requests() -> None:
     pool = ReplicaPool("app", ServerConfig(), EngineConfig(), EngineCallbacks())
-    info = ReplicaAddress("127.0.0.1", 1, "s", "f", "c", "99.0", "node-7", "cpu")
+    info = ReplicaAddress("127.0.0.1", 1, "s", "f", "c", "99.0", "node-7")
     replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"), replica_metadata=asdict(info))
     pool._on_replicas([replica])
     assert pool.is_stopped and not pool.is_ready

@@ -1,16 +1,16 @@
 """A replica's side of a request: its `Submit` over the connection, and Ray's call beside it."""
 
 import asyncio
-import pickle
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
-from holdfast.ray.messages import FRONTEND_SHIFT, Hello, NotHere, RoutedRequest
+from holdfast.ray.messages import FRONTEND_SHIFT, Hello, RoutedRequest
 from holdfast.ray.replica_host import ReplicaHost, _FrontendConnection
 from holdfast.server.ipc import messages as m
 
@@ -44,10 +44,10 @@ class Replica:
     def __init__(self) -> None:
         self.host = ReplicaHost(EngineConfig("none"))
         self.engine = Engine()
-        self.frontend = self.connect("first")
+        self.frontend = self.connect()
 
-    def connect(self, connection: str) -> _FrontendConnection:
-        hello = Hello(self.host.secret, FRONTEND, "token", connection)
+    def connect(self) -> _FrontendConnection:
+        hello = Hello(self.host.secret, FRONTEND, "token")
         frontend = _FrontendConnection(hello, cast(Any, Sink()), cast(Any, self.engine))
         self.host._frontends[FRONTEND] = frontend
         return frontend
@@ -61,9 +61,8 @@ class Replica:
         output = RequestOutput(request_id, Delta(), cast(Result, Ended()))
         self.host.step(cast(Any, self.engine), m.StepOutput((), (output,)))
 
-    async def call(self, connection: str = "first", submission: int = 1) -> "asyncio.Task[None]":
-        sent = pickle.loads(pickle.dumps(RoutedRequest(ID, connection, submission, "replica", True)))
-        task = asyncio.ensure_future(self.host.wait_for_end(sent))
+    async def call(self) -> "asyncio.Task[None]":
+        task = asyncio.ensure_future(self.host.wait_for_end(RoutedRequest(ID, "replica")))
         await asyncio.sleep(0)
         return task
 
@@ -100,38 +99,28 @@ async def test_request_is_forwarded_as_it_came_and_its_call_ends_with_it(replica
     assert replica.host.num_live == 0
 
 
-async def test_call_may_come_before_its_request_or_after_its_end(replica: Replica) -> None:
-    early = await replica.call()
-    assert not early.done()
+async def test_call_of_a_request_that_has_ended_or_is_not_here_ends_at_once(replica: Replica) -> None:
+    await asyncio.wait_for(await replica.call(), 1)
     replica.submit()
     replica.finish()
-    await asyncio.wait_for(early, 1)
     await asyncio.wait_for(await replica.call(), 1)
-    assert replica.host.num_live == 0 and len(replica.engine.forwarded) == 1
-
-
-async def test_call_of_an_earlier_connection_ends_at_once(replica: Replica) -> None:
-    replica.frontend = replica.connect("second")
-    await asyncio.wait_for(await replica.call("first", submission=5), 1)
-    del replica.host._frontends[FRONTEND]
-    with pytest.raises(NotHere, match="not connected"):
-        await (await replica.call())
+    assert replica.host.num_live == 0
 
 
 async def test_lost_frontend_ends_its_requests_unless_it_has_connected_again(replica: Replica) -> None:
     before = replica.frontend
-    replica.frontend = replica.connect("second")
+    replica.frontend = replica.connect()
     replica.submit()
     replica.host._on_frontend_lost(before)
     assert replica.host.num_live == 1 and not replica.engine.aborted
-    call = await replica.call("second")
+    call = await replica.call()
     replica.host._on_frontend_lost(replica.frontend)
     await asyncio.wait_for(call, 1)
     assert replica.host.num_live == 0 and replica.engine.aborted == [ID]
 
 
 async def test_request_of_another_frontend_or_for_a_dead_engine_is_not_forwarded(replica: Replica) -> None:
-    with pytest.raises(NotHere, match="another one"):
+    with pytest.raises(msgspec.ValidationError, match="another one"):
         replica.submit((FRONTEND + 1 << FRONTEND_SHIFT) + 1)
     replica.engine.closed.set()
     replica.submit()

@@ -19,8 +19,8 @@ from holdfast.server.ipc.requests import RequestTable
 
 pytestmark = pytest.mark.anyio
 
-READY = m.Ready(320, 512, 16, 4096, "auto", None, None)
-ADDRESS = ReplicaAddress("host", 1, "secret", "one", "config", "1.0", "node", "cpu")
+READY = m.Ready(320, 512, 16, 4096, None, None)
+ADDRESS = ReplicaAddress("host", 1, "secret", "one", "config", "1.0", "node")
 
 
 class Sink:
@@ -73,6 +73,10 @@ class Connected:
     def submit(self) -> Any:
         return self.requests.submit(asyncio.Event(), Request(0, (1, 2), SamplingParams(), 0))
 
+    def accept(self, *request_ids: int) -> None:
+        for one in request_ids:
+            self.port._handle(m.Accepted(one))
+
     def submitted(self) -> list[int]:
         decoded = [msgspec.msgpack.decode(frame[4:]) for frame in self.sink.frames]
         return [message[1]["request_id"] for message in decoded if message[0] == "Submit"]
@@ -85,16 +89,19 @@ async def one() -> AsyncIterator[Connected]:
     await connected.port.end_calls()
 
 
-async def test_request_is_sent_once_and_at_once_to_the_replica_that_ray_then_calls(one: Connected) -> None:
-    one.submit(), one.submit()
-    assert one.submitted() == [1, 2]
+async def test_request_is_sent_once_and_at_once_to_the_replica_that_ray_calls_when_it_is_accepted(
+    one: Connected,
+) -> None:
+    one.submit(), one.submit(), one.submit().cancel(EngineStopped("enough"))
+    assert one.submitted() == [1, 2, 3] and not one.calls.begun
+    one.accept(1, 2, 3)
     await asyncio.sleep(0)
-    assert [(call.request_id, call.submission) for call in one.calls.begun] == [(1, 1), (2, 2)]
-    assert {(call.replica, call.connection) for call in one.calls.begun} == {("a", one.port.connection)}
+    assert one.calls.begun == [RoutedRequest(1, "a"), RoutedRequest(2, "a")]
 
 
 async def test_cancelled_request_is_aborted_and_its_call_cancelled(one: Connected) -> None:
     stream = one.submit()
+    one.accept(1)
     await asyncio.sleep(0)
     stream.cancel(EngineStopped("enough"))
     await asyncio.sleep(0)
@@ -109,6 +116,7 @@ async def test_call_that_fails_ends_the_connection_of_the_replica_that_had_taken
     """Before that Ray did not reach the replica; the request runs."""
 
     one.submit()
+    one.accept(1)
     await asyncio.sleep(0)
     one.calls.begun[0].is_routed = is_routed
     one.calls.failure.set()

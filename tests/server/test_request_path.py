@@ -149,7 +149,6 @@ class OneEngine:
 
     def __init__(self, server: ServerConfig, engine: EngineConfig, callbacks: EngineCallbacks) -> None:
         self.requests = RequestTable()
-        self.ready = READY
         self.port = Port(callbacks, self.requests)
         fingerprint = m.FingerprintReady("abc", {}, None)
         self.requests.set_ports([self.port], fingerprint, READY)

@@ -41,7 +41,6 @@ READY = m.Ready(
     max_model_len=100,
     max_num_seqs=4,
     num_kv_positions=100,
-    determinism="off",
     refusal=None,
     certificate=None,
 )

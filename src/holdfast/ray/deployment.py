@@ -55,7 +55,7 @@ class EngineReplica:
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Return what frontends need to know of this replica. Ray sends it to every router."""
-        fingerprint = self._host.port.fingerprint
+        fingerprint = self._host.process.port.fingerprint
         assert fingerprint is not None and self._host.address is not None
         host, port = self._host.address
         info = ReplicaAddress(
@@ -66,7 +66,6 @@ class EngineReplica:
             config=config_digest(self._config),
             version=__version__,
             node=ray.get_runtime_context().get_node_id(),
-            device=str(fingerprint.parts.get("device", "")),
         )
         return asdict(info)
 

@@ -1,7 +1,7 @@
 """What a frontend and a replica tell each other besides the messages of `server.ipc.messages`.
 
     over TCP        Hello            the first message of a frontend; then the messages of server.ipc
-    through Ray     RoutedRequest    the call of a request that was sent; it is open until the request ends
+    through Ray     RoutedRequest    the call of a request that was accepted; it is open until the request ends
 
 Requests and outputs do not travel through Ray: its call takes longer than a step.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.errors import HoldfastError
 from holdfast.server.ipc import messages as m
 
 FRONTEND_SHIFT = 32  # a request id has the frontend's number in its upper bits; JavaScript keeps 53 bits
@@ -23,14 +22,12 @@ _MAX_BLOCKS = 256
 class Hello(m.Message, frozen=True):
     """A frontend introduces itself. The secret is the replica's, and came through Ray.
 
-    token is random: a frontend that connects again has the same number and the same token. connection is
-    random, too, and another one for each connection.
+    token is random: a frontend that connects again has the same number and the same token.
     """
 
     secret: str
     frontend: int
     token: str
-    connection: str
 
 
 class RequestHead(msgspec.Struct, frozen=True):
@@ -47,26 +44,14 @@ class SubmitHead(m.Message, frozen=True, tag="Submit"):
 
 @dataclass
 class RoutedRequest:
-    """The call of a request, beside its `Submit`: so Ray counts it at its replica.
+    """The call of a request that a replica has accepted: so Ray counts it there.
 
-    The `Submit` was message number `submission` of its kind on this connection. replica is the one that
-    has it; is_routed: this replica has taken the call.
+    is_routed: this replica has taken the call.
     """
 
     request_id: int
-    connection: str
-    submission: int
-    replica: str = ""
+    replica: str
     is_routed: bool = False
-
-    def __reduce__(self) -> "tuple[type[RoutedRequest], tuple[int, str, int]]":
-        return RoutedRequest, (self.request_id, self.connection, self.submission)  # the replica needs no more
-
-
-class NotHere(HoldfastError):
-    """This replica does not have the request, or no engine process now."""
-
-    code = "not_here"
 
 
 def frontend_of(request_id: int) -> int:

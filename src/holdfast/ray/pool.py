@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 from holdfast.core.request import Request
 from holdfast.engine.config import EngineConfig
@@ -55,7 +55,7 @@ class _Member:
         if not self.is_running:
             return "draining"
         port = self.port
-        is_open = port is not None and port.fingerprint is not None and not port.closed.is_set()
+        is_open = port is not None and port.ready is not None and not port.closed.is_set()
         return "ready" if is_open else "connecting"
 
 
@@ -92,8 +92,7 @@ class ReplicaPool:
         self._fingerprint: m.FingerprintReady | None = None  # the application's
         self._generation: str | None = None  # digest of the configuration that the fingerprint came with
         self._members: dict[str, _Member] = {}
-        self._given_handle = handle
-        self._handle: Any = None
+        self._handle = handle
         self._stopped = asyncio.Event()
         self._failure: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,14 +113,6 @@ class ReplicaPool:
     @property
     def is_stopped(self) -> bool:
         return self._stopped.is_set()
-
-    @property
-    def ready(self) -> m.Ready:
-        """Return the sum of all replicas; while there is none, the last sum."""
-        ready = self.requests.ready
-        if ready is None or self._stopped.is_set() or not (self.is_ready or self.requests.resumes):
-            raise not_ready(self.retry_after)
-        return ready
 
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
@@ -158,7 +149,7 @@ class ReplicaPool:
         """Join the application's replicas until stopped."""
         self._loop = asyncio.get_running_loop()
         tables[self._application, ENGINE] = self._table
-        handle = self._given_handle or await self._find_deployment()
+        handle = self._handle or DeploymentHandle(ENGINE, self._application)  # it need not be deployed yet
         # In this event loop: calls need no other thread, and cancelling one never blocks.
         handle._init(_run_router_in_separate_loop=False)
         self._handle = handle.options(method_name="wait_for_end")
@@ -173,16 +164,6 @@ class ReplicaPool:
         finally:
             stopped.cancel()
             await self._leave(handle)
-
-    async def _find_deployment(self) -> Any:
-        """Return the handle of the engines' deployment, which Ray may not have made yet."""
-        while True:
-            try:
-                return serve.get_deployment_handle(ENGINE, self._application)
-            except KeyError:
-                if self._failure is not None:
-                    raise self._failure from None
-                await asyncio.sleep(_FIRST_RETRY)
 
     def fail(self, error: Exception) -> None:
         """Have `run` raise this: no replica can be had. Any thread may call it."""
@@ -283,16 +264,17 @@ class ReplicaPool:
         except (OSError, TimeoutError):
             return False
         member.port = port
-        try:
-            self._on_open(member, port, await port.wait_for_fingerprint())
-        except EngineStopped:
+        await port.settled.wait()
+        if port.closed.is_set():
             return False
+        self._on_open(member, port)
         await port.closed.wait()
         self._on_closed(member, port)
         return True
 
-    def _on_open(self, member: _Member, port: ReplicaPort, fingerprint: m.FingerprintReady) -> None:
-        node = member.address.node
+    def _on_open(self, member: _Member, port: ReplicaPort) -> None:
+        node, fingerprint = member.address.node, port.fingerprint
+        assert fingerprint is not None
         _log.info("replica %s on node %s is ready, fingerprint %s", member.id, node, fingerprint.digest)
         if not self._has_fingerprint(port):
             _log.warning(

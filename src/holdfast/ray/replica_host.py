@@ -4,8 +4,8 @@
     frontend <─ outputs over TCP ──── one message a step <── engine process
     frontend ── call through Ray ───> ReplicaHost.wait_for_end
 
-The call of a request is open until the request has ended: so Ray's queue lengths, autoscaling and
-draining see it. Knows nothing of Ray itself.
+The call of a request begins when it was accepted and is open until it has ended: so Ray's queue lengths,
+autoscaling and draining see it. Knows nothing of Ray itself.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.tracer import StepTrace
 from holdfast.errors import EngineStopped, HoldfastError, NotReady, PassFailed
-from holdfast.ray.messages import Hello, NotHere, RoutedRequest, SubmitHead, frontend_of
+from holdfast.ray.messages import Hello, RoutedRequest, SubmitHead, frontend_of
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_port import EngineCallbacks, EnginePort
 from holdfast.server.ipc.engine_process import COMMAND, EngineProcess, ProcessPort
@@ -45,9 +45,7 @@ class _FrontendConnection:
     def __init__(self, hello: Hello, writer: asyncio.StreamWriter, port: EnginePort) -> None:
         self.number = hello.frontend
         self.token = hello.token
-        self.connection = hello.connection
         self.port = port
-        self.num_submitted = 0
         self.is_tracing = False
         self._writer = writer
 
@@ -96,7 +94,7 @@ class ReplicaHost:
         self._num_failed_passes = 0  # in a row
         self._died_with: frozenset[int] = frozenset()  # the requests of the last pass of a dead process
         callbacks = EngineCallbacks(on_trace=self._on_trace, on_death=self._on_engine_death)
-        self._process = EngineProcess(
+        self.process = EngineProcess(
             config, callbacks, log, command, requests=self, hang_timeout=hang_timeout
         )
         self._running: asyncio.Task[None] | None = None
@@ -106,21 +104,13 @@ class ReplicaHost:
     async def start(self, host: str) -> None:
         """Start the engine process and wait until it is ready and has its fingerprint. Raises
         `ConfigError` or `EngineStopped`."""
-        self._running = asyncio.create_task(self._process.run())
-        while not (self._process.is_ready and self._process.port.fingerprint is not None):
+        self._running = asyncio.create_task(self.process.run())
+        while not (self.process.is_ready and self.process.port.fingerprint is not None):
             await asyncio.wait((self._running,), timeout=0.05)
             if self._running.done():
                 self._running.result()
         self._server = await asyncio.start_server(self._serve_frontend, host, 0)
         self.address = self._server.sockets[0].getsockname()[:2]
-
-    @property
-    def port(self) -> ProcessPort:
-        """Return the port of the engine process. Raises `NotHere` while it is restarted."""
-        try:
-            return self._process.port
-        except NotReady as error:
-            raise NotHere(str(error)) from None
 
     def check(self) -> None:
         """Raise if no engine process will come any more."""
@@ -129,16 +119,10 @@ class ReplicaHost:
             raise EngineStopped(f"the engine is not running{f': {error}' if error else ''}")
 
     async def wait_for_end(self, request: RoutedRequest) -> None:
-        """Return when the request has ended, which comes over its frontend's connection. Raises `NotHere`
-        if that frontend is not connected."""
-        frontend = self._frontends.get(frontend_of(request.request_id))
-        if frontend is None:
-            raise NotHere("the frontend is not connected to this replica")
-        is_old = request.connection != frontend.connection
-        was_submitted = request.submission <= frontend.num_submitted
-        if is_old or (was_submitted and request.request_id not in self._ended):
-            return  # it has ended
-        await self._begin(request.request_id).wait()
+        """Return when the request has ended, or at once if it is not here."""
+        ended = self._ended.get(request.request_id)
+        if ended is not None:
+            await ended.wait()
 
     async def drain(self) -> None:
         """Wait until no request runs. Ray waits for calls itself; a request's call may be late."""
@@ -152,7 +136,7 @@ class ReplicaHost:
         for frontend in tuple(self._frontends.values()):
             frontend.send(m.ReplicaStopping())
             frontend.close()
-        await self._process.stop()
+        await self.process.stop()
         if self._running is not None:
             await asyncio.wait((self._running,))
 
@@ -169,7 +153,7 @@ class ReplicaHost:
             frontend = self._open(hello, writer)
             while frontend is not None:
                 self._handle(frontend, await read_frame_async(reader))
-        except (ConnectionLost, FrameTooLong, TimeoutError, msgspec.DecodeError, NotHere):
+        except (ConnectionLost, FrameTooLong, TimeoutError, msgspec.DecodeError, NotReady):
             pass
         finally:
             writer.close()
@@ -177,10 +161,11 @@ class ReplicaHost:
                 self._on_frontend_lost(frontend)
 
     def _open(self, hello: Hello, writer: asyncio.StreamWriter) -> _FrontendConnection | None:
-        """Tell a frontend the engine's state. None: another frontend has its number."""
-        port = self.port
+        """Tell a frontend the engine's state. None: the engine hashes its weights, or another frontend has
+        the number. Raises `NotReady` while the engine is restarted."""
+        port = self.process.port
         if port.ready is None or port.fingerprint is None:
-            raise NotHere("the engine hashes its weights")
+            return None
         before = self._frontends.get(hello.frontend)
         if before is not None and before.token != hello.token:
             _log.error("two frontends have the number %d; the second one is refused", hello.frontend)
@@ -189,7 +174,7 @@ class ReplicaHost:
             before.close()
             self._on_frontend_lost(before)
         frontend = _FrontendConnection(hello, writer, port)
-        frontend.send(port.ready, port.fingerprint)
+        frontend.send(port.fingerprint, port.ready)  # `Ready` last: then the frontend knows both
         self._frontends[frontend.number] = frontend
         return frontend
 
@@ -198,12 +183,11 @@ class ReplicaHost:
         if isinstance(message, SubmitHead | m.Abort):
             request_id = message.request.request_id if isinstance(message, SubmitHead) else message.request_id
             if frontend_of(request_id) != frontend.number:
-                raise NotHere(f"frontend {frontend.number} sent the request of another one")
+                raise msgspec.ValidationError(f"frontend {frontend.number} sent the request of another one")
             if frontend.port.closed.is_set():
                 return  # this connection is about to be closed
             if isinstance(message, SubmitHead):
-                frontend.num_submitted += 1
-                self._begin(request_id)
+                self._ended[request_id] = asyncio.Event()
                 frontend.port.submit(request_id, pack_frame(payload))
             else:
                 frontend.port.abort(request_id)
@@ -218,11 +202,11 @@ class ReplicaHost:
 
     def _set_tracing(self) -> None:
         """Trace while a frontend wants it. A new tracer's first trace is complete: all get it."""
-        self._process.set_tracing(any(one.is_tracing for one in self._frontends.values()))
+        self.process.set_tracing(any(one.is_tracing for one in self._frontends.values()))
 
     async def _send_status(self, frontend: _FrontendConnection) -> None:
-        with contextlib.suppress(EngineStopped, NotHere):  # then the connection is closed
-            frontend.send(m.StatusReport(await self.port.status()))
+        with contextlib.suppress(EngineStopped, NotReady):  # then the connection is closed
+            frontend.send(m.StatusReport(await self.process.port.status()))
 
     def _on_frontend_lost(self, frontend: _FrontendConnection) -> None:
         """Abort the requests of a frontend that left."""
@@ -234,7 +218,7 @@ class ReplicaHost:
                 if not frontend.port.closed.is_set():
                     frontend.port.abort(request_id)
                 self._end(request_id)
-        if frontend.is_tracing and self._process.is_ready:
+        if frontend.is_tracing and self.process.is_ready:
             self._set_tracing()
 
     # Called by the engine process
@@ -281,10 +265,6 @@ class ReplicaHost:
             if output.result is not None:
                 self._count(port, output)
                 self._end(output.request_id)
-
-    def _begin(self, request_id: int) -> asyncio.Event:
-        """Note that a request, or its call, has arrived. Returns the event of its end."""
-        return self._ended.setdefault(request_id, asyncio.Event())
 
     def _end(self, request_id: int) -> None:
         ended = self._ended.pop(request_id, None)

@@ -1,11 +1,10 @@
 """A frontend's connection to one engine replica, and Ray's calls of the requests that were sent over it.
 
-A request is sent at once. Ray's call of it, which Ray counts, is made beside that.
+A request is sent at once. Ray's call of it, which Ray counts, is made when the replica has accepted it.
 """
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -34,7 +33,6 @@ class ReplicaAddress:
     config: str
     version: str
     node: str
-    device: str
 
 
 class ReplicaPort(EnginePort):
@@ -57,7 +55,6 @@ class ReplicaPort(EnginePort):
     ) -> None:
         super().__init__(callbacks, requests, on_change, id=id)
         self.address = address
-        self.connection = secrets.token_hex(8)
         self.died: m.EngineDied | None = None
         self.is_stopping = False
         self._call = call
@@ -67,24 +64,15 @@ class ReplicaPort(EnginePort):
         """Connect. Does not wait until the replica has said that it is ready. Raises `OSError`."""
         async with asyncio.timeout(_CONNECT_SECONDS):
             reader, self._writer = await asyncio.open_connection(self.address.host, self.address.port)
-        hello = Hello(self.address.secret, frontend, token, self.connection)
+        hello = Hello(self.address.secret, frontend, token)
         self._writer.write(pack_frame(msgspec.msgpack.encode(hello)))
         self._read_task = asyncio.create_task(self._read(reader))
 
-    def submit(self, request_id: int, frame: bytes) -> None:
-        super().submit(request_id, frame)
-        self._cancel_call(request_id)  # its pass raised here before
-        request = RoutedRequest(request_id, self.connection, self.num_submitted, self.id)
-        self._calls[request_id] = asyncio.create_task(self._run_call(request))
-
     def abort(self, request_id: int) -> None:
-        self._cancel_call(request_id)
-        super().abort(request_id)
-
-    def _cancel_call(self, request_id: int) -> None:
         call = self._calls.pop(request_id, None)
         if call is not None:
             call.cancel()
+        super().abort(request_id)
 
     async def _run_call(self, request: RoutedRequest) -> None:
         """Call, and wait until the call has ended. The request's end comes over the connection."""
@@ -123,6 +111,9 @@ class ReplicaPort(EnginePort):
             self.is_stopping = True
         else:
             super()._handle(message)
+            if isinstance(message, m.Accepted) and message.request_id in self.streams:
+                request = RoutedRequest(message.request_id, self.id)
+                self._calls[request.request_id] = asyncio.create_task(self._run_call(request))
 
 
 def _last_line(error: Exception) -> str:

@@ -28,8 +28,8 @@ from holdfast.server.http.body import is_small, parse_body
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.ipc.engine_port import EngineCallbacks
-from holdfast.server.ipc.engines import Engines
-from holdfast.server.ipc.messages import FingerprintReady
+from holdfast.server.ipc.engines import Engines, not_ready
+from holdfast.server.ipc.messages import FingerprintReady, Ready
 from holdfast.server.middleware.request_log import AccessLogEntry, use_request_id
 from holdfast.server.prompts import PromptReader
 from holdfast.server.reasoning.chat_format import choose_chat_format
@@ -115,6 +115,14 @@ class Frontend:
         return self.names[0]
 
     @property
+    def ready(self) -> Ready:
+        """Return what the engines can do. Raises `NotReady` if requests can neither be computed nor wait."""
+        requests = self.engines.requests
+        if requests.ready is None or not requests.is_open:
+            raise not_ready(self.engines.retry_after)
+        return requests.ready
+
+    @property
     def num_calls(self) -> int:
         return len(self._calls)
 
@@ -143,7 +151,7 @@ class Frontend:
         deterministic is what the client asked for; None is the server's default.
         """
         deterministic = self.defaults.is_deterministic(deterministic)
-        _ = self.engines.ready  # raises before anything is prepared
+        _ = self.ready  # raises before anything is prepared
         access: AccessLogEntry = request.state.access
         access.deterministic = deterministic
         tenant = tenant_of(request)
@@ -205,7 +213,7 @@ class Frontend:
 
     async def fingerprint(self) -> FingerprintReady:
         """The engine's fingerprint. Waits until the weights are hashed."""
-        _ = self.engines.ready
+        _ = self.ready
         return await self.engines.requests.wait_for_fingerprint()
 
     def count_request(self, tenant: Tenant, entry: AccessLogEntry) -> None:
@@ -260,7 +268,7 @@ class Frontend:
     def _set_limits(self) -> None:
         """The engines that are ready decide how much runs at once."""
         if self.engines.is_ready:
-            ready = self.engines.ready
+            ready = self.ready
             self.admission.max_running = ready.max_num_seqs
             self.prompts.max_model_len = ready.max_model_len
 

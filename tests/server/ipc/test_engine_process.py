@@ -39,7 +39,7 @@ async def test_requests_are_answered_or_refused_and_repeated_messages_ignored() 
         stream = await ask(port.requests, Prompt.ANSWER_TWICE)
         assert (stream.was_accepted, [delta.text for delta in stream.deltas]) == (True, ["yes"])
         assert isinstance((await ask(port.requests, Prompt.REFUSE)).error, PromptTooLong)
-        assert (await port.wait_for_fingerprint()).digest == "abc"
+        assert (await port.requests.wait_for_fingerprint()).digest == "abc"
         assert (await port.status()).num_pages == 100, "everything after the answers has been read"
         assert len(stream.deltas) == 1 and stream.result is not None and stream.error is None
         assert port.requests.num_live == 0
@@ -273,12 +273,11 @@ async def test_deaths_between_which_requests_progress_do_not_count() -> None:
 
 async def test_requests_wait_for_a_restart_but_not_for_the_first_start() -> None:
     async with supervised() as watched:
-        with pytest.raises(NotReady):
-            _ = watched.engine.ready
+        assert not watched.engine.requests.is_open
         port = await watched.ports.get()
         port.kill()
         await port.closed.wait()
-        assert watched.engine.ready.max_num_seqs == 4
+        assert watched.engine.requests.is_open and not watched.engine.is_ready
         watched.engine.load_seconds = 30.0
         watched.engine._started -= 1000.0  # when the process that died began to load
         assert watched.engine.retry_after == 30
@@ -287,10 +286,9 @@ async def test_requests_wait_for_a_restart_but_not_for_the_first_start() -> None
 
 
 def test_without_resumes_no_request_waits_for_a_restart() -> None:
-    engine = Watched(resumes=False).engine
-    engine.requests.ready = READY
-    with pytest.raises(NotReady):
-        _ = engine.ready
+    requests = Watched(resumes=False).engine.requests
+    requests.ready = READY
+    assert not requests.is_open
 
 
 async def test_stop_during_start_leaves_no_process() -> None:

@@ -77,7 +77,7 @@ def continuation_routes(frontend: Frontend) -> APIRouter:
 def _sent_answer(
     frontend: Frontend, receipt: Receipt, prompt_ids: list[int], params: SamplingParams
 ) -> tuple[Sent, ...]:
-    extension = frontend.engines.ready.extension
+    extension = frontend.ready.extension
     return sent_of(receipt, prompt_ids, frontend.prompts.tokenizer, params.max_tokens, extension=extension)
 
 

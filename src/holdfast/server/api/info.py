@@ -74,11 +74,11 @@ def info_routes(frontend: Frontend) -> APIRouter:
         """Return the engine's certificate on this machine, and its fingerprint."""
         if not frontend.engines.is_ready:
             raise not_ready(frontend.engines.retry_after)
-        ready = frontend.engines.ready
+        ready = frontend.ready
         named = await frontend.fingerprint()
         return JSONResponse(
             CertificateResponse(
-                determinism=ready.determinism,
+                determinism=frontend.engine.determinism,
                 refusal=ready.refusal,
                 fingerprint=FingerprintInfo(named.digest, named.parts),
                 state=_certificate_state(frontend),
@@ -90,7 +90,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
     @router.get("/v1/receipt_key", **documented(ReceiptKeyResponse, (*GET_ERRORS, 404, 503)))
     async def receipt_key() -> Response:
         """Return the public key of the key that signs this server's receipts."""
-        ready = frontend.engines.ready
+        ready = frontend.ready
         if ready.receipt_key is None:
             message = "this server's receipts are not signed; start it with --receipt-key"
             raise ApiError(404, message, code="no_receipt_key")
@@ -135,12 +135,12 @@ def _replica(one: ReplicaStatus) -> ReplicaInfo:
 
 
 def _certificate_state(frontend: Frontend) -> CertificateStateInfo:
-    state = frontend.engines.ready.certificate_state
+    state = frontend.ready.certificate_state
     return CertificateStateInfo(state.name, state.num_checks_done, state.num_checks)
 
 
 def _model(frontend: Frontend, name: str) -> ModelInfo:
-    ready = frontend.engines.ready if frontend.engines.is_ready else None
+    ready = frontend.ready if frontend.engines.is_ready else None
     return ModelInfo(
         id=name,
         created=frontend.created,

@@ -71,7 +71,7 @@ async def read_receipt(
     request: Request, frontend: Frontend, body: ReceiptFields
 ) -> tuple[Receipt, ReceiptCheck, list[int]]:
     """Return the receipt of a body, what was checked of it, and its prompt."""
-    own_key = frontend.engines.ready.receipt_key
+    own_key = frontend.ready.receipt_key
     receipt, checked, prompt_ids = await frontend.prepare(request, lambda token: _parse(body, own_key))
     frontend.prompts.require_room(len(prompt_ids))
     return receipt, checked, prompt_ids

@@ -79,7 +79,7 @@ def refuse_contradictions(body: GenerationRequest) -> None:
 
 def max_prompt_len(frontend: Frontend) -> int:
     """Return the largest number of tokens of a prompt with its answer."""
-    ready = frontend.engines.ready
+    ready = frontend.ready
     return min(ready.max_model_len, ready.num_kv_positions)
 
 
@@ -152,7 +152,7 @@ def _given_answer(
     token_ids: Sequence[int],
 ) -> Delta:
     """Return what a client has of an answer. No logprob is known. Slow: call it in a thread."""
-    ready, num_tokens = frontend.engines.ready, len(token_ids)
+    ready, num_tokens = frontend.ready, len(token_ids)
     keeps_bits = frontend.defaults.is_deterministic(params.deterministic)
     for param, is_wrong, why in (
         ("n", params.n > 1, "only one answer can be continued from token ids"),

@@ -9,13 +9,10 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
-
-import msgspec
 
 from holdfast.core.framing import ConnectionLost, read_frame_async
 from holdfast.engine.status import EngineStatus
@@ -109,10 +106,10 @@ class EnginePort(ABC):
         self.streams: dict[int, ResponseStream] = {}
         self.num_submitted = 0
         self.requests = requests
-        self._has_fingerprint = asyncio.Event()  # or never will
         self._callbacks = callbacks
         self._on_change = on_change
-        self._status_requests: deque[tuple[float, asyncio.Future[EngineStatus]]] = deque()
+        self._status: asyncio.Future[EngineStatus | None] | None = None  # requested; None: closed before
+        self._status_asked = 0.0  # when
 
     _writer: asyncio.StreamWriter
 
@@ -140,32 +137,26 @@ class EnginePort(ABC):
 
     def poll(self) -> None:
         """Request the engine's numbers for the callback, unless an answer is due already."""
-        if not self._status_requests and not self.closed.is_set():
-            asking = self._request_status()
-            asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if self._status is None and not self.closed.is_set():
+            self._status = asyncio.get_running_loop().create_future()
+            self._status_asked = time.monotonic()
+            self._send(m.GetStatus())
 
     async def status(self) -> EngineStatus:
-        """Return the engine's numbers after its current step. Raises `EngineStopped` if it ends before."""
-        if self.closed.is_set():
-            raise EngineStopped("the engine stopped")
-        return await self._request_status()
+        """Return the engine's numbers after its current step. Raises `EngineStopped` if it ends before.
 
-    def _request_status(self) -> "asyncio.Future[EngineStatus]":
-        answer: asyncio.Future[EngineStatus] = asyncio.get_running_loop().create_future()
-        self._status_requests.append((time.monotonic(), answer))
-        self._send(m.GetStatus())
-        return answer
+        All that was sent before these numbers is handled before them, so an answer that is due serves.
+        """
+        self.poll()
+        status = None if self._status is None else await asyncio.shield(self._status)
+        if status is None:
+            raise EngineStopped("the engine stopped")
+        return status
 
     @property
     def unanswered_seconds(self) -> float:
-        """Return how long the oldest status request has waited."""
-        return time.monotonic() - self._status_requests[0][0] if self._status_requests else 0.0
-
-    async def wait_for_fingerprint(self) -> m.FingerprintReady:
-        await self._has_fingerprint.wait()
-        if self.fingerprint is None:
-            raise EngineStopped("the engine stopped")
-        return self.fingerprint
+        """Return how long the status request has waited."""
+        return 0.0 if self._status is None else time.monotonic() - self._status_asked
 
     def _send(self, message: m.ToEngine) -> None:
         if not self._writer.is_closing():
@@ -195,11 +186,8 @@ class EnginePort(ABC):
         """Tell everything that waits: nothing will arrive any more."""
         self.closed.set()
         self.settled.set()
-        self._has_fingerprint.set()
         self.requests.lose(self)
-        for _, answer in self._status_requests:
-            if not answer.done():
-                answer.set_exception(EngineStopped("the engine stopped"))
+        self._answer_status(None)
 
     def _handle(self, message: m.FromEngine) -> None:
         if isinstance(message, m.StepOutput):
@@ -211,6 +199,9 @@ class EnginePort(ABC):
         elif isinstance(message, m.StepTraced):
             self._callbacks.on_trace(message.trace, self.id)
         elif isinstance(message, m.StatusReport):
+            if self._status is None:
+                raise ValueError("a status that was not requested")
+            self._callbacks.on_status(message.status, self.id)
             self._answer_status(message.status)
         elif isinstance(message, m.Progress):
             self._callbacks.on_progress(message.stage, message.done, message.total)
@@ -227,16 +218,11 @@ class EnginePort(ABC):
             self.settled.set()
         elif isinstance(message, m.FingerprintReady):
             self.fingerprint = message
-            self._has_fingerprint.set()
-        elif isinstance(message, m.CertificateChanged):
-            assert self.ready is not None
-            self.ready = msgspec.structs.replace(self.ready, **msgspec.structs.asdict(message))
         self._on_change()
 
-    def _answer_status(self, status: EngineStatus) -> None:
-        self._callbacks.on_status(status, self.id)
-        _, answer = self._status_requests.popleft()
-        if not answer.done():
+    def _answer_status(self, status: EngineStatus | None) -> None:
+        answer, self._status = self._status, None
+        if answer is not None:
             answer.set_result(status)
 
 

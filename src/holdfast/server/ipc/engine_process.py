@@ -175,13 +175,6 @@ class EngineProcess(Generic[Requests]):
         return port
 
     @property
-    def ready(self) -> m.Ready:
-        ready = self.requests.ready
-        if ready is None or self._stopping or not (self.is_ready or self.requests.resumes):
-            raise not_ready(self.retry_after)
-        return ready
-
-    @property
     def is_ready(self) -> bool:
         port = self._port
         return port is not None and port.ready is not None and not port.closed.is_set() and not self._stopping

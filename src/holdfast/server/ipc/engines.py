@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from holdfast.errors import NotReady
-from holdfast.server.ipc.messages import Ready
 from holdfast.server.ipc.requests import RequestTable
 
 
@@ -44,10 +43,8 @@ class Engines(Protocol):
     """One engine, or several that answer as one.
 
     num_restarts: engine processes or replicas that were lost. restart: the one in progress, while no
-    engine is ready. replicas: those of a pool. ready: what the engines said when they were ready, or what
-    changed since; of several, their sum; raises `NotReady` if requests can neither be computed
-    nor wait. is_stuck: no engine has finished a step for far too long. retry_after: the estimated seconds
-    until an engine is ready.
+    engine is ready. replicas: those of a pool. is_stuck: no engine has finished a step for far too long.
+    retry_after: the estimated seconds until an engine is ready.
     """
 
     num_restarts: int
@@ -60,9 +57,6 @@ class Engines(Protocol):
 
     @property
     def replicas(self) -> Sequence[ReplicaStatus]: ...
-
-    @property
-    def ready(self) -> Ready: ...
 
     @property
     def is_ready(self) -> bool: ...

@@ -28,6 +28,7 @@ from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.pass_record import PassRecord
 from holdfast.server.tenants.work_queue import Job, WorkQueue
 from holdfast.structured.compiler import NUM_WORKERS
+from holdfast.thinking.log import thought_logs
 
 _log = logging.getLogger("holdfast.engine")
 _QUICK_SECONDS = 0.001
@@ -61,6 +62,24 @@ class EngineHost:
         self._longest_step = 0.0
         if record is not None:
             engine.before_pass = self._before_pass
+
+    @property
+    def ready(self) -> m.Ready:
+        """Return what the engine can do now."""
+        engine = self._engine
+        pool = engine.scheduler.pool
+        return m.Ready(
+            vocab_size=engine.limits.vocab_size,
+            max_model_len=engine.limits.max_model_len,
+            max_num_seqs=engine.scheduler.config.max_num_seqs,
+            num_kv_positions=pool.num_pages * pool.page_size,
+            refusal=engine.limits.refusal,
+            certificate=None if engine.certificate is None else engine.certificate.as_dict(),
+            receipt_key=None if engine.receipts.key is None else engine.receipts.key.public_key.pem,
+            extension=thought_logs(engine.scheduler.config.new_extension),
+            certificate_state=engine.certificate_state,
+            revocation=engine.revocation,
+        )
 
     # In the reader's thread
 
@@ -193,12 +212,9 @@ class EngineHost:
 
     def _send_certificate_state(self) -> None:
         """Tell where the certificate stands, if that has changed."""
-        engine = self._engine
-        state = engine.certificate_state
-        if state != self._certificate_state:
-            self._certificate_state = state
-            certificate = None if engine.certificate is None else engine.certificate.as_dict()
-            self._send(m.CertificateChanged(state, engine.limits.refusal, certificate, engine.revocation))
+        if self._engine.certificate_state != self._certificate_state:
+            self._certificate_state = self._engine.certificate_state
+            self._send(self.ready)
 
     def _note_started(self) -> tuple[m.Started, ...]:
         """Return the requests that left the queue in this step.

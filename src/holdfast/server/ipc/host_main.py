@@ -29,7 +29,6 @@ from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.host import EngineHost
 from holdfast.server.ipc.pass_record import PassRecord
 from holdfast.server.telemetry.logs import configure_logging
-from holdfast.thinking.log import thought_logs
 
 _log = logging.getLogger("holdfast.engine")
 _FLUSH_SECONDS = 5.0
@@ -121,7 +120,7 @@ def serve(connection: socket.socket, make: Build = build) -> int:
     threading.Thread(
         target=_send_fingerprint, args=(engine, writer), name="holdfast-fingerprint", daemon=True
     ).start()
-    writer.send(_ready(start.config, engine))
+    writer.send(host.ready)
     gc.collect()
     gc.freeze()  # the engine lives as long as the process: the collector need not visit it again
     try:
@@ -150,23 +149,6 @@ def _send_fingerprint(engine: Engine, writer: FrameWriter) -> None:
     except BaseException:  # every response would wait for it
         _log.exception("the fingerprint could not be made")
         os._exit(1)
-
-
-def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
-    pool = engine.scheduler.pool
-    return m.Ready(
-        vocab_size=engine.limits.vocab_size,
-        max_model_len=engine.limits.max_model_len,
-        max_num_seqs=engine.scheduler.config.max_num_seqs,
-        num_kv_positions=pool.num_pages * pool.page_size,
-        determinism=config.determinism,
-        refusal=engine.limits.refusal,
-        certificate=None if engine.certificate is None else engine.certificate.as_dict(),
-        receipt_key=None if engine.receipts.key is None else engine.receipts.key.public_key.pem,
-        extension=thought_logs(engine.scheduler.config.new_extension),
-        certificate_state=engine.certificate_state,
-        revocation=engine.revocation,
-    )
 
 
 def ignore_signals() -> None:

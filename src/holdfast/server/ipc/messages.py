@@ -2,7 +2,7 @@
 
     to the engine     Start, Submit, Abort, SetTracing, GetStatus, Stop
     from the engine   Progress, Ready, StartupFailed, FingerprintReady,
-                      Accepted, Refused, StepOutput, StatusReport, CertificateChanged, StepTraced,
+                      Accepted, Refused, StepOutput, StatusReport, StepTraced,
                       EngineDied, ReplicaStopping (a replica's)
 
 The frontend gives each request its id, and the engine uses the same. After `Accepted` the request's
@@ -83,13 +83,13 @@ class Progress(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The engine accepts requests. certificate is None if determinism is off, or until it is made."""
+    """The engine accepts requests. It is sent again when the certificate changes: a part of it is done, or
+    a spot check found it wrong. certificate is None if determinism is off, or until it is made."""
 
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
     num_kv_positions: int
-    determinism: str
     refusal: str | None  # why deterministic requests are refused
     certificate: dict[str, Any] | None
     receipt_key: str | None = None  # the public key of the key that signs receipts, in PEM
@@ -152,15 +152,6 @@ class StatusReport(Message, frozen=True):
     status: EngineStatus
 
 
-class CertificateChanged(Message, frozen=True):
-    """What changes in `Ready`: a part of the certificate is done, or a spot check found it wrong."""
-
-    certificate_state: CertificateState
-    refusal: str | None
-    certificate: dict[str, Any] | None
-    revocation: str | None
-
-
 class StepTraced(Message, frozen=True):
     trace: StepTrace
 
@@ -187,7 +178,6 @@ FromEngine = (
     | Refused
     | StepOutput
     | StatusReport
-    | CertificateChanged
     | StepTraced
     | EngineDied
     | ReplicaStopping

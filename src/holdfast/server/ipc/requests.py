@@ -44,8 +44,8 @@ class RequestTable:
     """All requests of one server.
 
     Without resumes they fail with the engine that computes them. fingerprint is that of deterministic
-    requests which begin now; None while the weights are hashed. ready: what all engines can do; the last
-    one, while there is none. num_accepted: by the port's id, and whether deterministic.
+    requests which begin now; None while the weights are hashed. ready: what all engines can do; while there
+    is none, what the last could. num_accepted: by the port's id, and whether deterministic.
     """
 
     def __init__(
@@ -80,6 +80,11 @@ class RequestTable:
         """Count the requests that no engine has yet."""
         return len(self._waiting)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be computed, or wait for an engine."""
+        return self._error is None and bool(self._ports or (self.resumes and self.ready is not None))
+
     # For the routes
 
     def submit(self, updated: asyncio.Event, request: Request) -> ResponseStream:
@@ -107,10 +112,8 @@ class RequestTable:
 
     def _require_open(self) -> None:
         """Raise `EngineStopped` if requests can neither be computed nor wait."""
-        if self._error is not None:
-            raise EngineStopped(str(self._error))
-        if not self._ports and (not self.resumes or self.ready is None):
-            raise EngineStopped("the engine is not running")
+        if not self.is_open:
+            raise EngineStopped(str(self._error or "the engine is not running"))
 
     def _require_determinism(self) -> None:
         """Raise `DeterminismRefused` if all fingerprints are known, and none is the application's."""
