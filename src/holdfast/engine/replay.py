@@ -86,7 +86,7 @@ def require_prompt(
     salt = receipt.prompt.salt if prompt_salt is None else prompt_salt
     if salt is None:
         raise InvalidRequest(
-            "the receipt does not contain the salt of its prompt; give the one in the whole receipt (prompt_salt, --prompt-salt)"
+            "the receipt does not contain the salt of its prompt; give that of the whole receipt (prompt_salt, --prompt-salt)"
         )
     if not receipt.is_of_prompt(ids, salt):
         raise InvalidRequest("the given prompt is not the receipt's: its digest differs")
