@@ -61,7 +61,7 @@ MAPPINGS = (
     completion("empty prompt", "empty", "invalid_value", prompt=""),
     chat("two structured outputs", "combined", "invalid_value", response_format={"type": "json_object"}, guided_regex="a"),
     chat("refused by the chat template", "parts", "invalid_value", messages=[user([IMAGE])]),
-    chat("refused by the tools", "function", "invalid_value", tools=[{"type": "function"}]),
+    chat("refused by the tools", "requires tools", "invalid_value", tool_choice="required"),
     raw("nothing to score", b'{"prompt": [], "completion": []}', "nothing to score", "invalid_value", path=SCORE),
 )  # fmt: skip
 # One body of each layer, in the routes that translate theirs into a chat.
