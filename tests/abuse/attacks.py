@@ -216,7 +216,7 @@ _DIGITS = encode({"prompt": "0123456789" * 50_000, "max_tokens": 1})
 _TEXT = encode({"prompt": "the quick brown fox 123 " * 20_800})
 
 
-@attack(probe="version", num_clients=(6, 24))
+@attack(probe="version", num_clients=(6, 24), in_gate=True)
 async def deep_json(target: Target, number: int) -> int:
     """Bodies of several megabytes: deep, with many keys, with many values. All are refused."""
     return await request(target, "/v1/completions", _DEEP[number % len(_DEEP)])

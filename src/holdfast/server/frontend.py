@@ -195,7 +195,10 @@ class Frontend:
         if is_small(raw):
             body = parse_body(raw, model)
         else:
-            body = await self.run(request, lambda token: parse_body(raw, model))
+            parsing = self.prompts.parse(
+                tenant_of(request).id, lambda token: parse_body(raw, model), size=len(raw)
+            )
+            body = await run_until_disconnect(request, parsing)
         use_request_id(request, getattr(body, "request_id", None))
         self.require_model(getattr(body, "model", None))
         return body

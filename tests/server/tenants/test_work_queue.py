@@ -1,7 +1,9 @@
 """Work before admission is bounded, fair and cancelled with its client. No test has an upper bound of time."""
 
 import asyncio
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -161,3 +163,19 @@ def test_token_raises_between_slices_once_cancelled() -> None:
     with pytest.raises(Cancelled), token.on_cancel(lambda: called.append(2)):
         called.append(3)
     assert called == [1, 2]
+
+
+async def test_a_worker_rests_after_a_job() -> None:
+    queue = WorkQueue("test-rest", workers=1, rest=3.0)
+    ended: list[float] = []
+    began: list[float] = []
+
+    def work(token: CancelToken) -> None:
+        began.append(time.monotonic())
+        time.sleep(0.02)
+        ended.append(time.monotonic())
+
+    await asyncio.gather(*(queue.run("a", work, cost=LONG) for _ in range(3)))
+    queue.close()
+    for before, after in itertools.pairwise(range(3)):
+        assert began[after] - ended[before] >= 3 * (ended[before] - began[before])

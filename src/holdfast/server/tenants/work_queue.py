@@ -91,12 +91,22 @@ class _Lane:
 class WorkQueue:
     """At most `workers` long jobs run at once, `max_per_client` of them of one client; and two short
     ones. In each lane `max_waiting` jobs wait.
+
+    rest: after a job a thread rests so many times as long as the job took. Jobs that hold the GIL leave
+    it to the event loop meanwhile.
     """
 
     def __init__(
-        self, name: str, *, workers: int, max_per_client: int | None = None, max_waiting: int = 256
+        self,
+        name: str,
+        *,
+        workers: int,
+        max_per_client: int | None = None,
+        max_waiting: int = 256,
+        rest: float = 0.0,
     ) -> None:
         self._max_waiting = max_waiting
+        self._rest = rest
         self._lock = threading.Lock()
         self._short = _Lane(f"{name}-short", _SHORT_WORKERS, _SHORT_WORKERS)
         self._long = _Lane(f"{name}-long", workers, max_per_client or workers)
@@ -158,8 +168,11 @@ class WorkQueue:
                     return
             began = time.monotonic()
             job.run()
+            seconds = time.monotonic() - began
             with self._lock:
-                lane.ended(job, time.monotonic() - began)
+                lane.ended(job, seconds)
+            if self._rest:
+                time.sleep(self._rest * seconds)
 
 
 def _too_many(lane: _Lane) -> TooBusy:
