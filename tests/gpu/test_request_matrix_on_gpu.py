@@ -51,7 +51,7 @@ PROCESSED: list[dict[str, Any]] = [
     {"temperature": 0.8, "logprobs": 3},
     {"temperature": 0.8, "top_p": 0.9, "structured": StructuredOutput(regex="[a-z]{40}")},
     {"temperature": 0, "structured": StructuredOutput(regex="[0-9a-f]{40}"), "logprobs": 1},
-    {"temperature": 0.8, "bad_token_ids": (5, 6, 7), "logit_bias": {9: 3.0}, "min_tokens": 3},
+    {"temperature": 0.8, "bad_token_ids": (5, 6, 7), "logit_bias": {9: 3.0}, "min_tokens": 1},
     {"temperature": 0.9, "top_p": 0.9, "allowed_token_ids": tuple(range(20, 90)), "bad_words": ("ab", "q")},
 ]
 KINDS = {"plain": PLAIN, "processed": PROCESSED}
