@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.numerics.attention_tiles import list_decode_tiles
 from holdfast.numerics.ops import Backend
+from support.paged_kv import PagedKV, shuffled_pages
 
 MakeSequences = Callable[..., Any]
 
@@ -182,6 +184,38 @@ def test_token_has_the_same_bits_in_short_and_tall_tiles(
     whole = attend(0, 70)
     for start, stop in ((63, 64), (69, 70), (30, 66)):
         assert torch.equal(attend(start, stop), whole[start:stop])
+
+
+@pytest.mark.parametrize("programs", [8, 1])
+def test_requests_that_share_a_tile_have_the_bits_they_have_alone(
+    triton_backend: Backend, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, programs: int
+) -> None:
+    """All but the last begin with the same pages. programs: so many for all tiles. Sums are exact."""
+    monkeypatch.setattr("holdfast.numerics.backends.triton.attention.work._TARGET_PROGRAMS", programs)
+    lengths = [300, 340, 830, 610, 70]
+    num_pages, table = shuffled_pages(lengths, 64)
+    layer = triton_backend.new_kv_layer(num_pages, 1, 16)
+    generator = torch.Generator().manual_seed(3)
+    for tensor in (layer.keys, layer.values):
+        tensor.copy_(torch.randint(-1, 2, tensor.shape, generator=generator))
+    sequences = PagedKV(layer, table, [], [])
+    table[1:4, :4] = table[0, :4]
+    table[3, :9] = table[2, :9]
+    q = torch.randint(-1, 2, (5, 4, 16), generator=generator).to(dtype)
+    q[:, :, 4:] = 0
+    spans = [(request, length - 1, 1) for request, length in enumerate(lengths)]
+    batch = sequences.batch(spans)
+    tiles = list_decode_tiles(batch.positions.numpy(), table.numpy(), 4, page_size=64, split_pages=4)
+    assert tiles[:, 1].tolist() == [2, 2, 1]
+    assert tiles[:2, 4:].tolist() == [[1, 1], [2, 2]]  # splits: common, own
+
+    def attend(batch: Any, q: Tensor) -> Tensor:
+        return triton_backend.attention(q, sequences.layer, batch, scale=math.log(2), window=None)
+
+    together = attend(batch, q)
+    assert together.isfinite().all()
+    for row, span in enumerate(spans):
+        assert torch.equal(attend(sequences.batch([span]), q[row : row + 1])[0], together[row])
 
 
 def test_c_bits_do_not_depend_on_pages_or_threads(

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 def work_of(contexts: list[int], kv_heads: int = 8, padding: int = 0) -> AttentionWork:
     """One decode token for each context."""
-    tiles = [[row, 1, 0] for row in range(len(contexts))] + [[0, 0, 0]] * padding
+    tiles = [[row, 1, 0, 0, 0, 0] for row in range(len(contexts))] + [[0] * 6] * padding
     positions = torch.tensor([length - 1 for length in contexts])
     found = list_work(
         torch.tensor(tiles, dtype=torch.int32), positions, kv_heads=kv_heads, split_len=SPLIT, max_len=1 << 17

@@ -47,7 +47,7 @@ class PagedKV:
         lengths = [stop - start for start, stop in pairwise(starts)]
         short, pages = backend.tile_tokens(1, group), batch.page_table.shape[1]
         tiles = [
-            (tokens, starts[span] + at, min(tokens, length - at), span * pages)
+            (tokens, starts[span] + at, min(tokens, length - at), span * pages, 0, 0, 0)
             for span, length in enumerate(lengths)
             for tokens in (backend.tile_tokens(length, group),)
             for at in range(0, length, tokens)

@@ -44,12 +44,12 @@ class FakeDecoder:
 
     def forward(self, rows: ForwardBatch, kv: Any, *, canonical: bool, layer_hook: Any = None) -> Tensor:
         assert rows.tiles is not None
-        assert rows.tiles.shape == (rows.num_tokens, 3)
+        assert rows.tiles.shape == (rows.num_tokens, 6)
         assert rows.max_pages == 50
         self.seen.append((rows.num_tokens, canonical))
         self.slots = rows.slots.tolist()
         first_pages = torch.zeros(rows.num_tokens, dtype=torch.int64)
-        for first, count, page in rows.tiles.tolist():
+        for first, count, page, *_ in rows.tiles.tolist():
             first_pages[first : first + count] = rows.page_table.view(-1)[page]
         return torch.stack((rows.token_ids, rows.positions, rows.slots, first_pages), 1).float()
 
@@ -211,7 +211,7 @@ def test_large_graph_has_tall_tiles_for_long_spans(decoder: FakeDecoder) -> None
     class Tiled(FakeDecoder):
         def forward(self, rows: ForwardBatch, kv: Any, *, canonical: bool, layer_hook: Any = None) -> Tensor:
             assert rows.tiles is not None
-            self.tiles, self.short = rows.tiles.tolist(), rows.num_short_tiles
+            self.tiles, self.short = rows.tiles[:, :3].tolist(), rows.num_short_tiles
             return torch.zeros(rows.num_tokens, 4)
 
     tiled = Tiled()
@@ -258,6 +258,21 @@ def test_lazy_graphs_are_captured_at_their_second_use_largest_first(decoder: Fak
     while made.capture_next():
         pass
     assert recorder.num_recorded == 5
+
+
+def test_larger_graph_is_used_until_a_better_one_is_worth_its_capture(decoder: FakeDecoder) -> None:
+    made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
+    made.capture([16, 18, 20, 24], [], 50, FakeRecorder(), lazily=True)
+
+    def used(size: int, *larger_sizes: int, exact: bool = True) -> int | None:
+        return made.size_for(decode(1), size, larger_sizes, canonical=False, exact=exact)
+
+    assert [used(20), used(20)] == [None, 20]
+    assert used(16, 18) is None, "no other size has the same bits"
+    assert used(16, 18, 20, 24) == used(18, exact=False) == 20
+    assert [used(16, 20) for _ in range(61)] == [20] * 61
+    assert used(16, 20) == 16
+    assert used(8, exact=False) == 16, "a graph of this size is not wanted"
 
 
 def test_without_memory_for_a_graph_passes_run_without(

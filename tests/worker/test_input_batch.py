@@ -60,7 +60,7 @@ def test_logits_come_first_only_if_they_are_a_prefix() -> None:
 
 def test_tile_height_is_chosen_by_span_and_short_tiles_come_first() -> None:
     found = make_input_batch(Pass(PassKind.FAST, SPANS, 7), 4, lambda span_len: 3 if span_len > 2 else 2)
-    assert found.tiles.tolist() == [[4, 1, 10], [5, 2, 20], [0, 3, 0], [3, 1, 0]]
+    assert found.tiles[:, :3].tolist() == [[4, 1, 10], [5, 2, 20], [0, 3, 0], [3, 1, 0]]
     assert found.num_short_tiles == 2
     without = make_input_batch(Pass(PassKind.FAST, SPANS, 7), 4, lambda span_len: 0)
     assert send_batch(without, 7, CPU).forward.tiles is None
@@ -105,7 +105,7 @@ def expected_arrays(spans: tuple[Span, ...], height: int) -> dict[str, Any]:
         for place, token_id in enumerate(span.token_ids):
             row, at = len(found["token_ids"]), span.start + place
             if place % height == 0:
-                found["tiles"].append([row, min(height, span.num_tokens - place), index * width])
+                found["tiles"].append([row, min(height, span.num_tokens - place), index * width, 0, 0, 0])
             if token_id == UNKNOWN_TOKEN:
                 found["ring_read_indices"].append(row)
                 found["ring_read_slots"].append(span.request_index * 64 + at % 64)
@@ -156,7 +156,7 @@ def test_reused_buffer_is_overwritten_with_padding() -> None:
     fill_buffer(words, found, layout)
     rows = layout.forward_batch(torch.from_numpy(words))
     assert rows.tiles is not None
-    assert rows.tiles.tolist() == [[0, 0, 0]] * 12
+    assert rows.tiles.tolist() == [[0] * 6] * 12
     assert rows.slots.tolist()[7:] == [-1] * 5
 
 

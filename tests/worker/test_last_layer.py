@@ -144,7 +144,7 @@ class EarlyGraphs:
         self._decoder, self._store = decoder, store
         self.output = torch.zeros(64, decoder.config.hidden_size, dtype=decoder.dtype)
 
-    def size_for(self, batch: InputBatch, num_tokens_padded: int, *, canonical: bool, exact: bool) -> int:
+    def size_for(self, *_: object, canonical: bool, exact: bool) -> int:
         return 64
 
     def load(self, batch: InputBatch, size: int, *, canonical: bool) -> DeviceBatch:
@@ -188,4 +188,6 @@ def test_logits_batch_has_one_span_per_token() -> None:
     assert few.page_table[3:, :3].tolist() == [[5, 9, 2], [14, 15, 16]]
     assert np.array_equal(few.slots, batch.slots[batch.logits_indices])
     width = batch.page_table.shape[1]
-    assert few.tiles.tolist() == [[row, 1, row * width] for row in range(5)] and few.num_short_tiles == 5
+    assert (
+        few.tiles[:, :3].tolist() == [[row, 1, row * width] for row in range(5)] and few.num_short_tiles == 5
+    )

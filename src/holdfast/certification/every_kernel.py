@@ -22,6 +22,7 @@ from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.shapes import gemm_shapes
 from holdfast.models.weight_loader import load_decoder
+from holdfast.numerics.attention_tiles import TILE_COLUMNS
 from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.experts import activate
 from holdfast.numerics.forward_batch import ForwardBatch
@@ -164,7 +165,7 @@ def _batch(
         slots=empty(num_tokens),
         span_starts=empty(2, dtype=torch.int32),
         page_table=empty(1, num_pages, dtype=torch.int32),
-        tiles=empty(num_short + num_tall, 3, dtype=torch.int32),
+        tiles=empty(num_short + num_tall, TILE_COLUMNS, dtype=torch.int32),
         num_short_tiles=num_short,
     )
 

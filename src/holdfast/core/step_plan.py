@@ -147,6 +147,8 @@ class Pass:
     """One forward of the model. A canonical pass is canonical by its certificate if certified,
     otherwise by its shape.
 
+    larger_sizes: it may be padded to these numbers of tokens, too, with the same bits.
+
     A check has one span whose last pages are scratch pages. Its KV is compared with that in
     original_pages, and the logits of its sampled tokens with logits_checksums.
     """
@@ -155,6 +157,7 @@ class Pass:
     spans: tuple[Span, ...]
     num_tokens_padded: int
     certified: bool = False
+    larger_sizes: tuple[int, ...] = ()
     original_pages: tuple[int, ...] = ()
     logits_checksums: tuple[int, ...] = ()
 

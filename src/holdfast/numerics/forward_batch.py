@@ -39,9 +39,8 @@ class ForwardBatch:
     span_starts: Tensor
     # int32 [spans, max_pages], the pages of each span's request in order, padded with 0
     page_table: Tensor
-    # For backends that attend in tiles, int32 [tiles, 3]: the first token of a tile, its number of
-    # tokens (0: an unused tile), and the offset of its request's pages in the flattened page_table.
-    # Short tiles come first.
+    # For backends that attend in tiles, int32 [tiles, TILE_COLUMNS] as in `attention_tiles.py`. Short
+    # tiles come first.
     tiles: Tensor | None = None
     num_short_tiles: int = 0
     # Pages of the longest request that a captured graph allows; 0: the width of page_table.

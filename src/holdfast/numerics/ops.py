@@ -83,6 +83,10 @@ class Backend(Protocol):
     def page_size(self) -> int:
         """Positions per KV page."""
 
+    @property
+    def split_pages(self) -> int:
+        """Pages that requests with the same ones can read together in attention; 0: each reads its own."""
+
     def in_fp32(self) -> "Backend":
         """Return this backend in fp32, which shows what rounding hides, or itself if fp32 says nothing new."""
 

@@ -21,6 +21,7 @@ from holdfast.scheduler.policy import (
     choose_burst,
     choose_due,
     fill_spare,
+    larger_sizes,
     prefill_to_defer,
     round_up,
 )
@@ -121,7 +122,8 @@ class Batcher:
         spans = tuple(planned.values())
         if size is not None and (deterministic_ids or size == num_tokens):
             spans = self._spot_checker.mark(spans, deterministic_ids)
-            one = Pass(PassKind.CANONICAL, spans, size, certified=True)
+            larger = larger_sizes(size, sizes)
+            one = Pass(PassKind.CANONICAL, spans, size, certified=True, larger_sizes=larger)
         else:
             assert not deterministic_ids, "deterministic tokens without a certified size"
             one = Pass(PassKind.FAST, spans, num_tokens)

@@ -1,6 +1,6 @@
 """Decisions of the scheduler as pure functions over plain values."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +19,7 @@ MIN_ACCEPTANCE_RATE = 0.9
 # In passes. After a longer burst a new request would wait too long.
 MAX_OPTIMISTIC_BURST = 17
 _MIN_DECODE_TO_DEFER, _MIN_TOKENS_SAVED = 64, 64
+_LARGER = 1.25  # times the tokens; small passes take the time of reading the weights
 _RATE_WINDOWS = 32  # windows over which the acceptance rate is averaged
 
 
@@ -135,6 +136,12 @@ def certified_size(num_tokens: int, sizes: Sequence[int]) -> int | None:
     """Return the smallest certified size of at least `num_tokens`, or None. sizes: ascending."""
     at = bisect_left(sizes, num_tokens)
     return sizes[at] if at < len(sizes) else None
+
+
+def larger_sizes(size: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the next certified sizes after this one, which cost little more."""
+    at = bisect_right(sizes, size)
+    return tuple(sizes[at : bisect_right(sizes, size * _LARGER)])
 
 
 def prefill_to_defer(num_decode: int, num_prefill: int, sizes: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ chunks of the batch. C always runs in canonical form, so its states are cached b
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import Tensor
 from holdfast.core.results import ThoughtIds
 from holdfast.models.decoder import Decoder
 from holdfast.models.weight_loader import WeightLoader
+from holdfast.numerics.attention_tiles import Tiles, list_tiles
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.layer import LayerWeights, write_kv
 from holdfast.thinking.config import ThinkingConfig
@@ -181,18 +182,13 @@ class ThoughtBlocks:
             num_short_tiles=0 if tiles is None else len(tiles),
         )
 
-    def _tiles(self, bounds: Ints) -> NDArray[np.int32] | None:
+    def _tiles(self, bounds: Ints) -> Tiles | None:
         """Return short attention tiles, for backends that use them (see `ForwardBatch`)."""
         config = self._decoder.config
         tokens = self._decoder.backend.tile_tokens(1, config.num_heads // config.num_kv_heads)
         if not tokens:
             return None
-        found = [
-            (row, min(tokens, stop - row), number * self._num_pages)
-            for number, (start, stop) in enumerate(pairwise(bounds.tolist()))
-            for row in range(start, stop, tokens)
-        ]
-        return np.array(found, np.int32).reshape(-1, 3)
+        return list_tiles(bounds, lambda _: tokens, self._num_pages)[0]
 
     def _ids(self, token_ids: Sequence[int]) -> Tensor:
         return torch.tensor(token_ids, dtype=torch.int64, device=self._decoder.backend.device)

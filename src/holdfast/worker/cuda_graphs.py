@@ -18,7 +18,8 @@ This module decides which pass takes which graph; only `CudaRecorder` calls CUDA
 import ctypes
 import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -40,6 +41,11 @@ Work = Callable[[], None]
 
 # Of the page table, as for 256 requests of 1024 pages. Larger passes run without a graph.
 _MAX_PAGE_ENTRIES = 1 << 18
+_LARGER = 1.25  # times the tokens: a graph of this size does for a while
+_MANY_USES = 64  # after which it does not
+_TOKENS_OF_A_USE = (
+    256  # a size without any graph is captured after one use, and one more for each so many tokens
+)
 _PARTIAL_TILES = 64  # tall tiles that are not full
 _LISTED_SIZES = (8, 512, 4096)  # of passes whose kernels are listed
 
@@ -137,7 +143,7 @@ class CudaGraphs:
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._sizes: dict[bool, list[int]] = {False: [], True: []}
         self._recorder: Recorder | None = None  # of graphs that are captured when they are used
-        self._used: set[tuple[int, bool]] = set()  # sizes without a graph that a pass has used once
+        self._uses: Counter[tuple[int, bool]] = Counter()  # of sizes without a graph
         self._max_pages = 0
         self._buffer = self._output = self._residual = torch.empty(0)
 
@@ -152,7 +158,7 @@ class CudaGraphs:
         lazily: bool = False,
     ) -> None:
         """Capture graphs of these sizes, for requests of at most max_pages. Drop those captured before.
-        lazily: each at its second use, because a capture costs several passes."""
+        lazily: each when it was used so often that it is worth the capture, which costs several passes."""
         wanted = sorted(
             {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}, reverse=True
         )
@@ -182,13 +188,6 @@ class CudaGraphs:
         """Drop all graphs. Passes run without them from now on."""
         self._graphs, self._recorder = {}, None
         self._sizes = {False: [], True: []}
-
-    def _has_graph(self, size: int, canonical: bool) -> bool:
-        key = size, canonical
-        if key not in self._graphs and key not in self._used:
-            self._used.add(key)
-            return False
-        return self._is_captured(size, canonical)
 
     def _is_captured(self, size: int, canonical: bool) -> bool:
         """Return whether there is a graph of this size. Capture it if need be, after the largest of similar
@@ -220,13 +219,37 @@ class CudaGraphs:
         return set().union(*found)
 
     def size_for(
-        self, batch: InputBatch, num_tokens_padded: int, *, canonical: bool, exact: bool
+        self,
+        batch: InputBatch,
+        num_tokens_padded: int,
+        larger_sizes: Collection[int] = (),
+        *,
+        canonical: bool,
+        exact: bool,
     ) -> int | None:
-        """Return the size of the graph that a pass takes, if any. exact: more padding is not allowed."""
-        for size in self._sizes[canonical]:
-            if size == num_tokens_padded or (size > num_tokens_padded and not exact):
-                return size if self._fits(batch, size) and self._has_graph(size, canonical) else None
-        return None
+        """Return the size of the graph that a pass takes, if any. exact: no more padding is allowed than to
+        larger_sizes.
+
+        A graph that was captured for a size a little larger is used until the better one is worth its capture.
+        """
+        sizes = [
+            size
+            for size in self._sizes[canonical]
+            if size == num_tokens_padded or (size > num_tokens_padded and (not exact or size in larger_sizes))
+        ]
+        if not sizes or (exact and sizes[0] != num_tokens_padded) or not self._fits(batch, sizes[0]):
+            return None
+        best = sizes[0]
+        if (best, canonical) in self._graphs:
+            return best
+        self._uses[best, canonical] += 1
+        num_uses = self._uses[best, canonical]
+        if num_uses < _MANY_USES:
+            for size in sizes[1:]:
+                if size <= min(best * _LARGER, MAX_SHORT_TILE_TOKENS) and (size, canonical) in self._graphs:
+                    return size
+        is_worth_it = num_uses > 1 + best // _TOKENS_OF_A_USE
+        return best if is_worth_it and self._is_captured(best, canonical) else None
 
     def load(self, batch: InputBatch, size: int, *, canonical: bool) -> DeviceBatch:
         """Copy the batch into the buffer, after all enqueued work that reads the buffer."""
@@ -270,7 +293,7 @@ class CudaGraphs:
         device, config = self._decoder.backend.device, self._decoder.config
         self._max_pages = max_pages
         # After the page table: span starts, and for each token a logits index and four ring numbers.
-        num_words = 11 * max_tokens + _MAX_PAGE_ENTRIES // 2 + 32
+        num_words = 13 * max_tokens + _MAX_PAGE_ENTRIES // 2 + 32
         self._buffer = torch.zeros(num_words, dtype=torch.int64, device=device)
         self._output, self._residual = (
             torch.zeros(max_tokens, config.hidden_size, dtype=self._decoder.dtype, device=device)

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span, TokenLogprob
 from holdfast.models.decoder import Decoder
+from holdfast.numerics.attention_tiles import TILE_COLUMNS
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS
 from holdfast.numerics.forward_batch import KVLayer
 from holdfast.worker.cuda_graphs import Recorder, Work, gc_paused
@@ -124,7 +125,8 @@ def _one_token_spans(
     """Make spans of one token each, in tiles of one token."""
     count, width = page_table.shape
     each = np.arange(count)
-    tiles = np.stack((each, np.ones_like(each), each * width), 1).astype(np.int32)
+    tiles = np.zeros((count, TILE_COLUMNS), np.int32)
+    tiles[:, :3] = np.stack((each, np.ones_like(each), each * width), 1)
     return InputBatch(
         token_ids=np.zeros(count, np.int64),
         positions=positions,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.core.step_plan import SAMPLED_RING_SIZE, UNKNOWN_TOKEN, Pass, Span
+from holdfast.numerics.attention_tiles import TILE_COLUMNS, Tiles, list_decode_tiles, list_tiles
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.worker.transfer import aligned, send, staging_buffer
 
@@ -42,7 +43,7 @@ class InputBatch:
     token_ids: Ints  # [tokens]
     positions: Ints  # [tokens]
     slots: Ints  # [tokens]
-    tiles: NDArray[np.int32]  # [tiles, 3], as in `ForwardBatch`
+    tiles: Tiles  # as in `ForwardBatch`
     page_table: NDArray[np.int32]  # [spans, max_pages]
     span_starts: NDArray[np.int32]  # [spans + 1]
     num_short_tiles: int = 0  # as in `ForwardBatch`
@@ -102,7 +103,7 @@ class Layout:
     @property
     def table_start(self) -> int:
         """Of the page table, in int32 after the slots."""
-        return aligned(3 * self.num_tiles, 4)
+        return aligned(TILE_COLUMNS * self.num_tiles, 4)
 
     @property
     def span_starts_start(self) -> int:
@@ -133,7 +134,7 @@ class Layout:
             slots=words[2 * stride : 2 * stride + count],
             span_starts=ints[self.span_starts_start : self.span_starts_start + num_spans + 1],
             page_table=table.view(num_spans, width),
-            tiles=ints[: 3 * self.num_tiles].view(-1, 3) if self.num_tiles else None,
+            tiles=ints[: TILE_COLUMNS * self.num_tiles].view(-1, TILE_COLUMNS) if self.num_tiles else None,
             num_short_tiles=self.num_short_tiles,
         )
 
@@ -190,9 +191,13 @@ def make_input_batch(
     page_size: int,
     tile_tokens: Callable[[int], int] = lambda span_len: 0,
     page_tables: PageTableCache | None = None,
+    split_pages: int = 0,
 ) -> InputBatch:
-    """Make the tensors of a pass. tile_tokens: how many tokens an attention tile of a span of this length
-    holds; 0: the backend uses no tiles."""
+    """Make the tensors of a pass.
+
+    tile_tokens: how many tokens an attention tile of a span of this length holds; 0: the backend uses no tiles.
+    split_pages: as in `list_decode_tiles`.
+    """
     spans = pass_.spans
     if not tile_tokens(1) and all(map(_is_plain_token, spans)):
         return _decode_batch(spans, page_size, page_tables or PageTableCache())
@@ -204,7 +209,15 @@ def make_input_batch(
     ids = np.fromiter(chain.from_iterable(token_ids), np.int64, index.num_tokens)
     table = (page_tables or PageTableCache()).table([span.pages for span in spans])
     slots = table[index.span_of, positions // page_size].astype(np.int64) * page_size + positions % page_size
-    tiles, num_short_tiles = _tiles(index, tile_tokens, table.shape[1])
+    if not tile_tokens(1):
+        tiles, num_short_tiles = np.empty((0, TILE_COLUMNS), np.int32), 0
+    elif index.is_one_each:
+        tiles = list_decode_tiles(
+            positions, table, tile_tokens(1), page_size=page_size, split_pages=split_pages
+        )
+        num_short_tiles = len(tiles)
+    else:
+        tiles, num_short_tiles = list_tiles(index.starts, tile_tokens, table.shape[1])
     sampled = np.flatnonzero(index.offsets >= index.per_token(sample_from))
     scored_ids = [span.scored_ids for span in spans]
     scored = pooled = _NO_INTS
@@ -264,7 +277,7 @@ def _decode_batch(spans: Sequence[Span], page_size: int, page_tables: PageTableC
         token_ids=np.array(ids),
         positions=np.array(positions),
         slots=np.array(slots),
-        tiles=np.empty((0, 3), np.int32),
+        tiles=np.empty((0, TILE_COLUMNS), np.int32),
         page_table=page_tables.table([span.pages for span in spans]),
         span_starts=np.arange(count + 1, dtype=np.int32),
         logits_indices=np.arange(count),
@@ -307,9 +320,10 @@ def fill_buffer(words: Ints, batch: InputBatch, layout: Layout) -> None:
         words[at * stride + count : (at + 1) * stride] = padding
     ints = layout.int32_words(words).view(np.int32)
     ints[: layout.table_start] = 0
-    short, tall = np.split(batch.tiles.reshape(-1), [3 * batch.num_short_tiles])
+    short, tall = np.split(batch.tiles.reshape(-1), [TILE_COLUMNS * batch.num_short_tiles])
     ints[: short.size] = short
-    ints[3 * layout.num_short_tiles : 3 * layout.num_short_tiles + tall.size] = tall
+    first_tall = TILE_COLUMNS * layout.num_short_tiles
+    ints[first_tall : first_tall + tall.size] = tall
     ints[layout.table_start : layout.table_start + batch.page_table.size] = batch.page_table.reshape(-1)
     start = layout.span_starts_start
     ints[start : start + len(batch.span_starts)] = batch.span_starts
@@ -346,35 +360,6 @@ def _pad(array: Ints, length: int, padding: int) -> Ints:
     padded = np.full(length, padding)
     padded[: len(array)] = array
     return padded
-
-
-def _tiles(
-    index: _SpanIndex, tile_tokens: Callable[[int], int], num_pages: int
-) -> tuple[NDArray[np.int32], int]:
-    """Cut every span into attention tiles. Return them, int32 [tiles, 3], those of short spans first,
-    and how many are short."""
-    short, lengths = tile_tokens(1), index.lengths
-    if not short:
-        return np.empty((0, 3), np.int32), 0
-    if index.is_one_each:
-        tiles = np.ones((index.num_tokens, 3), np.int32)
-        tiles[:, 0] = index.span_of
-        tiles[:, 2] = index.span_of * num_pages
-        return tiles, index.num_tokens
-    heights = np.full(len(lengths), short)
-    for span in np.flatnonzero(lengths > short):
-        heights[span] = tile_tokens(int(lengths[span]))
-    counts = -(-lengths // heights)  # of tiles, by span
-    span_of = np.repeat(np.arange(len(lengths)), counts)  # [tiles]
-    heights = heights[span_of]
-    before = np.cumsum(counts) - counts  # tiles of earlier spans
-    offsets = (np.arange(len(span_of)) - before[span_of]) * heights  # of the tile's first token in its span
-    tiles = np.empty((len(span_of), 3), np.int32)
-    tiles[:, 0] = index.starts[span_of] + offsets
-    tiles[:, 1] = np.minimum(lengths[span_of] - offsets, heights)
-    tiles[:, 2] = span_of * num_pages
-    is_tall = heights > short
-    return tiles[np.argsort(is_tall, kind="stable")], int((~is_tall).sum())
 
 
 def _before(stops: Ints, index: _SpanIndex, counts: Ints) -> Ints:

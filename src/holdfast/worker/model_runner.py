@@ -70,6 +70,8 @@ class ModelRunner:
         backend, config = decoder.backend, decoder.config
         self._device = backend.device
         self._group = config.num_heads // config.num_kv_heads
+        has_windows = any(window is not None for window in config.layer_windows)
+        self._split_pages = 0 if has_windows else backend.split_pages
         self._max_logits_tokens = max_logits_tokens(self._device)
         self._certified_head = backend.can.certifies_head
         self._stream = DeviceStream(self._device)
@@ -187,6 +189,7 @@ class ModelRunner:
             backend.page_size,
             lambda span_len: backend.tile_tokens(1 if only_short else span_len, group),
             self._page_tables,
+            self._split_pages,
         )
 
     def _prefers_short_tiles(self, pass_: Pass) -> bool:
@@ -210,7 +213,9 @@ class ModelRunner:
         # A certified pass runs in fast form: its batch size is certified to give the canonical bits.
         exact = pass_.kind is not PassKind.FAST
         canonical = exact and not pass_.certified
-        size = self._graphs.size_for(batch, pass_.num_tokens_padded, canonical=canonical, exact=exact)
+        size = self._graphs.size_for(
+            batch, pass_.num_tokens_padded, pass_.larger_sizes, canonical=canonical, exact=exact
+        )
         extension, layers = self._extension, self._store.layers
         given = None if extension is None else extension.begin(pass_, batch)
         if size is None:

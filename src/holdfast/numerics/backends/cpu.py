@@ -25,6 +25,7 @@ class CpuBackend:
 
     device = torch.device("cpu")
     page_size = 16
+    split_pages = 0
     dtype: torch.dtype
     layer = run_layer
     layers = run_layers

@@ -46,6 +46,7 @@ class TritonBackend:
     """
 
     page_size = paged.PAGE_SIZE
+    split_pages = paged.SPLIT_PAGES
     build = ""
     layers = run_layers
     tile_tokens = staticmethod(paged.tile_tokens)

@@ -1,4 +1,4 @@
-"""Attention of tall tiles on Hopper GPUs, with the bits of `_attention_tall` in `attention.py`.
+"""Attention of tall tiles on Hopper GPUs, with the bits of `_attention_tall` in `paged.py`.
 
 Triton compiles a tall tile to one stream of instructions: while its softmax is computed, the tensor
 cores wait. This kernel is written in Gluon, Triton's lower level, and gives warps different roles:
@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from holdfast.numerics.attention_tiles import TILE_COLUMNS
 from holdfast.numerics.backends.triton.launch import compute_capability
 from holdfast.numerics.forward_batch import KVLayer
 
@@ -34,6 +35,7 @@ _ROWS = gl.constexpr(64)  # of one consumer
 _STAGES = 4  # pages of K and of V in shared memory
 _WIDTHS = (64, 128)
 _MASKED = gl.constexpr(-1.0e30)
+_COLUMNS = gl.constexpr(TILE_COLUMNS)
 _ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
@@ -61,7 +63,7 @@ def attention_tall(
     window: int | None,
     split_len: int,
 ) -> None:
-    """Write the tokens of `tiles` int32 [n, 3] to out [tokens, H * D]. log2_scale: the scale of the
+    """Write the tokens of `tiles` int32 [n, 6] to out [tokens, H * D]. log2_scale: the scale of the
     scores for powers of two."""
     _, heads, width = q.shape
     num_pages, kv_heads, page_size, _ = layer.values.shape
@@ -86,8 +88,9 @@ def _attention_hopper(
 ):  # fmt: skip
     tile = gl.num_programs(0) - 1 - gl.program_id(0)  # the longest contexts of a chunk first
     head = gl.program_id(1)
-    first_row, num_tokens = gl.load(tiles + tile * 3), gl.load(tiles + tile * 3 + 1)
-    pages += gl.load(tiles + tile * 3 + 2)
+    tiles += tile * _COLUMNS
+    first_row, num_tokens = gl.load(tiles), gl.load(tiles + 1)
+    pages += gl.load(tiles + 2)
     if num_tokens > 0:
         first_position = gl.load(positions + first_row).to(gl.int32)
         begin = 0
@@ -330,7 +333,7 @@ def _wait(split_acc, split_sum, used, next_weights):
 
 @gluon.jit
 def _merge(row_max, row_sum, acc, split_max, split_sum, split_acc):
-    """As `_merge` in `attention.py`. A split that is not visible has a sum and weights of 0, so it
+    """As `_merge` in `paged.py`. A split that is not visible has a sum and weights of 0, so it
     needs no `where`."""
     new_max = gl.maximum(row_max, split_max)
     rescale, split_scale = gl.exp2(row_max - new_max), gl.exp2(split_max - new_max)

@@ -22,15 +22,17 @@ operations.
 
 import logging
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
-from itertools import pairwise
 from types import ModuleType
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.numerics.attention_tiles import TILE_COLUMNS, list_decode_tiles, list_tiles
 from holdfast.numerics.backends.triton.attention.work import list_work
 from holdfast.numerics.backends.triton.elementwise import tanh
 from holdfast.numerics.backends.triton.launch import (
@@ -46,6 +48,8 @@ from holdfast.numerics.forward_batch import AttentionWork, ForwardBatch, KVLayer
 KV_BLOCK = 64
 SPLIT = 256
 PAGE_SIZE = 64
+SPLIT_PAGES = SPLIT // PAGE_SIZE
+COLUMNS = tl.constexpr(TILE_COLUMNS)
 _SHORT_TILE, _TALL_TILE = 16, 128  # rows of a tile: tokens times query heads per KV head
 _SPLITS_LOADED = 8  # at once, by the kernel that merges splits
 _MAX_SHORT_SPAN = 64  # longer spans use tall tiles
@@ -95,7 +99,7 @@ def attention(
     assert layer.keys.shape[3] == PAGE_SIZE and layer.keys.stride(2) == layer.values.stride(3) == 1
     assert group <= _TALL_TILE
     q = q.contiguous()
-    tiles, num_short = _tiles(batch, group)
+    tiles, num_short = _tiles(batch, group, shares=window is None)
     short, tall = tiles[:num_short], tiles[num_short:]
     out = _new_output(num_tokens, heads * width, q)
     keys, values = layer.keys, layer.values
@@ -184,23 +188,24 @@ def _attend_on_hopper(
     return True
 
 
-def _tiles(batch: ForwardBatch, group: int) -> tuple[Tensor, int]:
+def _tiles(batch: ForwardBatch, group: int, *, shares: bool = False) -> tuple[Tensor, int]:
     """Return the tiles of the batch, short ones first, and the number of short ones.
 
-    Listed here if the batch has none.
+    Listed here if the batch has none. shares: requests may share them.
     """
     if batch.tiles is not None:
         return batch.tiles, batch.num_short_tiles
-    starts: list[int] = batch.span_starts.tolist()
-    pages = batch.page_table.shape[1]
-    short: list[tuple[int, int, int]] = []
-    tall: list[tuple[int, int, int]] = []
-    for span, (start, stop) in enumerate(pairwise(starts)):
-        tokens = tile_tokens(stop - start, group)
-        result = short if tokens == tile_tokens(1, group) else tall
-        result += [(row, min(tokens, stop - row), span * pages) for row in range(start, stop, tokens)]
-    tiles = torch.tensor(short + tall, dtype=torch.int32).view(-1, 3)
-    return tiles.to(batch.page_table.device), len(short)
+    starts = batch.span_starts.cpu().numpy().astype(np.int64)
+    count, width = batch.page_table.shape
+    if shares and (starts == np.arange(count + 1)).all():
+        positions, pages = batch.positions[:count].cpu().numpy(), batch.page_table.cpu().numpy()
+        found = list_decode_tiles(
+            positions, pages, tile_tokens(1, group), page_size=PAGE_SIZE, split_pages=SPLIT_PAGES
+        )
+        num_short = len(found)
+    else:
+        found, num_short = list_tiles(starts, partial(tile_tokens, group=group), width)
+    return torch.from_numpy(found).to(batch.page_table.device), num_short
 
 
 def _new_output(num_tokens: int, width: int, q: Tensor) -> Tensor:
@@ -245,10 +250,11 @@ def _attention_tall(
 ):  # fmt: skip
     pdl_begin(PDL)
     tile, head = tl.program_id(0), tl.program_id(1)
-    num_tokens = tl.load(tiles + tile * 3 + 1)
+    tiles += tile * COLUMNS
+    num_tokens = tl.load(tiles + 1)
     if num_tokens == 0:
         return
-    first_row, first_page = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 2)
+    first_row, first_page = tl.load(tiles), tl.load(tiles + 2)
     first_position = tl.load(positions + first_row).to(tl.int32)
     last_position = first_position + num_tokens - 1
     tile_row = tl.arange(0, BLOCK_M)
@@ -308,13 +314,29 @@ def _attention_tall(
 
 
 @triton.jit
-def _block_start(step, first_split, programs, SPLIT_LEN: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The first position of a program's block number `step`.
+def _locate(step, first_split, programs, common, own, SPLIT_LEN: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the first position of a program's block number `step`, and the token of the tile that reads it; -1: all.
 
-    Its splits are first_split, first_split + programs, ...
+    Its splits are first_split, first_split + programs, ... in this order: those that all tokens read, then `own` of
+    the first token, then `own` of the second one.
     """
     per_split: tl.constexpr = SPLIT_LEN // BLOCK_N
-    return (first_split + step // per_split * programs) * SPLIT_LEN + step % per_split * BLOCK_N
+    split = first_split + step // per_split * programs
+    beyond = tl.maximum(split - common, 0)
+    token = beyond // own
+    is_own = split >= common
+    split = tl.where(is_own, common + beyond - token * own, split)
+    return split * SPLIT_LEN + step % per_split * BLOCK_N, tl.where(is_own, token, -1)
+
+
+@triton.jit
+def _load_page(start, token, last_position, pages, positions, num_tokens, page_stride, PAGE: tl.constexpr):
+    """Return the page that holds position `start` of a token's request, and the last position that is written in
+    it."""
+    owner = tl.minimum(tl.maximum(token, 0), num_tokens - 1)
+    written = tl.where(token < 0, last_position, tl.load(positions + owner).to(tl.int32))
+    page = tl.load(pages + owner * page_stride + tl.minimum(start, written) // PAGE)
+    return page.to(tl.int64), written
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -342,32 +364,42 @@ def _attention_short(
         if tile < 0:
             pdl_wait(PDL)  # a kernel may end only after all kernels before it
             return
-    num_tokens = tl.load(tiles + tile * 3 + 1)
-    first_row, first_page = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 2)
+    tiles += tile * COLUMNS
+    num_tokens = tl.load(tiles + 1)
+    first_row, first_page = tl.load(tiles), tl.load(tiles + 2)
     if num_tokens == 0:
         pdl_wait(PDL)
         return
-    first_position = tl.load(positions + first_row).to(tl.int32)
+    positions += first_row
+    first_position = tl.load(positions).to(tl.int32)
     last_position = first_position + num_tokens - 1
     first_visible = 0
+    page_stride, common, own = 0, 1 << 30, 1
+    last_split, num_unread = (
+        last_position // SPLIT_LEN,
+        (SPLIT_LEN - 1 - last_position % SPLIT_LEN) // BLOCK_N,
+    )
     if WINDOWED:
         first_visible = tl.maximum(first_position - window + 1, 0)
-    first_split, last_split = first_visible // SPLIT_LEN + program, last_position // SPLIT_LEN
+    else:
+        num_own = tl.load(tiles + 5)
+        if num_own > 0:
+            page_stride, common, own = tl.load(tiles + 3), tl.load(tiles + 4), num_own
+            last_position, last_split, num_unread = first_position, common + num_tokens * own - 1, 0
+    first_split = first_visible // SPLIT_LEN + program
     num_splits = (last_split - first_split + programs) // programs
     begin, end = 0, num_splits * (SPLIT_LEN // BLOCK_N)
     if program == 0:
         begin = first_visible % SPLIT_LEN // BLOCK_N
     if first_split + (num_splits - 1) * programs == last_split:
-        end -= (SPLIT_LEN - 1 - last_position % SPLIT_LEN) // BLOCK_N
+        end -= num_unread
     pages += first_page
-    start = _block_start(begin, first_split, programs, SPLIT_LEN, BLOCK_N)
-    if LISTED:
-        start = tl.minimum(start, last_position)  # with a window, this program may have no block
-    page = tl.load(pages + start // PAGE).to(tl.int64)
+    start, token = _locate(begin, first_split, programs, common, own, SPLIT_LEN, BLOCK_N)
+    page, written = _load_page(start, token, last_position, pages, positions, num_tokens, page_stride, PAGE)
     pdl_wait(PDL)
     tile_row = tl.arange(0, BLOCK_M)
     valid = tile_row // GROUP < num_tokens
-    position = tl.where(valid, first_position + tile_row // GROUP, -1)
+    position = tl.load(positions + tile_row // GROUP, mask=valid, other=-1).to(tl.int32)
     row = (first_row + tile_row // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + tile_row % GROUP
     dim, column = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     dim_mask = dim < WIDTH
@@ -382,20 +414,22 @@ def _attention_short(
     split_sum = tl.zeros([64, BLOCK_M], tl.float32)
     split_acc = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
     for step in range(begin, end):
-        start = _block_start(step, first_split, programs, SPLIT_LEN, BLOCK_N)
-        next_start = _block_start(step + 1, first_split, programs, SPLIT_LEN, BLOCK_N)
-        next_page = tl.load(pages + tl.minimum(next_start, last_position) // PAGE).to(tl.int64)
+        start, token = _locate(step, first_split, programs, common, own, SPLIT_LEN, BLOCK_N)
+        next_start, next_token = _locate(step + 1, first_split, programs, common, own, SPLIT_LEN, BLOCK_N)
+        next_page, next_written = _load_page(
+            next_start, next_token, last_position, pages, positions, num_tokens, page_stride, PAGE
+        )
         offset = start % PAGE + column
-        written = (start + column <= last_position)[:, None] & dim_mask[
-            None, :
-        ]  # slots after the last token are not read
+        # Slots after the last token are not read.
+        is_written = (start + column <= written)[:, None] & dim_mask[None, :]
         block = tl.load(
-            keys + page * key_page + offset[:, None] * key_slot + dim[None, :], mask=written, other=0.0
+            keys + page * key_page + offset[:, None] * key_slot + dim[None, :], mask=is_written, other=0.0
         )  # [N, D]
         scores = tl.dot(block, query, input_precision="ieee") * scale  # [N, M]
         if CAPPED:
             scores = tanh(scores) * cap
-        visible = (start + column)[:, None] <= position[None, :]
+        reads = (token < 0) | (tile_row // GROUP == token)
+        visible = ((start + column)[:, None] <= position[None, :]) & reads[None, :]
         if WINDOWED:
             visible = visible & ((start + column)[:, None] > position[None, :] - window)
         scores = tl.where(visible, scores, _MASKED)
@@ -403,20 +437,27 @@ def _attention_short(
         weights = tl.where(visible, tl.exp2(scores - new_max[None, :]), 0.0).to(query.dtype)
         rescale = tl.exp2(split_max - new_max)[None, :]
         block = tl.load(
-            values + page * value_page + offset[:, None] * value_slot + dim[None, :], mask=written, other=0.0
+            values + page * value_page + offset[:, None] * value_slot + dim[None, :],
+            mask=is_written,
+            other=0.0,
         )  # [N, D]
         split_sum = tl.dot(ones, weights, split_sum * rescale, input_precision="ieee")
         split_acc = tl.dot(tl.trans(block), weights, split_acc * rescale, input_precision="ieee")
         split_max = new_max
-        page = next_page
+        page, written = next_page, next_written
         if (next_start % SPLIT_LEN == 0) | (step == end - 1):  # the last block of the split
             split_row_sum = tl.max(split_sum, 0)
             if programs > 1:
                 entry = (slot + start // SPLIT_LEN * num_tokens + tile_row // GROUP).to(tl.int64)
                 entry = entry * (KV_HEADS * GROUP) + head * GROUP + tile_row % GROUP
-                tl.store(split_accs + entry[None, :] * WIDTH + dim[:, None], split_acc, mask=mask_2d)
-                tl.store(split_stats + entry * 2, split_max, mask=valid)
-                tl.store(split_stats + entry * 2 + 1, split_row_sum, mask=valid)
+                stored = valid & reads
+                tl.store(
+                    split_accs + entry[None, :] * WIDTH + dim[:, None],
+                    split_acc,
+                    mask=mask_2d & reads[None, :],
+                )
+                tl.store(split_stats + entry * 2, split_max, mask=stored)
+                tl.store(split_stats + entry * 2 + 1, split_row_sum, mask=stored)
             else:
                 row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_row_sum, split_acc, 0)
             split_max = tl.full([BLOCK_M], _MASKED, tl.float32)
@@ -456,14 +497,15 @@ def _merge_splits(
         pdl_wait(PDL)
         return
     slot = tl.load(shared + tl.program_id(0) * 3 + 1).to(tl.int64)
-    first_row, num_tokens = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1)
-    first_position = tl.load(positions + first_row).to(tl.int32)
+    tiles += tile * COLUMNS
+    first_row, num_tokens = tl.load(tiles), tl.load(tiles + 1)
     pdl_wait(PDL)
     step = num_tokens.to(tl.int64) * HEADS  # from an entry to that of the next split
     for token in range(num_tokens):
-        first, last = 0, (first_position + token) // SPLIT_LEN
+        position = tl.load(positions + first_row + token).to(tl.int32)
+        first, last = 0, position // SPLIT_LEN
         if WINDOWED:
-            first = tl.maximum(first_position + token - window + 1, 0) // SPLIT_LEN
+            first = tl.maximum(position - window + 1, 0) // SPLIT_LEN
         entry = (slot + token) * HEADS + head + first * step
         row_max, row_sum = _begin_rows(sinks, head + tl.arange(0, 1), HAS_SINKS)
         acc = tl.zeros([1, BLOCK_D], tl.float32)

@@ -19,17 +19,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.numerics.attention_tiles import TILE_COLUMNS
 from holdfast.numerics.forward_batch import AttentionWork
 
 _TARGET_PROGRAMS = 264  # programs of all KV heads that fill the device
 _MAX_SLOTS = 8192  # tokens times splits; a tile that finds no slots has one program
+_COLUMNS = tl.constexpr(TILE_COLUMNS)
 _LIST_LENS = (16, 128, 1024)  # tiles of the compiled variants; a pass with more has one program for each tile
 
 
 def list_work(
     tiles: Tensor, positions: Tensor, *, kv_heads: int, split_len: int, max_len: int
 ) -> AttentionWork | None:
-    """Return the work list of short tiles int32 [n, 3], with contexts of up to max_len positions. None: one
+    """Return the work list of short tiles int32 [n, 6], with contexts of up to max_len positions. None: one
     program for each tile."""
     num_tiles, max_splits = len(tiles), -(-max_len // split_len)
     max_shared = min(_TARGET_PROGRAMS // kv_heads, num_tiles)
@@ -66,13 +68,20 @@ def _list_work(
     ENTRIES: tl.constexpr,
 ):  # fmt: skip
     tile = tl.arange(0, TILES)
-    num_tokens = tl.load(tiles + tile * 3 + 1, mask=tile < num_tiles, other=0)
-    first_row = tl.load(tiles + tile * 3, mask=tile < num_tiles, other=0)
+    tiles += tile * _COLUMNS
+    num_tokens = tl.load(tiles + 1, mask=tile < num_tiles, other=0)
+    first_row = tl.load(tiles, mask=tile < num_tiles, other=0)
     position = tl.load(positions + first_row, mask=num_tokens > 0, other=0).to(tl.int32)
-    splits = tl.where(num_tokens > 0, (position + num_tokens - 1) // SPLIT_LEN + 1, 0)
+    context = tl.where(num_tokens > 0, (position + num_tokens - 1) // SPLIT_LEN + 1, 0)  # in splits
+    common, own = (
+        tl.load(tiles + 4, mask=num_tokens > 0, other=0),
+        tl.load(tiles + 5, mask=num_tokens > 0, other=0),
+    )
+    context = tl.where(own > 0, common + own, context)  # the longest of the tile
+    splits = tl.where(own > 0, common + own * num_tokens, context)  # that are read for it
     per_program = _splits_per_program(splits, KV_HEADS, TARGET)
     count = tl.cdiv(splits, per_program)
-    slots = tl.where(count > 1, splits * num_tokens, 0)
+    slots = tl.where(count > 1, context * num_tokens, 0)
     last_slot = tl.cumsum(slots, 0)
     count = tl.where(last_slot <= num_slots, count, tl.minimum(count, 1))
     first_slot = last_slot - slots
@@ -90,5 +99,5 @@ def _list_work(
     entry = shared + (tl.cumsum(is_shared, 0) - 1) * 3
     tl.store(entry, tile, mask=count > 1)
     tl.store(entry + 1, first_slot, mask=count > 1)
-    tl.store(entry + 2, splits, mask=count > 1)
+    tl.store(entry + 2, context, mask=count > 1)
     tl.store(shared + rest * 3, unused, mask=(rest >= tl.sum(is_shared, 0)) & (rest < max_shared))
