@@ -110,6 +110,27 @@ def test_attention_bits_do_not_depend_on_the_pages(
     assert same_bits(*found)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
+@pytest.mark.parametrize("count", [3, 9, 200] if HAS_GPU else [3])
+def test_requests_that_share_a_tile_have_the_bits_they_have_alone(
+    backend: Backend, dtype: torch.dtype, heads: int, kv_heads: int, width: int, count: int
+) -> None:
+    """All begin with the same pages. Few requests have several programs for each tile."""
+    pages, further = (17, 1500) if HAS_GPU else (4, 80)
+    lengths = [pages * 64 + 1 + 331 * number % further for number in range(count)]
+    store = make_store(backend, dtype, lengths, kv_heads, width)
+    store.page_table[:, :pages] = store.page_table[0, :pages]
+    q = random(count, heads, width, dtype=dtype, device=backend.device)
+    spans = [(request, length - 1, 1) for request, length in enumerate(lengths)]
+    together = backend.attention(q, store.layer, store.batch(spans), scale=0.1, window=None)
+    assert together.isfinite().all()
+    for row in range(0, count, 1 if count < 20 else 7):
+        alone = backend.attention(
+            q[row : row + 1], store.layer, store.batch([spans[row]]), scale=0.1, window=None
+        )
+        assert same_bits(alone[0], together[row])
+
+
 def test_attention_ignores_later_positions(backend: Backend, dtype: torch.dtype) -> None:
     """Infinite keys and values at later positions do not change earlier tokens."""
     store = make_store(backend, dtype, [100], 2, 64)

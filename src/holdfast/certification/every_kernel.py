@@ -28,7 +28,7 @@ from holdfast.numerics.experts import activate
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.layer import RopeCosSin, write_kv
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.sampling import SamplingBatch
+from holdfast.numerics.sampling import PenaltyBatch, SamplingBatch, TokensBefore
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +95,11 @@ def _sampler_calls(backend: Backend, vocab: int) -> Iterator[Call]:
     yield partial(backend.logsumexp, logits[:, :FEW_TOKENS].contiguous())
     for count in _NUM_LOGPROBS:
         yield partial(backend.topk, logits, count)
+    history = backend.new_token_history(1)
+    if history is not None:
+        ints, floats = empty(torch.int32), empty()
+        before = TokensBefore(ints, ints, torch.empty((8, 8), dtype=torch.int32, device=META), _CONTEXT)
+        yield partial(history.penalise, logits, PenaltyBatch(ints, before, ints, floats, floats, floats))
 
 
 def _gemm_calls(decoder: Decoder) -> Iterator[Call]:

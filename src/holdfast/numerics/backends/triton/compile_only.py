@@ -23,6 +23,7 @@ from holdfast.numerics.backends.triton.launch import compute_capability
 
 _log = logging.getLogger(__name__)
 _WARP_SIZE = 32
+_LONGEST = ("_attention_hopper",)  # 3 to 6 s; the others take 2 s at most
 
 Compilation = Callable[[], Any]  # compiles one kernel and returns it
 _compilations: list[Compilation] = []  # of this process; forked ones find them by number
@@ -31,8 +32,13 @@ _compilations: list[Compilation] = []  # of this process; forked ones find them 
 def list_compilations(call_kernels: Callable[[], None]) -> list[Compilation]:
     """Return the compilations that these kernel calls need. From now on no call in this process launches."""
     driver.set_active(_NoGpu())
-    KernelInterface.__getitem__ = _compile_instead
     listed = _Listed()
+
+    def compile_instead(kernel: Any, grid: object) -> Callable[..., object]:
+        listed.is_long = kernel.__name__ in _LONGEST
+        return lambda *args, **kwargs: kernel.run(*args, grid=grid, warmup=True, **kwargs)
+
+    KernelInterface.__getitem__ = compile_instead
     mode = triton.AsyncCompileMode(listed)
     mode.__enter__()
     try:
@@ -81,16 +87,13 @@ class _NoGpu:
         return GPUTarget("cuda", 10 * major + minor, _WARP_SIZE)
 
 
-def _compile_instead(kernel: Any, grid: object) -> Callable[..., object]:
-    return lambda *args, **kwargs: kernel.run(*args, grid=grid, warmup=True, **kwargs)
-
-
 class _Listed(Executor):
-    """Keeps what it should run. Triton submits each compilation once."""
+    """Keeps what it should run, what takes longest first. Triton submits each compilation once."""
 
     def __init__(self) -> None:
         self.compilations: list[Compilation] = []
+        self.is_long = False  # the next one
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.compilations.append(fn)
+        self.compilations.insert(0 if self.is_long else len(self.compilations), fn)
         return Future()

@@ -414,7 +414,6 @@ def _attention_short(
     split_sum = tl.zeros([64, BLOCK_M], tl.float32)
     split_acc = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
     for step in range(begin, end):
-        start, token = _locate(step, first_split, programs, common, own, SPLIT_LEN, BLOCK_N)
         next_start, next_token = _locate(step + 1, first_split, programs, common, own, SPLIT_LEN, BLOCK_N)
         next_page, next_written = _load_page(
             next_start, next_token, last_position, pages, positions, num_tokens, page_stride, PAGE
@@ -429,7 +428,7 @@ def _attention_short(
         if CAPPED:
             scores = tanh(scores) * cap
         reads = (token < 0) | (tile_row // GROUP == token)
-        visible = ((start + column)[:, None] <= position[None, :]) & reads[None, :]
+        visible = (start + column)[:, None] <= tl.where(reads, position, -1)[None, :]
         if WINDOWED:
             visible = visible & ((start + column)[:, None] > position[None, :] - window)
         scores = tl.where(visible, scores, _MASKED)
@@ -444,7 +443,6 @@ def _attention_short(
         split_sum = tl.dot(ones, weights, split_sum * rescale, input_precision="ieee")
         split_acc = tl.dot(tl.trans(block), weights, split_acc * rescale, input_precision="ieee")
         split_max = new_max
-        page, written = next_page, next_written
         if (next_start % SPLIT_LEN == 0) | (step == end - 1):  # the last block of the split
             split_row_sum = tl.max(split_sum, 0)
             if programs > 1:
@@ -463,6 +461,7 @@ def _attention_short(
             split_max = tl.full([BLOCK_M], _MASKED, tl.float32)
             split_sum = tl.zeros([64, BLOCK_M], tl.float32)
             split_acc = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
+        start, token, page, written = next_start, next_token, next_page, next_written
     if programs == 1:
         result = acc / tl.where(valid, row_sum, 1.0)[None, :] + 0.0
         tl.store(out + row[None, :] * WIDTH + dim[:, None], result.to(out.dtype.element_ty), mask=mask_2d)
