@@ -64,21 +64,16 @@ def list_decode_tiles(
     tiles[:, 2] = tiles[:, 0] * width
     if not split_pages or tile_tokens < 2 or width < split_pages:
         return tiles
-    last = (
-        split_pages - 1
-    )  # if two requests differ in this page of their first split, they have none in common
-    if not (page_table[1:, last] == page_table[:-1, last]).any():
+    end_of_split = page_table[:, split_pages - 1]
+    if not (end_of_split[1:] == end_of_split[:-1]).any():  # as in most passes
         return tiles
     split_len = split_pages * page_size
     differs = page_table[1:] != page_table[:-1]
     pages = np.where(differs.any(1), differs.argmax(1), width)
     written = (np.minimum(positions[1:], positions[:-1]) + 1) // split_len
-    with_next = np.minimum(
-        pages // split_pages, written
-    ).tolist()  # splits that each has in common with the next
-    lasts = (positions // split_len).tolist()
-    rows = []
-    first = 0
+    # Of each request: how many splits it has in common with the next one, and its last split.
+    with_next, lasts = np.minimum(pages // split_pages, written).tolist(), (positions // split_len).tolist()
+    rows, first = [], 0
     while first < count:
         size, common, own = _grow(first, with_next, lasts, tile_tokens)
         rows.append((first, size, first * width) + ((width, common, own) if size > 1 else (0, 0, 0)))
@@ -88,8 +83,7 @@ def list_decode_tiles(
 
 def _grow(first: int, with_next: list[int], lasts: list[int], most: int) -> tuple[int, int, int]:
     """Return the number of tokens of the tile that begins at this one, its common splits and its own ones."""
-    size, common, last = 1, lasts[first] + 1, lasts[first]
-    own = 0
+    size, common, own, last = 1, lasts[first] + 1, 0, lasts[first]
     for at in range(first, min(first + most, len(lasts)) - 1):
         shared, longest = min(common, with_next[at]), max(last, lasts[at + 1])
         further = longest + 1 - shared

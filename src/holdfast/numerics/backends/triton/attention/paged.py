@@ -11,7 +11,9 @@ What decides the bits of a token: the KV is read in blocks of KV_BLOCK positions
 with an online softmax in fp32. After every SPLIT positions, counted from position 0, the softmax
 starts anew; the results of the splits are merged in order. All sums over positions are computed by
 tensor cores (`tl.dot`), including the sum of the softmax, so they have one order. A block or split
-that a token does not see leaves it unchanged.
+that a token does not see leaves it unchanged. A short tile may hold tokens of several requests that
+begin with the same pages (`numerics/attention_tiles.py`): then it reads these pages first, and those
+of each request after them.
 
 What does not decide them: the height of the tile, the other tokens in it, whether it is the first
 or the second operand of `tl.dot` (a short tile is the second, because few rows are cheap there),

@@ -73,10 +73,8 @@ def _list_work(
     first_row = tl.load(tiles, mask=tile < num_tiles, other=0)
     position = tl.load(positions + first_row, mask=num_tokens > 0, other=0).to(tl.int32)
     context = tl.where(num_tokens > 0, (position + num_tokens - 1) // SPLIT_LEN + 1, 0)  # in splits
-    common, own = (
-        tl.load(tiles + 4, mask=num_tokens > 0, other=0),
-        tl.load(tiles + 5, mask=num_tokens > 0, other=0),
-    )
+    common = tl.load(tiles + 4, mask=num_tokens > 0, other=0)
+    own = tl.load(tiles + 5, mask=num_tokens > 0, other=0)
     context = tl.where(own > 0, common + own, context)  # the longest of the tile
     splits = tl.where(own > 0, common + own * num_tokens, context)  # that are read for it
     per_program = _splits_per_program(splits, KV_HEADS, TARGET)
