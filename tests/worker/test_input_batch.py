@@ -9,6 +9,7 @@ import torch
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, Sampling, Span
+from holdfast.numerics.attention_tiles import list_decode_tiles
 from holdfast.worker.input_batch import (
     _MAX_ROWS,
     InputBatch,
@@ -147,6 +148,31 @@ def test_input_batch_equals_a_token_by_token_construction(seed: int) -> None:
             assert getattr(sent.forward, name).tolist() == expected[name], name
         for name in ("logits_indices", *RING_ARRAYS):
             assert getattr(sent, name).tolist() == expected[name], name
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tokens_share_a_tile_only_with_the_same_pages_before_them(seed: int) -> None:
+    rng = random.Random(seed)
+    page_size, split_pages, most = 4, 2, rng.choice([2, 4, 16])
+    kinds = [[rng.randrange(99) for _ in range(12)] for _ in range(2)]
+    rows = []
+    for _ in range(rng.randint(1, 40)):
+        kept = rng.randrange(13)
+        rows.append(rng.choice(kinds)[:kept] + [rng.randrange(100, 999) for _ in range(13 - kept)])
+    table = np.array(rows, np.int32)
+    positions = np.array([rng.randrange(52) for _ in rows])
+    tiles = list_decode_tiles(positions, table, most, page_size=page_size, split_pages=split_pages)
+    first, num_read, num_alone = 0, 0, int((positions // 8 + 1).sum())
+    for row, count, page, stride, common, own in tiles.tolist():
+        assert row == first and 1 <= count <= most and page == row * 13
+        first += count
+        last = int(positions[row : row + count].max()) // 8
+        num_read += common + count * own if count > 1 else last + 1
+        if count > 1:
+            assert stride == 13 and common > 0 and common + own == last + 1
+            assert (positions[row : row + count] >= 8 * common - 1).all()
+            assert (table[row : row + count, : 2 * common] == table[row, : 2 * common]).all()
+    assert first == len(rows) and num_read <= num_alone
 
 
 def test_reused_buffer_is_overwritten_with_padding() -> None:
