@@ -32,7 +32,8 @@ def answer(request):
         os._exit(request["exit"])
     while "spin" in request:
         pass
-    return {"pid": os.getpid(), "environ": dict(os.environ), "path": sys.path, "argv": sys.argv, "echo": request.get("echo")}
+    process = {"pid": os.getpid(), "hash": hash("a"), "environ": dict(os.environ), "path": sys.path, "argv": sys.argv}
+    return {**process, "echo": request.get("echo")}
 """
 Start = Callable[..., WorkerSupervisor]
 
@@ -52,11 +53,13 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         each.close()
 
 
-def test_worker_has_no_environment_and_only_its_packages(start: Start) -> None:
+def test_worker_has_its_own_environment_and_only_its_packages(start: Start) -> None:
     answer = start(packages=("pytest",)).request({}, seconds=30)
-    assert set(answer["environ"]) <= {"LC_CTYPE"}  # which Python itself sets
+    answer["environ"].pop("LC_CTYPE", None)  # which Python itself sets
+    assert answer["environ"] == {"PYTHONHASHSEED": "0", "TZ": "UTC0"}
     assert answer["argv"][2:] == [str(Path(pytest.__file__).parents[1])]
     assert [each for each in answer["path"] if "site-packages" in each] == answer["argv"][2:]
+    assert start().request({}, seconds=30)["hash"] == answer["hash"]
 
 
 def test_one_process_answers_many_requests(start: Start) -> None:

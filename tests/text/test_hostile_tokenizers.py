@@ -1,5 +1,5 @@
-"""Untrusted tokenizers: replacements that grow a text are refused at load, a pattern that backtracks without
-end is an error of the request.
+"""Untrusted tokenizers: replacements that grow a text and ids or texts that differ each time are refused at load, a
+pattern that backtracks without end is an error of the request.
 """
 
 import base64
@@ -51,6 +51,38 @@ def write_changed(folder: Path, change: dict[str, Any]) -> None:
 def test_growing_tokenizer_is_refused_at_load(name: str, tmp_path: Path) -> None:
     write_changed(tmp_path, HOSTILE[name])
     with pytest.raises(UnsupportedModel, match="times as long"):
+        open_tokenizer(tmp_path)
+
+
+def write_model(folder: Path, **changes: Any) -> None:
+    write_tokenizer(folder)
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    vocab = model["vocab"] | changes.pop("vocab", {})
+    write_changed(folder, {"model": {**model, "vocab": vocab, **changes}})
+
+
+def test_random_tokens_are_refused_at_load(tmp_path: Path) -> None:
+    write_model(tmp_path, dropout=0.1)
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.json has model\.dropout = 0\.1: "):
+        open_tokenizer(tmp_path)
+    write_model(tmp_path, dropout=0.0)
+    open_tokenizer(tmp_path)
+
+
+def test_two_tokens_with_one_id_are_refused_at_load(tmp_path: Path) -> None:
+    write_model(tmp_path, vocab={"q": 92, "z": 92})
+    with pytest.raises(ModelError, match="the tokens 'q' and 'z' both have the id 92"):
+        open_tokenizer(tmp_path)
+
+
+def test_added_token_with_the_id_of_a_word_is_refused_at_load(tmp_path: Path) -> None:
+    """The library gives a new token the number of words as its id, which may be one's after a gap."""
+    write_tokenizer(tmp_path)
+    vocab = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    write_model(tmp_path, vocab={"gap": len(vocab) + 1})
+    assert open_tokenizer(tmp_path).vocab_size == len(vocab) + 2
+    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"7": {"content": "<new>"}}}')
+    with pytest.raises(ModelError, match="the tokens '<new>' and 'gap' both have the id"):
         open_tokenizer(tmp_path)
 
 

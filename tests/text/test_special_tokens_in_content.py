@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from holdfast.errors import TemplateError
 from holdfast.text.chat_content import PromptText, TemplateInput, render_conversation
 from holdfast.text.chat_template import ChatTemplate
-from holdfast.text.tokenizer import Tokenizer
+from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.text.tokenizer_data import TokenizerData, TokenizerIdentity, find_special_ids
+from support.chat_models import write_chat_tokenizer
 
 SPECIAL = ("<|end|>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<s>")
 MARKUP = ("<think>", "</think>", "<tool_response>", "</tool_response>", "<tool_call>", "</tool_call>")
@@ -279,6 +281,22 @@ def test_continued_message_with_special_tokens_stays_open() -> None:
     prompt = render(tokenizer, talk, add_generation_prompt=False, continue_final_message=True)
     assert prompt.text.endswith(f"a{END}b")
     assert control_texts(tokenizer, encode(tokenizer, prompt)) == [START, END, START]
+
+
+def test_templates_that_are_not_rendered_decide_nothing(tmp_path: Path) -> None:
+    """Only what a rendered template writes is markup, which a client may not type."""
+    write_chat_tokenizer(tmp_path, "qwen3")
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    talk = say("<tool_response>x", "user")
+    found = set()
+    for other, tools in (("rag", ""), ("rag <tool_response>", ""), ("rag", "<tool_response>")):
+        templates = {"default": CHATML, "rag": other} | ({"tool_use": tools} if tools else {})
+        path.write_text(json.dumps({**config, "chat_template": templates}))
+        tokenizer = open_tokenizer(tmp_path)
+        ids = encode(tokenizer, render(tokenizer, talk))
+        found.add((tuple(ids), ChatTemplate.of(tokenizer).digest()))
+    assert len(found) == 2
 
 
 def test_allowed_special_tokens_control_the_model() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 
 from holdfast.errors import HoldfastError, InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
 from holdfast.models.locate import locate
@@ -353,6 +353,29 @@ def test_tokenizer_digest_covers_tokens_only(tmp_path: Path) -> None:
     changed = metadata | {"tokenizer.ggml.add_space_prefix": False}
     assert open_gguf(metadata).digest() == open_gguf(metadata | {"general.name": "x"}).digest()
     assert open_gguf(metadata).digest() != open_gguf(changed).digest()
+
+
+def test_tokenizer_digest_covers_the_special_tokens_map(tmp_path: Path) -> None:
+    """A named token is special: it is left out of answers."""
+    folder = write_folder(tmp_path, special_tokens_map__json={"unk_token": "a"})
+    named = open_tokenizer(folder)
+    (folder / "special_tokens_map.json").write_text('{"unk_token": {"content": "b"}}')
+    other = open_tokenizer(folder)
+    ids = named.encode("ab")
+    assert named.decode(ids) != other.decode(ids)
+    assert named.digest() != other.digest()
+
+
+def test_tokenizer_digest_covers_the_spelling_of_scores(tmp_path: Path) -> None:
+    """The library reads the last bit of a number by its spelling, as JSON values they are equal."""
+
+    def digest(score: str) -> str:
+        pieces = [("<unk>", 0.0), ("a", -1.0), ("b", -8.5)]
+        content = Backend(Unigram(pieces, unk_id=0)).to_str().replace("-8.5", score)
+        (tmp_path / "tokenizer.json").write_text(content)
+        return open_tokenizer(tmp_path).digest()
+
+    assert digest("-0.1") != digest("-0.1000000000000000055511151")
 
 
 @pytest.mark.parametrize(

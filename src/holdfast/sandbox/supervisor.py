@@ -33,6 +33,8 @@ _SETUP_SECONDS = 60.0  # imports and reads a vocabulary: slow only on a very bus
 _MAX_SETUP_BYTES = 4096
 _NICENESS = 5  # about a third of the CPU time of the engine where both want a core
 _LOWEST_PRIORITY = 19
+# All of it. What a worker answers depends neither on the process nor on the machine's time zone and locale.
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "TZ": "UTC0"}
 
 
 class WorkerLost(Exception):
@@ -195,11 +197,13 @@ class _Worker:
         self._is_set_up = False
         ours, theirs = socket.socketpair()
         self._socket, self._owner_pid = ours, os.getpid()
-        # -I -S: no environment, no user packages, no start-up hooks; -B: writes no byte code
-        command = [sys.executable, "-I", "-S", "-B", str(_PROGRAM), str(self._path), *paths]
+        # -P -s -S: no user packages, no start-up hooks; -B: writes no byte code. Not -I: it ignores the hash seed.
+        command = [sys.executable, "-P", "-s", "-S", "-B", str(_PROGRAM), str(self._path), *paths]
         quiet = subprocess.DEVNULL
         with theirs:
-            self._popen = subprocess.Popen(command, stdin=theirs.fileno(), stdout=quiet, stderr=quiet, env={})
+            self._popen = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=quiet, stderr=quiet, env=_ENVIRONMENT
+            )
         _lower_priority(self._popen.pid)
         self._send(self._make_setup(), time.monotonic() + _SETUP_SECONDS)
 

@@ -7,27 +7,48 @@ of Holdfast.
     SIGUSR1  ends the rendering under way; its answer is an error
 
 The jinja2 environment is the one transformers renders with, without anything that would make two
-renderings differ: there is no clock (`strftime_now` gives the date of the request) and no
-randomness (`random`, `lipsum`). jinja2's sandbox bounds neither time nor memory, so the kernel
-does: address space, CPU time for each rendering (the timer's signal ends the process), no files, no
-processes.
+renderings differ: there is no clock (`strftime_now` gives the date of the request), no randomness
+(`random`, `lipsum`) and no order of a set: a difference of keys keeps the order of the first operand.
+Python writes an object that is no plain value (a generator, a method, a `cycler`) as its address in
+memory. So wherever a template turns a value into text, anything but a plain value is refused:
+
+    {{ x }}  x ~ y  "..." % x  "{}".format(x)  x | join  any filter that is not in `_PASSES_ON`
+
+jinja2's sandbox bounds neither time nor memory, so the kernel does: address space, CPU time for each
+rendering (the timer's signal ends the process), no files, no processes.
 """
 
 import json
 import signal
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, ItemsView, KeysView, Mapping, Set, ValuesView
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_join, make_attrgetter
+from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.runtime import Context, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
+from jinja2.utils import Namespace, pass_eval_context
+from markupsafe import Markup
 
 _MAX_ERROR_CHARS = 500
+_TEMPLATE = "<template>"  # jinja2's name of the file, in tracebacks
+# Filters that hand values on and make no text of them.
+_PASSES_ON = {
+    "abs", "attr", "batch", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items", "join",
+    "last", "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "round", "select",
+    "selectattr", "slice", "sort", "sum", "tojson", "unique",
+}  # fmt: skip
+_SCALARS = (str, bytes, int, float, complex, type(None), Undefined, range)
+_COLLECTIONS = (list, tuple, KeysView, ValuesView, ItemsView)
 
 
 class OutputTooLongError(Exception):
@@ -77,8 +98,99 @@ class _PlainDict:
         return dict.fromkeys(*args)
 
 
+class _NotPlainError(TemplateError):
+    """The template would write an address in memory."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a value whose text is the same in every process. Refuse any other."""
+    if not isinstance(value, _SCALARS):
+        if isinstance(value, Mapping):
+            _plain(list(value.items()))
+        elif isinstance(value, _COLLECTIONS):
+            for one in value:
+                _plain(one)
+        else:
+            raise _NotPlainError(
+                f"it would write an object of type {type(value).__name__} as its address in memory, which is another "
+                "each time; write what it gives instead: its items (| list), or what calling it returns"
+            )
+    return value
+
+
+def _requires_plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that takes plain values only."""
+    first = int(hasattr(function, "jinja_pass_arg"))  # jinja2's own argument
+
+    @wraps(function)
+    def checked(*args: Any, **values: Any) -> Any:
+        _plain((args[first:], values))
+        return function(*args, **values)
+
+    return checked
+
+
+@pass_eval_context
+def _join(context: EvalContext, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+    if attribute is not None:
+        value = map(make_attrgetter(context.environment, attribute), value)
+    text: str = do_join(context, _plain(list(value)), _plain(d))
+    return text
+
+
+class _PlainFields(SandboxedFormatter):
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, str]:
+        found, first = super().get_field(field_name, args, kwargs)
+        return _plain(found), first
+
+
+class _EscapedPlainFields(_PlainFields, SandboxedEscapeFormatter):
+    pass
+
+
+class _PlainOperands(CodeGenerator):
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        check = nodes.EnvironmentAttribute("finalize")
+        operands: list[nodes.Expr] = [nodes.Call(check, [one], [], None, None) for one in node.nodes]
+        super().visit_Concat(nodes.Concat(operands, lineno=node.lineno), frame)
+
+
+class _PlainEnvironment(ImmutableSandboxedEnvironment):
+    """An environment in which only plain values become text."""
+
+    code_generator_class = _PlainOperands
+    intercepted_binops = frozenset(("%", "-"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "-" and (isinstance(left, Set) or isinstance(right, Set)):
+            gone = set(right)
+            return dict.fromkeys(one for one in left if one not in gone).keys()
+        return super().call_binop(context, operator, left, _plain(right) if operator == "%" else right)
+
+    def call(__self, __context: Context, __function: Any, *args: Any, **values: Any) -> Any:  # noqa: N805
+        if isinstance(getattr(__function, "__self__", None), Markup):
+            _plain((args, values))  # its methods escape what they are given
+        return super().call(__context, __function, *args, **values)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if super().wrap_str_format(value) is None:
+            return None
+        layout, takes_mapping = value.__self__, value.__name__ == "format_map"
+        formatter = _PlainFields(self)
+        if isinstance(layout, Markup):
+            formatter = _EscapedPlainFields(self, escape=layout.escape)
+
+        def write(*args: Any, **values: Any) -> str:
+            if takes_mapping:
+                (values,), args = args, ()
+            text: str = type(layout)(formatter.vformat(layout, args, values))
+            return text
+
+        return write
+
+
 def _raise_exception(message: object) -> None:
-    raise TemplateError(str(message))
+    raise TemplateError(str(_plain(message)))
 
 
 def _to_json(
@@ -99,11 +211,12 @@ def _refuse_random(*_: Any, **__: Any) -> None:
 
 def compile_template(source: str) -> jinja2.Template:
     """Return a template ready to render, in jinja2's sandbox."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    environment = _PlainEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_plain
     )
-    environment.filters["tojson"] = _to_json
-    environment.filters["random"] = _refuse_random
+    filters = environment.filters
+    filters |= {name: _requires_plain(one) for name, one in filters.items() if name not in _PASSES_ON}
+    filters |= {"tojson": _to_json, "random": _refuse_random, "join": _join}
     environment.globals.pop("lipsum", None)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["dict"] = _PlainDict()
@@ -136,7 +249,18 @@ def explain(error: BaseException, request: dict[str, Any]) -> str:
     text = str(error)[:_MAX_ERROR_CHARS]
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"line {error.lineno}: {text}"
+    if isinstance(error, _NotPlainError):
+        return f"line {_find_line(error)}: {text}"
     return text if type(error) is TemplateError else f"{type(error).__name__}: {text}"
+
+
+def _find_line(error: BaseException) -> int:
+    """Return the template's line that raised an error."""
+    lines = [1]
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == _TEMPLATE:
+            lines.append(line)
+    return lines[-1]
 
 
 class _Interrupted(BaseException):

@@ -1,9 +1,9 @@
-"""The program of every worker process: `python -I -S -B worker_process.py WORKER PATH...`.
+"""The program of every worker process: `python -P -s -S -B worker_process.py WORKER PATH...`.
 
-`supervisor` runs this file, without environment variables, user packages and start-up hooks. Importable are the
-folders PATH only. It loads the file WORKER, limits the process, and answers messages. Neither this file nor a
-worker imports another part of Holdfast. Messages are JSON objects, framed as in `core.framing`, over the socket at
-stdin:
+`supervisor` runs this file with an environment of its own (one hash seed, one time zone), without user packages and
+start-up hooks. Importable are the folders PATH only. It loads the file WORKER, limits the process, and answers
+messages. Neither this file nor a worker imports another part of Holdfast. Messages are JSON objects, framed as in
+`core.framing`, over the socket at stdin:
 
     set-up   {"limits": {"RLIMIT_AS": ..., ...}, "cpu_seconds": ..., ...}   answered with {} or {"error": ...}
     request  {"cpu_seconds": ..., ...}                                      answered with what the worker returns

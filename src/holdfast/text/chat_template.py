@@ -51,8 +51,8 @@ class ChatTemplate:
     @classmethod
     def of(cls, tokenizer: Tokenizer, limits: TemplateLimits | None = None) -> "ChatTemplate":
         """Return a model's own template. If it has none, `render` raises."""
-        tool_source = tokenizer.chat_templates.get("tool_use")
-        return cls(tokenizer.chat_template, tokenizer.special_tokens, tool_source=tool_source, limits=limits)
+        source, tool_source = tokenizer.rendered_templates
+        return cls(source, tokenizer.special_tokens, tool_source=tool_source, limits=limits)
 
     def render(
         self,
@@ -203,8 +203,7 @@ def digest_renderings(tokenizer: Tokenizer) -> str:
     So the fingerprint knows what the template library does here: two versions of it that render the same
     text give the same digest.
     """
-    sources = (tokenizer.chat_template, tokenizer.chat_templates.get("tool_use"))
-    return _digest(sources, tuple(sorted(tokenizer.special_tokens.items())))
+    return _digest(tokenizer.rendered_templates, tuple(sorted(tokenizer.special_tokens.items())))
 
 
 @lru_cache(64)  # one process renders the same template for many engines

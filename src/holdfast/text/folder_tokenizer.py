@@ -10,9 +10,9 @@ Its files, of which only the first is required:
     generation_config.json,
     config.json               more ids that end an answer
 
-The file is untrusted. Replacements that could make a text much longer are refused. A pattern that
-backtracks without end is stopped by the `tokenizers` library after a fixed number of steps
-(`guard_backend`).
+The file is untrusted. Replacements that could make a text much longer are refused, and so is what gives a
+text other ids each time (dropout) or ids another text (two tokens with one id). A pattern that backtracks
+without end is stopped by the `tokenizers` library after a fixed number of steps (`guard_backend`).
 """
 
 import base64
@@ -40,6 +40,7 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _MAX_TEMPLATE_BYTES = 1 << 20
 _MAX_GROWTH = 256
 _MAX_STEPS = 64
+_RANDOM_FIELDS = ("dropout", "alpha", "nbest_size")  # of a model: they sample among the ways to split a text
 
 
 def read_folder_tokenizer(folder: Path) -> TokenizerData:
@@ -48,14 +49,15 @@ def read_folder_tokenizer(folder: Path) -> TokenizerData:
     backend = _parse_backend(folder, content)
     config = _read_object(folder / "tokenizer_config.json")
     marked_special = _add_missing_tokens(backend, config)
+    _require_no_choice(folder, backend)
     special_tokens = _read_special_tokens(folder, config)
     ids = {name: backend.token_to_id(token) for name, token in special_tokens.items()}
     affixes = None if _adds_special_tokens(backend) else _read_affixes(config, ids)
     special = {id_ for id_ in ids.values() if id_ is not None}
     return TokenizerData(
         backend=backend,
-        vocab_size=_find_vocab_size(backend),
-        identity=TokenizerIdentity(lambda: _canonical(content, config, affixes)),
+        vocab_size=_find_vocab_size(folder, backend),
+        identity=TokenizerIdentity(lambda: _canonical(content, config, special_tokens, affixes)),
         affixes=affixes,
         bos_token_id=ids.get("bos_token"),
         eos_token_ids=_read_eos_ids(folder, ids.get("eos_token")) | find_harmony_ends(backend),
@@ -96,6 +98,17 @@ def _parse_backend(folder: Path, content: str) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def _require_no_choice(folder: Path, backend: Tokenizer) -> None:
+    """Refuse a tokenizer that samples among the ways to split a text."""
+    for name in _RANDOM_FIELDS:
+        value = getattr(backend.model, name, None)
+        if value:
+            raise UnsupportedModel(
+                f"{folder / 'tokenizer.json'} has model.{name} = {value:g}: a text would have other token ids each "
+                "time. Remove the field"
+            )
 
 
 def _require_bounded(name: str, steps: list[dict[str, Any]]) -> None:
@@ -208,12 +221,18 @@ def _read_eos_ids(folder: Path, eos: int | None) -> frozenset[int]:
     return frozenset(eos_ids)
 
 
-def _find_vocab_size(backend: Tokenizer) -> int:
-    """Return one more than the largest id. Ids may have gaps."""
+def _find_vocab_size(folder: Path, backend: Tokenizer) -> int:
+    """Return one more than the largest id. Ids may have gaps. Refuse two tokens with one id."""
     size = int(backend.get_vocab_size(with_added_tokens=True))
-    if size and backend.id_to_token(size - 1) is None:
-        return 1 + max(backend.get_vocab(with_added_tokens=True).values())
-    return size
+    if None not in map(backend.id_to_token, range(size)):  # as many ids as tokens
+        return size
+    tokens: dict[int, str] = {}
+    for token, id_ in sorted(backend.get_vocab(with_added_tokens=True).items()):
+        if tokens.setdefault(id_, token) != token:
+            raise ModelError(
+                f"{folder / 'tokenizer.json'} is broken: the tokens {tokens[id_]!r} and {token!r} both have the id {id_}"
+            )
+    return 1 + max(tokens)
 
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -248,9 +267,18 @@ def _read_template(path: Path) -> str:
         raise ModelError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
-def _canonical(content: str, config: Mapping[str, Any], affixes: TextAffixes | None) -> bytes:
+def _canonical(
+    content: str, config: Mapping[str, Any], special_tokens: Mapping[str, str], affixes: TextAffixes | None
+) -> bytes:
     added_ids = None if affixes is None else [affixes.prefix_ids, affixes.suffix_ids]
     added = config.get("added_tokens_decoder", {})
-    named = {name: _token_text(config.get(name)) for name in _NAMES}
-    parts = [json.loads(content), added, named, added_ids]
+    named = {name: special_tokens.get(name) for name in _NAMES}
+    parts = [json.loads(content, parse_float=_as_spelled), added, named, added_ids]
     return json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _as_spelled(text: str) -> float | str:
+    """Return a number, or its text if it is not the shortest one: the `tokenizers` library reads the last bit of a
+    number by its spelling."""
+    value = float(text)
+    return value if repr(value) == text else text

@@ -99,11 +99,17 @@ class Tokenizer:
             return next(iter(self.chat_templates.values()))
         return self.chat_templates.get("default")
 
+    @property
+    def rendered_templates(self) -> tuple[str | None, str | None]:
+        """The sources for requests without and with tools, if the latter have their own. Other templates
+        decide nothing."""
+        return self.chat_template, self.chat_templates.get("tool_use")
+
     @cached_property
     def control_tokens(self) -> SpecialTokens:
         """The special tokens as strings that a client could type."""
         data = self._data
-        return SpecialTokens(data.backend, data.special_ids, tuple(data.chat_templates.values()))
+        return SpecialTokens(data.backend, data.special_ids, [one for one in self.rendered_templates if one])
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, content: Sequence[Span] = ()

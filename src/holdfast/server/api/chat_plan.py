@@ -120,9 +120,10 @@ def render_chat(
 
 def _describe_tools(tokenizer: Tokenizer, conversation: TemplateInput) -> TemplateInput:
     """Return the conversation for the template: tools in the messages, if it does not support them."""
-    template = tokenizer.chat_template or ""
-    if conversation.tools is not None:
-        template = tokenizer.chat_templates.get("tool_use", template)
+    plain, for_tools = tokenizer.rendered_templates
+    template = plain or ""
+    if conversation.tools is not None and for_tools is not None:
+        template = for_tools
     if _supports_tools(template):
         return conversation
     tools = tuple(map(Tool.from_template_dict, conversation.tools or ()))

@@ -232,8 +232,9 @@ def choose_chat_format(
 ) -> ChatFormat:
     """Return the format of a model, by its template and tokenizer or by the names of parsers. Raises
     `ConfigError` if they do not fit."""
-    template = tokenizer.chat_template or ""
-    with_tools = tokenizer.chat_templates.get("tool_use", template)
+    plain, for_tools = tokenizer.rendered_templates
+    template = plain or ""
+    with_tools = template if for_tools is None else for_tools
     if tools == OPENAI.name and reasoning == "auto":
         reasoning = "openai_gptoss"
     found = choose_reasoning(tokenizer, template, reasoning)
