@@ -36,7 +36,7 @@ from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.locate import locate
 from holdfast.numerics.backends.torch.backend import has_native_gemm
-from measure import Bench, Row, bars
+from measure import Bench, Row, bars, new_parser
 
 _NUM_TRIES = 3
 _IMPORT_TORCH = [sys.executable, "-c", "import torch"]
@@ -83,18 +83,10 @@ class HuggingFace:
             rope_theta=config.rope_theta,
             tie_word_embeddings=config.tie_word_embeddings,
         )
-        with torch.device("meta"):
-            model: Any = transformers.LlamaForCausalLM(described)
-        model = model.to(dtype).to_empty(device="cpu")
-        model.load_state_dict(
-            {name: checkpoint.tensor(name, dtype) for name in checkpoint.names()}, strict=False
-        )
+        model: Any = transformers.AutoModelForCausalLM.from_config(described, dtype=dtype)
+        weights = {name: checkpoint.tensor(name, dtype) for name in checkpoint.names()}
+        model.load_state_dict(weights, strict=False)
         model.tie_weights()
-        rotary = model.model.rotary_emb
-        rotary.inv_freq = 1.0 / config.rope_theta ** (
-            torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-        )
-        rotary.original_inv_freq = rotary.inv_freq
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = 0
         self._model = model.eval()
@@ -134,20 +126,9 @@ class LlamaCpp:
     @property
     def command(self) -> list[str]:
         """A command that prints one answer and nothing else."""
-        options = [
-            "-c",
-            _CONTEXT,
-            "-n",
-            8,
-            "-t",
-            self.num_threads,
-            "--temp",
-            0,
-            "-no-cnv",
-            "--no-display-prompt",
-        ]
+        options = f"-c {_CONTEXT} -n 8 -t {self.num_threads} --temp 0 -no-cnv --no-display-prompt"
         prompt = ["-p", "Why is the sea salt?"]
-        return [str(self.completion), "-m", str(self.model), *map(str, options), *prompt]
+        return [str(self.completion), "-m", str(self.model), *options.split(), *prompt]
 
     def seconds(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
         """The time of the prompts, or, with more than one token, of the tokens after the first alone.
@@ -236,9 +217,8 @@ def run_speed(bench: Bench, given: argparse.Namespace, dtype: str, peer: LlamaCp
     if peer is None:
         used = torch_dtype(config, None)
         # Where the CPU has no instructions for this dtype, fp32 is the fastest dtype of Hugging Face.
-        runs[f"Hugging Face, {used if has_native_gemm(used) else torch.float32}"] = HuggingFace(
-            checkpoint, used if has_native_gemm(used) else torch.float32
-        ).seconds
+        fastest = used if has_native_gemm(used) else torch.float32
+        runs[f"Hugging Face, {fastest}"] = HuggingFace(checkpoint, fastest).seconds
     else:
         runs[f"llama.cpp {peer.version}"] = peer.seconds
     (name,) = runs
@@ -271,9 +251,7 @@ def plot(bench: Bench, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("model", nargs="?", help="default: the default model")
     parser.add_argument("--peer", choices=["hugging-face", "llama.cpp"], default="hugging-face")
     parser.add_argument(

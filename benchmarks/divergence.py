@@ -43,7 +43,7 @@ from holdfast.scheduler.policy import DeterminismMode
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.version import __version__
 from holdfast.worker.model_runner import ModelRunner
-from measure import COLOURS, Row, machine, new_figure
+from measure import COLOURS, Row, machine, new_figure, new_parser
 
 QUESTION = "In two sentences: what does a holdfast do for seaweed?"
 NUM_ALONE = 2  # alone twice: without neighbours nothing differs
@@ -60,7 +60,8 @@ Runs = list[tuple[int, Result]]  # with the number of neighbours
 def record(engine: Engine, config: EngineConfig, given: argparse.Namespace) -> Row:
     """Record the answers of an engine, and of one with the same weights and the library's plain products."""
     plain, is_random = open_plain_engine(engine), config.load_format == "dummy"
-    recipe, device = cast(ModelRunner, engine.runner)._decoder.backend.recipe, _device(engine)
+    backend = cast(ModelRunner, engine.runner)._decoder.backend
+    recipe, device = backend.recipe, backend.device
     params = SamplingParams(
         max_tokens=given.num_tokens,
         temperature=given.temperature,
@@ -122,10 +123,6 @@ def is_good(recording: Row) -> bool:
     controls = recording["controls"]
     same = len({tuple(one["answers"][0]["token_ids"]) for one in controls}) == 1
     return recording["ordinary"]["distinct"] > 1 and all(one["distinct"] == 1 for one in controls) and same
-
-
-def _device(engine: Engine) -> torch.device:
-    return cast(ModelRunner, engine.runner)._decoder.backend.device
 
 
 def _prompt_ids(engine: Engine) -> tuple[int, ...]:
@@ -321,9 +318,7 @@ def show(recording: Row) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("model", nargs="?", help="default: the default model")
     parser.add_argument("--runs", type=int, default=48, help="in each mode; the first two have no load")
     parser.add_argument("--num-tokens", type=int, default=48, help="longest answer")

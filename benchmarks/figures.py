@@ -7,14 +7,13 @@ A table stands between <!-- NAME --> and <!-- end -->; its file, its rows and it
 new measurement may change. No figure of such a table is typed.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from measure import Row, markdown, read_rows
+from measure import Row, markdown, new_parser, read_rows
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "benchmarks.md"
@@ -98,9 +97,7 @@ def written(page: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     page = PAGE.read_text(encoding="utf-8")
     new = written(page)

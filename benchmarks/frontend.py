@@ -17,18 +17,17 @@ import json
 import random
 import resource
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import psutil
 
 from holdfast.bench.serve import percentiles
@@ -36,8 +35,8 @@ from holdfast.engine.config import EngineConfig
 from holdfast.ray.config import ReplicasConfig
 from holdfast.server.config import ServerConfig
 from holdfast.server.main import run_event_loop
-from measure import Bench
-from sleeping_engine import SleepingServer, StepTime
+from measure import Bench, new_parser
+from sleeping_engine import StepTime, serve_sleeping
 
 _HOST = "127.0.0.1"
 _ENGINE = str(Path(__file__).with_name("sleeping_engine.py"))
@@ -68,7 +67,6 @@ class StreamLoad:
     num_tokens: int
     seconds: float
     warm_up: float = 1.0  # seconds before those that count
-    host: str = "127.0.0.1"
     deterministic: bool = False
     processes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -86,7 +84,6 @@ class LoadFigures:
     errors: list[str] = field(default_factory=list)
     num_reads: int = 0
     first_token: list[float] = field(default_factory=list)
-    total: list[float] = field(default_factory=list)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -105,7 +102,7 @@ class _Clients:
         for first in range(0, load.num_streams, _CONNECTIONS_AT_ONCE):
             numbers = range(first, min(load.num_streams, first + _CONNECTIONS_AT_ONCE))
             clients = [partial(_Client, self, number) for number in numbers]
-            await asyncio.gather(*(loop.create_connection(one, load.host, load.port) for one in clients))
+            await asyncio.gather(*(loop.create_connection(one, _HOST, load.port) for one in clients))
         await asyncio.sleep(load.warm_up)
         self.figures, began, before = LoadFigures(), time.perf_counter(), self._cpu_seconds()
         await asyncio.sleep(load.seconds)
@@ -187,7 +184,7 @@ class _Client(asyncio.Protocol):
         }
         data = json.dumps(body).encode()
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {load.host}:{load.port}\r\n"
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {_HOST}:{load.port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
         )
         self._num_events, self._tail = -1, b""  # the first event has a role and no token
@@ -209,7 +206,6 @@ class _Client(asyncio.Protocol):
         figures.num_tokens += max(0, self._num_events) - max(0, before)
         if joined.endswith(_END):
             figures.num_requests += 1
-            figures.total.append(time.perf_counter() - self._sent_at)
             self._next()
 
     def _next(self) -> None:
@@ -220,25 +216,29 @@ class _Client(asyncio.Protocol):
 
 
 @contextmanager
-def started(settings: SleepingServer, num_replicas: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the server while the block runs. It is ready when all replicas are; without Ray there is none."""
-    url = f"http://{_HOST}:{settings.server.port}/health"
-    child = subprocess.Popen(settings.command, stdin=subprocess.DEVNULL)
+def started(server: ServerConfig, engine: EngineConfig, given: argparse.Namespace) -> Iterator[int]:
+    """Run the server while the block runs, and yield its pid. It is ready when all replicas are."""
+    url = f"http://{_HOST}:{server.port}/health"
+    times = StepTime(given.step_ms / 1e3, given.token_us / 1e6)
+    pool = ReplicasConfig(replicas=given.replicas or None, replica_cpus=_REPLICA_CPUS)
+    child = get_context("spawn").Process(target=serve_sleeping, args=(times, server, engine, pool))
+    child.start()
     try:
         until, num_ready = time.monotonic() + _START_SECONDS, -1
-        while num_ready < num_replicas:
-            if child.poll() is not None or time.monotonic() > until:
+        while num_ready < given.replicas:  # 0 without Ray
+            if not child.is_alive() or time.monotonic() > until:
                 raise RuntimeError(
-                    f"the server did not start, {num_ready} of {num_replicas} replicas are ready"
+                    f"the server did not start, {num_ready} of {given.replicas} replicas are ready"
                 )
             with contextlib.suppress(OSError), urllib.request.urlopen(url) as response:
                 health = json.load(response)
                 num_ready = sum(one["state"] == "ready" for one in health.get("replicas", ()))
             time.sleep(_POLL_SECONDS)
-        yield child
+        assert child.pid is not None
+        yield child.pid
     finally:
         child.terminate()
-        child.wait()
+        child.join()
 
 
 def engine_pids() -> tuple[int, ...]:
@@ -246,17 +246,19 @@ def engine_pids() -> tuple[int, ...]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            command = process.cmdline()
-            if _ENGINE in command and "--serve" not in command:
+            if _ENGINE in process.cmdline():
                 found.append(process.pid)
     return tuple(found)
 
 
 def run_load(load: StreamLoad) -> LoadFigures:
     """Run the load generator, in a process of its own."""
-    command = [sys.executable, __file__, "--load", json.dumps(asdict(load))]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    return msgspec.json.decode(done.stdout, type=LoadFigures)
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(run_clients, load).result()
+
+
+def run_clients(load: StreamLoad) -> LoadFigures:
+    return run_event_loop(_Clients(load).run())
 
 
 def fields_of(load: StreamLoad, figures: LoadFigures) -> dict[str, Any]:
@@ -278,15 +280,18 @@ def fields_of(load: StreamLoad, figures: LoadFigures) -> dict[str, Any]:
     }
 
 
-def run_bench(bench: Bench, settings: SleepingServer, given: argparse.Namespace) -> None:
-    with started(settings, given.replicas) as child:
+def run_bench(bench: Bench, given: argparse.Namespace) -> None:
+    server = ServerConfig(
+        host=_HOST, port=free_port(), max_waiting=_MAX_WAITING, log_level="warning", inspector=False
+    )
+    with started(server, EngineConfig(given.model, max_num_seqs=max(given.streams)), given) as frontend:
         base = StreamLoad(
-            settings.server.port,
+            server.port,
             _REQUEST_STREAMS,
             1,
             given.seconds,
             deterministic=given.deterministic,
-            processes={"frontend": (child.pid,), "engine": engine_pids()},
+            processes={"frontend": (frontend,), "engine": engine_pids()},
         )
         short = fields_of(base, run_load(base))
         bench.row(part="requests of one token", **short)
@@ -312,9 +317,7 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--model", help="the model whose tokenizer and template are served; default: the default"
     )
@@ -326,21 +329,10 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=0, help="so many on a Ray cluster of this machine")
     parser.add_argument("--deterministic", action="store_true", help="ask for deterministic answers")
     parser.add_argument("--out", type=Path, help="folder for bench-frontend.json")
-    parser.add_argument("--load", metavar="JSON", help=argparse.SUPPRESS)  # the load generator's process
     given = parser.parse_args()
-    if given.load is not None:
-        load = msgspec.json.decode(given.load, type=StreamLoad)
-        print(json.dumps(asdict(run_event_loop(_Clients(load).run()))))
-        return
-    server = ServerConfig(
-        host=_HOST, port=free_port(), max_waiting=_MAX_WAITING, log_level="warning", inspector=False
-    )
-    engine = EngineConfig(given.model, max_num_seqs=max(given.streams))
-    pool = ReplicasConfig(replicas=given.replicas or None, replica_cpus=_REPLICA_CPUS)
-    times = StepTime(given.step_ms / 1e3, given.token_us / 1e6)
     bench = Bench("bench-frontend", given.out)
     with bench.part(part="frontend"):
-        run_bench(bench, SleepingServer(times, server, engine, pool), given)
+        run_bench(bench, given)
     bench.finish()
 
 

@@ -12,7 +12,6 @@ a deterministic answer is not certified.
 gpu_step.py says where the time of a step goes, gpu_certificate.py which GEMMs are certified and what they cost.
 """
 
-import argparse
 import itertools
 import math
 import random
@@ -29,7 +28,7 @@ import torch
 from engines import TINY_SHAPES, EngineProcess, Figures, Job, llm_options, shape_config
 from holdfast.engine.config import dtype_name
 from holdfast.worker.kv_store import page_bytes
-from measure import Bench, Row, table
+from measure import Bench, Row, new_parser, table
 
 PARTS = ("start", "cells")
 _RESERVE = 12 << 30  # of each process: its CUDA context, logits, captured graphs and activations
@@ -307,9 +306,7 @@ def parse_names(only: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--model", default="llama-3.1-8b", help="shape of the random weights; tiny for a CPU")
     parser.add_argument("--only", metavar="NAMES", help="parts (start, cells) and cells; default all")
     parser.add_argument("--out", type=Path, help="folder for bench-gpu.json, written after every figure")

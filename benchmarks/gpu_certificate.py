@@ -6,7 +6,6 @@ No model is loaded: every GEMM has random weights of its shape. The choice is th
 start-up.
 """
 
-import argparse
 import time
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from engines import TINY_SHAPES, shape_config
 from holdfast.certification.gemm.choose import model_gemm_shapes, search_recipes
 from holdfast.certification.gemm.recipes import library_multiply
 from holdfast.engine.config import dtype_name
-from measure import Bench
+from measure import Bench, new_parser
 
 MODELS = "llama-3.1-8b,qwen3-0.6b,qwen2.5-1.5b,llama-3.1-70b,smollm2-135m"
 REFERENCE_TOKENS = 256
@@ -55,9 +54,7 @@ def run_model(bench: Bench, model: str, dtype: str | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--models", default=MODELS, help="shapes, separated by commas; tiny for a CPU")
     parser.add_argument("--dtype", help="bf16, fp16 or fp32; default: of each shape")
     parser.add_argument("--out", type=Path, help="folder for bench-gpu-certificate.json")

@@ -8,24 +8,20 @@ profile of some further steps. Busy time is the union of all kernels: time in wh
 overlap counts once.
 
 A step reads only the experts its tokens choose, so with few streams the memory floor depends on
-their number. With random weights nearly every expert is chosen equally often.
+their number. It is calculated: random weights choose nearly every expert equally often.
 """
 
-import argparse
 import random
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -34,13 +30,9 @@ from holdfast import LLM, SamplingParams
 from holdfast.bench.stress import submit
 from holdfast.engine.engine import Engine
 from holdfast.models.config import DecoderConfig
-from holdfast.models.decoder import Decoder
-from holdfast.numerics.experts import Experts
-from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.layer import LayerShape, run_layer
 from holdfast.worker.kv_store import page_bytes
 from holdfast.worker.model_runner import ModelRunner
-from measure import Bench
+from measure import Bench, new_parser
 
 BANDWIDTH = 4.3e12  # bytes per second of a copy on an H200
 _NUM_LONGEST = 8  # kernels listed by name
@@ -126,21 +118,28 @@ def floor_ms(
     streams: int,
     context: int,
     dtype: torch.dtype,
-    num_experts: float | None = None,
+    num_experts: float,
 ) -> float:
     """Read every weight and every stored key and value once, at copy bandwidth.
 
     An embedding that is not tied to the head is not counted: a step reads one row of it per token.
-    num_experts: of each layer only so many experts are read.
+    num_experts: how many experts of a layer are read.
     """
     head = config.vocab_size * config.hidden_size
     read: float = config.num_parameters - (0 if config.tie_word_embeddings else head)
-    if num_experts is not None:
-        num_sparse = sum(map(config.has_experts, range(config.num_layers)))
-        unread = num_sparse * (config.num_experts - num_experts)
-        read -= unread * 3 * config.hidden_size * config.expert_size
+    num_sparse = sum(map(config.has_experts, range(config.num_layers)))
+    unread = num_sparse * (config.num_experts - num_experts)
+    read -= unread * 3 * config.hidden_size * config.expert_size
     kv = streams * context * page_bytes(config, dtype, 1)
     return 1e3 * (read * dtype.itemsize + kv) / BANDWIDTH
+
+
+def experts_read(config: DecoderConfig, streams: int) -> float:
+    """Return how many experts of a layer a step reads on average, if a token chooses each equally often."""
+    if not config.num_experts:
+        return 0.0
+    share = config.experts_per_token / config.num_experts
+    return config.num_experts * (1 - (1 - share) ** streams)
 
 
 @dataclass(frozen=True)
@@ -174,14 +173,14 @@ def _break_down_step(bench: Bench, model: str, what: Steps, engine: Engine, stre
     kernels = _profile(lambda: _step_ends(engine, steps))
     _abort_all(engine)
     context = what.context + 2 * steps
-    experts = experts_read(decoder, streams) if decoder.config.num_experts else None
+    experts = experts_read(decoder.config, streams)
     busy = busy_ns(kernels) / 1e6 / steps
     fields = {"model": model, "streams": streams}
     bench.row(
         part="breakdown",
         **fields,
         context=context,
-        experts_read=experts,
+        experts_read=experts or None,
         step_ms=step,
         busy_ms=busy,
         gap_ms=step - busy,
@@ -278,43 +277,8 @@ def _abort_all(engine: Engine) -> None:
         engine.step()
 
 
-def experts_read(decoder: Decoder, num_tokens: int) -> float:
-    """The mean number of experts of a layer that a pass of random tokens reads."""
-    counts: list[int] = []
-    backend = copy(decoder.backend)
-
-    def counted(x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
-        logits = decoder.backend.logits(x, layer.router, canonical=True)
-        num_experts = len(layer.gate_up.linears)
-        _, ids = backend.route(logits[:, :num_experts], layer.top_k, normalizes=layer.normalizes)
-        counts.append(int((torch.bincount(ids.flatten()) > 0).sum()))
-        return decoder.backend.experts(x, layer, shape, canonical=canonical)
-
-    backend.experts = counted  # type: ignore[method-assign]
-    backend.layer = partial(run_layer, backend)  # type: ignore[method-assign]
-    config, device = decoder.config, backend.device
-    store = [
-        backend.new_kv_layer(num_tokens, config.num_kv_heads, config.head_dim)
-        for _ in range(config.num_layers)
-    ]
-    ids = random.Random(0).choices(range(config.vocab_size), k=num_tokens)
-    numbers = torch.arange(num_tokens, device=device)
-    batch = ForwardBatch(
-        token_ids=torch.tensor(ids, device=device),
-        positions=torch.zeros_like(numbers),
-        slots=numbers * backend.page_size,
-        span_starts=torch.arange(num_tokens + 1, dtype=torch.int32, device=device),
-        page_table=numbers.to(torch.int32)[:, None].contiguous(),
-    )
-    with torch.inference_mode():
-        decoder.with_backend(backend).forward(batch, store, canonical=False)
-    return sum(counts) / len(counts)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--model", default="llama-3.1-8b", help="shape of the random weights; tiny for a CPU")
     parser.add_argument("--dtype", help="bf16, fp16 or fp32; default: of the shape")
     parser.add_argument("--out", type=Path, help="folder for bench-gpu-step.json")

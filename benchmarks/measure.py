@@ -5,6 +5,7 @@ figure with all that was measured beside it; `part` says which part of the bench
 file is written anew after each row, so an interrupted run keeps its figures.
 """
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ _ARM_PARTS = {  # (implementer, part) in /proc/cpuinfo
 }
 # Okabe and Ito's palette, which people with colour-blindness can tell apart.
 COLOURS = ("#009E73", "#56B4E9", "#E69F00", "#0072B2", "#D55E00", "#CC79A7", "#999999")
+
+
+def new_parser(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser that shows the docstring of a script as it is."""
+    return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 class Bench:
@@ -109,11 +115,6 @@ def read_rows(path: Path) -> tuple[Row, list[Row]]:
 
 def title(header: Row) -> str:
     return f"{header['machine']}, torch {header['torch']}, triton {header['triton']}, {header['date']}"
-
-
-def best_of(rounds: int, run: Callable[[], float]) -> float:
-    """Return the shortest time of some rounds: other load on the machine only makes one longer."""
-    return min(run() for _ in range(rounds))
 
 
 def shown(value: object) -> str:

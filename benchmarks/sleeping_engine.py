@@ -1,7 +1,6 @@
 """An engine process without a model: the real connection, scheduler and engine loop, a runner that sleeps.
 
-    python benchmarks/sleeping_engine.py --step-ms 8 --token-us 10 FD       an engine process
-    python benchmarks/sleeping_engine.py --serve JSON                       a whole server; JSON is a `SleepingServer`
+    python benchmarks/sleeping_engine.py --step-ms 8 --token-us 10 FD       # what a server starts, with its socket
 
 The runner sleeps like a GPU step and gives scripted tokens: the token after position p of a request is a function
 of its seed, the length of its prompt and p. So every pass is canonical, and every engine with the same script gives
@@ -9,16 +8,12 @@ the same answer. The tokenizer and the context length are the served model's; we
 at max_tokens. Grammars are refused; embeddings fail.
 """
 
-import argparse
-import json
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from holdfast.core.cancel_token import CancelToken
 from holdfast.core.step_plan import PassKind, PassResult, Sampled, Span, StepPlan, TokenLogprob
@@ -42,6 +37,7 @@ from holdfast.server.ipc.host_main import SWITCH_SECONDS, ignore_signals, serve
 from holdfast.server.main import run
 from holdfast.text.tokenizer import Tokenizer
 from holdfast.worker.device import cpu_name
+from measure import new_parser
 
 _PAGE_SIZE, _REFERENCE_TOKENS = 64, 256  # as on a GPU
 _KV_POSITIONS = 2048  # for each request that may run
@@ -53,17 +49,11 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step: a fixed part, and more for each token of its passes. In seconds; both 0:
+    """The seconds of a step: a fixed part, and more for each token of its passes. If both are 0,
     results are there at once."""
 
     step: float = 0.0
     token: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("step", "token"):
-            value = getattr(self, name)
-            if not 0.0 <= value < float("inf"):
-                raise ConfigError(f"the time of a {name} must be a number of seconds from 0, not {value}")
 
     def of(self, plan: StepPlan) -> float:
         """The seconds that this plan takes."""
@@ -208,40 +198,24 @@ class _NoGrammars:
         return True  # refusing takes no time
 
 
-@dataclass(frozen=True)
-class SleepingServer:
-    """The settings of a server with sleeping engines."""
+def serve_sleeping(
+    times: StepTime, server: ServerConfig, engine: EngineConfig, replicas: ReplicasConfig
+) -> int:
+    """Serve with sleeping engines until a signal ends it, as `holdfast serve` does."""
+    command = sleeping_command(times)
+    if replicas.is_pool:
+        from holdfast.ray.serve_replicas import serve_replicas
 
-    times: StepTime = field(default_factory=StepTime)
-    server: ServerConfig = field(default_factory=ServerConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    replicas: ReplicasConfig = field(default_factory=ReplicasConfig)
-
-    @property
-    def command(self) -> list[str]:
-        return [sys.executable, __file__, "--serve", json.dumps(asdict(self))]
-
-    def run(self) -> int:
-        """Serve until a signal ends it, as `holdfast serve` does."""
-        command = sleeping_command(self.times)
-        if self.replicas.is_pool:
-            from holdfast.ray.serve_replicas import serve_replicas
-
-            return serve_replicas(self.server, self.engine, self.replicas, command)
-        return run(self.server, self.engine, command=command)
+        return serve_replicas(server, engine, replicas, command)
+    return run(server, engine, command=command)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--step-ms", type=float, default=0.0)
     parser.add_argument("--token-us", type=float, default=0.0)
-    parser.add_argument("--serve", metavar="JSON")
-    parser.add_argument("descriptor", type=int, nargs="?")
+    parser.add_argument("descriptor", type=int)
     given = parser.parse_args()
-    if given.serve is not None:
-        sys.exit(msgspec.json.decode(given.serve, type=SleepingServer).run())
     times = StepTime(given.step_ms / 1e3, given.token_us / 1e6)
     ignore_signals()
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -151,18 +151,15 @@ def percentiles(values: Collection[float]) -> dict[str, float]:
     return {f"p{percent}": cuts[percent - 1] for percent in _PERCENTS}
 
 
-async def run_load(
-    client: httpx.AsyncClient, load: ServeLoad, kinds: Sequence[bool] | None = None
-) -> ServeRun:
-    """Run the load on a server. kinds: for each client, whether its requests are deterministic."""
+async def run_load(client: httpx.AsyncClient, load: ServeLoad) -> ServeRun:
+    """Run the load on a server."""
     try:
         model = str((await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"the server at {client.base_url} cannot be measured: {error}") from None
     rng = random.Random(f"pool {load.seed}")
     pool = [load.draw(rng, model, number) for number in range(load.prompts)]
-    kinds = kinds or [number < load.deterministic for number in range(load.clients)]
-    alone = [await _send(client, body, number) for number, body in enumerate(pool) if any(kinds)]
+    alone = [await _send(client, body, number) for number, body in enumerate(pool) if load.deterministic]
     answers: list[Answer] = []
     started = time.perf_counter()
     ended = started + load.seconds
@@ -180,8 +177,8 @@ async def run_load(
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async with asyncio.TaskGroup() as group:
-        for number, deterministic in enumerate(kinds):
-            group.create_task(run_client(number, deterministic))
+        for number in range(load.clients):
+            group.create_task(run_client(number, number < load.deterministic))
     return ServeRun(alone, answers, started, ended)
 
 
