@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from support.tiny import tiny_model
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "benchmarks"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
@@ -120,9 +122,10 @@ def test_failed_part_is_noted_and_the_next_one_runs(load: Load, tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_frontend_and_ngram_are_measured(tiny_llama: Path, tmp_path: Path) -> None:
-    frontend = ("frontend", "--model", tiny_llama, "--streams", "1,8", "--num-tokens", "16", "--seconds", "1")
-    ngram = ("ngram", tiny_llama, "--rounds", "1", "--num-tokens", "16", "--dtype", "fp32")
+def test_frontend_and_ngram_are_measured(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "tiny", max_position_embeddings=2048)
+    frontend = ("frontend", "--model", model, "--streams", "1,8", "--num-tokens", "16", "--seconds", "1")
+    ngram = ("ngram", model, "--rounds", "1", "--num-tokens", "4", "--dtype", "fp32")
     codes, text = run_scripts(frontend, ngram)
     assert codes == [0, 0], text
     assert "tok/s of one core" in text and "| gain |" in text
