@@ -13,13 +13,14 @@ from torch import Tensor
 
 from holdfast import SamplingParams
 from holdfast.certification import certification as certifying
-from holdfast.certification.certificate import certificate_key, load_certificate
+from holdfast.certification.certificate import certificate_key, load_certificate, save_certificate
 from holdfast.certification.gemm.recipes import GemmRecipe
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.llm.llm import LLM
 from holdfast.engine.start import builder as build
 from holdfast.errors import DeterminismRefused
 from holdfast.numerics.backends.select_backend import CPU, open_backend
+from holdfast.numerics.cache_dir import read_checked, write_checked
 from holdfast.numerics.layer import run_layer
 from holdfast.numerics.ops import Linear
 from support.faulty_backend import ChangedBackend
@@ -227,30 +228,27 @@ def test_certificate_is_made_once_and_loaded_again(
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "change",
     [
-        lambda path: path.write_text("{"),
-        lambda path: path.write_text("[]"),
-        lambda path: path.write_bytes(b"\xff\xfe\x00"),
-        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0})),
-        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "sizes": [True, "x"]})),
-        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "subject": {}})),
-        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "sizes": [1, 2, 3]})),
-        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "kernels": ["gemm"]})),
-        lambda path: path.write_text("[" * 100_000),
+        lambda fields: [],
+        lambda fields: {**fields, "sizes": [True, "x"]},
+        lambda fields: {**fields, "subject": {}},
+        lambda fields: {**fields, "key": "0"},
     ],
-)  # fmt: skip
-def test_unreadable_certificate_file_is_ignored(cache_dir: Path, damage: Any, auto_llm: LLM) -> None:
+)
+def test_certificate_of_another_form_or_subject_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, auto_llm: LLM
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
     certificate = auto_llm.engine.certificate
     assert certificate is not None
-    path = cache_dir / "certificates" / f"{certificate.key}.json"
-    before = path.read_bytes()
+    save_certificate(certificate)
+    path = tmp_path / "certificates" / f"{certificate.key}.json"
     assert load_certificate(certificate.key) == certificate
-    try:
-        damage(path)
-        assert load_certificate(certificate.key) is None
-    finally:
-        path.write_bytes(before)
+    content = read_checked(path)
+    assert content is not None
+    write_checked(path, json.dumps(change(json.loads(content))).encode())
+    assert load_certificate(certificate.key) is None
 
 
 def test_unwritable_certificate_folder_logs_a_warning(

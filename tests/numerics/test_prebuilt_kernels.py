@@ -63,6 +63,18 @@ def test_library_of_other_sources_or_flags_is_not_used(
         assert find_prebuilt(folder) is None
 
 
+def test_damaged_library_is_not_used_nor_one_for_older_cpus(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(prebuilt, "cpu_flags", lambda: "flags : legs wings")
+    whole = (folder / "better.so").read_bytes()
+    for content in (b"", whole[:-1], bytes(len(whole)), None):
+        (folder / "better.so").unlink() if content is None else (folder / "better.so").write_bytes(content)
+        caplog.clear()
+        assert find_prebuilt(folder) is None
+        assert len(caplog.records) == 1 and "better.so" in caplog.text
+
+
 @pytest.mark.parametrize("content", [None, "", "[]", '{"sources": 3}', "\0", "another machine"])
 def test_manifest_that_does_not_fit_is_ignored(folder: Path, plain_cpu: None, content: str | None) -> None:
     manifest = folder / "manifest.json"

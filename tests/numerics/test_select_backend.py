@@ -19,6 +19,8 @@ from holdfast.numerics.backends.c.backend import CBackend
 from holdfast.numerics.backends.c.build import build
 from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.backends.torch.backend import TorchBackend
+from holdfast.numerics.cache_dir import read_checked
+from support.damage import DAMAGES
 
 
 @pytest.fixture
@@ -75,6 +77,21 @@ def test_build_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_sm
     assert build() == first
     assert first.path.stat().st_mtime_ns == made
     assert [path.name for path in first.path.parent.iterdir()] == [first.path.name]
+
+
+@pytest.mark.parametrize("damage", ["cut in half", "zeroed in the middle"])
+def test_damaged_library_is_built_again(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    one_small_unit: None,
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
+    first = build()
+    DAMAGES[damage](first.path)
+    assert build() == first
+    assert read_checked(first.path) is not None and len(caplog.records) == 1
 
 
 def test_simultaneous_builds_compile_once(

@@ -14,9 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
-from holdfast.numerics.cache_dir import cache_dir, write_atomic
+from holdfast.numerics.cache_dir import cache_dir, read_json, remove, write_checked
 
 _log = logging.getLogger(__name__)
 FORMAT = 3
@@ -85,21 +83,16 @@ def certificate_key(subject: Mapping[str, object]) -> str:
 
 def load_certificate(key: str) -> Certificate | None:
     """Return the certificate on disk under this key, if there is one that can be read."""
-    try:
-        content = json.loads(_path(key).read_text())
-        found = msgspec.convert(content, Certificate)
-        # The digest finds accidents. An editor of the file can write a digest, too.
-        is_ours = content["format"] == FORMAT and content["digest"] == found.digest
-    except (OSError, ValueError, KeyError, RecursionError):
-        return None
-    return found if is_ours and found.key == certificate_key(found.subject) == key else None
+    found = read_json(_path(key), Certificate)
+    is_ours = found is not None and found.key == certificate_key(found.subject) == key
+    return found if is_ours else None
 
 
 def save_certificate(certificate: Certificate) -> None:
     """Keep it for the next start. If writing fails, the next start certifies again."""
     try:
-        content = {**certificate.as_dict(), "digest": certificate.digest}
-        write_atomic(_path(certificate.key), json.dumps(content, indent=1))
+        content = json.dumps(certificate.as_dict(), indent=1)
+        write_checked(_path(certificate.key), content.encode())
     except OSError as error:
         _log.warning("the certificate could not be kept: %s", error)
 
@@ -107,7 +100,7 @@ def save_certificate(certificate: Certificate) -> None:
 def delete_certificate(key: str) -> None:
     """Delete a certificate from disk, so that the next start certifies again."""
     try:
-        _path(key).unlink(missing_ok=True)
+        remove(_path(key))
     except OSError as error:
         _log.warning("the certificate could not be deleted: %s", error)
 

@@ -28,7 +28,7 @@ from holdfast.certification.certificate import (
 )
 from holdfast.certification.checks.probes import clear_neighbours
 from holdfast.errors import ConfigError
-from holdfast.numerics.cache_dir import cache_dir, write_atomic
+from holdfast.numerics.cache_dir import cache_dir, read_json, remove, write_checked
 from holdfast.numerics.settings_guard import our_settings
 
 _log = logging.getLogger(__name__)
@@ -226,23 +226,20 @@ class _KeptProgress:
 
 
 def _load_progress(key: str) -> _KeptProgress:
-    try:
-        kept = msgspec.json.decode(_path(key).read_bytes(), type=_KeptProgress)
-    except (OSError, ValueError, RecursionError):
-        return _KeptProgress(key)
-    return kept if kept.key == key else _KeptProgress(key)
+    kept = read_json(_path(key), _KeptProgress)
+    return kept if kept is not None and kept.key == key else _KeptProgress(key)
 
 
 def _save_progress(progress: _KeptProgress) -> None:
     try:
-        write_atomic(_path(progress.key), msgspec.json.encode(progress))
+        write_checked(_path(progress.key), msgspec.json.encode(progress))
     except OSError as error:
         _log.debug("the progress of the certification could not be kept: %s", error)
 
 
 def _delete_progress(key: str) -> None:
     with suppress(OSError):
-        _path(key).unlink(missing_ok=True)
+        remove(_path(key))
 
 
 def _path(key: str) -> Path:

@@ -1,11 +1,33 @@
 """Holdfast's cache directory, for built kernels, certificates and GEMM recipes.
 
-Deleting it costs time only.
+Deleting it costs time only. Every file in it ends with a digest of its name and content:
+
+    content
+    sha256, 64 hexadecimal digits
+
+So a file that was cut, zeroed, edited or copied from another name is not used. It is made anew, like
+one that is missing. The digest finds accidents: who can write the folder can write a digest, too.
 """
 
+import hashlib
+import logging
 import os
+import shutil
 import tempfile
+import time
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+_log = logging.getLogger(__name__)
+_DIGEST_BYTES = 65  # a newline and 64 digits
+_UNFINISHED = ".unfinished"  # the suffix of a file that is being written
+_LEFT_AFTER_SECONDS = 3600.0
+
+T = TypeVar("T")
 
 
 def cache_dir() -> Path:
@@ -15,17 +37,85 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast"
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file by renaming a complete one, and create its folder.
+def read_checked(path: Path) -> bytes | None:
+    """Return what `write_checked` wrote. Return None if there is no file or it is not as it was written."""
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a file")  # reading a pipe would not end
+        stored = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        _say_damaged(path, str(error.strerror or error))
+        return None
+    content, digest = stored[:-_DIGEST_BYTES], stored[-_DIGEST_BYTES:]
+    if digest == _digest(path, content):
+        return content
+    _say_damaged(path, "it is not as it was written")
+    return None
+
+
+def read_json(path: Path, form: type[T]) -> T | None:
+    """Return the object that a file of `write_checked` holds as JSON, if it can be used."""
+    content = read_checked(path)
+    try:
+        return None if content is None else msgspec.json.decode(content, type=form)
+    except (ValueError, RecursionError):
+        return None
+
+
+def write_checked(path: Path, content: bytes) -> None:
+    """Write a file for `read_checked`, by renaming a complete one that is on the disk. Create its folder.
 
     Raises OSError and then leaves no file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+    _remove_unfinished(path.parent)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=_UNFINISHED, delete=False) as file:
         try:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content + _digest(path, content))
             file.flush()
+            os.fsync(file.fileno())
+            if path.is_dir():
+                remove(path)
             os.replace(file.name, path)
         except BaseException:
             os.unlink(file.name)  # for example if the disk is full
             raise
+    _sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or whatever is in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _digest(path: Path, content: bytes) -> bytes:
+    """Return the end of a file. It holds the name, so that no file passes for another one."""
+    return f"\n{hashlib.sha256(f'{path.name} '.encode() + content).hexdigest()}".encode()
+
+
+@cache  # one line for a file
+def _say_damaged(path: Path, reason: str) -> None:
+    _log.warning("%s cannot be used and is made anew: %s", path, reason)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what processes left that were killed while they wrote."""
+    with suppress(OSError):
+        for left in folder.glob(f"*{_UNFINISHED}"):
+            if time.time() - left.stat().st_mtime > _LEFT_AFTER_SECONDS:
+                left.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put the new name on the disk, too. Some file systems cannot."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

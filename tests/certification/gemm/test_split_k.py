@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.certification.gemm import split as module
 from holdfast.certification.gemm.choose import search_recipes
 from holdfast.certification.gemm.recipes import PLAIN, GemmShape, split_k_by_shape, split_n_by_shape
+from holdfast.numerics.cache_dir import read_checked, write_checked
 
 SIZES = (*range(1, 20), 24, 32)
 SHAPE = GemmShape("down", 48, 64)
@@ -165,9 +166,11 @@ def test_unreadable_recipe_file_is_ignored(cache: Path, content: str) -> None:
     (path,) = (cache / "recipes").iterdir()
     path.write_text(content)
     assert choose(FakeLibrary({0: {1}})) == first
-    parsed = json.loads(path.read_text())
+    kept = read_checked(path)
+    assert kept is not None
+    parsed = json.loads(kept)
     parsed["choices"][0]["slices"] = 3
-    path.write_text(json.dumps(parsed))
+    write_checked(path, json.dumps(parsed).encode())
     assert choose(FakeLibrary({0: {1}})) == first
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 from torch import Tensor
 
-from holdfast.numerics.cache_dir import cache_dir, write_atomic
+from holdfast.numerics.cache_dir import cache_dir, read_json, write_checked
 
 _log = logging.getLogger(__name__)
 
@@ -104,18 +104,16 @@ def split_n_by_shape(recipes: Sequence[GemmRecipe]) -> dict[tuple[int, int], dic
 
 def load_recipes(key: str) -> tuple[GemmRecipe, ...] | None:
     """Return the recipes kept under this key, if they can be read."""
-    try:
-        kept = msgspec.json.decode(_path(key).read_bytes(), type=_Kept)
-    except (OSError, ValueError, RecursionError):
+    kept = read_json(_path(key), _Kept)
+    if kept is None or kept.key != key or any(one.split_k not in SPLITS for one in kept.choices):
         return None
-    is_ours = kept.key == key and all(one.split_k in SPLITS for one in kept.choices)
-    return kept.choices if is_ours else None
+    return kept.choices
 
 
 def save_recipes(key: str, recipes: Sequence[GemmRecipe]) -> None:
     """Keep them for the next start. If writing fails, the next start searches again."""
     try:
-        write_atomic(_path(key), msgspec.json.encode(_Kept(key, tuple(recipes))))
+        write_checked(_path(key), msgspec.json.encode(_Kept(key, tuple(recipes))))
     except OSError as error:
         _log.warning("the recipes could not be kept: %s", error)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from holdfast.engine.config import EngineConfig, dtype_name
 from holdfast.models.config import DecoderConfig
 from holdfast.numerics.backends.triton import hash_compiler
-from holdfast.numerics.cache_dir import cache_dir, write_atomic
+from holdfast.numerics.cache_dir import cache_dir, read_checked, write_checked
 from holdfast.numerics.versions import sources_digest
 from holdfast.receipts.machine import library_version
 from holdfast.worker.device import compute_capability, open_context
@@ -65,7 +65,7 @@ class CompileWorker:
             status = None
         if status == 0 and self._done is not None:
             with suppress(OSError):
-                write_atomic(self._done, "")
+                write_checked(self._done, b"")
         elif status != 0:
             _log.debug("kernels were not compiled ahead: the worker's status is %s", status)
 
@@ -98,7 +98,8 @@ def start_worker(
     """Start a worker, unless its work was done before or would not help. dtype: such as bfloat16."""
     task = CompileTask(model, dtype, min(num_processes, _MAX_PROCESSES))
     done = _done_file(task, capability)
-    if num_processes < 1 or not sys.executable or (done.exists() and _triton_cache().is_dir()):
+    is_done = read_checked(done) is not None and _triton_cache().is_dir()
+    if num_processes < 1 or not sys.executable or is_done:
         return CompileWorker()
     environment = {
         **os.environ,

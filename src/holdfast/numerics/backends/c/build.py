@@ -1,9 +1,9 @@
 """Build the C kernels with the system's compiler, once per source, compiler and CPU, and cache the
 library.
 
-The cache key is a digest of all that decides the machine code. One process builds at a time, and
-those that waited find its library. A build goes to a temporary file that is then renamed. If the
-cache cannot be written, the library stays in a temporary folder.
+The cache key is a digest of all that decides the machine code. A library that is not as it was
+written is built again, before anything of it is loaded. One process builds at a time, and those that
+waited find its library. If the cache cannot be written, the library stays in a temporary folder.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.numerics.cache_dir import cache_dir, write_atomic
+from holdfast.numerics.cache_dir import cache_dir, read_checked, write_checked
 
 if sys.platform != "win32":
     import fcntl
@@ -58,9 +58,9 @@ def build(sources: Path = _SOURCE_DIR) -> Built:
     compiler, version = find_compiler()
     flags = ["-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"]
     cached = cache_dir() / "kernels" / f"{_cache_key(sources, flags, version)}.so"
-    if not cached.exists():
+    if read_checked(cached) is None:
         with _locked(cached.parent):
-            if not cached.exists():
+            if read_checked(cached) is None:
                 cached = _compile(sources, compiler, flags, cached)
     return Built(cached, version)
 
@@ -139,7 +139,7 @@ def _compile(sources: Path, compiler: str, flags: Sequence[str], target: Path) -
         shutil.rmtree(work, ignore_errors=True)
         raise
     try:
-        write_atomic(target, built.read_bytes())
+        write_checked(target, built.read_bytes())
     except OSError:
         return built  # it stays in its temporary folder
     shutil.rmtree(work, ignore_errors=True)

@@ -3,16 +3,17 @@
 A wheel for Linux has them in the folder `c_prebuilt`, so that no compiler is needed and the first
 start does not wait for one:
 
-    c_prebuilt/manifest.json   digest of sources and flags, compiler, machine
+    c_prebuilt/manifest.json   digest of sources and flags, compiler, machine, digests of the libraries
     c_prebuilt/avx512vnni.so   ...
 
 The first target whose instructions this CPU has is used. Sources or flags that differ from the
-manifest's, as after an edit in a checkout, leave them unused: `build` compiles then. Where CC is
-set, `build` compiles as well.
+manifest's, as after an edit in a checkout, and a library that is damaged leave them unused: `build`
+compiles then. Where CC is set, `build` compiles as well.
 """
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 from holdfast.numerics.backends.c import build as building
 from holdfast.numerics.backends.c.build import Built, cpu_flags
 
+_log = logging.getLogger(__name__)
 PREBUILT_DIR = Path(__file__).parents[1] / "c_prebuilt"
 _MANIFEST = "manifest.json"
 
@@ -73,14 +75,30 @@ def find_prebuilt(folder: Path = PREBUILT_DIR) -> Built | None:
         manifest = json.loads((folder / _MANIFEST).read_text())
         if manifest["sources"] != source_digest() or manifest["machine"] != platform.machine():
             return None
-        compiler = str(manifest["compiler"])
+        compiler, digests = str(manifest["compiler"]), dict(manifest["libraries"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     for target in supported_targets():
         library = folder / f"{target.name}.so"
-        if library.is_file():
-            return Built(library, compiler)
+        if target.name in digests:
+            # Another target could compute other bits.
+            return Built(library, compiler) if _is_intact(library, digests[target.name]) else None
     return None
+
+
+def _is_intact(library: Path, digest: str) -> bool:
+    try:
+        if _digest(library) == digest:
+            return True
+        reason = "it is not as it was built"
+    except OSError as error:
+        reason = str(error.strerror or error)
+    _log.warning("%s cannot be used, so the kernels are built again: %s", library, reason)
+    return False
+
+
+def _digest(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
 
 
 def supported_targets(targets: Sequence[Target] = TARGETS) -> list[Target]:
@@ -104,7 +122,12 @@ def build_all(folder: Path, targets: Collection[Target] | None = None) -> list[s
     known = [one for one in targets if building.knows_flags(compiler, one.flags)]
     for target in known:
         building.compile_library(compiler, target.flags, folder / f"{target.name}.so")
-    manifest = {"sources": source_digest(), "compiler": version, "machine": platform.machine()}
+    manifest = {
+        "sources": source_digest(),
+        "compiler": version,
+        "machine": platform.machine(),
+        "libraries": {one.name: _digest(folder / f"{one.name}.so") for one in known},
+    }
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return [one.name for one in known]
 
