@@ -125,7 +125,7 @@ class _Builder:
         show: ShowProgress | None,
     ) -> None:
         config = self.config = opened.config
-        self.checkpoint, self.tokenizer = checkpoint, opened.tokenizer
+        self.checkpoint, self.tokenizer, self.files = checkpoint, opened.tokenizer, opened.files
         self.device, self.settings, self.show = device, settings, show or _show_nothing
         self.limits = opened.limits
         self.max_len = self.limits.max_model_len
@@ -169,6 +169,7 @@ class _Builder:
         if thinking is not None and self.folder is not None:
             blocks = load_blocks(self.folder, thinking, decoder)
         self.checkpoint.release()
+        self.files.require_unchanged()
         clock.end("weights")
         num_pages = self._num_pages()
         store = KVStore(num_pages, model, backend)
@@ -254,6 +255,7 @@ class _Builder:
         extra = {}
         if self.thinking is not None and self.folder is not None:
             extra["thinking"] = thinking_parts(self.folder, self.thinking, self.model)
+        self.files.require_unchanged()  # the weights were hashed before
         return engine_parts(
             self.model,
             self.limits.eos_ids,

@@ -4,7 +4,7 @@ A wrong setting or a missing model is answered at once: importing torch takes se
 model up to minutes. `open_model` opens what the builder needs anyway, so nothing is done twice.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.checkpoint import GgufCheckpoint
 from holdfast.models.locate import locate
+from holdfast.models.model_files import ModelFiles
 from holdfast.models.safetensors import read_config
 from holdfast.models.shapes import published_config
 from holdfast.structured.compiler import GrammarCompiler
@@ -31,11 +32,13 @@ DETERMINISM_OFF = "this engine runs with determinism off; start it with determin
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model's configuration and files, opened and checked. checkpoint is None for random weights."""
+    """A model's configuration and files, opened and checked. checkpoint is None for random weights. files: as
+    they were before they were opened."""
 
     config: EngineConfig
     model: DecoderConfig
     checkpoint: Checkpoint | None = None
+    files: ModelFiles = field(default_factory=ModelFiles)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -114,8 +117,10 @@ def open_model(config: EngineConfig) -> OpenedModel:
     if config.load_format == "dummy":
         opened = OpenedModel(config, dummy_config(config.model))
     else:
-        checkpoint = open_checkpoint(locate(config.model).path)
-        opened = OpenedModel(config, checkpoint.config, checkpoint)
+        located = locate(config.model)
+        files = ModelFiles.of(*(one for one in (located.path, located.adapter) if one is not None))
+        checkpoint = open_checkpoint(located.path)
+        opened = OpenedModel(config, checkpoint.config, checkpoint, files)
     context_len(config, opened.model)
     _ = opened.thinking
     return opened
