@@ -8,6 +8,7 @@ Not thread-safe: one thread owns an engine, as a rule that of an `EngineLoop`.
 
 import logging
 import os
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +26,7 @@ from holdfast.core.step_plan import PassKind, PassResult, StepPlan
 from holdfast.engine.answer_output import RequestAnswers
 from holdfast.engine.background_work import BackgroundWork
 from holdfast.engine.input_processor import GrammarFactory, InputProcessor, Prompt, RequestLimits
-from holdfast.engine.status import CertificateState, EngineCounters, EngineStatus
+from holdfast.engine.status import STEP_SIZES, CertificateState, EngineCounters, EngineStatus
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused, EngineStopped
 from holdfast.kv_cache.page_pool import PagePool
@@ -109,7 +110,7 @@ class Engine:
             num_pages_used=pool.num_held,
             num_pages_idle=pool.num_idle,
             num_pages=pool.num_pages,
-            counters=replace(self.counters),
+            counters=replace(self.counters, steps_by_size=[*self.counters.steps_by_size]),
         )
 
     @property
@@ -373,7 +374,10 @@ class Engine:
 
     def _count(self, plan: StepPlan) -> None:
         counters = self.counters
+        num_tokens = sum(one.num_tokens for one in plan.passes)
         counters.num_steps += 1
+        counters.num_tokens += num_tokens
+        counters.steps_by_size[bisect_left(STEP_SIZES, num_tokens)] += 1
         for one in plan.passes:
             canonical = one.kind is PassKind.CANONICAL
             counters.num_fast_passes += one.kind is PassKind.FAST

@@ -30,6 +30,9 @@ class StartUpStage:
         return round(elapsed / self.done * (self.total - self.done), 1) if self.done else None
 
 
+# Bounds of tokens of a step, as vLLM counts them.
+STEP_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
 CertificateStateName = Literal["none", "certifying", "certified", "refused", "failed", "revoked"]
 
 
@@ -63,6 +66,8 @@ class EngineCounters:
     num_spot_checks: int = 0
     num_spot_checked_tokens: int = 0
     num_revocations: int = 0  # spot checks that found the certificate wrong
+    num_tokens: int = 0  # of all passes, without padding
+    steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))  # see `STEP_SIZES`
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.core.results import Delta, Stats, Thought
-from holdfast.engine.status import EngineCounters, EngineStatus
+from holdfast.engine.status import STEP_SIZES, EngineCounters, EngineStatus
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.request_metrics import TokenHistogram
 from holdfast.server.tenants.tenant import address_tenant, key_tenant
@@ -73,7 +73,8 @@ def test_every_metric_is_documented_and_begins_at_0(metrics):
 def test_every_engine_counter_is_exported():
     """A new engine counter must have a metric."""
     changes = [{one.name: 7} for one in fields(EngineStatus) if one.name != "counters"]
-    changes += [{"counters": EngineCounters(**{one.name: 7})} for one in fields(EngineCounters)]
+    numbers = [one.name for one in fields(EngineCounters) if one.type is int]
+    changes += [{"counters": EngineCounters(**{name: 7})} for name in numbers]
     metrics = Metrics()
     before = metrics.render()[0]
     for change in changes:
@@ -81,6 +82,20 @@ def test_every_engine_counter_is_exported():
         after = metrics.render()[0]
         assert after != before, change
         before = after
+
+
+def test_engine_steps_are_counted_by_their_tokens(metrics):
+    """As vLLM's iteration_tokens_total, over engine processes."""
+    for num_tokens, sizes in ((9, (1, 1)), (73, (1, 1, 0, 0, 0, 1))):
+        padded = [*sizes, *[0] * (len(STEP_SIZES) + 1 - len(sizes))]
+        counted = replace(IDLE, counters=EngineCounters(num_tokens=num_tokens, steps_by_size=padded))
+        metrics.update(counted)
+    metrics.engine_restarted()
+    metrics.update(counted)
+    name = "iteration_tokens_total"
+    assert read(metrics, f"{name}_sum") == 2 * 73
+    assert [read(metrics, f"{name}_bucket", le=le) for le in ("1.0", "8.0", "64.0", "128.0")] == [2, 4, 4, 6]
+    assert b"holdfast_iteration_tokens_total_count 6" in metrics.render("application/openmetrics-text")[0]
 
 
 # One request

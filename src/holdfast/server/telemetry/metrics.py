@@ -9,14 +9,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from holdfast.engine.status import EngineStatus
+from holdfast.engine.status import STEP_SIZES, EngineCounters, EngineStatus
 from holdfast.server.ipc.engines import ReplicaStatus
-from holdfast.server.telemetry.request_metrics import RequestMetricFamilies, RequestMetrics, RequestSeries
+from holdfast.server.telemetry.request_metrics import (
+    RequestMetricFamilies,
+    RequestMetrics,
+    RequestSeries,
+    TokenSeries,
+)
 from holdfast.server.tenants.tenant import Tenant
 
 _PAUSE_BUCKETS = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
@@ -86,7 +91,8 @@ class Metrics:
         self._gauges = {field: gauge(name, help) for field, name, help in _GAUGES}
         self._usage = gauge("kv_cache_usage_perc", "KV pages held by requests, as a fraction from 0 to 1.")
         self._counters = {field: counter(name, help) for field, name, help in _COUNTERS}
-        self._seen: dict[str, dict[str, int]] = {}  # by replica; "" is the engine process of a single one
+        self._step_tokens = TokenSeries(STEP_SIZES)
+        self._seen: dict[str, EngineCounters] = {}  # by replica; "" is the engine process of a single one
         self._latest: dict[str, EngineStatus] = {}
         self._restarts = counter("engine_restarts", "Engine processes that died.")
         self.hangs = counter("engine_hangs", "Engine processes that were killed because they hung.")
@@ -122,11 +128,12 @@ class Metrics:
         """Add the increments of an engine's counters; the gauges are the sum of all engines."""
         self._latest[replica] = status
         self._set_gauges()
-        seen = self._seen.setdefault(replica, dict.fromkeys(self._counters, 0))
+        now, before = status.counters, self._seen.get(replica, EngineCounters())
+        self._seen[replica] = now
         for field, counter in self._counters.items():
-            now, before = getattr(status.counters, field), seen[field]
-            counter.inc(now - before if now >= before else now)  # smaller: a new engine process
-            seen[field] = now
+            counter.inc(_growth(getattr(now, field), getattr(before, field)))
+        steps = [*map(_growth, now.steps_by_size, before.steps_by_size)]
+        self._step_tokens.add(steps, _growth(now.num_tokens, before.num_tokens))
 
     def _set_gauges(self) -> None:
         latest = self._latest.values()
@@ -154,13 +161,21 @@ class Metrics:
 
         reader: of the series of tenants it gets those it may see; None gets all.
         """
-        families = [*self._registry.collect(), *self._of_replicas(), *self.tenants.seen_by(reader)]
+        families = [*self._registry.collect(), self._of_steps(), *self._of_replicas()]
+        families += self.tenants.seen_by(reader)
         if any(one.partition(";")[0].strip().lower() == _OPENMETRICS for one in accept.split(",")):
             text: bytes = openmetrics.generate_latest(_Shown(families))  # type: ignore[no-untyped-call]
             return text, openmetrics.CONTENT_TYPE_LATEST
         for family in families:  # the client library would write these as gauges
             family.samples = [one for one in family.samples if not one.name.endswith("_created")]
         return generate_latest(_Shown(families)), CONTENT_TYPE_PLAIN_0_0_4
+
+    def _of_steps(self) -> Metric:
+        family = HistogramMetricFamily(
+            "holdfast_iteration_tokens_total", "Tokens of the passes of an engine step, without padding."
+        )
+        family.add_metric((), self._step_tokens.cumulative(), self._step_tokens.sum)
+        return family
 
     def _of_replicas(self) -> Iterator[Metric]:
         if not self.replicas:
@@ -188,6 +203,11 @@ class Metrics:
                 if one.id in self._latest:
                     gauge.add_metric([one.id], getattr(self._latest[one.id], field))
             yield gauge
+
+
+def _growth(now: int, before: int) -> int:
+    """Return the increment of an engine's counter. A smaller one is that of a new engine process."""
+    return now - before if now >= before else now
 
 
 class TenantMetrics:

@@ -70,6 +70,11 @@ class TokenSeries:
         self._counts[bisect_left(self._bounds, value)] += count
         self.sum += value * count
 
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add observations that were counted elsewhere, by bucket. total: the sum of their values."""
+        self._counts = [sum(pair) for pair in zip(self._counts, counts, strict=True)]
+        self.sum += total
+
     def cumulative(self) -> list[tuple[str, float]]:
         names = map(floatToGoString, (*self._bounds, float("inf")))
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))
