@@ -26,7 +26,7 @@ from holdfast.errors import InvalidRequest
 BAD: dict[str, list[Any]] = {
     "think": [0, 1, None, "yes"],
     "forced_thoughts": [3, {-1: [1]}, {"a": [1]}, {0: 5}, {0: [-1]}, [(1,)], {True: [1]}],
-    "max_tokens": [0, -1, 10**5000, MAX_TOKENS_LIMIT + 1, 10**30, 1.0, "16", True, math.nan, []],
+    "max_tokens": [0, -2, -1.0, 10**5000, MAX_TOKENS_LIMIT + 1, 10**30, 1.0, "16", True, math.nan, []],
     "min_tokens": [-1, MAX_TOKENS_LIMIT + 1, 0.5, "0", None, False],
     "temperature": [-0.1, 10**400, 100.5, math.nan, math.inf, -math.inf, "1", None, True, 1j, [1.0]],
     "top_k": [-2, 0.01, 1 << 31, 1 << 64, 10**30, 0.0, "5", None, True],

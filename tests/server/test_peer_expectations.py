@@ -22,6 +22,7 @@ SGLANG = "SGLang test/"
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 TOKEN = 70  # any that is not special
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
+CONTEXT = 512  # of the tiny model
 PREFILL = [{"role": "user", "content": "the best book"}, {"role": "assistant", "content": "Whill"}]
 PROMPT = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
 FORCED = {"structured_outputs": {"choice": ["yes#no"]}, "max_tokens": 20}
@@ -77,6 +78,17 @@ ROWS = [
     Row(LLAMA + "test_chat_completion.py::test_completion_with_response_format", CHAT,
         {**HELLO, "max_tokens": 40, "response_format": {"type": "json_object", "schema": SCHEMA}},
         check=lambda answer: json.loads(content(answer)) == {"a": 1}),
+    Row(LLAMA + "test_chat_completion.py::test_completion_with_response_format", CHAT,
+        {**HELLO, "max_tokens": 20,
+         "response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "foooooo"}}}},
+        check=lambda answer: content(answer) == '"foooooo"'),
+    Row(LLAMA + "test_chat_completion.py::test_completion_with_json_schema", CHAT,
+        {**HELLO, "max_tokens": 9, "json_schema": {"const": "42"}}, check=lambda answer: content(answer) == '"42"'),
+    Row(SGLANG + "registered/openai_server/basic/test_openai_server.py::test_regex", CHAT,
+        {**HELLO, "max_tokens": 20, "regex": "[ab]{4}#"},
+        check=lambda answer: len(content(answer)) == 5 and set(content(answer)) <= {*"ab#"}),
+    Row(LLAMA + "test_chat_completion.py::test_completion_with_grammar", CHAT,
+        {**HELLO, "grammar": 'root ::= "a"{5,5}'}, 400, "structured_outputs.grammar with a Lark grammar"),
     # objects that list their properties are closed, so answers of a finite schema end
     *[
         Row("OpenAI: strict schemas; xgrammar: strict_mode", CHAT,
@@ -169,6 +181,19 @@ ROWS = [
         {**PROMPT, "prompt": [*range(3, 11)], "truncate_prompt_tokens": 4, "truncation_side": "right",
          "return_token_ids": True},
         check=lambda answer: first(answer)["prompt_token_ids"] == [3, 4, 5, 6]),
+    Row(LLAMA + "test_embedding.py::test_embedding_mixed_input", "/v1/embeddings",
+        {"input": ["string1", [12, 34, 56]]}, check=lambda answer: len(answer["data"]) == 2),
+    Row("llama.cpp tools/server/README.md: n_predict", COMPLETIONS,
+        {**PROMPT, "max_tokens": -1, "ignore_eos": True, "prompt": [5] * 500},
+        check=lambda answer: answer["usage"]["total_tokens"] == CONTEXT),
+    Row("llama.cpp tools/server/README.md: n_predict", CHAT,
+        {**HELLO, "max_tokens": -1, "ignore_eos": True, "truncate_prompt_tokens": -1,
+         "messages": [{"role": "user", "content": "hello " * 600}]},
+        check=lambda answer: answer["usage"]["total_tokens"] == CONTEXT),
+    Row(VLLM + "chat_completion/test_chat_logit_bias_validation.py::test_chat_logit_bias_non_integer_key", CHAT,
+        {**HELLO, "logit_bias": {"not_a_token_id": 50}}, 400, "POST /tokenize"),
+    Row(VLLM + "completion/test_completion.py::test_batch_completions", COMPLETIONS,
+        {**PROMPT, "n": 2, "use_beam_search": True}, 400, "use n"),
     # what SDKs send
     Row("openai CompletionCreateParams", CHAT,
         {**HELLO, **dict.fromkeys(("moderation", "prompt_cache_options", "prediction", "web_search_options"))}),
@@ -182,8 +207,16 @@ ROWS = [
         {**PROMPT, "allowed_token_ids": [EOS], "ignore_eos": True, "max_tokens": 2, "skip_special_tokens": False},
         check=lambda answer: first(answer)["text"] == SPECIAL_TOKENS[EOS] * 2),
     # another base URL
-    Row(LLAMA + "test_chat_completion.py::test_chat_completion", "/chat/completions", HELLO, 404,
-        "POST /v1/chat/completions"),
+    Row(LLAMA + "test_chat_completion.py::test_chat_completion", "/chat/completions", HELLO,
+        check=lambda answer: answer["choices"][0]["message"]["role"] == "assistant"),
+    Row(LLAMA + "test_compat_oai_responses.py", "/responses", {"input": "hello", "max_output_tokens": 2},
+        check=lambda answer: answer["object"] == "response"),
+    Row(LLAMA + "test_completion.py::test_completion", "/completion", PROMPT, 404, "POST /v1/completions"),
+    Row(LLAMA + "test_embedding.py::test_embedding_pooling_none", "/embeddings", {"input": "a"}, 404,
+        "POST /v1/embeddings"),
+    Row(LLAMA + "test_tokenize.py::test_tokenize_detokenize", TOKENIZE, {"content": "a"}, 400, "use prompt"),
+    Row(SGLANG + "registered/openai_server/basic/test_openai_server.py::test_retrieve_model", CHAT,
+        {**HELLO, "model": "non-existent-model"}, 404, "--served-model-name"),
     Row("openai: base_url with two /v1", "/v1/v1/chat/completions", HELLO, 404, "POST /v1/chat/completions"),
     Row("any: a wrong URL", "/v1/chat/completion", HELLO, 404, "typos"),
 ]  # fmt: skip
@@ -248,3 +281,16 @@ def test_prompt_logprobs_are_those_of_echo(client: httpx.Client) -> None:
             assert len(top) <= 2 and 3 <= len(entries) <= 4
             ranks = sorted(one["rank"] for one in entries.values() if one["rank"] is not None)
             assert ranks == [1, 2, 3]
+
+
+def test_models_without_v1_are_the_same(client: httpx.Client) -> None:
+    """llama.cpp tools/server/server.cpp serves both."""
+    assert client.get("/models").json() == client.get("/v1/models").json()
+
+
+def test_text_and_its_tokens_are_answered_alike(client: httpx.Client) -> None:
+    """llama.cpp tools/server/tests/unit/test_completion.py::test_completion_with_tokens_input."""
+    tokens = client.post(TOKENIZE, json={"prompt": "hello"}).json()["tokens"]
+    asked = {**PROMPT, "prompt": [tokens, "hello"], "deterministic": True}
+    one, other = client.post(COMPLETIONS, json=asked).json()["choices"]
+    assert one["text"] == other["text"]

@@ -30,14 +30,14 @@ ForcedThoughts = Mapping[int, Collection[int]] | Collection[tuple[int, Collectio
 
 
 class RestOfContext(int):
-    """max_tokens, if None was given: a number once the length of the prompt is known."""
+    """max_tokens, if None or -1 was given: a number once the length of the prompt is known."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How an answer is sampled, when it ends, and what is reported.
 
-    max_tokens None is as many as the context holds. temperature 0 is greedy. top_k 0 (or -1) is off. A
+    max_tokens None (or -1) is as many as the context holds. temperature 0 is greedy. top_k 0 (or -1) is off. A
     sampled request without a seed gets one, and the result reports it. logprobs asks for the logprob of
     each sampled token and of that many most likely ones, prompt_logprobs for those of the prompt's
     tokens. n answers are sampled from one prompt; the first is the same as with n = 1. `deterministic`
@@ -85,10 +85,8 @@ class SamplingParams:
         for name in ("stop", "stop_token_ids", "bad_words", "logit_bias"):
             if getattr(self, name) is None:  # vLLM's default
                 put(self, name, ())
-        if self.max_tokens is None:
-            put(self, "max_tokens", RestOfContext(MAX_TOKENS_LIMIT))
-        elif not isinstance(self.max_tokens, RestOfContext):
-            put(self, "max_tokens", _integer("max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT))
+        if not isinstance(self.max_tokens, RestOfContext):
+            put(self, "max_tokens", _max_tokens(self.max_tokens))
         put(self, "min_tokens", _integer("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT))
         put(self, "temperature", _number("temperature", self.temperature, 0.0, 100.0))
         put(self, "top_k", max(0, _integer("top_k", self.top_k, -1, (1 << 31) - 1)))
@@ -261,6 +259,11 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
     if not low <= number <= high:
         raise InvalidRequest(f"{name} must be from {low} to {high}, not {show(number)}")
     return number
+
+
+def _max_tokens(value: object) -> int:
+    number = -1 if value is None else _integer("max_tokens", value, -1, MAX_TOKENS_LIMIT)
+    return RestOfContext(MAX_TOKENS_LIMIT) if number == -1 else number
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:

@@ -1,4 +1,4 @@
-"""Words of other engines, answered with ours: commands, options, arguments in Python, HTTP routes.
+"""Words of other engines, answered with ours: commands, options, arguments in Python, HTTP routes, fields of bodies.
 
 Users of ollama, vLLM, SGLang and llama.cpp type what they are used to. The answer is one line that says
 what to use instead. Nothing is run, because the other word does not mean exactly that. The words are in
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @cache
 def answers(kind: str) -> dict[str, str]:
-    """Return our answer to each word. kind: commands, options, unsupported or routes."""
+    """Return our answer to each word. kind: commands, options, unsupported, routes or fields."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return {word: answer for answer, words in tomllib.loads(text)[kind].items() for word in words}
 

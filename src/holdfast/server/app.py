@@ -14,7 +14,8 @@ memory stream, once for each layer. Each module says what Starlette's own middle
 a stream pass none of them: see `http.sse.set_body_send`.
 """
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.responses import Response
 
@@ -39,6 +40,10 @@ from holdfast.server.middleware.origins import OriginMiddleware
 from holdfast.server.middleware.request_log import RequestLogMiddleware
 from holdfast.server.middleware.tenant import TenantMiddleware
 
+# Routes that other servers have without /v1, too, with the same bodies and responses. Not /completions and
+# /embeddings: llama.cpp answers those in words of its own.
+_WITHOUT_V1 = ("/v1/chat/completions", "/v1/responses", "/v1/responses/input_tokens", "/v1/models")
+
 
 def make_app(frontend: Frontend) -> FastAPI:
     app = make_documented_app(with_keys=frontend.config.has_keys)
@@ -55,6 +60,7 @@ def make_app(frontend: Frontend) -> FastAPI:
         continuation_routes(frontend),
     ):
         app.include_router(routes)
+        _serve_without_v1(app, routes)
     for path, why in answers("routes").items():
         _refuse(app, path, why)
     if frontend.config.has_inspector:
@@ -69,6 +75,14 @@ def make_app(frontend: Frontend) -> FastAPI:
     add_exception_handlers(app)
     app.router.redirect_slashes = False  # a redirect would repeat the Host header
     return app
+
+
+def _serve_without_v1(app: FastAPI, routes: APIRouter) -> None:
+    """Serve some of these routes without /v1, too. All middleware sees them as it sees the others."""
+    for route in routes.routes:
+        if isinstance(route, APIRoute) and route.path in _WITHOUT_V1:
+            path, methods = route.path.removeprefix("/v1"), list(route.methods or ())
+            app.add_api_route(path, route.endpoint, methods=methods, include_in_schema=False)
 
 
 def _refuse(app: FastAPI, path: str, why: str) -> None:

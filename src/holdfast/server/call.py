@@ -116,7 +116,7 @@ class Call:
         request = self._defaults.request(
             prompt_ids,
             params,
-            max_model_len=self._requests.ready.max_model_len,
+            max_model_len=self._requests.ready.max_len,
             completion_ids=completion_ids,
             echo_text=echo_text,
             want_receipt=want_receipt,
@@ -126,7 +126,7 @@ class Call:
             sent=sent,
         )
         if not self.prompts and completion_ids is None and pooling is None:
-            self.params = params
+            self.params = request.params
         self.prompts.append(request.prompt_ids)
         self.num_choices = params.n
         self._is_continued = bool(sent)

@@ -131,7 +131,8 @@ class Frontend:
             shown = name if name.isprintable() and len(name) <= 80 else f"{name[:80]!r}..."
             raise ApiError(
                 404,
-                f"The model `{shown}` does not exist; this server serves {', '.join(self.names)}.",
+                f"The model `{shown}` does not exist; this server serves {', '.join(self.names)}. Its operator can "
+                "name it otherwise: --served-model-name.",
                 param="model",
                 code="model_not_found",
             )

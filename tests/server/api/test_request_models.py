@@ -5,6 +5,7 @@ The ranges are those of `SamplingParams`, which has the table of bad values (`co
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from pydantic import BaseModel
 
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.other_engines import answers
 from holdfast.errors import InvalidRequest
+from holdfast.server.api.sampling import prompt_list
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -31,6 +34,8 @@ Case = tuple[dict[str, Any], str, str]  # fields, param, code
 MESSAGE = {"role": "user", "content": "a"}
 
 COMPLETION: list[Case] = [
+    ({"prompt": [1, "a"]}, "prompt[1]", "invalid_type"),  # llama.cpp: one prompt
+    ({"prompt": [{"prompt_string": "a"}]}, "prompt[0]", "invalid_type"),
     ({"prompt": [2**63]}, "prompt[0]", "invalid_value"),
     ({"n": 10**9}, "n", "invalid_value"),  # CVE-2026-34756
     ({"best_of": 10**6}, "best_of", "invalid_value"),  # CVE-2024-8939
@@ -53,6 +58,7 @@ COMPLETION: list[Case] = [
     ({"model": "a" * 5_000_000}, "model", "invalid_value"),
 ]
 CHAT: list[Case] = [
+    *[({"reasoning_effort": bad}, "reasoning_effort", "invalid_value") for bad in ("", "hgih", 0.5)],
     ({"messages": []}, "messages", "invalid_value"),
     ({"messages": [{"content": "a"}]}, "messages[0].role", "missing_required_parameter"),
     ({"messages": [{"role": "user", "content": ""}] * 2049}, "messages", "invalid_value"),
@@ -133,6 +139,29 @@ def test_bad_fields_of_other_routes_are_refused(
     fields: dict[str, Any], model: type[BaseModel], param: str
 ) -> None:
     assert refusal(fields, model).param == param
+
+
+@pytest.mark.parametrize("prompts", [["a", [1, 2]], [[1, 2], "a"]])
+def test_prompts_may_be_texts_and_token_ids(prompts: Any) -> None:
+    """llama.cpp tools/server/tests/unit/test_completion.py::test_completion_with_tokens_input."""
+    body = parse_body(json.dumps({"prompt": prompts}).encode(), CompletionRequest)
+    assert prompt_list(body.prompt, 2, "prompt") == prompts
+    inputs = parse_body(json.dumps({"input": prompts}).encode(), EmbeddingRequest).input
+    assert prompt_list(inputs, 2, "input") == prompts
+
+
+def test_fields_of_other_servers_are_answered_with_ours() -> None:
+    ours = {
+        *ChatCompletionRequest.model_fields,
+        *CompletionRequest.model_fields,
+        *TokenizeRequest.model_fields,
+    }
+    for field, answer in answers("fields").items():
+        outer, _, inner = field.partition(".")
+        error = refusal({"messages": [MESSAGE], outer: {inner: 1} if inner else 1}, ChatCompletionRequest)
+        assert (error.param, error.code) == (field, "unknown_parameter") and answer in error.message
+        named = re.match(r"use (\w+)", answer)
+        assert named is None or named[1] in ours, answer
 
 
 def bounds() -> Iterator[tuple[str, type, str, float]]:

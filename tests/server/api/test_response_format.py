@@ -49,8 +49,15 @@ def named(**changes: Any) -> dict[str, Any]:
         ({"guided_json": json.dumps(SCHEMA)}, {"json_schema": json.dumps(SCHEMA)}),
         ({"guided_regex": "a+", "response_format": {"type": "text"}}, {"regex": "a+"}),
         ({"guided_grammar": 'start: "a"'}, {"lark": 'start: "a"'}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            {"json_schema": SCHEMA},
+        ),
+        ({"json_schema": SCHEMA}, {"json_schema": SCHEMA}),
+        ({"json_schema": json.dumps(SCHEMA)}, {"json_schema": json.dumps(SCHEMA)}),
+        ({"regex": "a+"}, {"regex": "a+"}),
     ],
-    ids=range(17),
+    ids=range(21),
 )
 def test_structured_output_fields_are_parsed(fields: dict[str, Any], expected: dict[str, Any] | None) -> None:
     assert ask(**fields) == (None if expected is None else StructuredOutput(**expected))
@@ -64,7 +71,7 @@ def test_structured_output_fields_are_parsed(fields: dict[str, Any], expected: d
         ({"response_format": {"type": "grammar"}}, "its type must be"),
         ({"response_format": {"type": "json_object", "json_schema": {}}}, 'requires the type "json_schema"'),
         ({"response_format": {"type": "json_schema"}}, "Missing required parameter.*json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, "Missing.*json_schema.name"),
+        ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, "Missing.*json_schema.schema"),
         ({"response_format": named(name="a b")}, "json_schema.name.*should match pattern"),
         ({"response_format": named(schema=None)}, "json_schema.schema.*expected an object"),
         ({"response_format": {"type": "text", "schema": SCHEMA}}, 'requires the type "json_object"'),
@@ -77,8 +84,9 @@ def test_structured_output_fields_are_parsed(fields: dict[str, Any], expected: d
         ({"structured_outputs": {"json_object": 1}}, "json_object.*expected a boolean"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice cannot be combined"),
         ({"guided_json": {}, "response_format": {"type": "json_object"}}, "response_format and guided_json"),
+        ({"regex": "a", "json_schema": {}}, "json_schema and regex cannot be combined"),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_invalid_structured_output_is_refused(fields: dict[str, Any], expected_message: str) -> None:
     with pytest.raises((ApiError, InvalidRequest), match=expected_message) as refusal:

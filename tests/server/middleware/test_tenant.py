@@ -66,10 +66,12 @@ def test_invalid_authorization_is_refused(given: str | bytes) -> None:
     assert "key" not in answer.headers["www-authenticate"] and "first" not in answer.error["message"]
 
 
-def test_missing_key_error_says_how_to_send_it() -> None:
-    answer = response()
+@pytest.mark.parametrize("path", ["/v1/models", "/models", "/chat/completions", "/metrics", "/v1/health"])
+def test_missing_key_error_says_how_to_send_it(path: str) -> None:
+    """Also on routes that are open in llama.cpp or vLLM."""
+    answer = response(path=path)
     assert (answer.status, answer.error["code"]) == (401, "missing_api_key")
-    assert "Bearer" in answer.error["message"]
+    assert "Bearer" in answer.error["message"] and "every route but /health" in answer.error["message"]
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/inspector/events", "/inspector/app.js"])

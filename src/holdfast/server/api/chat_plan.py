@@ -66,8 +66,9 @@ def plan_chat(frontend: Frontend, body: ChatCompletionRequest, token: CancelToke
     """Plan a chat. Slow: call it in a thread. Raises `HoldfastError` or `ApiError` if it is invalid."""
     prompts = frontend.prompts
     ids, tools = render_chat(prompts, body, token, whole=body.truncate_prompt_tokens is not None)
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    ids = truncate_prompt(body, ids, max_prompt_len(frontend) - (max_tokens or 1))
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens = -1 if asked is None else asked
+    ids = truncate_prompt(body, ids, max_prompt_len(frontend) - max(1, max_tokens))
     continued = _text_of(body.messages[-1]) if body.continue_final_message else None
     start = prompts.chat_format.start_of_answer(ids, continued)
     skips_special_tokens = body.skip_special_tokens is not False
@@ -78,7 +79,7 @@ def plan_chat(frontend: Frontend, body: ChatCompletionRequest, token: CancelToke
     params = sampling_params(
         body,
         frontend.config,
-        max_tokens=max(1, max_prompt_len(frontend) - len(ids)) if max_tokens is None else max_tokens,
+        max_tokens=max_tokens,
         structured=prompts.chat_format.constrain(tools, start),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.results import Delta, Result
-from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sampling_params import RestOfContext, SamplingParams
 from holdfast.server.api.model_fields import ModelFields, check_fields
 from holdfast.server.api.response_fields import (
     ChunkWriter,
@@ -103,7 +103,8 @@ async def _submit(
 ) -> None:
     check_fields(call, body)
     add_special_tokens = body.add_special_tokens is not False
-    room = max_prompt_len(frontend) - params.max_tokens
+    answer_len = 1 if isinstance(params.max_tokens, RestOfContext) else params.max_tokens
+    room = max_prompt_len(frontend) - answer_len
     for prompt in prompts:
         given = prompt
         if isinstance(given, str):

@@ -1,4 +1,5 @@
-"""The structured output of a body: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`.
+"""The structured output of a body: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`, llama.cpp's
+`json_schema`, SGLang's `regex`.
 
 A request may use one of them. Schemas are always enforced, so `strict` changes nothing.
 """
@@ -25,6 +26,8 @@ def parse_structured_output(body: GenerationRequest) -> StructuredOutput | None:
         "guided_regex": {"regex": body.guided_regex},
         "guided_choice": {"choice": body.guided_choice},
         "guided_grammar": {"lark": body.guided_grammar},
+        "json_schema": {"json_schema": body.json_schema},
+        "regex": {"regex": body.regex},
     }
     asked = {name: kinds for name, kinds in fields.items() if any(one is not None for one in kinds.values())}
     if len(asked) > 1:

@@ -12,7 +12,7 @@ from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.sent import Sent
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.api.model_fields import read_fields
-from holdfast.server.api.schema.requests import GenerationRequest
+from holdfast.server.api.schema.requests import GenerationRequest, Prompts
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, invalid_value
@@ -79,8 +79,7 @@ def refuse_contradictions(body: GenerationRequest) -> None:
 
 def max_prompt_len(frontend: Frontend) -> int:
     """Return the largest number of tokens of a prompt with its answer."""
-    ready = frontend.ready
-    return min(ready.max_model_len, ready.num_kv_positions)
+    return frontend.ready.max_len
 
 
 def truncate_prompt(body: GenerationRequest, ids: list[int], room: int) -> list[int]:
@@ -91,9 +90,7 @@ def truncate_prompt(body: GenerationRequest, ids: list[int], room: int) -> list[
     return ids[:length] if body.truncation_side == "right" else ids[-length:]
 
 
-def prompt_list(
-    value: str | Sequence[int] | Sequence[str] | Sequence[list[int]], max_prompts: int, param: str
-) -> list[str | list[int]]:
+def prompt_list(value: Prompts, max_prompts: int, param: str) -> list[str | list[int]]:
     """Return the prompts of a field that is one prompt or a batch, each a text or token ids. A list of numbers is
     one prompt. param is the field's name."""
     if isinstance(value, str):
@@ -196,5 +193,6 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
     bad = [key for key in given if not key.isascii() or not key.isdigit() or len(key) > 10]
     if bad:
         named = ", ".join(map(show, bad[:_MAX_NAMED])) + (", ..." if len(bad) > _MAX_NAMED else "")
-        raise invalid_value("logit_bias", f"its keys must be token ids, as strings; these are none: {named}")
+        why = f"its keys must be token ids, as strings; these are none: {named}; POST /tokenize has a text's ids"
+        raise invalid_value("logit_bias", why)
     return {int(key): bias for key, bias in given.items()}

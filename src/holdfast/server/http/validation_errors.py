@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from pydantic import BeforeValidator, Discriminator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from holdfast.engine.other_engines import answers
 from holdfast.server.errors import ApiError
 
 _UNSUPPORTED = "unsupported"  # the type of an error of our own
@@ -102,7 +103,9 @@ def _explain_one(error: _FieldError) -> ApiError:
             why = f"a lone surrogate at {why.rpartition(' at ')[2]}"
         return ApiError(400, f"The body is not valid JSON: {why}.", code="invalid_json")
     if kind == "extra_forbidden":
-        return ApiError(400, f"Unknown parameter: '{path}'.", param=path, code="unknown_parameter")
+        hint = answers("fields").get(path)
+        message = f"Unknown parameter: '{path}'" + (f"; {hint}." if hint else ".")
+        return ApiError(400, message, param=path, code="unknown_parameter")
     if kind == "missing":
         message = f"Missing required parameter: '{path}'."
         return ApiError(400, message, param=path, code="missing_required_parameter")

@@ -97,6 +97,11 @@ class Ready(Message, frozen=True):
     certificate_state: CertificateState = CertificateState("none")
     revocation: str | None = None  # why the certificate was revoked: deterministic answers are verified
 
+    @property
+    def max_len(self) -> int:
+        """The largest number of tokens of a prompt with its answer."""
+        return min(self.max_model_len, self.num_kv_positions)
+
 
 class StartupFailed(Message, frozen=True):
     """The engine cannot be started with this configuration; a retry would not help."""

@@ -42,7 +42,7 @@ class TenantMiddleware:
         challenge = {"WWW-Authenticate": 'Basic realm="holdfast"' if is_page else "Bearer"}
         if not headers:
             how = "X-Api-Key: YOUR_KEY" if is_anthropic(scope["path"]) else "Authorization: Bearer YOUR_KEY"
-            message = f"You didn't provide an API key. Send it as {how}."
+            message = f"You didn't provide an API key. Send it as {how}: every route but /health needs one."
             raise ApiError(401, message, code="missing_api_key", headers=challenge)
         tenant = _find_tenant(headers, self._tenants)
         if tenant is None:

@@ -10,6 +10,7 @@ from pydantic import Field, Tag, model_validator
 
 from holdfast.server.api.schema.requests import (
     MAX_MESSAGES,
+    ReasoningEffort,
     RequestModel,
     ReturnedModel,
     SamplingFields,
@@ -131,7 +132,9 @@ class JsonOutputFormat(RequestModel):
 
 class OutputConfig(RequestModel):
     format: JsonOutputFormat | None = None
-    effort: str | None = Field(None, description="Passed to the chat template as `reasoning_effort`.")
+    effort: ReasoningEffort | None = Field(
+        None, description="Passed to the chat template as `reasoning_effort`."
+    )
 
 
 class ThinkingConfig(RequestModel):

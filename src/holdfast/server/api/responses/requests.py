@@ -10,6 +10,7 @@ from pydantic import Field, Tag, model_validator
 from holdfast.server.api.schema.requests import (
     MAX_MESSAGES,
     NamedSchema,
+    ReasoningEffort,
     RequestModel,
     ReturnedModel,
     SamplingFields,
@@ -161,7 +162,9 @@ class TextConfig(RequestModel):
 
 
 class Reasoning(RequestModel):
-    effort: str | None = Field(None, description="Passed to the chat template as `reasoning_effort`.")
+    effort: ReasoningEffort | None = Field(
+        None, description="Passed to the chat template as `reasoning_effort`."
+    )
     summary: str | None = Field(None, description=_IGNORED)
     generate_summary: str | None = Field(None, description=_IGNORED)
     context: str | None = Field(None, description=_IGNORED)

@@ -25,7 +25,9 @@ from holdfast.server.http.validation_errors import by_type, null_only
 
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 TokenIds = Many[TokenId]
+Prompts = str | TokenIds | Many[str | TokenIds]
 TruncatePromptTokens = Literal[-1] | Annotated[int, Field(ge=1, le=1 << 24)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 MAX_MESSAGES = 2048  # OpenAI's limit
 _MAX_ALLOWED_TOKEN_IDS = 1 << 16
 _OnlySchema = Annotated[None, null_only('it requires the type "json_schema"')]
@@ -70,7 +72,7 @@ class StreamOptions(RequestModel):
 
 
 class NamedSchema(RequestModel):
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    name: str | None = Field(None, pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = Field(None, description="Schemas are always enforced.")
@@ -178,6 +180,8 @@ class SamplingFields(ThinkingFields):
     guided_regex: str | None = None
     guided_choice: Many[str] | None = None
     guided_grammar: str | None = None
+    json_schema: str | dict[str, Any] | bool | None = Field(None, description="llama.cpp's `guided_json`.")
+    regex: str | None = Field(None, description="SGLang's `guided_regex`.")
     skip_special_tokens: bool | None = Field(
         None, description="Default: true. False: the text has special tokens, too."
     )
@@ -209,7 +213,7 @@ class ServingFields(RequestModel):
 class GenerationRequest(SamplingFields, ServingFields):
     """Fields that chat completions and completions share."""
 
-    max_tokens: int | None = Field(None, ge=0, le=1 << 24)
+    max_tokens: int | None = Field(None, ge=-1, le=1 << 24, description="-1: as many as fit the context.")
     n: int | None = Field(None, ge=1, le=128)
     stop: str | Many[str] | None = None
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
@@ -234,9 +238,7 @@ class GenerationRequest(SamplingFields, ServingFields):
 class CompletionRequest(GenerationRequest):
     """/v1/completions"""
 
-    prompt: str | TokenIds | Many[str] | Many[TokenIds] = Field(
-        description="Text or token ids, one prompt or a batch."
-    )
+    prompt: Prompts = Field(description="Text or token ids, one prompt or a batch.")
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = Field(None, ge=1, le=128, description="Must equal n.")
@@ -287,7 +289,7 @@ class ChatCompletionRequest(GenerationRequest):
         None, description="Accepted and ignored: prefixes are always cached."
     )
     prompt_cache_retention: str | None = Field(None, description="Accepted and ignored.")
-    reasoning_effort: str | None = Field(
+    reasoning_effort: ReasoningEffort | None = Field(
         None, description='Passed to the chat template. "none" also turns thinking off where a template can.'
     )
     include_reasoning: bool | None = Field(
@@ -330,9 +332,7 @@ class DetokenizeRequest(RequestModel):
 class EmbeddingRequest(ThinkingFields, ServingFields):
     """/v1/embeddings"""
 
-    input: str | TokenIds | Many[str] | Many[TokenIds] = Field(
-        description="Text or token ids, one input or a batch."
-    )
+    input: Prompts = Field(description="Text or token ids, one input or a batch.")
     model: str | None = Field(None, max_length=1024)
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="Default: float. base64: fp32 in little-endian order."
