@@ -143,7 +143,7 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
     "unigram": unigram_folder,
     "experts": expert_folder,
     "gguf": bpe_gguf,
-    "sentencepiece gguf": sentencepiece_gguf,
+    "sentencepiece": sentencepiece_gguf,
     "adapter": adapter_folder,
 }
 

@@ -16,6 +16,8 @@ from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, ModelError
 from holdfast.server.config import ServerConfig
 from holdfast.server.main import run
+from holdfast.text.chat_template import text_parts
+from holdfast.text.tokenizer import open_tokenizer
 from support.fake_engine import Prompt
 from support.serving import Server, serving
 from support.streams import PATIENCE, Client
@@ -104,6 +106,15 @@ def test_refused_configuration_ends_the_server(tiny_llama: Path) -> None:
         assert server.process.wait(PATIENCE) == 2
         server.wait_for("this cannot be loaded")
         assert "starting it again" not in server.text and "Traceback" not in server.text
+
+
+def test_engine_with_another_tokenizer_answers_nothing(tiny_llama: Path) -> None:
+    """As after a folder was replaced while it was served, and the engine was started again."""
+    parts = {**text_parts(open_tokenizer(tiny_llama)), "tokenizer": "another"}
+    with serving(tiny_llama, engine=FAKE, engine_settings={"parts": parts}) as server:
+        server.wait_for("the engine has another tokenizer than this server read; restart the server")
+        refused = server.post("/v1/completions", {"prompt": [Prompt.ANSWER]})
+        assert refused.status_code == 503 and "another tokenizer" in refused.json()["error"]["message"]
 
 
 def test_bad_address_fails_before_loading(

@@ -2,6 +2,7 @@
 
 START, or the setting of that name: ready, no_fingerprint (ready, but never sends it), fails (`StartupFailed`), dies, loads
 (for ever). The first token of a prompt decides what happens to the request (`Prompt`). SIGUSR1 completes every stream.
+The setting parts names further parts of its fingerprint.
 
 With the setting tokenizer, a folder, the prompt's text is the script: the last [[...]] in it is the answer, special tokens
 included. It ends with an end-of-text token, or at max_tokens. Tokens come one, two or three in a delta. Grammars are not
@@ -177,7 +178,8 @@ def main() -> None:
     if "tokenizer" in settings:
         tokenizer = open_tokenizer(Path(settings["tokenizer"]))
         ready = msgspec.structs.replace(READY, vocab_size=320, max_model_len=4096, num_kv_positions=4096)
-    fingerprint = [m.FingerprintReady("abc", {"dtype": "none"})] if start != "no_fingerprint" else []
+    parts = {"dtype": "none", **settings.get("parts", {})}
+    fingerprint = [m.FingerprintReady("abc", parts)] if start != "no_fingerprint" else []
     link.sendall(m.encode([ready, *fingerprint]))
     with contextlib.suppress(ConnectionLost):
         while True:

@@ -48,7 +48,7 @@ from holdfast.numerics.versions import VERSIONS
 from holdfast.receipts.canonical_json import JsonValue
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.machine import library_version
-from holdfast.text.chat_template import ChatTemplate, digest_renderings
+from holdfast.text.chat_template import digest_renderings, text_parts
 from holdfast.text.tokenizer import Tokenizer
 
 # Fields of a configuration that decide no bit: a name, a limit, what the tokenizer adds to a
@@ -89,8 +89,7 @@ def engine_parts(
         **{name: dict(part) for name, part in extra.items()},
         **({"special_tokens_in_content": "control"} if tokenizer.controls_in_content else {}),
         "config": config_parts(config, eos_ids),
-        "tokenizer": tokenizer.digest(),
-        "chat_template": ChatTemplate.of(tokenizer).digest() if tokenizer.chat_templates else None,
+        **text_parts(tokenizer),
         "dtype": recipe.dtype,
         "recipe": {name: value for name, value in recipe.as_dict().items() if name != "dtype"},
         "rope_tables": digest_rope_tables(config),

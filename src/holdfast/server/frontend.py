@@ -7,11 +7,12 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import logging
 import time
 from asyncio import CancelledError
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
@@ -39,9 +40,11 @@ from holdfast.server.tenants.admission import Admission
 from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.server.tenants.tenant import Tenant, tenant_of
 from holdfast.server.tenants.work_queue import Work
+from holdfast.text.chat_template import text_parts
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.version import __version__
 
+_log = logging.getLogger("holdfast.server")
 _INLINE_BYTES = 4096
 _TRIM_SECONDS = 5.0
 _CLIENT_LEFT = ("client_left", 499)  # its error and status in traces
@@ -87,6 +90,7 @@ class Frontend:
         self.start_up = StartUpStage("")  # of an engine that is not ready yet
         self.num_begun = 0  # calls, since the start
         self._calls: set[Call] = set()
+        self._other_text = ""  # says that the engine has another tokenizer or template
         self.on_ready: Callable[[], None] = lambda: None
         self._began = time.monotonic()  # the last start
         self._progress = progress
@@ -117,6 +121,8 @@ class Frontend:
     @property
     def ready(self) -> Ready:
         """Return what the engines can do. Raises `NotReady` if requests can neither be computed nor wait."""
+        if self._other_text:
+            raise NotReady(self._other_text)
         requests = self.engines.requests
         if requests.ready is None or not requests.is_open:
             raise not_ready(self.engines.retry_after)
@@ -235,10 +241,10 @@ class Frontend:
         self.metrics.tenants.set_places((call.tenant, *call.num_answers) for call in self._calls)
         return self.metrics.render(request.headers.get("accept", ""), tenant_of(request))
 
-    def cut_off(self) -> None:
-        """End every running call: the server goes down."""
+    def cut_off(self, reason: str = "the server is going down", code: str = "shutting_down") -> None:
+        """End every running call."""
         for call in tuple(self._calls):
-            call.cancel(NotReady("the server is going down", code="shutting_down"))
+            call.cancel(NotReady(reason, code=code))
 
     def _record(self, call: Call, access: AccessLogEntry) -> None:
         """Write a call that has ended to the metrics and the log's entry."""
@@ -301,6 +307,21 @@ class Frontend:
     async def _describe(self) -> None:
         with contextlib.suppress(EngineStopped):
             fingerprint = await self.engines.requests.wait_for_fingerprint()
+            self._compare_text(fingerprint.parts)
             about = {"version": __version__, "model": self.model, "fingerprint": fingerprint.digest}
             about |= {"dtype": str(fingerprint.parts["dtype"]), "determinism": self.engine.determinism}
             self.metrics.info.info(about)
+
+    def _compare_text(self, parts: Mapping[str, Any]) -> None:
+        """Answer nothing while the engine has another tokenizer or template: prompts and texts would not be those
+        of the fingerprint."""
+        own = text_parts(self.prompts.tokenizer)
+        differing = [name for name in own if own[name] != parts.get(name, own[name])]
+        self._other_text = ""
+        if differing:
+            self._other_text = (
+                f"the model's files changed: the engine has another {' and '.join(differing)} than this server read; "
+                "restart the server"
+            )
+            _log.error("%s", self._other_text)
+            self.cut_off(self._other_text, NotReady.code)

@@ -50,6 +50,7 @@ class PromptReader:
     def _warm_up(self) -> None:
         self._max_token_bytes()
         self.tokenizer.bounds.min_tokens("", 0)
+        self.tokenizer.digest()
         if not self.tokenizer.controls_in_content:
             self.tokenizer.control_tokens.warm()
 

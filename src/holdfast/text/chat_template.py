@@ -149,6 +149,12 @@ def _cut_at(mark: str, text: str) -> str:
     return before.replace(mark, "")
 
 
+def text_parts(tokenizer: Tokenizer) -> dict[str, str | None]:
+    """Return the fingerprint's parts that decide prompts and the text of answers."""
+    template = ChatTemplate.of(tokenizer).digest() if tokenizer.chat_templates else None
+    return {"tokenizer": tokenizer.digest(), "chat_template": template}
+
+
 def supports_tools(template: str) -> bool:
     """Return whether a chat template uses the variable `tools`."""
     at = 0

@@ -23,7 +23,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import build
 from holdfast.engine.status import ShowProgress
-from holdfast.errors import ConfigError, ModelError
+from holdfast.errors import ConfigError, EngineStopped, ModelError
 from holdfast.receipts.machine import library_version
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.host import EngineHost
@@ -146,8 +146,11 @@ def _send_fingerprint(engine: Engine, writer: FrameWriter) -> None:
         fingerprint = engine.fingerprint
         llguidance = library_version("llguidance")
         writer.send(m.FingerprintReady(fingerprint.digest, fingerprint.parts, llguidance))
+    except EngineStopped:
+        pass
     except BaseException:  # every response would wait for it
         _log.exception("the fingerprint could not be made")
+        os._exit(1)
         os._exit(1)
 
 
