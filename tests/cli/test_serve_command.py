@@ -1,6 +1,7 @@
 """`holdfast serve`: options, environment, configuration file, their precedence, and errors."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -182,6 +183,20 @@ def test_empty_api_key_variable_is_ignored_beside_the_option(holdfast, served, m
     assert served.server.api_keys == ("one",)
 
 
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("many", "'--max-model-len': .*(HOLDFAST_MAX_MODEL_LEN: 'many')"),
+        ("0", "HOLDFAST_MAX_MODEL_LEN: max_model_len must be .*, not 0"),
+    ],
+)
+def test_error_of_a_variable_names_it_and_its_value(holdfast, served, write, monkeypatch, value, says):
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("HOLDFAST_MAX_MODEL_LEN", value)
+    said = refused(holdfast, served, "--config", write("max-model-len: 5"))
+    assert re.search(says.replace("(", r"\(").replace(")", r"\)"), said)
+
+
 def test_other_commands_ignore_the_variables(holdfast, monkeypatch, model):
     monkeypatch.setenv("HOLDFAST_MODEL", "/no/such/model")
     monkeypatch.setenv("HOLDFAST_DTYPE", "int3")
@@ -234,6 +249,8 @@ def test_config_file_named_in_the_environment(holdfast, served, write, monkeypat
         ("<<: {port: 1}", "there is no option"),
         ("port: 1\n---\nport: 2", "is not YAML"),
         ("port: true", "'--port'"),
+        ("port: 1\nmax-model-len: many", "config.yaml, line 2: 'many')"),
+        ("port: 1\nmax-model-len: 0", "config.yaml, line 2: max_model_len must be a whole number"),
         ("inspector: perhaps", "'--inspector'"),
         ("host: !!python/object/apply:os.system [ls]", "host takes one value"),
         ("host: !!python/name:os.system x", "host must be plain text"),

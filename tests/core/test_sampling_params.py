@@ -114,7 +114,7 @@ def test_logit_bias_is_sorted_by_id() -> None:
     """However it was given; of two biases of one token the last counts."""
     expected = ((3, -1.0), (8, 2.5))
     assert SamplingParams(logit_bias={8: 2.5, 3: -1}).biases == expected
-    assert SamplingParams(logit_bias=[(8, 0), [3, -1], (8, 2.5)]).biases == expected  # type: ignore[list-item]
+    assert SamplingParams(logit_bias=[(8, 2.5), [3, -1]]).biases == expected  # type: ignore[list-item]
     assert SamplingParams(logit_bias=iter(expected)).biases == expected
     assert SamplingParams().biases == ()
 

@@ -69,6 +69,10 @@ BAD_HEADS: dict[str, tuple[bytes, int]] = {
     "compressed body": (post(BOMB, JSON_TYPE, "Content-Encoding: gzip"), 415),
     "length beyond the limit": (post(b"{}", JSON_TYPE, length=str(1 << 40)), 413),
     "another host": (b"GET /v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n", 403),
+    "another host in the target": (
+        b"GET http://evil.example/version HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        403,
+    ),
     "another origin": (
         b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n\r\n",
         403,

@@ -159,6 +159,17 @@ def test_unwritable_stdout_does_not_end_the_server(tiny_llama: Path) -> None:
         process.wait()
 
 
+def test_sighup_without_a_key_file_and_probes_while_loading_change_nothing(tiny_llama: Path) -> None:
+    with serving(tiny_llama, engine=FAKE, engine_settings={"start": "loads"}, ready=False) as server:
+        server.wait_listening()
+        assert {server.get("/health").status_code for _ in range(5)} == {503}
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("warning .*SIGHUP is ignored")
+        assert server.get("/version").status_code == 200
+        server.wait_for("route=/version")
+        assert "/health" not in server.text
+
+
 def test_sighup_reads_the_key_file_again(tiny_llama: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
 

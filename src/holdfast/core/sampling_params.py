@@ -328,6 +328,8 @@ def _biases(value: object) -> tuple[tuple[int, float], ...]:
     biases: dict[int, float] = {}
     for token_id, bias in _pairs("logit_bias", value, MAX_BIASED, "token ids to numbers"):
         token_id = _integer("a token id of logit_bias", token_id, 0, MAX_TOKEN_ID)
+        if token_id in biases:
+            raise InvalidRequest(f"logit_bias names token {token_id} twice")
         biases[token_id] = _number("logit_bias", bias, -100.0, 100.0)
     return tuple(sorted(biases.items()))
 
@@ -336,5 +338,7 @@ def _thoughts(value: object) -> tuple[tuple[int, tuple[int, ...]], ...]:
     thoughts: dict[int, tuple[int, ...]] = {}
     for chunk, ids in _pairs("forced_thoughts", value, MAX_FORCED, "chunk numbers to token ids"):
         chunk = _integer("a chunk of forced_thoughts", chunk, 0, MAX_TOKENS_LIMIT)
+        if chunk in thoughts:
+            raise InvalidRequest(f"forced_thoughts names chunk {chunk} twice")
         thoughts[chunk] = _ids("a thought of forced_thoughts", ids, MAX_FORCED)
     return tuple(sorted(thoughts.items()))

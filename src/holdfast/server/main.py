@@ -3,8 +3,8 @@
     bound -> loading (health says 503) -> ready -> draining -> ended, with exit code 0
 
 SIGTERM or SIGINT starts draining: new requests are refused, running ones may finish. A second
-signal ends the running requests at once. SIGHUP reads the key file again. Exit code 2: the
-configuration is wrong; 1: the engine process died too often.
+signal ends the running requests at once. SIGHUP reads the key file again; without one it changes
+nothing. Exit code 2: the configuration is wrong; 1: the engine process died too often.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from holdfast.errors import ConfigError, EngineStopped
 from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
 from holdfast.server.frontend import Connect, Frontend
+from holdfast.server.http.protocol import HttpProtocol
 from holdfast.server.ipc.engine_port import EngineCallbacks
 from holdfast.server.ipc.engine_process import COMMAND, EngineProcess
 from holdfast.server.ipc.engines import Engines
@@ -105,7 +106,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 make_app(frontend),
-                http="httptools",
+                http=HttpProtocol,
                 limit_concurrency=frontend.config.max_connections,
                 ws="none",
                 lifespan="off",
@@ -132,8 +133,7 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        if self.frontend.config.key_file is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         say(f"Listening on {self.url}; loading {self.frontend.model} ...")
         if self.frontend.about is not None:
             say(self.frontend.about)
@@ -207,6 +207,9 @@ class HttpServer(uvicorn.Server):
 
     def _reload_keys(self) -> None:
         """Requests that run keep the limits they were admitted with."""
+        if self.frontend.config.key_file is None:
+            _log.warning("SIGHUP is ignored: there is no --key-file to read again; SIGTERM ends the server")
+            return
         old = self.frontend.tenants.keys
         if self.frontend.tenants.reload():
             secrets = tuple({*old, *self.frontend.tenants.keys})

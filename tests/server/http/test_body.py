@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
@@ -49,6 +49,7 @@ class Chat(BaseModel):
     prompt: str | Many[int] | Many[str] | Many[Many[int]] | None = None
     bias: dict[str, float] | None = None
     options: Options | None = None
+    last: Literal[-1] | Annotated[int, Field(ge=1, le=10)] | None = None
     anything: Any = None
 
     @field_validator("anything")
@@ -123,6 +124,10 @@ CODES = {
             "Invalid 'temperature': integer above maximum value. Expected a value <= 2, but got 3 instead.",
         ),
         (
+            {"temperature": 2.0000001},
+            "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 2.0000001 instead.",
+        ),
+        (
             {"temperature": -0.5},
             "Invalid 'temperature': decimal below minimum value. Expected a value >= 0, but got -0.5 instead.",
         ),
@@ -140,6 +145,14 @@ CODES = {
             {"messages": [{"role": "x" * 9}]},
             "Invalid 'messages[0].role': string too long. Expected a string with maximum length 8, "
             "but got a string with length 9 instead.",
+        ),
+        (
+            {"last": 0},
+            "Invalid value for 'last': 0. Supported values are: -1, and numbers >= 1.",
+        ),
+        (
+            {"last": 11},
+            "Invalid value for 'last': 11. Supported values are: -1, and numbers <= 10.",
         ),
         ({"anything": "cat"}, "Invalid 'anything': cats are not allowed"),
         (

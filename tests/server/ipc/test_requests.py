@@ -372,7 +372,9 @@ def test_continuation_whose_engine_dies_keeps_what_the_client_had(table: Table) 
     assert message.sent == (begun, ended)
 
 
-def test_other_fingerprint_ends_deterministic_requests_that_had_begun(process: Table) -> None:
+def test_other_fingerprint_ends_deterministic_requests_that_had_begun(
+    process: Table, caplog: pytest.LogCaptureFixture
+) -> None:
     first, (begun,) = process.begin()
     (ordinary,) = process.submit(deterministic=False)
     first.accept(2)
@@ -380,9 +382,12 @@ def test_other_fingerprint_ends_deterministic_requests_that_had_begun(process: T
     late = process.submit()[0]
     second = process.start(fingerprint=None)
     assert second.ids == [], "it is unknown yet whether they can continue"
+    assert "another fingerprint" not in caplog.text
     second.fingerprint = process.fingerprint = OTHER
     process.update()
     assert second.ids == [2, 3] and isinstance(begun.error, GuaranteeLost)
+    process.update()
+    assert caplog.text.count("another fingerprint from now on: xyz, before abc") == 1
     assert not ordinary.is_over and not late.is_over
 
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
-from holdfast.server.middleware.request_log import RequestLogMiddleware
+from holdfast.server.middleware.request_log import AccessLogEntry, RequestLogMiddleware
 from holdfast.server.telemetry.logs import current_request_id
 from holdfast.server.tenants.directory import TenantDirectory
 from support.asgi import call_app
@@ -116,6 +116,14 @@ def test_error_and_disconnect_are_logged(caplog: pytest.LogCaptureFixture) -> No
     assert (record.status, record.error) == (404, "no_such_item")
     assert line(caplog, "/items/left").status == 499
     assert line(caplog, "/nothing").route == "/nothing"
+
+
+def test_probe_of_health_is_logged_for_debugging_only(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "holdfast.access"):
+        AccessLogEntry("/health", 503).write()
+        assert not caplog.records
+        AccessLogEntry("/v1/completions", 503).write()
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
 
 
 def test_head_has_the_headers_of_get_and_ends_a_stream() -> None:

@@ -5,8 +5,8 @@
     api-key: [one, two]
     determinism: off             # the word off, not a boolean: values are taken as text
 
-The file sets defaults: the environment and the command line override it. Its values are never
-shown, because they may be keys: an error names the file, the line and the option.
+The file sets defaults: the environment and the command line override it. An error names the file, the
+line and the option. It shows a value only if the option is no text, because texts may be keys.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from typing import Any
 
 import typer
 
+from holdfast.cli.options.groups import LINES
 from holdfast.core.sampling_params import show
 from holdfast.errors import ConfigError
 
@@ -32,20 +33,24 @@ def load_config_file(context: typer.Context, path: Path | None) -> Path | None:
             for one in context.command.params
             if one.name not in (None, "config", "help")
         }
-        context.default_map = read_config_file(path, options)
+        context.default_map, context.meta[LINES] = read_config_file(path, options)
     return path
 
 
-def read_config_file(path: Path, options: Mapping[str, bool]) -> dict[str, str | list[str]]:
-    """Return the options in a file. options has all names, and whether each may be repeated."""
+def read_config_file(
+    path: Path, options: Mapping[str, bool]
+) -> tuple[dict[str, str | list[str]], dict[str, str]]:
+    """Return the options in a file, and where each is. options has all names, and whether each may be repeated."""
     settings: dict[str, str | list[str]] = {}
+    lines: dict[str, str] = {}
     for key, value in _pairs(path):
         where = f"{path}, line {key.start_mark.line + 1}"
         name = _name(key, where, options)
         if name in settings:
             raise ConfigError(f"{where}: {_spelled(name)} is given twice; keep one")
         settings[name] = _values(value, f"{where}: {_spelled(name)}", several=options[name])
-    return settings
+        lines[name] = where
+    return settings, lines
 
 
 def _pairs(path: Path) -> Sequence[tuple[Any, Any]]:

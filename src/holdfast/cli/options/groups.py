@@ -24,6 +24,7 @@ from holdfast.errors import ConfigError
 
 Command = Callable[..., None]
 
+LINES = "holdfast.lines"  # in a context's meta: where the configuration file has each option
 _CONTEXT = "_context"
 
 
@@ -75,6 +76,17 @@ def given_options(context: typer.Context, names: Collection[str]) -> list[str]:
     return given
 
 
+def where_set(context: Any, name: str) -> tuple[str, object] | None:
+    """Return where an option is set, and its value; None on the command line, where a user sees it."""
+    source = _source(context, name)
+    if source == "ENVIRONMENT":
+        variable = f"{context.auto_envvar_prefix}_{name.upper()}"
+        return variable, os.environ.get(variable)
+    if source == "DEFAULT_MAP":
+        return context.meta[LINES][name], context.default_map[name]
+    return None
+
+
 def parameter_names(config: type) -> set[str]:
     return {one.name for one in fields(config)} | {one.name for one in option_fields(config)}
 
@@ -101,7 +113,15 @@ class _Group:
         values = {one.field_name: _value(one, given.pop(one.name), context) for one in self._fields}
         if isinstance(self._start, type):
             return {name: value for name, value in values.items() if value not in (None, ())}
-        return replace(self._start, **values)
+        try:
+            return replace(self._start, **values)
+        except ConfigError as error:
+            # It begins with the name of a field and shows what may be shown of the value.
+            named = [one.name for one in self._fields if one.field_name == str(error).split(" ", 1)[0]]
+            found = where_set(context, named[0]) if named else None
+            if found is None:
+                raise
+            raise ConfigError(f"{found[0]}: {error}") from error
 
 
 def _setting_parameter(one: OptionField, default: Any) -> inspect.Parameter:

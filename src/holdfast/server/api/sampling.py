@@ -189,10 +189,10 @@ def _given_answer(
     return Delta(text, tuple(token_ids), token_logprobs=(math.nan,) * num_tokens)
 
 
-def _biases(given: Mapping[str, float]) -> dict[int, float]:
+def _biases(given: Mapping[str, float]) -> list[tuple[int, float]]:
     bad = [key for key in given if not key.isascii() or not key.isdigit() or len(key) > 10]
     if bad:
         named = ", ".join(map(show, bad[:_MAX_NAMED])) + (", ..." if len(bad) > _MAX_NAMED else "")
         why = f"its keys must be token ids, as strings; these are none: {named}; POST /tokenize has a text's ids"
         raise invalid_value("logit_bias", why)
-    return {int(key): bias for key, bias in given.items()}
+    return [(int(key), bias) for key, bias in given.items()]

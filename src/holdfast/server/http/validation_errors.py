@@ -81,7 +81,8 @@ def explain(raised: ValidationError, content: dict[str, Any]) -> ApiError:
         return wrong_type(
             chosen.path, list(dict.fromkeys(_EXPECTED[error.kind] for error in here)), chosen.value
         )
-    return _explain_one(reported)
+    bound = next((error for error in here if error.kind in _BOUNDS), None)
+    return _explain_one(reported, also=bound)
 
 
 def wrong_type(path: str | None, expected: Sequence[str], value: Any) -> ApiError:
@@ -95,7 +96,8 @@ def wrong_type(path: str | None, expected: Sequence[str], value: Any) -> ApiErro
     return ApiError(400, message, param=path, code="invalid_type")
 
 
-def _explain_one(error: _FieldError) -> ApiError:
+def _explain_one(error: _FieldError, also: _FieldError | None = None) -> ApiError:
+    """also: the bound of numbers that another variant of a union allows."""
     path, kind, context = error.path, error.kind, error.context
     if kind == "json_invalid":
         why = str(context["error"])
@@ -127,9 +129,11 @@ def _explain_one(error: _FieldError) -> ApiError:
             f"but got {one} with length {len(error.value)} instead."
         )
     elif kind in ("literal_error", "enum"):
-        message = (
-            f"Invalid value for '{path}': {_quote(error.value)}. Supported values are: {context['expected']}."
-        )
+        supported = context["expected"]
+        if also is not None:
+            _, sign, name = _BOUNDS[also.kind]
+            supported += f", and numbers {sign} {_quote(also.context[name])}"
+        message = f"Invalid value for '{path}': {_quote(error.value)}. Supported values are: {supported}."
     elif kind == "value_error":
         message = f"Invalid '{path}': {context['error']}" if path else str(context["error"])
     else:
@@ -169,7 +173,9 @@ def _quote(value: Any) -> str:
     # Converting a very large integer to decimal could take long.
     if isinstance(value, int) and value.bit_length() > 4 * _MAX_QUOTED:
         return "a very large integer"
-    return _truncate(f"{value:g}" if isinstance(value, float) else json.dumps(value))
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return _truncate(json.dumps(value))
 
 
 def refuse(reason: str) -> NoReturn:

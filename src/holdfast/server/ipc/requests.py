@@ -70,6 +70,7 @@ class RequestTable:
         self._suspects = Suspects()
         self._changed = asyncio.Event()  # set for a moment whenever the ports change
         self._error: HoldfastError | None = None
+        self._last_digest: str | None = None  # of a fingerprint
 
     @property
     def num_live(self) -> int:
@@ -137,6 +138,7 @@ class RequestTable:
         if self._error is not None:
             return
         self._ports = {port.id: port for port in ports}
+        self._note_change(fingerprint)
         self.fingerprint, self.ready = fingerprint, ready or self.ready
         for port in self._ports.values():
             for stream in port.streams.values():
@@ -144,6 +146,17 @@ class RequestTable:
                     stream.fingerprint = port.fingerprint
         self._tell_changed()
         self._submit_waiting()
+
+    def _note_change(self, fingerprint: m.FingerprintReady | None) -> None:
+        if fingerprint is None:
+            return
+        before, self._last_digest = self._last_digest, fingerprint.digest
+        if before not in (None, fingerprint.digest):
+            _log.warning(
+                "deterministic answers have another fingerprint from now on: %s, before %s; was the model replaced?",
+                fingerprint.digest,
+                before,
+            )
 
     def drain(self, port: EnginePort) -> None:
         """Move the requests of a port that takes no more, where another one may go on with them."""

@@ -59,12 +59,13 @@ class AccessLogEntry:
     error: str | None = None  # its `code`
 
     def write(self) -> None:
-        """Write the line: a warning for a 5xx status, else info."""
+        """Write the line: a warning for a 5xx status, else info. Probes of /health are for debugging."""
         fields = dict(vars(self))
         for name in ("first_token_ms", "total_ms"):
             if fields[name] is not None:
                 fields[name] = round(fields[name], 1)
         level = logging.WARNING if self.status >= 500 else logging.INFO
+        level = logging.DEBUG if self.route == "/health" else level
         _log.log(level, "request", extra=fields)
 
 
