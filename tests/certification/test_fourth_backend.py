@@ -53,7 +53,9 @@ def test_it_is_certified_and_answers_as_torch_does(
     certificate, renamed_parts, found = answers()
     assert found == expected
     assert renamed_parts["recipe"] == {**parts["recipe"], "path": "fourth"}
-    assert {**renamed_parts, "recipe": 0} == {**parts, "recipe": 0}
+    # The canary of a GEMM that rounds is that of the rounded result, which torch gives where the CPU has bf16.
+    others = {"recipe"} | ({"canary"} if claims else set())
+    assert {name for name in parts if renamed_parts[name] != parts[name]} <= others
     if not claims:
         assert (certificate.sizes, certificate.checks) == (by_torch.sizes, by_torch.checks)
     else:  # its head and its rounded GEMMs are tested in fast form, too

@@ -365,10 +365,10 @@ def test_a_cursor_adds_full_pages_with_their_extra() -> None:
     assert (cache.num_pages, cursor.next_len) == (3, 16)
     canonical = match_in(cache, IDS, size=4, canonical_only=True)
     assert (canonical.pages, canonical.num_canonical) == (table.pages[:2], 2)
-    assert canonical.extras == [(0, 4), (4, 8)]
+    assert [page.extra for page in canonical.cached] == [(0, 4), (4, 8)]
     both = match_in(cache, IDS, size=4, canonical_only=False)
     assert (both.pages, both.num_canonical) == (table.pages[:3], 2)
-    assert both.extras == [(0, 4), (4, 8), (8, 12)]
+    assert [page.extra for page in both.cached] == [(0, 4), (4, 8), (8, 12)]
     other = PrefixCursor(cache, 4)
     other.move_to(both.node, 3)
     other.extend(16, canonical_len=16, page_table=table, tokens=ids, extra=None)

@@ -190,7 +190,11 @@ class ScriptedRunner:
             context = self._next(context, token_id, span, span.start + offset)
             if corrupt:
                 context = (context[0] ^ 1, *context[1:])
-            self._slots[self._slot(span, span.start + offset)] = Slot(span.start + offset, context, whole)
+            computed = Slot(span.start + offset, context, whole)
+            if offset >= span.num_cached:
+                self._slots[self._slot(span, span.start + offset)] = computed
+            else:
+                self._check_cached(self._slots[self._slot(span, span.start + offset)], computed)
             if offset >= span.sample_from:
                 samples.append(self._say(context, canonical, span))
                 said.append((span.start + offset + 1, samples[-1].token_id))
@@ -205,6 +209,11 @@ class ScriptedRunner:
                 token_id,
             )
         return tuple(samples), tuple(scores)
+
+    def _check_cached(self, slot: Slot, computed: Slot) -> None:
+        """What is in the pages already is what would be written."""
+        assert self._corrupt_from is not None or slot.context == computed.context
+        assert slot.position == computed.position and slot.canonical >= computed.canonical
 
     def _token(self, span: Span, position: int, token_id: int) -> int:
         if token_id != UNKNOWN_TOKEN:

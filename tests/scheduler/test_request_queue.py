@@ -15,6 +15,7 @@ from holdfast.core.shares import Share
 from holdfast.core.step_plan import PassKind
 from holdfast.kv_cache.prefix_cache import PrefixCursor
 from holdfast.scheduler.policy import DeterminismMode
+from protocol.scripted import reference_scores
 from scheduler.driver import PAGE_SIZE, ROWS, Driver, spans_of, truth
 
 PREFIX = tuple(n % 3 + 1 for n in range(4 * PAGE_SIZE))
@@ -174,12 +175,37 @@ def test_scored_prompts_share_what_comes_before_the_scores() -> None:
     for number in range(6):
         driver.submit((*LONG[:60], number, 1, 2, 3), 0, prompt_logprobs=0, scope={"read_len": 60})
     driver.finish()
-    # A prompt's last token needs no logits. The logits that give the first score are those of position 59.
-    assert num_computed(driver) == 63 + 5 * 7
+    # A prompt's last token needs no logits. The logits that give the first score are those of position 59,
+    # which is computed again.
+    assert num_computed(driver) == 63 + 5 * 4
     scores = {event.request_id: event.logprobs for event in driver.others if isinstance(event, PromptScored)}
     assert [[one.token_id for one in scores[number]] for number in range(6)] == [
         [number, 1, 2, 3] for number in range(6)
     ]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_prompts_with_logprobs_share_pages_that_have_them(deterministic: bool) -> None:
+    driver = Driver("auto", certified=EVERY_SIZE, num_pages=400, seqs=8, speculation="off")
+
+    def computed(num_top: int, *tails: tuple[int, ...], max_tokens: int = 0) -> int:
+        """How many tokens passes computed for prompts that end so, at once."""
+        before = num_computed(driver)
+        wanted = {"deterministic": deterministic, "prompt_logprobs": num_top}
+        sent = {driver.submit((*LONG[:60], *tail), max_tokens, **wanted): tail for tail in tails}
+        driver.finish()
+        for number, tail in sent.items():
+            events = (one for one in driver.others if isinstance(one, PromptScored))
+            found = [each for one in events if one.request_id == number for each in one.logprobs]
+            assert found == reference_scores((*LONG[:60], *tail), 1)
+        return num_computed(driver) - before
+
+    tails = [(number, 1, 2, 3) for number in range(6)]
+    assert computed(2, *tails) == 63 + 5 * 4  # a tail, and the last token of the page before it
+    assert computed(1, *tails) == 6 * 4
+    assert computed(3, *tails) == 63 + 5 * 4  # more alternatives than are kept
+    assert computed(3, (7,)) == 1 and computed(3, (7,), max_tokens=3) == 1 + 3
+    assert computed(0, LONG[60:]) == len(LONG) - 60
 
 
 def test_few_shared_tokens_are_not_waited_for_until_many_share_them() -> None:
@@ -283,9 +309,9 @@ def test_a_step_does_not_look_at_prompts_again(keys: Counter[PrefixCursor], monk
     matched: list[int] = []
     match = PrefixCursor.match
 
-    def counted(cursor: PrefixCursor, token_ids: Sequence[int]) -> Any:
+    def counted(cursor: PrefixCursor, token_ids: Sequence[int], scored_len: int | None) -> Any:
         matched.append(len(token_ids))
-        return match(cursor, token_ids)
+        return match(cursor, token_ids, scored_len)
 
     monkeypatch.setattr(PrefixCursor, "match", counted)
     num_pages = len(LONG) // PAGE_SIZE

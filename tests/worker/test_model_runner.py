@@ -47,6 +47,20 @@ def test_scored_logprobs_have_the_bits_of_sampled_ones(runner: ModelRunner) -> N
     assert pieces == list(scores)
 
 
+def test_cached_tokens_are_computed_for_their_logits_alone(runner: ModelRunner) -> None:
+    """Their KV stays as it is."""
+    tokens = PROMPT[1:150]
+    scores = run(runner, chunk(0, 149, 149, scored_ids=tokens)).scores[0]
+    keys = runner._store.layers[0].keys
+    before = keys.clone()
+    keys[PAGES[2], :, :, 15] = 0  # of position 47
+    again = run(runner, chunk(47, 149, 102, scored_ids=tokens[47:], num_cached=1)).scores[0]
+    assert not keys[PAGES[2], :, :, 15].any() and again != scores[47:]
+    keys.copy_(before)
+    again = run(runner, chunk(47, 149, 102, scored_ids=tokens[47:], num_cached=1)).scores[0]
+    assert again == scores[47:] and keys.equal(before)
+
+
 def test_scored_and_sampled_tokens_in_one_span(runner: ModelRunner) -> None:
     known = tuple(range(20, 29))
     mixed = run(runner, chunk(0, 12, 10, scored_ids=known, logprobs=1))

@@ -94,7 +94,8 @@ class Span:
     with_checksums: report checksums of the sampled tokens' logits. request_index is the request's
     ring of sampled tokens, -1 if no later span reads it. extra is what the pass takes for granted, for
     the worker's `PassExtension`. num_pooled: the hidden states of so many tokens before sample_from are
-    asked for.
+    asked for. num_cached: the KV of so many of the first tokens is in their pages, which others may read
+    too. It is not written again; these tokens are computed for their logits alone.
     """
 
     request_id: int
@@ -111,6 +112,7 @@ class Span:
     request_index: int = -1
     extra: object = None
     num_pooled: int = 0
+    num_cached: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -139,6 +141,7 @@ class Span:
             sample_from=min(self.sample_from, num_tokens),
             scored_ids=self.scored_ids[: max(0, self.num_scored - num_cut)],
             num_pooled=max(0, self.num_pooled - num_cut),
+            num_cached=min(self.num_cached, num_tokens),
         )
 
 

@@ -3,7 +3,8 @@
 A node is one full page of tokens after its parent's. It may hold two pages: a canonical one, which
 every request may read, and a fast one, written by an ordinary request, which deterministic requests
 never read. A node whose pages were evicted stays while it has children. With each page it keeps what
-the `RequestExtension` of its request gave with it.
+the `RequestExtension` of its request gave with it, and the logprobs of its tokens if its request asked
+for them: a request that asks for the prompt's logprobs reads only pages that have them.
 
     root -- (t0..t15) -- (t16..t31) -- ...
               canonical 7    fast 12
@@ -19,10 +20,26 @@ others when somebody asks what comes after it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.core.step_plan import TokenLogprob
+from holdfast.kv_cache.page_logprobs import PageLogprobs
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 
 PageTokens = tuple[int | str, ...]  # the first page begins with the salt, if there is one
+
+
+@dataclass(eq=False, slots=True)
+class CachedPage:
+    """A page of the pool, and what is kept with it."""
+
+    number: int
+    extra: object = None
+    logprobs: PageLogprobs | None = None
+
+    def keep(self, logprobs: PageLogprobs | None) -> None:
+        """Keep these logprobs if they tell more than those that are kept."""
+        if logprobs is not None and (self.logprobs is None or self.logprobs.num_top < logprobs.num_top):
+            self.logprobs = logprobs
 
 
 @dataclass(eq=False, slots=True)
@@ -31,15 +48,13 @@ class PrefixNode:
 
     parent: "PrefixNode | None"
     tokens: PageTokens
-    canonical: int | None = None
-    fast: int | None = None
-    canonical_extra: object = None
-    fast_extra: object = None
+    canonical: CachedPage | None = None
+    fast: CachedPage | None = None
     children: dict[PageTokens, "PrefixNode"] = field(default_factory=dict)
     is_attached: bool = True
     leader: "PrefixCursor | None" = None  # of the running request that computes its page
 
-    def page(self, canonical_only: bool) -> int | None:
+    def page(self, canonical_only: bool) -> CachedPage | None:
         if self.canonical is not None or canonical_only:
             return self.canonical
         return self.fast
@@ -49,34 +64,27 @@ class PrefixNode:
 class PrefixMatch:
     """The longest chain of full pages that a prompt starts with.
 
-    pages            of the chain
-    node             of its last page
+    cached           the pages of the chain
+    node             of the last one
     num_canonical    how many leading pages are canonical
     leader           a running request that computes more pages of this prompt
     leader_len       up to position leader_len - 1
     """
 
-    pages: tuple[int, ...]
+    cached: tuple[CachedPage, ...]
     node: PrefixNode
     num_canonical: int
     leader: "PrefixCursor | None" = None
     leader_len: int = 0
 
     @property
+    def pages(self) -> tuple[int, ...]:
+        return tuple(page.number for page in self.cached)
+
+    @property
     def is_coming(self) -> bool:
         """Return whether the leader still computes the pages up to leader_len."""
         return self.leader is not None and self.leader.will_reach(self.leader_len)
-
-    @property
-    def extras(self) -> list[object]:
-        """What is kept with each of these pages."""
-        found: list[object] = []
-        node = self.node
-        for page in reversed(self.pages):
-            found.append(node.canonical_extra if page == node.canonical else node.fast_extra)
-            assert node.parent is not None
-            node = node.parent
-        return found[::-1]
 
 
 class PrefixCache:
@@ -108,19 +116,22 @@ class PrefixCache:
         *,
         canonical: bool,
         extra: object = None,
+        logprobs: PageLogprobs | None = None,
     ) -> PrefixNode:
-        """Add a full page after its parent. If the node has such a page already, the older one stays."""
+        """Add a full page after its parent. If the node has such a page already, the older one stays, and
+        these logprobs are kept with it."""
         node = _child(_attached(parent), tokens)
-        if self._pool.is_cached(page):
-            return node
-        if canonical and node.canonical is None:
-            node.canonical, node.canonical_extra = page, extra
-        elif not canonical and node.canonical is None and node.fast is None:
-            node.fast, node.fast_extra = page, extra
-        else:
-            return node
-        self._node_of[page] = node
-        self._pool.mark_cached(page)
+        cached = node.canonical if canonical else node.fast
+        if cached is None and not self._pool.is_cached(page) and (canonical or node.canonical is None):
+            cached = CachedPage(page, extra)
+            if canonical:
+                node.canonical = cached
+            else:
+                node.fast = cached
+            self._node_of[page] = node
+            self._pool.mark_cached(page)
+        if cached is not None:
+            cached.keep(logprobs)
         return node
 
     def clear(self) -> None:
@@ -131,7 +142,7 @@ class PrefixCache:
 
     def _forget(self, page: int) -> None:
         node = self._node_of.pop(page)
-        if node.canonical == page:
+        if node.canonical is not None and node.canonical.number == page:
             node.canonical = None
         else:
             node.fast = None
@@ -153,7 +164,7 @@ class PrefixCache:
         stack = [(node, self._pool.page_size) for node in self._root.children.values()]
         while stack:
             node, length = stack.pop()
-            known = [page for page in (node.canonical, node.fast) if page is not None]
+            known = [page.number for page in (node.canonical, node.fast) if page is not None]
             assert known or node.children or node.leader, "a leaf without a page"
             assert node.leader is None or node.leader.will_reach(length), "a leader that computes nothing"
             for page in known:
@@ -176,14 +187,23 @@ class PrefixCursor:
         canonical_only: bool = False,
         holder: str = "",
         number: int = 0,
+        score_from: int | None = None,
+        num_top: int = 0,
     ) -> None:
-        """number: of its request, by arrival."""
+        """Begin with no pages.
+
+        number: of its request, by arrival.
+        score_from: the first of its tokens whose logprob is asked for, if any is.
+        num_top: how many alternatives to each are asked for.
+        """
         self._prefix_cache = prefix_cache
         self._page_size = page_size
         self._salt = salt
         self._canonical_only = canonical_only
         self._holder = holder
         self._number = number
+        self._score_from = score_from
+        self._num_top = num_top
         self._is_open = True
         self._tokens: Callable[[int, int], tuple[int, ...]] | None = None  # of what it announced
         self._announced_len = 0
@@ -207,9 +227,14 @@ class PrefixCursor:
         self.withdraw()
         self._is_open = False
 
-    def match(self, token_ids: Sequence[int]) -> PrefixMatch:
+    def match(self, token_ids: Sequence[int], scored_len: int | None = None) -> PrefixMatch:
         """Find the longest chain of full pages at the beginning of `token_ids`, and a request that computes
-        more of them. Hold no page. A request that waits looks up only what is new since its last match."""
+        more of them. Hold no page. A request that waits looks up only what is new since its last match.
+
+        scored_len: the logprobs of the tokens from this one on must be with the pages. None: of none.
+        """
+        if scored_len is None:
+            scored_len = len(token_ids)
         size = self._page_size
         path: list[PrefixNode] = []
         node = self._known
@@ -227,22 +252,38 @@ class PrefixCursor:
             if child is None:
                 break
             path.append(child)
-        pages: list[int] = []
+        pages: list[CachedPage] = []
         num_canonical = 0
-        for one in path:
+        for stop, one in enumerate(path, 1):
             page = one.page(self._canonical_only)
-            if page is None:
+            if page is None or (stop * size > scored_len and self._lacks_logprobs(page)):
                 break
-            if num_canonical == len(pages) and one.canonical == page:
+            if num_canonical == len(pages) and one.canonical is page:
                 num_canonical += 1
             pages.append(page)
             node = one
         self._known = path[-1] if path else node
         for num_pages in range(len(path), len(pages), -1):
             leader = path[num_pages - 1].leader
-            if leader is not None and leader._leads(self, len(pages)):
+            if leader is None or not leader._leads(self, len(pages)):
+                continue
+            if num_pages * size <= scored_len or leader._scores_for(self, scored_len):
                 return PrefixMatch(tuple(pages), node, num_canonical, leader, num_pages * size)
         return PrefixMatch(tuple(pages), node, num_canonical)
+
+    def _lacks_logprobs(self, page: CachedPage) -> bool:
+        """Return whether the page is without logprobs that the request asks for."""
+        return page.logprobs is None or page.logprobs.num_top < self._num_top
+
+    def _scores(self, start: int) -> bool:
+        """Return whether logprobs come with the pages from position `start` on."""
+        return self._score_from is not None and self._score_from <= max(1, start)
+
+    def _scores_for(self, other: "PrefixCursor", scored_len: int) -> bool:
+        """Return whether the logprobs that the other asks for, from scored_len on, come with the pages."""
+        return self._num_top >= other._num_top and self._scores(
+            scored_len // self._page_size * self._page_size
+        )
 
     def _leads(self, other: "PrefixCursor", num_found: int) -> bool:
         """Return whether a request that found `num_found` pages may wait for this one. This one must be
@@ -267,7 +308,8 @@ class PrefixCursor:
             start, length = length, length + self._page_size
             node = _child(node, self._key(self._tokens(start, length), length))
             is_free = node.leader is None or (self._canonical_only and not node.leader._canonical_only)
-            if is_free and node.page(self._canonical_only) is None:
+            page = node.page(self._canonical_only)
+            if is_free and (page is None or (self._scores(start) and self._lacks_logprobs(page))):
                 node.leader = self
                 break
         self._last, self._last_len = node, length
@@ -294,9 +336,11 @@ class PrefixCursor:
         page_table: PageTable,
         tokens: Callable[[int, int], tuple[int, ...]],
         extra: Callable[[int, int], object] | None,
+        logprobs: Callable[[int, int], PageLogprobs | None] | None = None,
     ) -> None:
         """Add the full pages among positions 0 .. length - 1. `tokens(start, stop)` returns the tokens of
-        positions start .. stop - 1, `extra(start, stop)` what is kept with their pages."""
+        positions start .. stop - 1, `extra(start, stop)` and `logprobs(start, stop)` what is kept with
+        their pages."""
         while self._is_open and self.next_len <= length:
             start, stop = self.next_len - self._page_size, self.next_len
             node = self._prefix_cache.insert(
@@ -305,6 +349,7 @@ class PrefixCursor:
                 page_table[self._num_pages],
                 canonical=stop <= canonical_len,
                 extra=None if extra is None else extra(start, stop),
+                logprobs=None if logprobs is None else logprobs(start, stop),
             )
             if node.leader is self:
                 node.leader = None

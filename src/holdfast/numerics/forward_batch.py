@@ -34,7 +34,7 @@ class ForwardBatch:
 
     token_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens], 0 for padding
-    slots: Tensor  # int64 [tokens], KV slot: page * page_size + offset; -1 for padding
+    slots: Tensor  # int64 [tokens], KV slot: page * page_size + offset; -1: not written
     # int32 [spans + 1], the first token of each span; the last entry is the number of real tokens
     span_starts: Tensor
     # int32 [spans, max_pages], the pages of each span's request in order, padded with 0

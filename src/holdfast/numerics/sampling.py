@@ -80,7 +80,7 @@ class TokenHistory(Protocol):
     """The token ids of all KV slots, on the device."""
 
     def write(self, slots: Tensor, token_ids: Tensor) -> None:
-        """The tokens of a pass, int64 [tokens] both, in slots that its KV is written to."""
+        """The tokens of a pass, int64 [tokens] both, in slots that its KV is written to. Slot -1 is skipped."""
 
     def penalise(self, logits: Tensor, batch: PenaltyBatch) -> None:
         """Change the logits, fp32 [tokens, V], in place."""

@@ -20,9 +20,10 @@ def apply(state: RequestState, outcome: SpanOutcome) -> tuple[tuple[Sampled, ...
         num_guessed, num_right = state.extension.update(span, outcome.extra)
         stats.guessed += num_guessed
         stats.guessed_right += num_right
-    if outcome.num_scored:
-        state.scored_len += outcome.num_scored
-        state.sent.add_scores(outcome.num_scored, outcome.new_scores)
+    if outcome.scores:
+        state.scores.extend(outcome.scores)
+        state.cached_scores = ()
+        state.sent.add_scores(len(outcome.scores), outcome.new_scores)
     if outcome.is_lost and outcome.committed is None:
         _lose_guarantee(state)
         return (), ()

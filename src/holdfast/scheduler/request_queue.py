@@ -148,7 +148,8 @@ class RequestQueue:
     def _match(self, state: RequestState) -> PrefixMatch:
         if not self._config.prefix_cache:
             return self._prefix_cache.no_match()
-        return state.prefix_cursor.match(state.tokens.ids(0, state.cacheable_len))
+        token_ids = state.tokens.ids(0, state.cacheable_len)
+        return state.prefix_cursor.match(token_ids, None if state.is_scored else state.scored_len)
 
     def _is_worth_waiting(self, match: PrefixMatch) -> bool:
         """Return whether the request of this match waits for its leader."""

@@ -20,7 +20,7 @@ These lengths cover results that are read. Spans whose results are not read yet 
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
 from functools import cached_property
@@ -30,9 +30,10 @@ from holdfast.core.request import AnswerText, Prepared, branch_seed
 from holdfast.core.results import Determinism, Stats
 from holdfast.core.sent import Sent
 from holdfast.core.shares import prompt_cost, sampled_cost
-from holdfast.core.step_plan import Sampled, Sampling, Span
+from holdfast.core.step_plan import Sampled, Sampling, Span, TokenLogprob
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
 from holdfast.errors import AnswerFailed
+from holdfast.kv_cache.page_logprobs import PageLogprobs
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
@@ -174,6 +175,9 @@ class RequestState:
         # Every canonical token gets its logprob, because the receipt holds its bits.
         self.logprobs = 0 if request.deterministic and params.logprobs is None else params.logprobs
         self.tokens = TokenLog(request.prompt_ids)
+        self.score_from = None if index else request.score_from
+        self.scores: list[TokenLogprob] = []  # of the prompt's tokens from score_from on
+        self.cached_scores: tuple[TokenLogprob, ...] = ()  # the next ones: the first result brings them
         self.page_table = PageTable(pool)
         self.prefix_cursor = PrefixCursor(
             prefix_cache,
@@ -182,6 +186,8 @@ class RequestState:
             canonical_only=request.deterministic,
             holder=self.holder,
             number=self.request_id,
+            score_from=self.score_from if extension is None else None,
+            num_top=params.prompt_logprobs or 0,
         )
         self.awaited: PrefixMatch | None = None  # while it waits for pages that another one computes
         self.request_index = -1  # row in the device's table of sampled tokens, while the request runs
@@ -190,8 +196,6 @@ class RequestState:
         self.stats = Stats()
         self.canonical_len = 0
         self.computed_len = 0
-        self.score_from = None if index else request.score_from
-        self.scored_len = self.score_from or 0
         self.max_window = max_window
         self.window_cap = FIRST_WINDOW
         self.last_verified = 0  # the step of the last window, so that windows take turns
@@ -268,6 +272,20 @@ class RequestState:
         return self.tokens.committed_len > self.admitted_len
 
     @property
+    def scored_len(self) -> int:
+        return (self.score_from or 0) + len(self.scores)
+
+    @property
+    def is_scored(self) -> bool:
+        """Return whether no logprob of the prompt is missing."""
+        return self.score_from is None or self.known_scores_len == self.tokens.prompt_len
+
+    @property
+    def known_scores_len(self) -> int:
+        """Like scored_len, with those that come with cached pages."""
+        return self.scored_len + len(self.cached_scores)
+
+    @property
     def valid_len(self) -> int:
         """Positions whose KV this request's answer may depend on."""
         return self.canonical_len if self.deterministic else self.computed_len
@@ -290,9 +308,14 @@ class RequestState:
 
     @property
     def next_start(self) -> int:
-        """Where the next span starts: after what is in flight, or else after the valid KV."""
+        """Where the next span starts: after what is in flight, or else after the valid KV. The last token of
+        cached pages is computed again if the logprob of the token after it is needed."""
         spans = self.in_flight.spans
-        return spans[-1].stop if spans else self.valid_len
+        if spans:
+            return spans[-1].stop
+        if self.is_scored:
+            return self.valid_len
+        return min(self.valid_len, self.known_scores_len - 1)
 
     @property
     def tokens_left(self) -> int:
@@ -307,7 +330,9 @@ class RequestState:
             length = min(length, self.pooled.pooled_len)
         if self.extension is not None:
             length = self.extension.shareable_len(length, self.tokens.ids)
-        return length if self.score_from is None else min(length, self.scored_len - 1)
+        if self.extension is not None and self.score_from is not None:
+            return min(length, self.scored_len - 1)
+        return length if self.is_scored else min(length, self.tokens.prompt_len - 1)
 
     # What can be planned
 
@@ -423,17 +448,29 @@ class RequestState:
     def admit(self, match: PrefixMatch) -> None:
         """Start, or restart, after the pages found in the prefix cache."""
         if self.extension is not None:
-            self.extension.adopt(match.extras)
+            self.extension.adopt([page.extra for page in match.cached])
+        elif not self.is_scored:
+            self.cached_scores = tuple(self._scores_of(match))
         self.page_table.adopt(match.pages)
-        self.computed_len = len(match.pages) * self._page_size
+        self.computed_len = len(match.cached) * self._page_size
         self.canonical_len = match.num_canonical * self._page_size
-        self.prefix_cursor.move_to(match.node, len(match.pages))
+        self.prefix_cursor.move_to(match.node, len(match.cached))
         self.awaited = None
         self.stats.cached_tokens += self.computed_len
         if self._restart_grammar and self.grammar is not None:
             self.grammar.restart()
             self._restart_grammar = False
         self.move(Phase.PREFILL)
+
+    def _scores_of(self, match: PrefixMatch) -> Iterator[TokenLogprob]:
+        """Yield the logprobs that are kept with these pages, of the tokens that have none yet."""
+        size, num_top = self._page_size, self.request.params.prompt_logprobs or 0
+        start = self.scored_len
+        for page in match.cached[start // size :]:
+            stop = start // size * size + size
+            assert page.logprobs is not None, "a page without the logprobs that the request asks for"
+            yield from page.logprobs.read(self.tokens.ids(start, stop), num_top)
+            start = stop
 
     def preempt(self) -> None:
         """Free every page and drop the candidates. The committed tokens stay."""
@@ -452,7 +489,7 @@ class RequestState:
         self.give_up_pages()
         self.page_table = PageTable(self._pool)  # spans in flight may still write to the old pages
         self._reset_kv()
-        self.scored_len = self.score_from or 0
+        self.scores.clear()
         if self.pooled is not None:
             self.pooled.restart()
         self.sent.unconfirm()
@@ -471,6 +508,7 @@ class RequestState:
 
     def _reset_kv(self) -> None:
         self.canonical_len = self.computed_len = 0
+        self.cached_scores = ()
         if self.extension is not None:
             self.extension.restart()
 
@@ -510,7 +548,17 @@ class RequestState:
             page_table=self.page_table,
             tokens=self.tokens.ids,
             extra=extra,
+            logprobs=None if self.score_from is None or self.extension else self._page_logprobs,
         )
+
+    def _page_logprobs(self, start: int, stop: int) -> PageLogprobs | None:
+        """Return the logprobs of the page of these positions if all its tokens are scored."""
+        assert self.score_from is not None
+        start = max(1, start)
+        if not self.score_from <= start < stop <= self.scored_len:
+            return None
+        scores = self.scores[start - self.score_from : stop - self.score_from]
+        return PageLogprobs.of(scores, self.request.params.prompt_logprobs or 0)
 
     def final_stats(self) -> Stats:
         """Return the counts of an answer that ended."""

@@ -90,6 +90,7 @@ def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> S
         request_index=state.request_index,
         extra=None if extension is None else extension.guess(start, stop),
         num_pooled=0 if state.pooled is None else state.pooled.num_pooled(start, stop, in_flight),
+        num_cached=max(0, state.valid_len - start),
     )
 
 
@@ -97,5 +98,5 @@ def _scored_ids(state: RequestState, stop: int) -> tuple[int, ...]:
     """Return the prompt's tokens up to `stop` whose logprobs are asked for and that are not in flight."""
     if state.score_from is None:
         return ()
-    scored_len = state.scored_len + sum(len(span.scored_ids) for span in state.in_flight.spans)
+    scored_len = state.known_scores_len + sum(len(span.scored_ids) for span in state.in_flight.spans)
     return state.tokens.ids(scored_len, min(stop + 1, state.tokens.prompt_len))

@@ -63,7 +63,7 @@ class SpanOutcome:
     # Tokens or scores that were sent are not those of this pass. If it is the scores, committed is
     # None.
     is_lost: bool = False
-    num_scored: int = 0
+    scores: tuple[TokenLogprob, ...] = ()
     new_scores: tuple[TokenLogprob, ...] = ()  # the client has the others already
     extra: object = None  # what the planned span's pass found for the request's extension
     states: HiddenStates | None = None  # of the span's pooled tokens, and of those after a wrong guess
@@ -93,8 +93,9 @@ def verify(
         samples, scores = samples[: span.num_sampled], scores[: span.num_scored]
     if span.num_pooled:
         outcome.states = states
+    scores = (*state.cached_scores, *scores)
     if scores:
-        outcome.num_scored = len(scores)
+        outcome.scores = scores
         outcome.new_scores, is_same = state.sent.compare_scores(scores)
         if not is_same:
             outcome.is_lost = True

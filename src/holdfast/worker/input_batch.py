@@ -42,7 +42,7 @@ class InputBatch:
 
     token_ids: Ints  # [tokens]
     positions: Ints  # [tokens]
-    slots: Ints  # [tokens]
+    slots: Ints  # [tokens]; -1: its KV is not written
     tiles: Tiles  # as in `ForwardBatch`
     page_table: NDArray[np.int32]  # [spans, max_pages]
     span_starts: NDArray[np.int32]  # [spans + 1]
@@ -223,6 +223,8 @@ def make_input_batch(
     scored = pooled = _NO_INTS
     if any(scored_ids):
         scored = _before(sample_from, index, np.fromiter(map(len, scored_ids), np.int64, len(spans)))
+        num_cached = np.array([span.num_cached for span in spans])
+        slots[index.offsets < index.per_token(num_cached)] = -1
     if num_pooled.any():
         pooled = _before(sample_from, index, num_pooled)
     ring_starts = index.per_token(request_indices) * SAMPLED_RING_SIZE  # [tokens]; negative: not in the ring

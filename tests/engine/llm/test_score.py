@@ -50,6 +50,34 @@ def test_prompt_logprobs_are_scores_of_the_prompt(llm: LLM) -> None:
     assert all(len(one.top) == 2 for one in result.prompt_logprobs if one is not None)
 
 
+def test_logprobs_that_are_kept_with_cached_pages_are_those_of_the_prompt(
+    auto_llm: LLM, verify_llm: LLM
+) -> None:
+    rng = random.Random(8)
+    shared = [rng.randrange(3, 300) for _ in range(160)]
+    prompts = [[*shared[: rng.choice([75, 112, 160])], *([9 + number] * (1 + number % 4))] for number in range(12)]
+    params = [
+        SamplingParams(max_tokens=number % 3, temperature=0, deterministic=True, prompt_logprobs=number % 2 * 3)
+        for number in range(12)
+    ]
+    expected = []
+    for prompt, one in zip(prompts, params, strict=True):  # each alone, in an engine without pages
+        auto_llm.engine = auto_llm.engine.restarted(auto_llm.engine.scheduler.config)
+        expected += auto_llm.generate([prompt], one)
+    for llm in (auto_llm, verify_llm):
+        llm.engine = llm.engine.restarted(llm.engine.scheduler.config)
+        for _ in range(2):  # at once, then warm
+            results = llm.generate(prompts, params)
+            assert [(one.token_ids, one.prompt_logprobs) for one in results] == [
+                (one.token_ids, one.prompt_logprobs) for one in expected
+            ]
+        assert all(one.stats.cached_tokens >= 64 for one in results)
+        pairs = [(prompt[:74], prompt[74:]) for prompt in prompts]
+        assert llm.score_batch(pairs) == [
+            [each.logprob for each in one.prompt_logprobs[74:] if each is not None] for one in expected
+        ]
+
+
 def test_text_completion_is_tokenised_alone(llm: LLM) -> None:
     tokenizer = llm.engine.tokenizer
     ids = tokenizer.encode(" fox", add_special_tokens=False)

@@ -26,11 +26,12 @@ class DeviceTokenHistory:
 
     def __init__(self, num_pages: int, page_size: int, device: torch.device) -> None:
         self._page_size = page_size
-        self._tokens = torch.zeros(num_pages * page_size, dtype=torch.int64, device=device)
+        # The last one stands for slot -1. Nothing reads it.
+        self._tokens = torch.zeros(num_pages * page_size + 1, dtype=torch.int64, device=device)
         self._counts: Tensor | None = None  # int32 [_GROUP, V], zeros between calls
 
     def write(self, slots: Tensor, token_ids: Tensor) -> None:
-        self._tokens.index_copy_(0, slots, token_ids)
+        self._tokens.index_put_((slots,), token_ids)
 
     def penalise(self, logits: Tensor, batch: PenaltyBatch) -> None:
         vocabulary, before = logits.shape[1], batch.before
