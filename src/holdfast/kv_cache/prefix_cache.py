@@ -20,7 +20,6 @@ others when somebody asks what comes after it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.core.step_plan import TokenLogprob
 from holdfast.kv_cache.page_logprobs import PageLogprobs
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable

@@ -55,9 +55,13 @@ def test_logprobs_that_are_kept_with_cached_pages_are_those_of_the_prompt(
 ) -> None:
     rng = random.Random(8)
     shared = [rng.randrange(3, 300) for _ in range(160)]
-    prompts = [[*shared[: rng.choice([75, 112, 160])], *([9 + number] * (1 + number % 4))] for number in range(12)]
+    prompts = [
+        [*shared[: rng.choice([75, 112, 160])], *([9 + number] * (1 + number % 4))] for number in range(12)
+    ]
     params = [
-        SamplingParams(max_tokens=number % 3, temperature=0, deterministic=True, prompt_logprobs=number % 2 * 3)
+        SamplingParams(
+            max_tokens=number % 3, temperature=0, deterministic=True, prompt_logprobs=number % 2 * 3
+        )
         for number in range(12)
     ]
     expected = []
