@@ -119,7 +119,8 @@ def test_insert_after_a_removed_node_restores_the_chain(pool: PagePool, cache: P
     page = pool.take()
     cache.insert(node, C, page, canonical=True)
     cache.check()
-    assert cache.root.children[A].children[B].children[C].canonical == page
+    restored = cache.root.children[A].children[B].children[C].canonical
+    assert restored is not None and restored.number == page
 
 
 def test_clear_frees_idle_pages(pool: PagePool, cache: PrefixCache) -> None:
