@@ -193,7 +193,8 @@ def test_only_full_canonical_pages_are_cached() -> None:
     decide(state, 60, 61, 62, 63)
     state.cache_pages()
     assert state.prefix_cursor._prefix_cache.num_pages == 1  # 7 canonical positions
-    assert state.prefix_cursor._prefix_cache.root.children[(0, 1, 2, 50)].canonical == state.page_table[0]
+    cached = state.prefix_cursor._prefix_cache.root.children[(0, 1, 2, 50)].canonical
+    assert cached is not None and cached.number == state.page_table[0]
 
 
 @pytest.mark.parametrize(
