@@ -38,7 +38,11 @@ TALKS: list[list[dict[str, Any]]] = [
     ],
     [{"role": "user", "content": "x"}, {"role": "assistant", "content": "<think>y</think>z"}],
 ]
-TEXTS = ["Hello, the quick dog sleeps.\n\n 123", " b a <s></s><think> é 東京 </think>", ""]
+TEXTS = [
+    "Hello, thinking about the answer: the quick dog sleeps.\n\n 123",
+    " b a <s></s><think> é 東京 </think>",
+    "",
+]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 SAMPLED = SamplingParams(max_tokens=6, temperature=0.8, seed=3, logprobs=2)
 
@@ -62,7 +66,7 @@ def bpe_folder(folder: Path) -> Path:
         "300": {"content": "<tool_response>", "special": False, "lstrip": True},
         "310": {"content": "<b>"},
     }
-    templates = named_templates(CHAT_TEMPLATE, QWEN3, "<tool_response>")
+    templates = named_templates(CHAT_TEMPLATE, QWEN3, "<b>")
     path.write_text(json.dumps(config | {"chat_template": templates, "added_tokens_decoder": added}))
     (folder / "special_tokens_map.json").write_text('{"unk_token": {"content": "a"}, "pad_token": "b"}')
     return folder

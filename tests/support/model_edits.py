@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ABSENT = object()
-_MAX_ITEMS = 6  # of a longer list or object, the first, the middle and the last count
+_MAX_ITEMS = 20  # of a longer list or object, the first, the middle and the last count
 OTHER_FILES: dict[str, str] = {
-    "chat_template.jinja": "{{ messages[0].content }}",
     "chat_template.json": '{"chat_template": "x"}',
     "additional_chat_templates/rag.jinja": "<b>",
     "special_tokens_map.json": '{"unk_token": "a", "pad_token": {"content": "b"}, "eos_token": "c"}',
@@ -39,6 +38,14 @@ OTHER_FILES: dict[str, str] = {
     "modeling.py": "raise SystemExit",
     "README.md": "x",
 }
+
+
+TEMPLATES = (
+    "{{ messages[0].content }}",
+    "{{ messages | map(attribute='role') }}{{ cycler('a') }}",
+    "{% for key in messages[0].keys() - ['role'] %}{{ key }} {% endfor %}",
+    "{{ strftime_now('%s %c %Z') }}{{ [1, 2] | random }}",
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ def edits_of(model: Path) -> Iterator[Edit]:
             yield from json_edits(model / name)
         elif name.endswith(".safetensors"):
             yield from safetensors_edits(model / name)
+    for number, text in enumerate(TEMPLATES):
+        yield Edit(f"chat_template.jinja: template {number}", partial(_write, "chat_template.jinja", text))
     for name, content in OTHER_FILES.items():
         yield Edit(f"{name}: written", partial(_write, name, content))
 
@@ -137,7 +146,7 @@ def _walk(value: Any, at: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], An
 def _others(value: Any) -> list[Any]:
     """Return values to put in the place of one."""
     if value is None:
-        return [0, True, "a", {}]
+        return [0, 0.1, True, "a", {}]
     if isinstance(value, bool):
         return [not value, None, "x"]
     if isinstance(value, int):
@@ -148,10 +157,9 @@ def _others(value: Any) -> list[Any]:
         return [value + "x", "", value.swapcase(), None, 7]
     if isinstance(value, list):
         return [value[:-1], value[::-1], value + value[-1:], [], None]
-    swapped, first = dict(value), list(value)[:2]
-    if len(first) == 2:
-        swapped[first[0]], swapped[first[1]] = value[first[1]], value[first[0]]
-    same = {**value, **({first[0]: value[first[1]]} if len(first) == 2 else {})}
+    *_, one, other = (None, None, *value)
+    swapped = {**value, one: value[other], other: value[one]} if one is not None else {}
+    same = {**value, one: value[other]} if one is not None else {}
     return [{**value, "unknown": 1}, {}, swapped, same]
 
 

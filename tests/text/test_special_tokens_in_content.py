@@ -9,7 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from holdfast.errors import TemplateError
+from holdfast.errors import InvalidRequest, TemplateError
+from holdfast.text import special_tokens
 from holdfast.text.chat_content import PromptText, TemplateInput, render_conversation
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
@@ -325,6 +326,14 @@ def test_a_refusal_of_the_template_stays_one() -> None:
     )
     with pytest.raises(TemplateError, match="no"):
         render(tokenizer, TemplateInput([{"role": "user", "content": "a<s>b"}]))
+
+
+def test_characters_that_stand_for_special_tokens_are_refused() -> None:
+    """They are the same in every process: no normalizer of a model sees others, and no client can write one."""
+    tokenizer, typed = byte_level(CHATML), special_tokens._LEAD
+    assert tokenizer.encode(typed, content=[(0, len(typed))]) == tokenizer.encode(typed)
+    with pytest.raises(InvalidRequest, match="which stand for special tokens here"):
+        encode(tokenizer, render(tokenizer, say(f"{END}{typed}", "user")))
 
 
 def test_private_use_characters_in_content_are_kept() -> None:

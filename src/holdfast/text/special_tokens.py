@@ -16,7 +16,6 @@ other token comes out as if the special tokens had been there.
 """
 
 import re
-import secrets
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +30,11 @@ from holdfast.text.bytewise import byte_level_symbols
 Span = tuple[int, int]
 
 _MARKUP = re.compile(r"(?=.*[^\W\d_])(?=.*[^\w\s])\S{3,}")
-_RANDOM_CHARS, _PRIVATE_CHARS = 8, 0xFFFE
+_PRIVATE_CHARS = 0xFFFE
+# What every placeholder begins with. The same in every process: a normalizer may see it.
+_LEAD = "".join(
+    chr(0x100000 + index) for index in (0xB2D6, 0x1F3A, 0xE04C, 0x7795, 0x2C61, 0xD80B, 0x49EE, 0x9A57)
+)
 
 
 class SpecialTokens:
@@ -105,7 +108,11 @@ class SpecialTokens:
         found = self.scan(text)
         if not any(_touches(span, content) for span in found):
             return None
-        literal = self._literal_for(text)
+        if _LEAD in text:
+            raise InvalidRequest(
+                f"the text has the characters {_LEAD!a}, which stand for special tokens here; leave them out"
+            )
+        literal = self._literal_backend
         pieces: list[str] = []
         at = 0
         for start, stop in self._controls(text, content):
@@ -116,7 +123,7 @@ class SpecialTokens:
     def warm(self) -> None:
         """Build now what the first text with special tokens in its content would wait for."""
         if self._tokens:
-            self._literal_for("")
+            _ = self._literal_backend
 
     def _controls(self, text: str, content: Sequence[Span]) -> Iterator[Span]:
         """Yield the special tokens of a text that do not touch content."""
@@ -156,10 +163,10 @@ class SpecialTokens:
             raise InvalidRequest(f"the tokenizer can write {text!r} only as a special token; leave it out")
         return ids
 
-    def _literal_for(self, text: str) -> "_LiteralBackend":
-        """Return the second backend. No placeholder of it is in the text."""
+    @property
+    def _literal_backend(self) -> "_LiteralBackend":
         with self._lock:
-            if self._literal is None or self._literal.lead in text:
+            if self._literal is None:
                 self._literal = _LiteralBackend(self._backend, self._tokens, self._ids)
             return self._literal
 
@@ -204,7 +211,6 @@ class SpecialTokens:
 class _LiteralBackend:
     """A copy of a backend in which special tokens are text and their placeholders are tokens.
 
-    lead    what every placeholder begins with: random characters, so that no client can write one
     names   the placeholder of each special token
     ids     the special token's id by the placeholder's
     """
@@ -216,9 +222,8 @@ class _LiteralBackend:
         self.backend.no_truncation()
         self.backend.add_special_tokens([_copy(token, text, special=True) for text, token in tokens.items()])
         self.backend.encode_special_tokens = True
-        self.lead = _private(*(secrets.randbelow(_PRIVATE_CHARS) for _ in range(_RANDOM_CHARS)))
         self.names = {
-            text: self.lead + _private(*divmod(index, _PRIVATE_CHARS)) for index, text in enumerate(tokens)
+            text: _LEAD + _private(*divmod(index, _PRIVATE_CHARS)) for index, text in enumerate(tokens)
         }
         self.backend.add_tokens(
             [_copy(tokens[text], name, special=False) for text, name in self.names.items()]
