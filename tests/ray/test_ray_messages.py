@@ -1,6 +1,7 @@
 """What goes wrong with a cluster is said clearly, before or instead of a server that never gets ready."""
 
 import re
+import socket
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from holdfast.ray.config import ReplicasConfig
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'holdfast[ray]'")
 from holdfast.ray import cluster as cluster_module  # noqa: E402
 from holdfast.ray.application import PROXY_OPTIONS, build, read_options  # noqa: E402
+from holdfast.ray.cluster import HeadWatch  # noqa: E402
 from holdfast.ray.pool import ReplicaPool  # noqa: E402
 from holdfast.ray.replica_port import ReplicaAddress  # noqa: E402
 from holdfast.ray.serve_replicas import explain_failure  # noqa: E402
@@ -125,6 +127,21 @@ def test_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_failed_deployment_is_explained(message: str, says: str) -> None:
     assert says in explain_failure(message)
+
+
+def test_head_that_is_gone_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        watch = HeadWatch(f"127.0.0.1:{port}")
+        watch.check()
+        assert not caplog.records
+    for _ in range(3):
+        watch.check()
+    with socket.create_server(("127.0.0.1", port)):
+        for _ in range(3):
+            watch.check()
+    assert [one.levelname for one in caplog.records] == ["ERROR", "WARNING"]
+    assert f"127.0.0.1:{port} does not answer; Ray ends this server" in caplog.records[0].getMessage()
 
 
 def test_builder_reads_options_by_name() -> None:

@@ -1,5 +1,6 @@
 """Replicas come, go, differ and are replaced while requests run."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from support import raw_http
@@ -159,3 +161,16 @@ def test_upgrade_that_changes_the_fingerprint_lets_streams_finish(
         assert len(expected) == 2 and batches and batches[0] == expected[before]
         for answers in batches:  # each was computed to its end with the fingerprint it began with
             assert answers == [expected[one.fingerprint][number] for number, one in enumerate(answers)]
+
+
+def test_own_cluster_keeps_its_token_and_says_that_its_head_is_gone(tiny_llama: Path, tmp_path: Path) -> None:
+    environment = {"HOME": str(tmp_path), "HOLDFAST_CACHE_DIR": os.environ["HOLDFAST_CACHE_DIR"]}
+    with serving(tiny_llama, "--replicas", "1", *SMALL, environment=environment) as server:
+        server.wait_for("Ray listens on all interfaces")
+        assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+        family = psutil.Process(server.pid).children(recursive=True)
+        (head,) = (one for one in family if one.cmdline()[:1] and "gcs_server" in one.cmdline()[0])
+        head.kill()
+        server.wait_for("Ray's head at .* does not answer")
+        assert server.process.wait(PATIENCE) == 1
+        psutil.wait_procs(family, PATIENCE)

@@ -4,7 +4,8 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -33,6 +34,9 @@ def cluster(address: str | None) -> Iterator[None]:
         own = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
     elif address != "auto":
         _require_listener(address)
+    token = Path.home() / ".ray" / "auth_token"
+    with suppress(OSError):
+        token.parent.mkdir(mode=0o700, exist_ok=True)
     try:
         ray.init(
             address=address or "local", namespace=NAMESPACE, log_to_driver=False, logging_level="error",
@@ -40,10 +44,49 @@ def cluster(address: str | None) -> Iterator[None]:
         )  # fmt: skip
     except Exception as error:
         raise ConfigError(_explain(address, error)) from None
+    if address is None:
+        with suppress(OSError):
+            token.chmod(0o600)  # Ray writes it for everyone to read
+        _log.warning(
+            "Ray listens on all interfaces of this machine, and everyone can read its metrics; see docs/scaling.md"
+        )
     try:
         yield
     finally:
         ray.shutdown()
+
+
+class HeadWatch:
+    """Says in the log that Ray's head is gone: Ray ends every process of the cluster that misses it for long."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._is_gone = False
+
+    def check(self) -> None:
+        was_gone, self._is_gone = self._is_gone, not _answers(self._address)
+        if self._is_gone and not was_gone:
+            _log.error(
+                "Ray's head at %s does not answer; Ray ends this server about 60 seconds after it lost it, unless it "
+                "comes back",
+                self._address,
+            )
+        elif was_gone and not self._is_gone:
+            _log.warning("Ray's head at %s answers again", self._address)
+
+
+def _answers(address: str) -> bool:
+    try:
+        _connect(address)
+    except OSError:
+        return False
+    return True
+
+
+def _connect(address: str) -> None:
+    """Open a connection and close it. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
 def _require_listener(address: str) -> None:
@@ -59,7 +102,7 @@ def _require_listener(address: str) -> None:
             f"the Ray address must be HOST:PORT, such as 10.0.0.1:6379, or auto, not {address!r}"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        _connect(address)
     except OSError as error:
         raise ConfigError(_explain(address, error)) from None
 

@@ -15,7 +15,7 @@ from ray.serve.api import RunTarget
 
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
-from holdfast.ray.cluster import cluster, require_resources, show_resources
+from holdfast.ray.cluster import HeadWatch, cluster, require_resources, show_resources
 from holdfast.ray.config import ReplicasConfig
 from holdfast.ray.deployment import ENGINE, engine_app
 from holdfast.ray.pool import ReplicaPool
@@ -70,17 +70,20 @@ def _free_name() -> str:
 
 
 class DeploymentWatcher(threading.Thread):
-    """Tells a pool why its replicas do not start. Ray's status is asked in a thread, because that blocks."""
+    """Tells a pool why its replicas do not start, and the log that Ray's head is gone. Ray's status is asked in a
+    thread, because that blocks."""
 
     def __init__(self, name: str, pool: ReplicaPool) -> None:
         super().__init__(name="holdfast-deployment", daemon=True)
         self._app = name
         self._pool = pool
         self._say_at = time.monotonic() + _PATIENCE_SECONDS
+        self._head = HeadWatch(ray.get_runtime_context().gcs_address)
 
     def run(self) -> None:
         while not self._pool.is_stopped:
             time.sleep(_WATCH_SECONDS)
+            self._head.check()
             try:
                 self._check()
             except Exception as error:  # Ray's controller may be restarted
