@@ -20,7 +20,7 @@ from holdfast.core.sampling_params import SamplingParams, StructuredOutput, scor
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import build
-from holdfast.errors import ConfigError
+from holdfast.errors import BadWeights, ConfigError
 from holdfast.server.ipc import host_main
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.host import EngineHost
@@ -285,3 +285,22 @@ def test_startup_failure_is_reported(
     assert ("model.safetensors" if fault == "weights" else "kv_memory") in reason
     assert process.end() == 2
     exits.get(timeout=PATIENCE)  # its reader sees the end of the connection, too
+
+
+def test_process_without_a_fingerprint_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No response may wait for it."""
+
+    class Changed:
+        @property
+        def fingerprint(self) -> None:
+            raise BadWeights("model.safetensors changed")
+
+    class Ended(BaseException):
+        pass
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(Ended, match="1"):
+        host_main._send_fingerprint(Changed(), None)  # type: ignore[arg-type]

@@ -144,14 +144,12 @@ def _open_record(descriptor: int) -> PassRecord | None:
 def _send_fingerprint(engine: Engine, writer: FrameWriter) -> None:
     try:
         fingerprint = engine.fingerprint
-        llguidance = library_version("llguidance")
-        writer.send(m.FingerprintReady(fingerprint.digest, fingerprint.parts, llguidance))
     except EngineStopped:
-        pass
+        return
     except BaseException:  # every response would wait for it
         _log.exception("the fingerprint could not be made")
         os._exit(1)
-        os._exit(1)
+    writer.send(m.FingerprintReady(fingerprint.digest, fingerprint.parts, library_version("llguidance")))
 
 
 def ignore_signals() -> None:
