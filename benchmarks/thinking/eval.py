@@ -24,7 +24,6 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm.llm import LLM
 from holdfast.models.adapter import is_adapter
 from holdfast.models.locate import locate
-from holdfast.thinking.log import thought_logs
 from holdfast_thinking.data.words import read_words
 from holdfast_thinking.eval.model import EvalModel, EvalPrompt, OpenLLM
 from holdfast_thinking.grammar.words import FEW_NAMES, SENTENCES
@@ -79,9 +78,9 @@ def measure_rounds(
     model: EvalModel, count: int = 12, most_tokens: int = 600, warm_ups: int = 2
 ) -> Iterator[Row]:
     """Time prefill with predicted thoughts against chunk by chunk, one request at a time."""
-    logs = thought_logs(model.llm.engine.scheduler.config.new_extension)
-    assert logs is not None
-    by_chunk = _restarted(model.llm, new_extension=replace(logs, max_guesses=0))
+    extension = model.llm.engine.scheduler.config.new_extension
+    assert extension is not None
+    by_chunk = _restarted(model.llm, new_extension=extension.guessing(0))
     for density, gap in DENSITIES.items():
         rng = np.random.default_rng(11)
         prompts = [_coin_text(model, gap, rng, most_tokens) for _ in range(count + warm_ups)]

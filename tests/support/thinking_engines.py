@@ -15,7 +15,6 @@ from holdfast.engine.start.builder import build
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.thinking.config import CONFIG_FILE
-from holdfast.thinking.log import thought_logs
 from holdfast.thinking.runner import ThoughtRunner
 from support.stepping import answer
 
@@ -36,9 +35,8 @@ def thinker_of(engine: Engine) -> ThoughtRunner:
 
 def with_guesses(config: SchedulerConfig, max_guesses: int) -> SchedulerConfig:
     """The same schedule, but a pass guesses at most so many thoughts."""
-    logs = thought_logs(config.new_extension)
-    assert logs is not None
-    return replace(config, new_extension=replace(logs, max_guesses=max_guesses))
+    assert config.new_extension is not None
+    return replace(config, new_extension=config.new_extension.guessing(max_guesses))
 
 
 def change_thinking(folder: Path, **changes: object) -> None:

@@ -5,7 +5,7 @@ What varies:
     background requests   their settings and prompts, arrival, aborts, a prompt prefix shared with the probe
     prefix cache          on or off; the probe's prompt cached, half cached or not cached
     limits                tokens per pass, concurrent requests, KV pages
-    speculation           n-gram proposals on or off, thoughts predicted ahead, the share of faulty candidates
+    speculation           n-gram proposals on or off, guesses of a model that thinks, the share of faulty candidates
     spot checks           never, sometimes, always
 None of it may change a deterministic answer.
 """
@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
 from holdfast.scheduler.policy import DeterminismMode, SchedulerConfig, Speculation
-from holdfast.thinking.log import thought_logs
 
 _PASS_TOKENS = (32, 48, 64, 128, 512)
 _REFERENCE_PASSES = (2, 2, 2, 3, 4)  # a pass holds at least two reference passes
@@ -108,7 +107,7 @@ def _schedule(
 ) -> SchedulerConfig:
     speculation: Speculation = rng.choice(["off", "ngram"])
     usual = engine.scheduler.config
-    thinking = thought_logs(usual.new_extension)
+    extension = usual.new_extension
     return replace(
         usual,
         max_num_seqs=min(rng.randint(2, 32), usual.max_num_seqs),
@@ -118,7 +117,7 @@ def _schedule(
         prefix_cache=rng.random() < 0.8,
         speculation=probe.speculation or speculation,
         spot_check_rate=rng.choice([0.0, 0.05, 1.0]),
-        new_extension=thinking and replace(thinking, max_guesses=rng.choice([0, 2, thinking.max_guesses])),
+        new_extension=extension and extension.guessing(rng.choice([0, 2, None])),
     )
 
 

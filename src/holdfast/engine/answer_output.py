@@ -32,7 +32,6 @@ from holdfast.errors import AnswerEnded, GuaranteeLost
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.text.detokenizer import Detokenizer
 from holdfast.text.tokenizer import Tokenizer
-from holdfast.thinking.log import thought_logs
 
 _LOST = "an answer that was already sent is not that of a verified pass"
 
@@ -309,13 +308,14 @@ class RequestAnswers:
         skip = request.params.skip_special_tokens
         detokenizer = Detokenizer(self._tokenizer, request.prompt_ids, skip_special_tokens=skip)
         sent = request.sent[index].thoughts if request.sent else ()
-        thoughts = [self._decode_thought(one) for one in enumerate(sent)]
+        thoughts = [self._decode(one) for one in enumerate(sent)]
         return AnswerOutput(prepared, index, detokenizer, thoughts)
 
-    def _decode_thought(self, item: object) -> Thought:
-        logs = thought_logs(self._scheduler.config.new_extension)
-        assert logs is not None
-        return logs.decode(item, self._tokenizer)
+    def _decode(self, item: object) -> Thought:
+        extension = self._scheduler.config.new_extension
+        assert extension is not None
+        thought: Thought = extension.decode(item, self._tokenizer)
+        return thought
 
     def process(self, event: AnswerEvent) -> Delta | None:
         """Process an event of one answer. Returns what the client is sent, if anything."""
@@ -325,7 +325,7 @@ class RequestAnswers:
         if isinstance(event, TokensCommitted):
             delta = output.add_samples(event.samples, wants_delta=self._wants_deltas)
         elif isinstance(event, ExtraCommitted):
-            delta = output.add_thoughts([self._decode_thought(item) for item in event.items])
+            delta = output.add_thoughts([self._decode(item) for item in event.items])
         elif isinstance(event, RequestEnded):
             delta = self._end(event, output)
         elif isinstance(event, PromptScored):

@@ -18,8 +18,8 @@ from holdfast.core.sent import Sent
 from holdfast.core.stop_rules import FinishReason
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.receipt import Receipt, ReceiptChoice
+from holdfast.scheduler.extension import ModelExtension
 from holdfast.text.detokenizer import Detokenizer
-from holdfast.thinking.log import ThoughtLogs
 
 if TYPE_CHECKING:
     from holdfast.text.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ def sent_of(
     tokenizer: "Tokenizer",
     max_tokens: int,
     *,
-    extension: ThoughtLogs | None = None,
+    extension: ModelExtension | None = None,
 ) -> tuple[Sent, ...]:
     """Return what the client has: the receipt's tokens, their logprobs, their text and their thoughts.
 

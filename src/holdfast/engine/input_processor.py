@@ -189,8 +189,7 @@ class InputProcessor:
         self._check_ids(params.bad_ids, "bad_token_ids: ")
         self._check_ids(params.allowed_ids or (), "allowed_token_ids: ")
         self._check_ids([id_ for id_, _ in params.biases], "logit_bias: ")
-        self._check_ids([id_ for _, thought in params.forced for id_ in thought], "forced_thoughts: ")
-        check_forced(limits.thinking, params)
+        check_forced(limits.thinking, params, self._check_ids)
         if len(prompt_ids) + params.max_tokens > limits.max_model_len:
             raise PromptTooLong(
                 f"the prompt has {len(prompt_ids)} tokens and max_tokens is {params.max_tokens}, together more than "

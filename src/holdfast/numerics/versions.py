@@ -17,7 +17,7 @@ VERSIONS = {
     "model": 3,  # from weights and token ids to the last norm, and to embeddings
     "sampling": 1,  # from logits to committed tokens and logprobs
     "text": 3,  # prompts, chat templates, the text of an answer, grammars
-    "thinking": 1,  # blocks T and C, and which thoughts are valid
+    "thinking": 1,  # blocks T and C, and which of their guesses are valid
 }
 _COMPUTING = ("certification", "models", "numerics", "thinking", "worker")
 

@@ -10,10 +10,11 @@ the next, and to the `PassExtension` of the worker:
     pages     of_pages -> the prefix cache -> adopt
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from holdfast.core.request import Request
+from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent import Sent
 from holdfast.core.step_plan import Span
 
@@ -63,4 +64,20 @@ class RequestExtension(Protocol):
         """Everything that was sent must be confirmed."""
 
 
-NewExtension = Callable[[Request], RequestExtension]
+@runtime_checkable
+class ModelExtension(Protocol):
+    """What a model has of it, for all its requests. None in a plain model."""
+
+    def __call__(self, request: Request) -> RequestExtension:
+        """Make what one request has of it."""
+
+    def decode(self, item: Any, tokenizer: Any) -> Any:
+        """Return an item of `RequestExtension.commit` as the client gets it."""
+
+    def of_receipt(
+        self, kept: Iterable[Any], params: SamplingParams, prompt_len: int, num_tokens: int
+    ) -> list[Any]:
+        """Return what was sent of an answer with `num_tokens` tokens, of which a receipt keeps `kept`."""
+
+    def guessing(self, most: int | None) -> "ModelExtension":
+        """Return the same with passes that guess at most so many things, None: as many as now."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from holdfast.core.step_plan import SAMPLED_RING_SIZE
 from holdfast.errors import ConfigError
-from holdfast.scheduler.extension import NewExtension
+from holdfast.scheduler.extension import ModelExtension
 
 DeterminismMode = Literal["auto", "verify", "off"]
 Speculation = Literal["off", "ngram"]
@@ -45,7 +45,7 @@ class SchedulerConfig:
     spot_check_rate: float = 0.0
     async_scheduling: bool = False
     max_window: int | None = None
-    new_extension: NewExtension | None = None
+    new_extension: ModelExtension | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:

@@ -6,6 +6,7 @@ plain model. Chunk k covers the absolute positions k c .. (k + 1) c - 1 of promp
 """
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,13 @@ def write_thinking(folder: Path, config: ThinkingConfig) -> None:
     folder.joinpath(CONFIG_FILE).write_text(text, encoding="utf-8")
 
 
-def check_forced(thinking: ThinkingConfig | None, params: SamplingParams) -> None:
-    """Refuse forced thoughts that the model cannot have."""
+def check_forced(
+    thinking: ThinkingConfig | None,
+    params: SamplingParams,
+    check_ids: Callable[[Sequence[int], str], None],
+) -> None:
+    """Refuse forced thoughts that the model cannot have. check_ids: refuses what is not in the vocabulary."""
+    check_ids([id_ for _, thought in params.forced for id_ in thought], "forced_thoughts: ")
     if params.forced and thinking is None:
         raise InvalidRequest("forced_thoughts are for models that think; this one does not")
     for _, thought in params.forced:

@@ -25,7 +25,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.sent import Sent
 from holdfast.core.step_plan import Span
 from holdfast.errors import InvalidRequest
-from holdfast.scheduler.extension import NewExtension, TokensOf
+from holdfast.scheduler.extension import TokensOf
 from holdfast.thinking.predictor import ThoughtPredictor
 
 if TYPE_CHECKING:
@@ -98,14 +98,14 @@ class ThoughtLogs:
 
     def of_receipt(
         self,
-        thoughts: Iterable[tuple[int, ThoughtIds]],
+        kept: Iterable[tuple[int, ThoughtIds]],
         params: SamplingParams,
         prompt_len: int,
         num_tokens: int,
     ) -> list[ThoughtIds]:
         """Return the thoughts after chunks 0, 1, 2, ... of an answer with `num_tokens` tokens, trivial ones,
         which a receipt leaves out, included. If there is no token, later thoughts than its are not known."""
-        given = dict(thoughts)
+        given = dict(kept)
         num_known = max(given, default=-1) + 1
         rule = ThinkRule.of(params, prompt_len, while_answering=self.while_answering)
         # The last token of an answer is in no chunk: its KV was not computed.
@@ -118,10 +118,9 @@ class ThoughtLogs:
             )
         return [given.get(chunk, ()) for chunk in range(num_thoughts if num_tokens else num_known)]
 
-
-def thought_logs(new_extension: NewExtension | None) -> ThoughtLogs | None:
-    """Return what makes a scheduler's thought logs, if its model thinks."""
-    return new_extension if isinstance(new_extension, ThoughtLogs) else None
+    def guessing(self, most: int | None) -> "ThoughtLogs":
+        """Return logs with passes that guess at most so many thoughts, None: as many as now."""
+        return self if most is None else replace(self, max_guesses=most)
 
 
 class ThoughtLog:

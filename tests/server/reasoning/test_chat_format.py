@@ -97,7 +97,7 @@ def test_parsers_that_do_not_fit_are_refused(formats: Any, name: str, options: A
     [
         ("<|im_start|>assistant\n", None, TagState.MAY_THINK),
         ("<|im_start|>assistant\n<think>\n", None, TagState.THINKING),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", None, TagState.THOUGHT),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", None, TagState.CLOSED),
         ("<|im_start|>assistant\nSo far", "So far", TagState.ANSWERING),
         ("<|im_start|>assistant\n<think>So far", "<think>So far", TagState.THINKING),
         ("<|im_start|>assistant\n<think>a</think>b", "<think>a</think>b", TagState.ANSWERING),
@@ -120,7 +120,7 @@ def test_typed_tag_at_the_end_of_a_prompt_is_text(formats: Any) -> None:
 def test_deepseek_r1_begins_inside_the_thinking() -> None:
     chat_format = choose_chat_format(byte_tokenizer(), "deepseek_r1")
     assert start_after(chat_format, "Hello").state is TagState.THINKING
-    assert start_after(chat_format, "<think>\n\n</think>\n").state is TagState.THOUGHT
+    assert start_after(chat_format, "<think>\n\n</think>\n").state is TagState.CLOSED
 
 
 # Parsers: the ids of an answer through the engine's own output.

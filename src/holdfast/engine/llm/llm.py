@@ -30,7 +30,6 @@ from holdfast.engine.replay import require_prompt
 from holdfast.errors import InvalidRequest, make_error
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import Receipt
-from holdfast.thinking.log import thought_logs
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
@@ -242,7 +241,7 @@ class LLM(LoadedModel):
                 f"the receipt is of another engine ({'; '.join(differences)}), so its bits may not come out here; "
                 "use an engine with its fingerprint, or force"
             )
-        extension = thought_logs(self._engine.scheduler.config.new_extension)
+        extension = self._engine.scheduler.config.new_extension
         sent = sent_of(read, prompt, self._engine.tokenizer, params.max_tokens, extension=extension)
         request = self._engine.prepare(prompt, params, sent=sent)
         return self._finish(request, None, self.run_requests([request])[0])

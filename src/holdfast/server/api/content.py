@@ -165,7 +165,7 @@ class _Draft:
     texts: list[str] | None
     calls: list[dict[str, Any]] = field(default_factory=list)
     tool_call_id: str | None = None
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
 
 
 class ConversationBuilder:
@@ -173,7 +173,7 @@ class ConversationBuilder:
 
     def __init__(self) -> None:
         self._drafts: list[_Draft] = []
-        self._thoughts: list[str] = []  # of the assistant's next message
+        self._reasoning: list[str] = []  # of the assistant's next message
 
     @property
     def is_empty(self) -> bool:
@@ -190,26 +190,26 @@ class ConversationBuilder:
     def add_text(self, role: str, texts: Iterable[str]) -> None:
         """Add text to the last message if it has this role and no calls, else a new message."""
         last = self._drafts[-1] if self._drafts else None
-        if last is None or last.role != role or last.calls or last.texts is None or self._thoughts:
+        if last is None or last.role != role or last.calls or last.texts is None or self._reasoning:
             self.add(role, texts)
         else:
             last.texts += texts
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
         """Add a call to the last message if it is the assistant's, else to a new one."""
-        if self.is_empty or self._drafts[-1].role != "assistant" or self._thoughts:
+        if self.is_empty or self._drafts[-1].role != "assistant" or self._reasoning:
             self._append(_Draft("assistant", None))
         function = {"name": name, "arguments": arguments}
         self._drafts[-1].calls.append({"id": call_id, "type": "function", "function": function})
 
     def add_reasoning(self, text: str) -> None:
         """Add thinking before the assistant's next text or call. Without one it is dropped."""
-        self._thoughts.append(text)
+        self._reasoning.append(text)
 
     def _append(self, draft: _Draft) -> None:
         if draft.role == "assistant":
-            draft.thoughts = self._thoughts
-        self._thoughts = []
+            draft.reasoning = self._reasoning
+        self._reasoning = []
         self._drafts.append(draft)
 
     def messages(self) -> list[ChatMessage]:
@@ -220,8 +220,8 @@ class ConversationBuilder:
 def _message(draft: _Draft) -> ChatMessage:
     fields: dict[str, Any] = {"role": draft.role}
     fields["content"] = None if draft.texts is None else "\n".join(draft.texts)
-    if draft.thoughts:
-        fields["reasoning_content"] = "\n".join(draft.thoughts)
+    if draft.reasoning:
+        fields["reasoning_content"] = "\n".join(draft.reasoning)
     if draft.calls:
         fields["tool_calls"] = draft.calls
     if draft.tool_call_id is not None:

@@ -32,8 +32,8 @@ _MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token
 
 def usage(call: Call, num_reasoning_tokens: int | None = None) -> Usage:
     """Return the tokens of a finished response. num_reasoning_tokens: those of thinking that is separated."""
-    thought = None if num_reasoning_tokens is None else CompletionTokensDetails(num_reasoning_tokens)
-    return Usage(*_token_counts(call), PromptTokensDetails(num_cached_tokens(call)), thought)
+    reasoning = None if num_reasoning_tokens is None else CompletionTokensDetails(num_reasoning_tokens)
+    return Usage(*_token_counts(call), PromptTokensDetails(num_cached_tokens(call)), reasoning)
 
 
 def num_cached_tokens(call: Call) -> int:

@@ -28,7 +28,6 @@ from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.pass_record import PassRecord
 from holdfast.server.tenants.work_queue import Job, WorkQueue
 from holdfast.structured.compiler import NUM_WORKERS
-from holdfast.thinking.log import thought_logs
 
 _log = logging.getLogger("holdfast.engine")
 _QUICK_SECONDS = 0.001
@@ -76,7 +75,7 @@ class EngineHost:
             refusal=engine.limits.refusal,
             certificate=None if engine.certificate is None else engine.certificate.as_dict(),
             receipt_key=None if engine.receipts.key is None else engine.receipts.key.public_key.pem,
-            extension=thought_logs(engine.scheduler.config.new_extension),
+            extension=engine.scheduler.config.new_extension,
             certificate_state=engine.certificate_state,
             revocation=engine.revocation,
         )

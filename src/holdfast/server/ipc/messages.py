@@ -23,6 +23,7 @@ from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import CertificateState, EngineStatus
 from holdfast.engine.tracer import StepTrace
+from holdfast.scheduler.extension import ModelExtension
 from holdfast.thinking.log import ThoughtLogs
 
 
@@ -93,7 +94,7 @@ class Ready(Message, frozen=True):
     refusal: str | None  # why deterministic requests are refused
     certificate: dict[str, Any] | None
     receipt_key: str | None = None  # the public key of the key that signs receipts, in PEM
-    extension: ThoughtLogs | None = None  # of a model that thinks
+    extension: ModelExtension | None = None
     certificate_state: CertificateState = CertificateState("none")
     revocation: str | None = None  # why the certificate was revoked: deterministic answers are verified
 
@@ -200,13 +201,15 @@ def dec_hook(kind: type, value: Any) -> Any:
     """Return the inverse of `_enc_hook`."""
     if kind is array and isinstance(value, bytes) and value[:1] in (b"i", b"f"):
         return array(chr(value[0]), value[1:])
+    if kind is ModelExtension:
+        return msgspec.convert(value, ThoughtLogs)
     raise ValueError(f"this is no {kind.__name__}")
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 
 decode_to_engine = msgspec.msgpack.Decoder[ToEngine](ToEngine, dec_hook=dec_hook).decode
-decode_from_engine = msgspec.msgpack.Decoder[FromEngine](FromEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder[FromEngine](FromEngine, dec_hook=dec_hook).decode
 
 
 def encode(messages: Sequence[Any]) -> bytes:

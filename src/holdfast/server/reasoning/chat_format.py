@@ -193,7 +193,7 @@ class ChatFormat:
             return tail[-1:] == [id_] if id_ is not None else text.rstrip().endswith(tag)
 
         if ends_with(tags.closing):
-            return TagState.THOUGHT
+            return TagState.CLOSED
         return TagState.THINKING if tags.starts_open or ends_with(tags.opening) else TagState.MAY_THINK
 
     def _read_header(self, harmony: Harmony, prompt_ids: Sequence[int]) -> list[Piece]:

@@ -24,7 +24,7 @@ class TagState(Enum):
 
     MAY_THINK = auto()  # before an opening tag, or text without thinking
     THINKING = auto()
-    THOUGHT = auto()  # after the closing tag, before text
+    CLOSED = auto()  # after the closing tag, before text
     ANSWERING = auto()
 
 
@@ -37,7 +37,7 @@ class TagParser:
         self._rest = rest
         self._space: list[str] = []  # white space held back: before a tag it is dropped
         self._marker = ""  # the beginning of a tag
-        self._has_thought = False  # whether the thinking has text
+        self._has_reasoning = False  # whether the thinking has text
         self._num_held_tokens = 0  # while it is not known whether they are thinking
         self.num_reasoning_tokens = 0
         self.num_hidden_tokens = 0
@@ -76,7 +76,7 @@ class TagParser:
             return self._find_opening(text)
         if self._state is TagState.THINKING:
             return self._find_closing(text)
-        if self._state is TagState.THOUGHT:
+        if self._state is TagState.CLOSED:
             text = text.lstrip(_SPACE)
             if not text:
                 return []
@@ -107,9 +107,9 @@ class TagParser:
         text, closing = self._marker + new, self._tags.closing
         found = text.find(closing)
         if found >= 0:
-            self._state, self._marker = TagState.THOUGHT, ""
-            thought = self._think(text[:found].rstrip(_SPACE))
-            return [*thought, *self._feed(text[found + len(closing) :])]
+            self._state, self._marker = TagState.CLOSED, ""
+            deltas = self._think(text[:found].rstrip(_SPACE))
+            return [*deltas, *self._feed(text[found + len(closing) :])]
         end = text.rfind(closing[0], max(0, len(text) - len(closing) + 1))
         if end < 0 or not closing.startswith(text[end:]):
             end = len(text)
@@ -122,7 +122,7 @@ class TagParser:
     def _think(self, text: str) -> list[ChoiceDelta]:
         if not text:
             return []
-        text = "".join((*self._space, text)) if self._has_thought else text.lstrip(_SPACE)
+        text = "".join((*self._space, text)) if self._has_reasoning else text.lstrip(_SPACE)
         self._space = []
-        self._has_thought = self._has_thought or bool(text)
+        self._has_reasoning = self._has_reasoning or bool(text)
         return [ReasoningDelta(text)] if text else []

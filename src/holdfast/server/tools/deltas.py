@@ -113,7 +113,7 @@ def merge_texts(deltas: Sequence[ChoiceDelta]) -> list[ChoiceDelta]:
 def merge_deltas(deltas: Iterable[ChoiceDelta]) -> ParsedMessage:
     """Return the message of these deltas."""
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasonings: list[str] = []
     heads: dict[int, tuple[str, str]] = {}
     arguments: dict[int, list[str]] = {}
     for delta in deltas:
@@ -121,14 +121,14 @@ def merge_deltas(deltas: Iterable[ChoiceDelta]) -> ParsedMessage:
             texts.append(delta.text)
             continue
         if isinstance(delta, ReasoningDelta):
-            thoughts.append(delta.text)
+            reasonings.append(delta.text)
             continue
         if delta.id is not None:
             heads[delta.index] = delta.id, delta.name or ""
             arguments[delta.index] = []
         arguments[delta.index].append(delta.arguments)
     calls = tuple(ToolCall(*head, "".join(arguments[index])) for index, head in heads.items())
-    content, reasoning = "".join(texts), "".join(thoughts)
+    content, reasoning = "".join(texts), "".join(reasonings)
     return ParsedMessage(content if content or not calls else None, calls, reasoning or None)
 
 

@@ -194,8 +194,8 @@ class ResponseObject:
         call = self._response.call
         prompt, answer = call.num_prompt_tokens, call.num_completion_tokens
         cached = InputTokensDetails(num_cached_tokens(call), 0)
-        thought = OutputTokensDetails(self._response.num_reasoning_tokens or 0)
-        return ResponsesUsage(prompt, cached, answer, thought, prompt + answer)
+        reasoning = OutputTokensDetails(self._response.num_reasoning_tokens or 0)
+        return ResponsesUsage(prompt, cached, answer, reasoning, prompt + answer)
 
     def _write(
         self,
