@@ -1,6 +1,4 @@
-"""Helpers of the kernels' tests: random tensors, comparison with fp64, batch invariance."""
-
-from collections.abc import Callable, Sequence
+"""Helpers of the kernels' tests: random tensors, comparison with fp64, rows in other batches."""
 
 import torch
 from torch import Tensor
@@ -39,11 +37,3 @@ def selections(num_rows: int) -> list[list[int]]:
     shuffled = torch.randperm(num_rows, generator=torch.Generator().manual_seed(num_rows)).tolist()
     some = sorted({0, 1, num_rows // 2, num_rows - 1})
     return [*([row] for row in some), shuffled, shuffled[: num_rows // 3 + 1], [num_rows - 1, 0, 0]]
-
-
-def assert_batch_invariant(run: Callable[[list[int]], Sequence[Tensor]], num_rows: int) -> None:
-    """`run` computes the rows it is given. Each must have the bits it has among all rows."""
-    whole = run(list(range(num_rows)))
-    for rows in selections(num_rows):
-        for found, expected in zip(run(rows), whole, strict=True):
-            assert same_bits(found, expected[rows]), rows

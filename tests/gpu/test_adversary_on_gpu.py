@@ -2,6 +2,8 @@
 the caller's.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -26,17 +28,31 @@ CUDA_SETTINGS: tuple[HostileSetting, ...] = (
         lambda value: setattr(_MATMUL, "allow_tf32", value),
         True,
     ),
+    *(
+        switched(name, partial(getattr, _MATMUL, name), partial(setattr, _MATMUL, name), True)
+        for name in (
+            "allow_bf16_reduced_precision_reduction",
+            "allow_fp16_reduced_precision_reduction",
+            "allow_fp16_accumulation",
+        )
+    ),
     switched(
-        "reduced-precision reductions",
-        lambda: _MATMUL.allow_bf16_reduced_precision_reduction,
-        lambda value: setattr(_MATMUL, "allow_bf16_reduced_precision_reduction", value),
-        True,
+        "BLAS library",
+        torch.backends.cuda.preferred_blas_library,
+        torch.backends.cuda.preferred_blas_library,
+        "cublaslt",
     ),
     HostileSetting(
         "another stream",
         lambda: torch.cuda.stream(torch.cuda.Stream()),  # type: ignore[no-untyped-call]
         lambda: torch.cuda.current_stream().cuda_stream,
     ),
+)
+NO_PART_OF_THE_FINGERPRINT = (
+    "matmul precision",
+    "default dtype",
+    "allow_bf16_reduced_precision_reduction",
+    "BLAS library",
 )
 DEVICE = default_device()
 ALL_SETTINGS = (*SETTINGS, *CUDA_SETTINGS) if DEVICE.type == "cuda" else SETTINGS
@@ -67,7 +83,10 @@ def test_setting_before_the_engine_is_built(engine: Engine) -> None:
     for setting in ALL_SETTINGS:
         if setting.name != "another stream":
             with setting.use(), evidence.refusing():
-                ask(open_engine("tiny"), evidence)
+                other = open_engine("tiny")
+                ask(other, evidence)
+                if setting.name in NO_PART_OF_THE_FINGERPRINT:
+                    assert other.fingerprint.differences(engine.fingerprint) == []
     evidence.assert_held()
 
 

@@ -1,7 +1,7 @@
 """The whole engine on a GPU: answers do not depend on load, mode, CUDA graphs or async scheduling."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -80,20 +80,6 @@ def test_answer_is_the_same_alone_and_under_load_certified_and_verified(
     assert certified.num_distinct == 1
 
 
-def test_answer_among_many_equals_the_answer_alone(engine: Engine) -> None:
-    load = [(prompt(20 + 13 * number, number), ORDINARY) for number in range(20)]
-    alone = answers(scheduled(engine), [(prompt(90), GREEDY)])[0]
-    among = answers(scheduled(engine), [*load[:10], (prompt(90), GREEDY), *load[10:]])[10]
-    assert outcome(among) == outcome(alone)
-    assert among.determinism in ("certified", "verified")
-
-
-def test_graphs_give_the_bits_of_eager_passes(engine: Engine) -> None:
-    requests = [(prompt(30 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(9)]
-    captured = [outcome(result) for result in answers(scheduled(engine), requests)]
-    assert [outcome(result) for result in answers(eager(engine), requests)] == captured
-
-
 def test_async_scheduling_changes_no_answer(engine: Engine) -> None:
     requests = [(prompt(30 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(9)]
     overlapped, stepwise = (
@@ -101,23 +87,6 @@ def test_async_scheduling_changes_no_answer(engine: Engine) -> None:
         for overlaps in (True, False)
     )
     assert overlapped == stepwise
-
-
-def test_verified_answers_equal_certified_ones(engine: Engine, plain: Engine) -> None:
-    requests = [(prompt(50 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(6)]
-    certified = [outcome(result) for result in answers(scheduled(engine), requests)]
-    for async_scheduling in (False, True):
-        verifying = scheduled(plain, determinism="verify", async_scheduling=async_scheduling)
-        assert [outcome(result) for result in answers(verifying, requests)] == certified
-
-
-def test_seed_decides_the_answer(tiny: Engine) -> None:
-    asked = prompt(40)
-    first, again, another = answers(
-        scheduled(tiny), [(asked, SAMPLED), (asked, SAMPLED), (asked, replace(SAMPLED, seed=12))]
-    )
-    assert outcome(first) == outcome(again)
-    assert first.token_ids != another.token_ids
 
 
 def test_prompt_logprobs_have_the_bits_of_reported_logprobs(tiny: Engine) -> None:
@@ -169,62 +138,6 @@ def test_embeddings_have_the_same_bits_alone_and_under_load(engine: Engine) -> N
     ):
         assert embed(other, asked, 8) == truth
         assert embed(other, asked[::-1], 0)[::-1] == [truth[at ^ 1] for at in range(len(truth))]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"repetition_penalty": 1.5},
-        {"frequency_penalty": 1.5, "presence_penalty": 0.5},
-        {"logit_bias": {77: 100.0}},
-        {"bad_token_ids": (5, 6, 7)},
-        {"allowed_token_ids": (10, 11, 12)},
-        {"min_p": 0.2, "temperature": 0.8},
-    ],
-    ids=str,
-)
-def test_sampling_settings_give_the_same_answer_certified_and_verified(
-    tiny: Engine, changes: dict[str, Any]
-) -> None:
-    settings: dict[str, Any] = {
-        "max_tokens": 24,
-        "temperature": 0,
-        "seed": 5,
-        "ignore_eos": True,
-        "logprobs": 1,
-    }
-    params = SamplingParams(**{**settings, **changes}, deterministic=True)
-    requests = [(prompt(30), params), (prompt(80, 2), ORDINARY), (prompt(9, 3), params)]
-    certified = [answers(scheduled(tiny), requests)[at] for at in (0, 2)]
-    verified = [answers(scheduled(tiny, determinism="verify"), requests)[at] for at in (0, 2)]
-    assert [outcome(one) for one in certified] == [outcome(one) for one in verified]
-    if "logit_bias" in changes:
-        assert set(certified[0].token_ids) == {77}
-    if "allowed_token_ids" in changes:
-        assert set(certified[0].token_ids) <= {10, 11, 12}
-    if "bad_token_ids" in changes:
-        assert not set(certified[0].token_ids) & {5, 6, 7}
-
-
-def test_abort_does_not_affect_other_requests(tiny: Engine) -> None:
-    alone = answers(scheduled(tiny), [(prompt(60), GREEDY)])[0]
-    engine = scheduled(tiny)
-    wanted = engine.prepare(prompt(60), GREEDY)
-    others = [engine.prepare(prompt(30 + number, number), ORDINARY) for number in range(8)]
-    for request in (*others[:4], wanted, *others[4:]):
-        engine.submit(request)
-    result, step = None, 0
-    while engine.has_work:
-        for update in engine.step():
-            if update.request_id == wanted.request_id and update.result is not None:
-                result = update.result
-        if step < len(others):
-            engine.abort(others[step].request_id)
-        step += 1
-    engine.check()
-    assert engine.scheduler.pool.num_held == 0
-    assert result is not None
-    assert outcome(result) == outcome(alone)
 
 
 def test_preempted_requests_give_the_same_answers(tiny: Engine) -> None:

@@ -19,7 +19,7 @@ def norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.double()
 
 
-@pytest.mark.parametrize("shape", [(5, 576), (1, 7), (40, 3, 64), (3, 2, 20)])
+@pytest.mark.parametrize("shape", [(5, 576), (3, 8192), (1, 7), (40, 3, 64), (3, 2, 20)])
 def test_rms_norm(
     backend: Backend,
     dtype: torch.dtype,
@@ -44,9 +44,9 @@ def test_rms_norm_reads_views(backend: Backend, dtype: torch.dtype) -> None:
 
 
 def test_add_rms_norm_is_add_then_norm(backend: Backend, dtype: torch.dtype) -> None:
-    for rows in (1, 3, 64):
-        residual, delta = random(rows, 576, dtype=dtype), random(rows, 576, dtype=dtype, seed=1)
-        weight = random(576, dtype=dtype, seed=2)
+    for rows, width in ((1, 576), (3, 8192), (64, 576)):
+        residual, delta = random(rows, width, dtype=dtype), random(rows, width, dtype=dtype, seed=1)
+        weight = random(width, dtype=dtype, seed=2)
         summed = residual + delta
         out = backend.add_rms_norm(residual, delta, weight, 1e-5)
         assert torch.equal(residual, summed)
@@ -83,7 +83,7 @@ def test_add_rms_norm_norms_and_scales_what_it_adds(backend: Backend, dtype: tor
             assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("width", [64, 8, 80])
+@pytest.mark.parametrize("width", [64, 128, 8, 80])
 def test_rope_rotates_views_in_place(
     backend: Backend, dtype: torch.dtype, width: int, assert_near: Callable[[Tensor, Tensor], None]
 ) -> None:
@@ -99,6 +99,9 @@ def test_rope_rotates_views_in_place(
     half = torch.cat((-turned[..., width // 2 :], turned[..., : width // 2]), -1)
     assert_near(fused[:, : (heads + kv_heads) * width].reshape(turned.shape), turned * cos + half * sin)
     assert torch.equal(fused[:, (heads + kv_heads) * width :], before[:, (heads + kv_heads) * width :])
+    alone = before[5:6, : heads * width].view(1, heads, width).clone()
+    backend.rope(alone, alone.clone(), angles[5:6].cos(), angles[5:6].sin())
+    assert torch.equal(alone[0], q[5])
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from holdfast.numerics.backends.torch import sampling as torch_sampling
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
 
+HAS_CUDA = torch.cuda.is_available()  # without a GPU: Triton's interpreter, on small vocabularies
+
 
 @pytest.fixture
 def triton(triton_kernels: str, open_any: Callable[..., Backend]) -> Backend:
@@ -53,7 +55,10 @@ def one_of(batch: SamplingBatch, i: int) -> SamplingBatch:
     return SamplingBatch(*(getattr(batch, field.name)[i : i + 1].clone() for field in fields(batch)))
 
 
-@pytest.mark.parametrize(("n", "vocabulary"), [(14, 501), (9, 4097), (8, 33)])
+@pytest.mark.parametrize(
+    ("n", "vocabulary"),
+    [(14, 501), (9, 4097), (8, 33), *([(24, 128_256), (24, 151_936)] if HAS_CUDA else [])],
+)
 def test_mixed_batch_follows_the_rule(triton: Backend, n: int, vocabulary: int) -> None:
     logits, batch = odd_logits(n, vocabulary), mixed_batch(n)
     assert triton.sample(logits, batch).tolist() == torch_sampling.sample(logits, batch).tolist()
@@ -71,6 +76,15 @@ def test_sampled_row_does_not_depend_on_the_batch(triton: Backend) -> None:
         assert triton.sample(row, one_of(batch, i))[0] == whole[i]
         assert triton.sample_greedy(row)[0][0] == ids[i] and triton.sample_greedy(row)[1][0] == logprobs[i]
         assert triton.logsumexp(row)[0] == sums[i]
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="slow in the interpreter")
+def test_sampling_does_not_depend_on_the_activation_dtype(
+    triton: Backend, triton_kernels: str, open_any: Callable[..., Backend]
+) -> None:
+    logits, batch = odd_logits(9, 501), mixed_batch(9)
+    other = open_any(triton_kernels, torch.float16)
+    assert torch.equal(triton.sample(logits, batch), other.sample(logits, batch))
 
 
 def test_candidate_sets_too_large_to_copy(triton: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

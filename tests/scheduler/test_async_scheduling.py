@@ -213,18 +213,6 @@ def test_waiting_is_worth_more_than_two_tokens(chance: float, guesses: int, wort
     assert is_worth_waiting(chance, guesses) is worth
 
 
-@pytest.mark.parametrize("mode", ["auto", "verify"])
-def test_no_request_starves_with_plans_in_flight(mode: str) -> None:
-    driver = Driver(mode, num_pages=7, seqs=8, certified=(64,), cache=False, async_scheduling=True)  # type: ignore[arg-type]
-    for _ in range(6):
-        driver.submit(PROMPT, 14)
-    driver.finish()
-    assert list(driver.ended) == sorted(driver.ended)
-    assert driver.ended[0].stats.preemptions == 0, "the oldest is never preempted"
-    assert sum(ended.stats.preemptions for ended in driver.ended.values()) > 0
-    assert all(driver.answers[number] == truth(PROMPT, 14) for number in range(6))
-
-
 def test_revocation_discards_results_in_flight_but_not_of_ordinary_requests() -> None:
     driver = certified(speculation="off")
     sworn, ordinary = driver.submit(PROMPT, 12), driver.submit((1, 1), 12, deterministic=False)

@@ -34,10 +34,13 @@ def test_max_num_seqs_limits_running_requests() -> None:
         assert driver.scheduler.num_running <= 3
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("mode", ["verify", "auto", "off"])
-def test_no_request_starves_when_pages_run_out(mode: str) -> None:
+def test_no_request_starves_when_pages_run_out(mode: str, async_scheduling: bool) -> None:
     """Eight requests of five pages each in seven pages, with newcomers all the time: each ends, the oldest first."""
-    driver = Driver(mode, num_pages=7, seqs=8, certified=(64,), cache=False)  # type: ignore[arg-type]
+    driver = Driver(
+        mode, num_pages=7, seqs=8, certified=(64,), cache=False, async_scheduling=async_scheduling
+    )  # type: ignore[arg-type]
     deterministic = mode != "off"
     for _ in range(4):
         driver.submit(PROMPT, 14, deterministic=deterministic)
