@@ -291,12 +291,7 @@ class Engine:
                     wait()
         return self._end_step(plan, self.scheduler.fail(plan, message))
 
-    def restarted(
-        self,
-        schedule: SchedulerConfig,
-        num_pages: int | None = None,
-        grammars: GrammarFactory | None = None,
-    ) -> "Engine":
+    def restarted(self, schedule: SchedulerConfig, num_pages: int | None = None) -> "Engine":
         """Return the same model under another schedule, with an empty cache.
 
         The old engine must not be used any more.
@@ -309,7 +304,7 @@ class Engine:
             self.runner,
             self.tokenizer,
             self.limits,
-            grammars or self.grammars,
+            self.grammars,
             self.receipts,
             self.background,
         )
