@@ -160,7 +160,7 @@ def test_damaged_kernels_change_nothing(machine: Machine, expected: str, damage:
 
 @pytest.mark.long
 def test_starts_that_are_killed_change_nothing(machine: Machine, expected: str, tmp_path: Path) -> None:
-    for seconds in (1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 24):
+    for seconds in (2, 5, 8, 11, 14, 18):
         other = Machine(machine.model, tmp_path / str(seconds))
         process = other.begin()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -174,7 +174,7 @@ def test_starts_that_are_killed_change_nothing(machine: Machine, expected: str, 
 
 @pytest.mark.long
 def test_two_starts_at_once_change_nothing(machine: Machine, expected: str) -> None:
-    for damage in ("missing", "zeroed", "cut in half", "empty"):
+    for damage in ("missing", "zeroed", "cut in half"):
         DAMAGES[damage](machine.library)
         DAMAGES[damage](machine.certificate)
         assert [answer_of(one) for one in [machine.begin() for _ in range(2)]] == [expected] * 2
@@ -186,7 +186,7 @@ def test_two_starts_at_once_change_nothing(machine: Machine, expected: str) -> N
 def test_full_disk_is_an_error_and_later_changes_nothing(
     machine: Machine, expected: str, tmp_path: Path
 ) -> None:
-    for num_bytes in (0, 1000, 100_000):
+    for num_bytes in (1000, 100_000):
         other = Machine(machine.model, tmp_path / str(num_bytes))
         limit = (num_bytes, num_bytes)
         process = other.begin(preexec_fn=lambda limit=limit: setrlimit(RLIMIT_FSIZE, limit))

@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import logging
+import os
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -111,15 +114,26 @@ def test_simultaneous_builds_compile_once(
     assert len(paths) == len(compiled) == 1
 
 
+_BUILD = """
+from holdfast.numerics.backends.c import build as module
+module._UNITS = ("entry.c",)
+path = module.build().path
+print(path.exists(), path)
+"""
+
+
 def test_unwritable_cache_falls_back_to_a_temporary_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_small_unit: None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """It is gone after the process."""
     blocked = tmp_path / "file"
     blocked.write_text("a file where the folder should be")
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(blocked))
-    built = build()
-    assert built.path.exists()
-    assert tmp_path not in built.path.parents
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    said = subprocess.check_output([sys.executable, "-c", _BUILD], text=True)
+    assert said.startswith(f"True {tmp_path}/holdfast-")
+    assert list(tmp_path.iterdir()) == [blocked]
 
 
 def test_cache_key_covers_the_cpu(

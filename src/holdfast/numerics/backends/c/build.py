@@ -3,9 +3,11 @@ library.
 
 The cache key is a digest of all that decides the machine code. A library that is not as it was
 written is built again, before anything of it is loaded. One process builds at a time, and those that
-waited find its library. If the cache cannot be written, the library stays in a temporary folder.
+waited find its library. If the cache cannot be written, the library is in a temporary folder until the
+process ends.
 """
 
+import atexit
 import contextlib
 import hashlib
 import os
@@ -141,7 +143,8 @@ def _compile(sources: Path, compiler: str, flags: Sequence[str], target: Path) -
     try:
         write_checked(target, built.read_bytes())
     except OSError:
-        return built  # it stays in its temporary folder
+        atexit.register(shutil.rmtree, work, ignore_errors=True)
+        return built  # in its temporary folder
     shutil.rmtree(work, ignore_errors=True)
     return target
 
