@@ -91,7 +91,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.made
 	touch $@ $(VENV)/.run
 
 # Without a compiler the engine uses torch.
-$(VENV)/.kernels: | $(VENV)/.made
+$(VENV)/.kernels: $(wildcard src/holdfast/numerics/backends/c/*.*) | $(VENV)/.made
 	-PYTHONPATH=src $(PY) -c 'from holdfast.numerics.backends.c import prebuilt; prebuilt.build_for_this_cpu()'
 	touch $@
 
