@@ -15,6 +15,7 @@ from holdfast.errors import HoldfastError, InvalidRequest, ModelError, ModelNotF
 from holdfast.models.locate import locate
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 from support.chat_models import write_chat_tokenizer
+from support.model_edits import Gguf
 
 CORPUS = [
     "The quick brown fox doesn't jump over 12345 lazy dogs, it'll sleep.\n\n  Then it wakes: 3.14!",
@@ -355,6 +356,17 @@ def test_tokenizer_digest_covers_tokens_only(tmp_path: Path) -> None:
     assert open_gguf(metadata).digest() != open_gguf(changed).digest()
 
 
+def test_tokenizer_of_a_folder_is_that_of_its_weights(tmp_path: Path) -> None:
+    """A GGUF file has its own; the server reads the one that the engine does."""
+    folder = write_folder(tmp_path)
+    file = Gguf([], [], b"").with_pairs(**sentencepiece_metadata())
+    file.write(folder / "model.gguf")
+    own = open_gguf(sentencepiece_metadata()).encode("the cat")
+    assert open_tokenizer(folder).encode("the cat") == own
+    (folder / "model.safetensors").write_bytes(b"")
+    assert open_tokenizer(folder).encode("the cat") != own
+
+
 def test_tokenizer_digest_covers_the_special_tokens_map(tmp_path: Path) -> None:
     """A named token is special: it is left out of answers."""
     folder = write_folder(tmp_path, special_tokens_map__json={"unk_token": "a"})
@@ -385,7 +397,7 @@ def test_tokenizer_digest_covers_the_spelling_of_scores(tmp_path: Path) -> None:
         ({"tokenizer.model": "x"}, UnsupportedModel, "convert it"),
         ({"tokenizer.json": "{"}, ModelError, "is not a tokenizer"),
         ({"tokenizer.json": b"\xff"}, ModelError, "UTF-8"),
-        ({"a.gguf": "", "b.gguf": ""}, ModelError, "2 GGUF files"),
+        ({"a.gguf": "", "b.gguf": ""}, ModelNotFound, "several GGUF files"),
         ({"a.gguf": "no gguf at all, but long enough"}, ModelError, "GGUF"),
     ],
 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _MAX_LISTED = 6
 
 
@@ -75,15 +76,21 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    from holdfast.models.safetensors import INDEX_FILE, SINGLE_FILE, SafetensorsCheckpoint
+    from holdfast.models.safetensors import SafetensorsCheckpoint
 
+    gguf_file = find_gguf(folder)
+    return SafetensorsCheckpoint(folder) if gguf_file is None else _open_gguf(gguf_file)
+
+
+def find_gguf(folder: Path) -> Path | None:
+    """Return the GGUF file that is a folder's model, with its tokenizer; None if safetensors are."""
     gguf_files = sorted(folder.glob("*.gguf"))
-    if not gguf_files or folder.joinpath(SINGLE_FILE).is_file() or folder.joinpath(INDEX_FILE).is_file():
-        return SafetensorsCheckpoint(folder)
+    if not gguf_files or any(folder.joinpath(name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
+        return None
     if len(gguf_files) > 1:
         names = ", ".join(each.name for each in gguf_files)
         raise ModelNotFound(f"{folder} contains several GGUF files ({names}); give the path of one of them")
-    return _open_gguf(gguf_files[0])
+    return gguf_files[0]
 
 
 def _open_gguf(path: Path) -> Checkpoint:

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
-from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, require_tensors
+from holdfast.models.checkpoint import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    RawTensor,
+    Shape,
+    expected_tensors,
+    require_tensors,
+)
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.fields import read_json
 from holdfast.models.stored_experts import MXFP4_SUFFIXES, ExpertPart, find_expert_part
@@ -24,7 +31,6 @@ _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
 _MAX_SHARDS = 4096
 _DTYPES = ("F32", "F16", "BF16")

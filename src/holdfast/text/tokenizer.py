@@ -18,7 +18,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from holdfast.core.cancel_token import CancelToken, in_slices
-from holdfast.errors import InvalidRequest, ModelError, ModelNotFound
+from holdfast.errors import InvalidRequest, ModelNotFound
+from holdfast.models.checkpoint import find_gguf
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.text.bytewise import read_bytewise
 from holdfast.text.folder_tokenizer import read_folder_tokenizer
@@ -35,17 +36,10 @@ def open_tokenizer(path: Path, *, metadata: Mapping[str, object] | None = None) 
         return Tokenizer(read_gguf_tokenizer(metadata))
     if not path.exists():
         raise ModelNotFound(f"there is no model at {path}")
-    if path.is_file():
-        return Tokenizer(read_gguf_tokenizer(GgufFile(path).metadata))
-    if not (path / "tokenizer.json").is_file():
-        files = sorted(path.glob("*.gguf"))
-        if len(files) > 1:
-            raise ModelError(
-                f"{path} contains {len(files)} GGUF files; give the path of the one to read the tokenizer from"
-            )
-        if files:
-            return Tokenizer(read_gguf_tokenizer(GgufFile(files[0]).metadata))
-    return Tokenizer(read_folder_tokenizer(path))
+    gguf_file = path if path.is_file() else find_gguf(path)
+    if gguf_file is None:
+        return Tokenizer(read_folder_tokenizer(path))
+    return Tokenizer(read_gguf_tokenizer(GgufFile(gguf_file).metadata))
 
 
 class Tokenizer:
