@@ -79,7 +79,6 @@ LIMITS = (
     completion("257 prompts", "257 prompts", "invalid_value", "prompt", prompt=["a"] * 257),
     completion("best_of", "best_of", "unsupported_value", "best_of", best_of=2),
     completion("1000 stops", "stop", "invalid_value", "stop", stop=["a"] * 1000),
-    completion("streamed logprobs of the prompt", "stream", "unsupported_value", "echo", echo=True, logprobs=1, stream=True),
     completion("a token twice", "token 1 twice", "invalid_value", logit_bias={"01": 1, "1": 2}),
     completion("bias of -1", "logit_bias", "invalid_value", "logit_bias", logit_bias={"-1": 1}),
     completion("schema of chained references", "combines too many", "invalid_value", guided_json=ENTANGLED),

@@ -294,3 +294,22 @@ def test_text_and_its_tokens_are_answered_alike(client: httpx.Client) -> None:
     asked = {**PROMPT, "prompt": [tokens, "hello"], "deterministic": True}
     one, other = client.post(COMPLETIONS, json=asked).json()["choices"]
     assert one["text"] == other["text"]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 5])
+def test_stream_of_an_echo_begins_with_the_logprobs_of_the_prompt(
+    client: httpx.Client, max_tokens: int
+) -> None:
+    """SGLang test/registered/openai_server/basic/test_openai_server.py::test_completion_stream."""
+    asked = {"prompt": [[*range(70, 82)], "hello<|end|> fox", [7]], "n": 1 + (max_tokens > 0), "max_tokens": max_tokens,
+             "echo": True, "logprobs": 2, "deterministic": True, "seed": 3, "min_tokens": max_tokens}  # fmt: skip
+    whole = client.post(COMPLETIONS, json=asked).json()["choices"]
+    chunks = [first(one) for one in events_of(client.post(COMPLETIONS, json={**asked, "stream": True}).text)]
+    for choice in whole:
+        parts = [one for one in chunks if one["index"] == choice["index"]]
+        logprobs = [part["logprobs"] for part in parts]
+        assert all(logprobs) and parts[0]["logprobs"]["token_logprobs"][0] is None
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        for name, values in choice["logprobs"].items():
+            assert [value for one in logprobs for value in one[name]] == values, name
+        assert parts[0]["text"] == choice["text"][: len(parts[0]["text"])] != ""

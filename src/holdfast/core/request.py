@@ -84,6 +84,11 @@ class Request:
         first = None if self.params.prompt_logprobs is None else 1
         return first if self.read_len is None else self.read_len
 
+    @property
+    def num_scored(self) -> int:
+        """How many tokens' logprobs are asked for beside those of the answer."""
+        return 0 if self.score_from is None else self.prompt_len - self.score_from
+
 
 class RequestOptions(TypedDict, total=False):
     """What may be said about a request beside its prompt and settings."""

@@ -278,7 +278,8 @@ class Delta(NamedTuple):
     restarted, they are compared. A named tuple, because a server sends thousands a second between its
     processes, and msgspec encodes tuples ten times as fast as dataclasses. Where one is made for each
     token, `tuple.__new__` makes it: the named tuple's own constructor is a Python function and takes
-    longer.
+    longer. scores are the logprobs of the prompt's tokens, all at once, in a delta of their own before the
+    first token; without anything else it is empty for a reader of the answer.
     """
 
     text: str = ""
@@ -289,6 +290,7 @@ class Delta(NamedTuple):
     thoughts: tuple[Thought, ...] = ()
     stop_reason: str | int | None = None
     token_logprobs: tuple[float, ...] = ()
+    scores: tuple[TokenLogprob, ...] = ()
 
     @property
     def is_empty(self) -> bool:

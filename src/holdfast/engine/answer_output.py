@@ -144,7 +144,7 @@ class AnswerOutput:
         text = self._show(len(self._text) - hidden_len)
         shown_logprobs = logprobs if self._wants_logprobs else None
         values = tuple([one.logprob for one in logprobs]) if self._is_deterministic else ()
-        return tuple.__new__(Delta, (text, token_ids, shown_logprobs, self.index, None, (), None, values))
+        return tuple.__new__(Delta, (text, token_ids, shown_logprobs, self.index, None, (), None, values, ()))
 
     def add_thoughts(self, thoughts: Sequence[Thought]) -> Delta:
         self._thoughts += thoughts
@@ -330,6 +330,8 @@ class RequestAnswers:
             delta = self._end(event, output)
         elif isinstance(event, PromptScored):
             self._scores.extend(event.logprobs)
+            if self._wants_deltas and len(self._scores) == self.request.num_scored:
+                return Delta(scores=tuple(self._scores))
         elif isinstance(event, TokensConfirmed):
             output.confirm_samples(event.samples)
         else:

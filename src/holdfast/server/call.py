@@ -223,7 +223,7 @@ class Call:
 
     def _take_deltas(self) -> Iterator[tuple[int, Delta]]:
         for index, stream in enumerate(self.streams):
-            while stream.deltas:
+            while stream.deltas and not stream.holds_back:
                 delta = stream.deltas.popleft()
                 self._count(stream, delta)
                 yield index, delta

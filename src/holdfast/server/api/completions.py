@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from holdfast.core.results import Delta, Result
 from holdfast.core.sampling_params import RestOfContext, SamplingParams
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.server.api.model_fields import ModelFields, check_fields
 from holdfast.server.api.response_fields import (
     ChunkWriter,
@@ -33,7 +34,7 @@ from holdfast.server.api.sampling import (
     submit_rest,
     truncate_prompt,
 )
-from holdfast.server.api.schema.objects import Completion, CompletionChoice
+from holdfast.server.api.schema.objects import Completion, CompletionChoice, CompletionLogprobs
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, documented
 from holdfast.server.api.schema.requests import CompletionRequest
 from holdfast.server.call import Call
@@ -155,6 +156,7 @@ class CompletionResponse:
         self.fingerprint = ""
         self.id = f"cmpl-{call.request_id}"
         self.created = int(time.time())
+        self._writers: dict[int, TextLogprobs] = {}  # of a stream's choices
 
     def head(self) -> dict[str, Any]:
         return {
@@ -174,6 +176,18 @@ class CompletionResponse:
             skip_special_tokens=self.params.skip_special_tokens,
         )
 
+    def delta_logprobs(self, at: int, delta: Delta) -> CompletionLogprobs | None:
+        """Return the logprobs in a chunk of a stream. The first of an echo begin with those of the prompt."""
+        if self.params.logprobs is None or not (delta.token_ids or delta.finish_reason):
+            return None
+        index, echoed = self.index(at, delta), None
+        logprobs: Sequence[TokenLogprob | None] = delta.logprobs or ()
+        if index not in self._writers:
+            self._writers[index] = self.logprobs_writer(at)
+            if self.params.echo:
+                echoed, logprobs = delta.text, (*(self.call.streams[at].prompt_logprobs or ()), *logprobs)
+        return self._writers[index].write(logprobs, self.call.prompts[at][0], echoed) if logprobs else None
+
     def index(self, at: int, delta: Delta) -> int:
         """Return the index of a choice: choices of the first prompt first."""
         return at * self.params.n + delta.index
@@ -186,7 +200,6 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
     head = {"object": "text_completion", **response.head()}
     chunks = ChunkWriter(call, head, body.stream_options, model_fields)
     last_ids: dict[int, tuple[int, ...]] = {}
-    writers: dict[int, TextLogprobs] = {}
     started: set[int] = set()
     reasons: dict[int, str] = {}
     last: dict[str, Any] = {}
@@ -200,12 +213,9 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
             choice: dict[str, Any] = {
                 "index": index,
                 "text": delta.text,
-                "logprobs": None,
+                "logprobs": response.delta_logprobs(at, delta),
                 "finish_reason": None,
             }
-            if delta.logprobs:
-                writer = writers.get(index) or writers.setdefault(index, response.logprobs_writer(at))
-                choice["logprobs"] = writer.write(delta.logprobs)
             if delta.token_ids:
                 last_ids[index] = delta.token_ids
             if body.return_token_ids:
@@ -295,11 +305,6 @@ def _refuse_unsupported(body: CompletionRequest) -> None:
             "best_of must equal n: choices are not ranked",
         ),
         ("suffix", body.suffix, "suffix is not supported"),
-        (
-            "echo",
-            body.echo and body.stream and body.logprobs is not None,
-            "echo with logprobs cannot be streamed, because the prompt's logprobs are known only at the end; omit stream",
-        ),
     ):
         if is_requested:
             raise ApiError(400, why, param=param, code="unsupported_value")

@@ -228,7 +228,9 @@ class EngineHost:
         )
 
     def _finish(self, output: RequestOutput) -> RequestOutput:
-        """Return a request's last output without what the frontend has: the prompt and the choices."""
+        """Return a request's last output without what the frontend has: the prompt, its logprobs, the choices."""
         assert output.result is not None
         self._arrived.pop(output.request_id, None)
-        return output._replace(result=replace(output.result, prompt_token_ids=(), choices=()))
+        return output._replace(
+            result=replace(output.result, prompt_token_ids=(), choices=(), prompt_logprobs=None)
+        )

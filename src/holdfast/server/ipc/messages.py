@@ -147,7 +147,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
 class StepOutput(Message, frozen=True):
     """What one step gave all requests.
 
-    A result comes without its prompt and its choices: the frontend has both already.
+    A result comes without its prompt, the logprobs of that and its choices: the frontend has them already.
     """
 
     started: tuple[Started, ...]

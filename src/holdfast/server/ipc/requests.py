@@ -303,6 +303,8 @@ class RequestTable:
 
     def _receive(self, stream: ResponseStream, output: RequestOutput) -> None:
         delta, result = output.delta, output.result
+        if delta.scores:
+            stream.scores = delta.scores
         # A choice that ended in an error may be tried again: its error is in the result.
         if not delta.is_empty and delta.finish_reason != "error":
             stream.add(delta)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, Result
 from holdfast.core.sent import Sent
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.server.ipc.engine_port import EnginePort
 from holdfast.server.ipc.messages import FingerprintReady
 
@@ -35,6 +36,7 @@ class ResponseStream:
         self.was_accepted = False  # by any engine
         self.queue_seconds: float | None = None  # known once the request left the queue
         self.deltas: deque[Delta] = deque()
+        self.scores: tuple[TokenLogprob, ...] = ()  # of the prompt
         self.result: Result | None = None  # without its prompt and its choices
         self.error: Exception | None = None
         self.num_resumes = 0
@@ -58,6 +60,20 @@ class ResponseStream:
     @property
     def is_over(self) -> bool:
         return self.result is not None or self.error is not None
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        """The logprobs of the prompt, if they were asked for; () until they are there."""
+        first = self._request.score_from
+        if first is None or len(self.scores) < self._request.num_scored:
+            return None if first is None else ()
+        return (None, *self.scores) if first == 1 else self.scores
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the answers wait for the logprobs of the prompt that is echoed before them."""
+        request = self._request
+        return request.params.echo and len(self.scores) < request.num_scored and not self.is_over
 
     @property
     def request(self) -> Request:
@@ -95,7 +111,7 @@ class ResponseStream:
         self._updated.set()
 
     def finish(self, result: Result) -> None:
-        self.result = result
+        self.result = replace(result, prompt_logprobs=self.prompt_logprobs)
         self._updated.set()
 
     def fail(self, error: Exception) -> None:
