@@ -14,6 +14,7 @@ from holdfast.core.sampling_params import (
     MAX_CHOICES,
     MAX_LISTED_IDS,
     MAX_LOGPROBS,
+    MAX_NAMED_IDS,
     MAX_STOP_CHARS,
     MAX_STOPS,
     MAX_TOKEN_ID,
@@ -37,6 +38,7 @@ BAD: dict[str, list[Any]] = {
     "stop_token_ids": ["12", [-1], [1 << 31], [1.0], [True], 7, range(MAX_STOPS + 1), [10**30]],
     "ignore_eos": [1, 0, None, "yes"],
     "logprobs": [-1, MAX_LOGPROBS + 1, 1.0, True, "5", 10**30],
+    "logprob_token_ids": ["12", [-1], [1.0], 7, range(MAX_NAMED_IDS + 1), [5]],  # the last without logprobs
     "deterministic": [1, "true"],
     "n": [0, -1, MAX_CHOICES + 1, 1.0, "2", None, True],
     "presence_penalty": [-2.1, 2.1, math.nan, math.inf, "1", None, True],

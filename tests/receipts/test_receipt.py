@@ -36,7 +36,7 @@ EVERYTHING: dict[str, Any] = {
     "deterministic": True, "n": 3, "presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.1,
     "skip_special_tokens": False, "include_stop_str_in_output": True,
     "logit_bias": {7: -100.0, 5: 0.1}, "allowed_token_ids": [1, 2, 3], "bad_token_ids": [9], "bad_words": "no",
-    "prompt_logprobs": 2, "echo": True,
+    "prompt_logprobs": 2, "echo": True, "logprob_token_ids": [3, 1],
 }  # fmt: skip
 STRUCTURED_OUTPUTS = [
     StructuredOutput(json_schema={"type": "object", "properties": {"a": {"const": "\u00fc"}}}),

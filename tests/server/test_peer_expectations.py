@@ -62,6 +62,10 @@ def written(answer: Any) -> Any:
     return calls[0]["function"]["arguments"] if calls else content(answer)
 
 
+def named_logprobs(answer: Any) -> Any:
+    return first(answer)["logprobs"]["content"][0]["top_logprobs"]
+
+
 def last_choice(chunks: list[Any]) -> Any:
     return [chunk for chunk in chunks if chunk["choices"]][-1]["choices"][0]
 
@@ -173,6 +177,26 @@ ROWS = [
     Row(VLLM + "completion/test_completion.py::test_prompt_logprobs_completion", COMPLETIONS,
         {**PROMPT, "prompt": ["A robot may not", "My name is"], "prompt_logprobs": 1},
         check=lambda answer: all(len(one["prompt_logprobs"]) > 1 for one in answer["choices"])),
+    *[
+        Row(VLLM + "chat_completion/test_logprob_token_ids.py::test_logprob_token_ids_returns_requested_ids", CHAT,
+            {**HELLO, "max_tokens": 1, "logprobs": True, "top_logprobs": 3, "return_tokens_as_token_ids": True,
+             "allowed_token_ids": [sampled], "logprob_token_ids": [70, 71, 72]},
+            check=lambda answer, sampled=sampled: {one["token"] for one in named_logprobs(answer)}
+            == {f"token_id:{one}" for one in (70, 71, 72, sampled)}
+            and len(named_logprobs(answer)) == len({70, 71, 72, sampled}))
+        for sampled in (42, 71)
+    ],
+    Row(VLLM + "chat_completion/test_logprob_token_ids.py::test_logprob_token_ids_stream_with_no_top_k", CHAT,
+        {**HELLO, "max_tokens": 1, "logprobs": True, "return_tokens_as_token_ids": True, "stream": True,
+         "allowed_token_ids": [42], "logprob_token_ids": [70]},
+        check=lambda chunks: {one["token"] for one in last_choice(chunks)["logprobs"]["content"][0]["top_logprobs"]}
+        == {"token_id:42", "token_id:70"}),
+    Row(VLLM + "chat_completion/test_logprob_token_ids.py::"
+        "test_completion_rejects_explicit_token_ids_without_generated_tokens", COMPLETIONS,
+        {**PROMPT, "max_tokens": 0, "echo": True, "logprobs": 5, "logprob_token_ids": [70]}, 400, "an answer"),
+    Row(VLLM + "chat_completion/test_logprob_token_ids.py", COMPLETIONS,
+        {**PROMPT, "max_tokens": 1, "logprobs": 0, "logprob_token_ids": [70, 71], "return_tokens_as_token_ids": True},
+        check=lambda answer: {"token_id:70", "token_id:71"} <= {*first(answer)["logprobs"]["top_logprobs"][0]}),
     # fields
     Row(VLLM + "completion/test_completion.py::test_completion_truncation_side_controls_prompt_truncation", COMPLETIONS,
         {**PROMPT, "prompt": [*range(3, 11)], "truncate_prompt_tokens": 4, "return_token_ids": True},

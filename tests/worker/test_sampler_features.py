@@ -4,7 +4,7 @@ nothing.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -74,6 +74,9 @@ def random_request(seed: int) -> RandomRequest:
         "min_tokens": rng.randint(1, 16),
     }
     chosen = {name: value for name, value in settings.items() if rng.random() < 0.5}
+    logprobs = rng.choice([None, 0, 4])
+    if logprobs is not None and rng.random() < 0.5:
+        chosen |= {"logprobs": logprobs, "logprob_token_ids": some(rng.randint(1, 4))}
     masks: Masks = ()
     if rng.random() < 0.5:
         masks = tuple(rng.choice([None, b"", mask(*some(3)), mask(*range(1, 190))]) for _ in range(WINDOW))
@@ -86,7 +89,7 @@ def random_request(seed: int) -> RandomRequest:
         bad_words=tuple(tuple(some(rng.randint(1, 3))) for _ in range(4)) if rng.random() < 0.5 else (),
         masks=masks,
         logits=torch.randn(WINDOW, VOCAB, generator=generator) * 3,
-        logprobs=rng.choice([None, 0, 4]),
+        logprobs=logprobs,
     )
 
 
@@ -111,9 +114,12 @@ def test_window_of_a_random_request_equals_single_tokens(backend: Backend, seed:
         if asked.logprobs is None or window[row].token_id == NO_TOKEN:
             assert window[row].logprob is None
         else:  # those of the logits that no processor has changed
-            raw, token_ids = asked.logits[row : row + 1], [window[row].token_id]
-            found = gather_logprobs(backend, raw, torch.tensor(token_ids), [asked.logprobs], HostCopies(CPU))
-            assert [window[row].logprob] == found.read(token_ids)
+            raw, token_id = asked.logits[row : row + 1], window[row].token_id
+            every = gather_logprobs(backend, raw, torch.tensor([token_id]), [VOCAB], HostCopies(CPU))
+            (whole,) = every.read([token_id])
+            names = asked.params.named_ids
+            top = tuple(one for one in whole.top if one[0] in (token_id, *names))
+            assert window[row].logprob == replace(whole, top=top if names else whole.top[: asked.logprobs])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -138,6 +144,7 @@ def test_random_requests_cover_every_feature() -> None:
     assert 10 < len(given) < 50
     assert sum(each.params.penalises for each in asked) > 20
     assert sum(bool(each.bad_words) and bool(each.masks) for each in asked) > 5
+    assert sum(bool(each.params.named_ids) for each in asked) > 10
     outcomes = [left for each in asked for left in _num_left(each)]
     assert {0, 1, VOCAB} < set(outcomes)
 

@@ -227,6 +227,7 @@ def _token_filters(baseline: Baseline) -> Iterator[Feature]:
 
 def _reports(baseline: Baseline) -> Iterator[Feature]:
     yield baseline.feature("logprobs", {"logprobs": 5})
+    yield baseline.feature("named logprobs", {"logprob_token_ids": baseline.said[:3]}, {"logprobs": 0})
     yield baseline.feature("prompt logprobs", {"prompt_logprobs": 3})
     yield baseline.feature("scores only", {"max_tokens": 0}, {"prompt_logprobs": 3})
     yield baseline.feature("echo", {"echo": True})

@@ -13,6 +13,7 @@ from holdfast.errors import InvalidRequest
 
 MAX_TOKENS_LIMIT = 1 << 24
 MAX_LOGPROBS = 100
+MAX_NAMED_IDS = 128
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 MAX_SEED = (1 << 64) - 1
@@ -37,10 +38,11 @@ class RestOfContext(int):
 class SamplingParams:
     """How an answer is sampled, when it ends, and what is reported.
 
-    max_tokens None (or -1) is as many as the context holds. temperature 0 is greedy. top_k 0 (or -1) is off. A
-    sampled request without a seed gets one, and the result reports it. logprobs asks for the logprob of
-    each sampled token and of that many most likely ones, prompt_logprobs for those of the prompt's
-    tokens. n answers are sampled from one prompt; the first is the same as with n = 1. `deterministic`
+    max_tokens None (or -1) is as many as the context holds. temperature 0 is greedy. top_k 0 (or -1) is
+    off. A sampled request without a seed gets one, and the result reports it. logprobs asks for the
+    logprob of each sampled token and of that many most likely ones, prompt_logprobs for those of the
+    prompt's tokens. logprob_token_ids: report the logprobs of these tokens in place of the most likely
+    ones. n answers are sampled from one prompt; the first is the same as with n = 1. `deterministic`
     asks for the guarantee: the same tokens and logprob bits, whatever else runs; None is the engine's
     default, see `RequestDefaults`. think=False turns thinking off in a model that thinks.
     forced_thoughts replaces the thoughts after chunks, by chunk number, with these token ids; chunks
@@ -79,10 +81,11 @@ class SamplingParams:
     forced_thoughts: ForcedThoughts = ()
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    logprob_token_ids: Collection[int] | None = ()
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the dataclass is frozen
-        for name in ("stop", "stop_token_ids", "bad_words", "logit_bias"):
+        for name in ("stop", "stop_token_ids", "bad_words", "logit_bias", "logprob_token_ids"):
             if getattr(self, name) is None:  # vLLM's default
                 put(self, name, ())
         if not isinstance(self.max_tokens, RestOfContext):
@@ -100,6 +103,7 @@ class SamplingParams:
         put(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids, MAX_STOPS))
         put(self, "bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
         put(self, "bad_token_ids", _ids("bad_token_ids", self.bad_token_ids, MAX_LISTED_IDS))
+        put(self, "logprob_token_ids", _ids("logprob_token_ids", self.logprob_token_ids, MAX_NAMED_IDS))
         put(self, "logit_bias", _biases(self.logit_bias))
         put(self, "forced_thoughts", _thoughts(self.forced_thoughts))
         if self.allowed_token_ids is not None:
@@ -126,6 +130,10 @@ class SamplingParams:
                 "max_tokens is 0, so there is nothing to do; ask for at least one token, "
                 "or for prompt_logprobs or echo"
             )
+        if self.logprob_token_ids and (self.logprobs is None or self.max_tokens == 0):
+            raise InvalidRequest(
+                "logprob_token_ids requires logprobs and an answer; POST /v1/score has the logprobs of given tokens"
+            )
         if self.allowed_token_ids == ():
             raise InvalidRequest(
                 "allowed_token_ids is empty, so no token could ever be chosen; leave it out or name some"
@@ -150,6 +158,11 @@ class SamplingParams:
     def stop_ids(self) -> tuple[int, ...]:
         assert isinstance(self.stop_token_ids, tuple)
         return self.stop_token_ids
+
+    @property
+    def named_ids(self) -> tuple[int, ...]:
+        assert isinstance(self.logprob_token_ids, tuple)
+        return self.logprob_token_ids
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -204,9 +217,14 @@ def score_params(
 
 
 def params_to_json(params: SamplingParams) -> dict[str, Any]:
-    """Return every field as a JSON value. Seeds are strings: many tools round numbers above 2 ** 53."""
+    """Return every field as a JSON value. Seeds are strings: many tools round numbers above 2 ** 53.
+
+    logprob_token_ids, which older versions do not know, is only there if it was given.
+    """
     settings = {one.name: _to_lists(getattr(params, one.name)) for one in fields(params)}
     settings["seed"] = None if params.seed is None else str(params.seed)
+    if not params.named_ids:
+        del settings["logprob_token_ids"]
     structured = params.structured
     if structured is not None:
         written: dict[str, object] = {structured.kind: _to_lists(getattr(structured, structured.kind))}

@@ -179,8 +179,8 @@ class StepPlan:
 
 @fast_dataclass
 class TokenLogprob:
-    """A token's logprob, the exact fp32 value. top holds the most likely (id, logprob) pairs, ties
-    to the lowest id."""
+    """A token's logprob, the exact fp32 value. top holds the most likely (id, logprob) pairs, or those of
+    the token and of `SamplingParams.logprob_token_ids`: the most likely first, ties to the lowest id."""
 
     token_id: int
     logprob: float

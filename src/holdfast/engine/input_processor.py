@@ -189,6 +189,7 @@ class InputProcessor:
         self._check_ids(params.bad_ids, "bad_token_ids: ")
         self._check_ids(params.allowed_ids or (), "allowed_token_ids: ")
         self._check_ids([id_ for id_, _ in params.biases], "logit_bias: ")
+        self._check_ids(params.named_ids, "logprob_token_ids: ")
         check_forced(limits.thinking, params, self._check_ids)
         if len(prompt_ids) + params.max_tokens > limits.max_model_len:
             raise PromptTooLong(

@@ -288,6 +288,7 @@ def _is_plain(span: Span) -> bool:
     return (
         not span.sampling.changes_logits
         and not span.logprobs
+        and not span.sampling.params.named_ids
         and not span.with_checksums
         and span.constraint is None
     )

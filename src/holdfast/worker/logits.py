@@ -9,15 +9,16 @@ first and read later.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from holdfast.core.step_plan import Span, TokenLogprob
 from holdfast.numerics.ops import Backend
-from holdfast.worker.transfer import HostCopies
+from holdfast.worker.transfer import HostCopies, send_array
 
 TopLogprobs = tuple[tuple[int, float], ...]
 Masks = tuple[bytes | None, ...]  # grammar masks of some tokens, as in `Grammar.masks`
@@ -74,18 +75,29 @@ def batch_slices(
 
 @dataclass(frozen=True)
 class Logprobs:
-    """The logprobs of n tokens and of the top alternatives to each. Host tensors, to be read
-    after `HostCopies.wait`."""
+    """The logprobs of n tokens and of the top alternatives to each, or of named ones. Host tensors, to be
+    read after `HostCopies.wait`."""
 
     values: Tensor  # fp32 [n]
     top_ids: Tensor | None  # int64 [n, most]
     top_values: Tensor | None  # fp32 [n, most]
     counts: Sequence[int]  # how many alternatives each token reports
+    named: Sequence[Sequence[int]] = ()  # which each token reports instead, if any are named
+    named_values: Tensor | None = None  # fp32 [n, most]
 
     def read(self, token_ids: Sequence[int]) -> list[TokenLogprob]:
         """Return the logprobs. token_ids: those that `gather_logprobs` was called with."""
         values: list[float] = self.values.tolist()
-        return list(map(TokenLogprob, token_ids, values, self._tops()))
+        tops = self._tops()
+        if self.named_values is not None:
+            own = zip(token_ids, values, strict=True)
+            tops = [
+                _most_likely_first([one, *zip(names, its_values, strict=False)]) if names else top
+                for one, names, its_values, top in zip(
+                    own, self.named, self.named_values.tolist(), tops, strict=True
+                )
+            ]
+        return list(map(TokenLogprob, token_ids, values, tops))
 
     def _tops(self) -> Sequence[TopLogprobs]:
         if self.top_ids is None or self.top_values is None:
@@ -98,18 +110,41 @@ class Logprobs:
         ]
 
 
+def _most_likely_first(pairs: Sequence[tuple[int, float]]) -> TopLogprobs:
+    return tuple(sorted(dict(pairs).items(), key=lambda pair: (-pair[1], pair[0])))
+
+
 def gather_logprobs(
-    backend: Backend, logits: Tensor, token_ids: Tensor, counts: Sequence[int], copies: HostCopies
+    backend: Backend,
+    logits: Tensor,
+    token_ids: Tensor,
+    counts: Sequence[int],
+    copies: HostCopies,
+    named: Sequence[Sequence[int]] = (),
 ) -> Logprobs:
     """Compute the logprob of one token in each row of the raw logits, fp32 [n, vocab], and the top ones.
-    The logprob of NO_TOKEN means nothing."""
+    The logprob of NO_TOKEN means nothing.
+
+    counts: how many top ones, by row. named: the tokens of each row whose logprobs are wanted, too.
+    """
     norms = backend.logsumexp(logits)  # [n]
-    values = copies.add(_of(logits, token_ids) - norms)
+    found = Logprobs(copies.add(_of(logits, token_ids) - norms), None, None, counts)
     most = min(max(counts), logits.shape[1])
-    if not most:
-        return Logprobs(values, None, None, counts)
-    top, ids = backend.topk(logits, most)  # [n, most]
-    return Logprobs(values, copies.add(ids), copies.add(top - norms[:, None]), counts)
+    if most:
+        top, ids = backend.topk(logits, most)  # [n, most]
+        found = replace(found, top_ids=copies.add(ids), top_values=copies.add(top - norms[:, None]))
+    if any(named):
+        values = logits.gather(1, _table(named, logits.device)) - norms[:, None]
+        found = replace(found, named=named, named_values=copies.add(values))
+    return found
+
+
+def _table(named: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return the tokens of each row, int64 [n, most], filled up with token 0."""
+    table = np.zeros((len(named), max(map(len, named))), np.int64)
+    for row, ids in zip(table, named, strict=True):
+        row[: len(ids)] = ids
+    return send_array(table, device)
 
 
 def chosen_logprobs(backend: Backend, logits: Tensor, token_ids: Tensor, out: Tensor) -> None:

@@ -34,11 +34,12 @@ _SIGN = 1 << 63
 
 @dataclass(frozen=True)
 class _Reports:
-    """The rows of the logits whose logprobs are reported, with how many alternatives, and those with
-    checksums."""
+    """The rows of the logits whose logprobs are reported, with how many alternatives or which, and those
+    with checksums."""
 
     with_logprobs: list[int]
     counts: list[int]
+    named: list[tuple[int, ...]]
     with_checksums: list[int]
 
 
@@ -99,7 +100,7 @@ def sample(
         logprobs = None
         if raw is not None:
             chosen = _rows(token_ids, reports.with_logprobs)
-            logprobs = gather_logprobs(backend, raw, chosen, reports.counts, copies)
+            logprobs = gather_logprobs(backend, raw, chosen, reports.counts, copies, reports.named)
     return SampledTokens(token_ids, copies.add(token_ids), reports, logprobs, checksums)
 
 
@@ -154,9 +155,9 @@ def _sample_greedy(
     token_ids, values = backend.sample_greedy(logits)
     if not reports.with_logprobs:
         return token_ids, None
-    if any(reports.counts):
+    if any(reports.counts) or any(reports.named):
         raw, chosen = _rows(logits, reports.with_logprobs), _rows(token_ids, reports.with_logprobs)
-        return token_ids, gather_logprobs(backend, raw, chosen, reports.counts, copies)
+        return token_ids, gather_logprobs(backend, raw, chosen, reports.counts, copies, reports.named)
     return token_ids, Logprobs(copies.add(_rows(values, reports.with_logprobs)), None, None, reports.counts)
 
 
@@ -167,17 +168,20 @@ def _is_greedy(slices: Sequence[LogitsSlice]) -> bool:
 def _reports_of(slices: Sequence[LogitsSlice]) -> _Reports:
     with_logprobs: list[int] = []
     counts: list[int] = []
+    named: list[tuple[int, ...]] = []
     with_checksums: list[int] = []
     at = 0
     for one in slices:
         span, rows = one.span, range(at, at + one.stop - one.first)
         if span.logprobs is not None:
             with_logprobs.extend(rows)
-            counts.extend([span.logprobs] * len(rows))
+            names = span.sampling.params.named_ids
+            counts.extend([0 if names else span.logprobs] * len(rows))
+            named.extend([names] * len(rows))
         if span.with_checksums:
             with_checksums.extend(rows)
         at = rows.stop
-    return _Reports(with_logprobs, counts, with_checksums)
+    return _Reports(with_logprobs, counts, named, with_checksums)
 
 
 def _rows(tensor: Tensor, rows: list[int], *, copy: bool = False) -> Tensor:

@@ -168,9 +168,10 @@ class CompletionResponse:
 
     def logprobs_writer(self, at: int) -> TextLogprobs:
         """Return the writer of the logprobs of one choice, of the prompt with this index."""
+        named = self.params.named_ids
         return TextLogprobs(
             self.frontend.prompts,
-            self.body.logprobs or 0,
+            len(named) + 1 if named else self.body.logprobs or 0,
             () if self.params.echo else self.call.prompts[at],
             as_ids=bool(self.body.return_tokens_as_token_ids),
             skip_special_tokens=self.params.skip_special_tokens,

@@ -22,7 +22,7 @@ from holdfast.text.detokenizer import Detokenizer
 _SAME_NAMES = (
     *("min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop_token_ids", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
-    *("skip_special_tokens", "include_stop_str_in_output"),
+    *("skip_special_tokens", "include_stop_str_in_output", "logprob_token_ids"),
 )
 _MAX_NAMED = 8  # keys in an error message
 

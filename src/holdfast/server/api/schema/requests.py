@@ -224,6 +224,11 @@ class GenerationRequest(SamplingFields, ServingFields):
         le=20,
         description="Return the logprobs of the prompt's tokens and of that many most likely ones. Not in a stream.",
     )
+    logprob_token_ids: TokenIds | None = Field(
+        None,
+        max_length=128,
+        description="With logprobs: report the logprobs of these tokens in place of the most likely ones.",
+    )
     return_tokens_as_token_ids: bool | None = Field(
         None, description="Write tokens in logprobs as token_id:123."
     )
