@@ -65,7 +65,7 @@ def random_request(seed: int) -> RandomRequest:
         "repetition_penalty": rng.choice([0.5, 1.3, 3.0]),
         "frequency_penalty": rng.uniform(-2, 2),
         "presence_penalty": rng.uniform(-2, 2),
-        "logit_bias": [(token_id, rng.uniform(-9, 9)) for token_id in some(5)],
+        "logit_bias": {token_id: rng.uniform(-9, 9) for token_id in some(5)},
         "allowed_token_ids": [*range(4, 20), *some(3)],
         "bad_token_ids": some(3),
         "top_k": 9,
