@@ -77,9 +77,10 @@ class Honest:
         self._number = 0
 
     def send(self, path: str, body: Any = None) -> tuple[int, Any]:
-        """One request: its status, and its JSON."""
+        """One request: its status, and its JSON. A proxy's own errors have none."""
         status, content = self._send(path, body)
-        return status, None if status == LOST else json.loads(content)
+        is_json = content[:1] in (b"{", b"[")
+        return status, json.loads(content) if is_json else None
 
     def text(self, path: str) -> str:
         """The text at a path."""

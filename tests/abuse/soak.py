@@ -1,4 +1,4 @@
-"""Mixed load of eight tenants, two of them hostile, with a deterministic canary every two seconds:
+"""Mixed load of eight tenants behind nginx, two of them hostile, with a deterministic canary every two seconds:
 
     PYTHONPATH=tests python -m abuse.soak --seconds 1800 --output soak.json
 
@@ -27,6 +27,7 @@ from abuse.attacks import ATTACKS, attack_names
 from abuse.honest import Honest
 from abuse.setup import MAX_MODEL_LEN, attacked_model, attacked_server
 from abuse.wire import Target
+from support.nginx import behind_nginx
 from support.serving import Server
 
 HONEST = tuple(f"key-of-honest-tenant-{at}" for at in range(6))
@@ -63,6 +64,7 @@ class Soak:
     """The load on one server, in threads, until `stop` is set, and what was seen."""
 
     server: Server
+    url: str  # of the proxy
     stop: threading.Event = field(default_factory=threading.Event)
     began: float = field(default_factory=time.monotonic)
     canaries: Counter[str] = field(default_factory=Counter)
@@ -92,7 +94,7 @@ class Soak:
         return status, answer
 
     def _client(self, key: str) -> Honest:
-        return Honest(Target(self.server.url, key), patience=60.0)
+        return Honest(Target(self.url, key), patience=60.0)
 
     def _sing(self) -> None:
         client = self._client(HONEST[0])
@@ -115,7 +117,9 @@ class Soak:
 
     def _attack(self, seconds: float) -> None:
         """Both hostile tenants, one attack after the other, over and over."""
-        targets = [Target(self.server.url, key, "tiny", MAX_MODEL_LEN) for key in HOSTILE]
+        targets = [
+            Target(self.url, key, "tiny", MAX_MODEL_LEN, source=f"127.0.0.{2 + at}") for at, key in enumerate(HOSTILE)
+        ]
         with Attacker() as attacker:
             for name in itertools.cycle(attack_names()):
                 if self.stop.is_set():
@@ -164,10 +168,15 @@ def main() -> None:
     parser.add_argument("--attack-seconds", type=float, default=10.0, help="seconds of each attack")
     parser.add_argument("--output", type=Path, help="a JSON file with every sample")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        model = attacked_model(Path(folder))
-        with attacked_server(model, keys=(*HONEST, *HOSTILE)) as server:
-            soak = Soak(server)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = attacked_model(folder)
+        (folder / "nginx").mkdir()
+        with (
+            attacked_server(model, "--trusted-proxy", "127.0.0.1", keys=(*HONEST, *HOSTILE)) as server,
+            behind_nginx(server.url, folder / "nginx") as url,
+        ):
+            soak = Soak(server, url)
             soak.run(chosen.seconds, chosen.attack_seconds)
             log = server.text
     found = {**soak.figures(), "tracebacks": log.count("Traceback"), "starts": log.count("Ready after")}
