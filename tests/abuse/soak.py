@@ -118,7 +118,8 @@ class Soak:
     def _attack(self, seconds: float) -> None:
         """Both hostile tenants, one attack after the other, over and over."""
         targets = [
-            Target(self.url, key, "tiny", MAX_MODEL_LEN, source=f"127.0.0.{2 + at}") for at, key in enumerate(HOSTILE)
+            Target(self.url, key, "tiny", MAX_MODEL_LEN, source=f"127.0.0.{2 + at}")
+            for at, key in enumerate(HOSTILE)
         ]
         with Attacker() as attacker:
             for name in itertools.cycle(attack_names()):
