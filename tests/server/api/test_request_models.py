@@ -35,7 +35,8 @@ MESSAGE = {"role": "user", "content": "a"}
 
 COMPLETION: list[Case] = [
     ({"prompt": [1, "a"]}, "prompt[1]", "invalid_type"),  # llama.cpp: one prompt
-    ({"prompt": [{"prompt_string": "a"}]}, "prompt[0]", "invalid_type"),
+    ({"prompt": [[1], "a", {"prompt_string": "a"}]}, "prompt[2]", "invalid_type"),
+    ({"prompt": ["a", 1]}, "prompt[1]", "invalid_type"),
     ({"prompt": [2**63]}, "prompt[0]", "invalid_value"),
     ({"n": 10**9}, "n", "invalid_value"),  # CVE-2026-34756
     ({"best_of": 10**6}, "best_of", "invalid_value"),  # CVE-2024-8939

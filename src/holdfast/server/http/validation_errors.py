@@ -1,8 +1,8 @@
 """Turns a pydantic `ValidationError` into one error in OpenAI's words: which field, what was
 expected, what was sent. `refuse` is for values that an API allows and this server does not have.
 
-Of all errors, the first field's is reported. In a union it is the deepest one, because that is the
-variant the client meant. At most a line of the client's own text is quoted.
+Of all errors, the first field's is reported. In a union it is the deepest one, and of lists the one that
+comes last, because that is the variant the client meant. At most a line of the client's own text is quoted.
 """
 
 import json
@@ -64,6 +64,7 @@ class _FieldError:
                 continue  # the name of a union's variant, which clients do not know
             names.append(f"[{part}]" if isinstance(part, int) else f".{_truncate(part)}")
         self.depth = len(names)
+        self.items = [part for part in details["loc"] if isinstance(part, int)]
         self.top = names[0] if names else ""
         self.path = "".join(names).removeprefix(".")
 
@@ -73,7 +74,7 @@ def explain(raised: ValidationError, content: dict[str, Any]) -> ApiError:
     errors = [_FieldError(one, content) for one in raised.errors(include_url=False, include_input=False)]
     first = [error for error in errors if error.top == errors[0].top]
     deepest = max(error.depth for error in first)
-    chosen = next(error for error in first if error.depth == deepest)
+    chosen = max((error for error in first if error.depth == deepest), key=lambda error: error.items)
     here = [error for error in first if error.path == chosen.path]
     # If one variant of a union has the right type, type errors of the others are irrelevant.
     reported = next((error for error in here if error.kind not in _EXPECTED), None)
