@@ -19,7 +19,7 @@ from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.engine import Engine
 from support import stepping
 
-REPORTS = ("logprobs", "prompt logprobs", "echo")
+REPORTS = ("logprobs", "named logprobs", "prompt logprobs", "echo")
 GRAMMAR = r"[a-z]{2,4}( [a-z]{2,4}){2,5}\."  # equivalent to the grammar of the features
 
 

@@ -28,7 +28,7 @@ FEATURES = (
     "presence penalty", "frequency penalty", "repetition penalty", "logit bias",
     "stop text", "stop token", "min tokens", "ignore eos",
     "allowed tokens", "bad tokens", "bad words",
-    "logprobs", "prompt logprobs", "scores only", "echo",
+    "logprobs", "named logprobs", "prompt logprobs", "scores only", "echo",
     "JSON schema", "JSON object", "regex", "choice", "grammar",
     "copied text",
 )  # fmt: skip
