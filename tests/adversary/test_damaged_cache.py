@@ -151,11 +151,12 @@ def test_damaged_kernels_change_nothing(machine: Machine, expected: str, damage:
     library = machine.library
     DAMAGES[damage](library)
     assert machine.start() == expected
-    library.with_name("aside").unlink(missing_ok=True)
     assert machine.library == library and read_checked(library) is not None
     built = library.stat().st_mtime_ns
     assert machine.start() == expected
     assert library.stat().st_mtime_ns == built
+    if library.is_symlink():
+        library.with_name("aside").replace(library)
 
 
 @pytest.mark.long
