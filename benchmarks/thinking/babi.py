@@ -22,6 +22,7 @@ facts as thoughts.
     python benchmarks/thinking/babi.py qa1_single-supporting-fact_train.txt qa1_train.jsonl    # for the task jsonl:FILE
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.jsonl import write_thoughts
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
 
 _MOVE = re.compile(
@@ -167,5 +167,20 @@ def _last_word(text: str) -> int:
     return len(text.rstrip(".!?")) - 1
 
 
+def to_line(example: TextExample) -> str:
+    """Return the example as a line of a file for the task `jsonl`."""
+    thoughts = [
+        {
+            "at": step.settled_at,
+            "text": step.thought.lstrip(),
+            "state": step.state.lstrip(),
+            "at_once": step.at_once,
+        }
+        for step in example.steps
+    ]
+    return json.dumps({"prompt": example.message, "answer": example.answer.lstrip(), "thoughts": thoughts})
+
+
 if __name__ == "__main__":
-    write_thoughts(read_babi(Path(sys.argv[1])), Path(sys.argv[2]))
+    lines = [f"{to_line(each)}\n" for each in read_babi(Path(sys.argv[1]))]
+    Path(sys.argv[2]).write_text("".join(lines), encoding="utf-8")

@@ -2,6 +2,7 @@
 
     python benchmarks/thinking/eval.py general DIR    # 200 general prompts: thoughts, and the backbone's bits
     python benchmarks/thinking/eval.py rounds DIR     # prefill with predicted thoughts against chunk by chunk
+    python benchmarks/thinking/eval.py swapped DIR    # parity: the last thought forced, as it is and inverted
 
 DIR is a folder of `holdfast train thinking`, or `coin`, `smollm2-coin`. --device cuda for a GPU.
 """
@@ -11,7 +12,7 @@ import copy
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.core.results import Result
+from holdfast.core.results import Result, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm.llm import LLM
 from holdfast.models.adapter import is_adapter
@@ -30,6 +31,7 @@ from holdfast_thinking.grammar.words import FEW_NAMES, SENTENCES
 from holdfast_thinking.tasks.parity import STATES
 
 Row = dict[str, Any]
+Pairs = list[tuple[EvalPrompt, Result]]
 DENSITIES = {"rare": 40, "few": 12, "medium": 3, "dense": 0}  # filler sentences before an event
 
 
@@ -142,11 +144,64 @@ def _coin_text(model: EvalModel, gap: int, rng: np.random.Generator, most_tokens
     return EvalPrompt((*ids, *asked), f" {final}", final, num_answer)
 
 
+def swap_last_thought(model: EvalModel, events: int, pairs: Pairs) -> Row:
+    """Force the last thought about each prompt of parity: unchanged, and with the other side.
+
+    pairs: the answers with the model's own thoughts. flipped: answers that became the opposite. unchanged:
+    those that stayed with the same thought.
+    """
+    last = [(prompt, result, _last_thought(model, prompt, result)) for prompt, result in pairs]
+    forced = [(prompt, result, thought) for prompt, result, thought in last if thought is not None]
+    same, other = (_force(model, forced, is_swapped) for is_swapped in (False, True))
+    before = [result for _, result, _ in forced]
+    return {
+        "model": model.name,
+        "events": events,
+        "count": len(forced),
+        "flipped": sum(a.text == opposite(b.text) != b.text for a, b in zip(other, before, strict=True)),
+        "unchanged": sum(a.token_ids == b.token_ids for a, b in zip(same, before, strict=True)),
+        "without_thought": len(pairs) - len(forced),
+    }
+
+
+def _force(
+    model: EvalModel, forced: list[tuple[EvalPrompt, Result, Thought]], is_swapped: bool
+) -> list[Result]:
+    params = []
+    for prompt, _, thought in forced:
+        ids = _swapped(model, thought) if is_swapped else thought.token_ids
+        params.append(model.params(prompt, forced_thoughts={thought.chunk: list(ids)}))
+    return model.generate([prompt for prompt, _, _ in forced], params) if forced else []
+
+
+def _swapped(model: EvalModel, thought: Thought) -> list[int]:
+    assert model.thinking is not None
+    text = model.tokenizer.decode(list(thought.token_ids), skip_special_tokens=False)
+    ids: list[int] = model.tokenizer.encode(opposite(text), add_special_tokens=False).ids
+    return ids[: model.thinking.max_thought]
+
+
+def opposite(text: str) -> str:
+    one, other = STATES
+    return other.join(part.replace(other, one) for part in text.split(one))
+
+
+def _last_thought(model: EvalModel, prompt: EvalPrompt, result: Result) -> Thought | None:
+    inside = len(prompt.token_ids) // model.chunk
+    said = [thought for thought in result.thoughts if thought.token_ids and thought.chunk < inside]
+    return said[-1] if said else None
+
+
+def measure_swapped(model: EvalModel, events: int = 40, count: int = 100) -> Row:
+    prompts = model.draw("parity", events, count)
+    return swap_last_thought(model, events, list(zip(prompts, model.generate(prompts), strict=True)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("general", "rounds"))
+    parser.add_argument("what", choices=("general", "rounds", "swapped"))
     parser.add_argument("folder")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
@@ -156,8 +211,12 @@ def main() -> None:
 
     found = locate(options.folder)
     model = EvalModel(options.folder, found.adapter or found.path, open_llm, ("parity",), 1, True)
-    rows = [measure_general(model, open_llm)] if options.what == "general" else measure_rounds(model)
-    for row in rows:
+    measures: dict[str, Callable[[], Iterable[Row]]] = {
+        "general": lambda: [measure_general(model, open_llm)],
+        "rounds": lambda: measure_rounds(model),
+        "swapped": lambda: [measure_swapped(model)],
+    }
+    for row in measures[options.what]():
         print(json.dumps(row), flush=True)
 
 

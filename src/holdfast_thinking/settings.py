@@ -120,7 +120,6 @@ class TrainingSettings:
     thought_delay: int = 0
     # The last thought about a chat message is the answer, so that a frozen backbone only has to say it.
     thinks_answer: bool = False
-    examples: int | None = None  # use only so many texts of each file and each task
     context: int = 4096
     steps: int = option(1500, "Number of steps.", panel=_RUN)
     minutes: float | None = option(

@@ -11,11 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.thinking.eval import opposite, swap_last_thought
 from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.locate import COIN, locate
-from holdfast_thinking.eval.measures import measure_accuracy, measure_latency, opposite, swap_last_thought
+from holdfast_thinking.eval.measures import measure_accuracy, measure_latency
 from holdfast_thinking.eval.model import EvalModel, EvalPrompt, final_answer
 from holdfast_thinking.eval.report import show_eval
 from holdfast_thinking.eval.run import EvalSettings, run_eval
@@ -138,7 +139,7 @@ def test_eval_report_is_written_as_json(folder: Callable[[AnswerForm], Path], tm
     assert [(each["model"], each["count"]) for each in held["accuracy"]] == [("own", 2)] * 6 + [
         ("plain", 2)
     ] * 6
-    assert len(held["zeroed"]) == 6 and len(held["swapped"]) == 3
+    assert len(held["zeroed"]) == 6
     assert held["settings"]["tasks"] == ["parity", "variables"]
     assert held["models"]["own"]["max_events"] == 4
     assert {(each["task"], each["from_events"]) for each in held["mean_accuracy"]} == {
@@ -172,7 +173,7 @@ def test_file_and_text_tasks_are_evaluated_with_their_thoughts(
     path.write_text('{"prompt": "Nora went to the hall. Where is Nora?", "answer": "hall."}\n')
     tasks = (f"jsonl:{path}", "outside")
     folders = [("own", folder("thinking")), ("chain", folder("cot"))]
-    settings = EvalSettings(tasks=tasks[::-1], count=2, latency=True)
+    settings = EvalSettings(tasks=tasks[::-1], count=2, ablate=True, latency=True)
     report = run_eval(folders, settings, open_llm, tmp_path, lambda text: None)
     found = [tuple(row[key] for key in ("model", "task", "events", "count")) for row in report.accuracy]
     assert found == [
@@ -191,3 +192,5 @@ def test_file_and_text_tasks_are_evaluated_with_their_thoughts(
     show_eval(report, console)
     shown = console.file.getvalue()
     assert "jsonl qa9_test" in shown
+    _, without_states = shown.split("the same checkpoint without states")
+    assert re.search(r"own +jsonl qa9_test +1 +0\.0 ", without_states)

@@ -1,5 +1,6 @@
 """The training loop: the same settings give the same bits, interrupted or not; the export is a model folder."""
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from safetensors.torch import load_file
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.thinking.config import WEIGHTS_FILE, read_thinking
+from holdfast_thinking import train_model
 from holdfast_thinking.run import loop
-from holdfast_thinking.run.export import STATE_FILE, export
+from holdfast_thinking.run.export import STATE_FILE, export, read_training_info
 from holdfast_thinking.run.loop import (
     TrainingRun,
     learning_rate,
@@ -67,6 +69,20 @@ def test_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     assert resume_run(tmp_path, CPU).step == 12
 
 
+def test_model_is_trained_on_the_examples_of_a_call(tmp_path: Path) -> None:
+    lines = [{"prompt": f"Put {one} ‹{one}› here. Where is it?", "answer": f"{one}."} for one in "abcdefghij"]
+    train_model(tmp_path, replace(TINY, steps=1, chunk=4), examples=lines, device="cpu")
+    tasks = (f"jsonl:{tmp_path / 'examples.jsonl'}",)
+    assert read_training_info(tmp_path).tasks == tasks and (tmp_path / WEIGHTS_FILE).is_file()
+    run = resume_run(tmp_path, CPU)
+    assert run.metrics[-1].accuracy is not None and run.metrics[-1].accuracy.keys() == set(tasks)
+    batch = run.source.batch(0)
+    said = [run.built.tokenizer.decode(row[row >= 0].tolist()) for row in batch.thoughts[:, 0]]
+    assert len({*said}) == len(batch) == 8 and {each.strip() for each in said} < set("abcdefghi")
+    with pytest.raises(ConfigError, match=r"examples.jsonl, line 1: .*missing required field `answer`"):
+        train_model(tmp_path, TINY, examples=[{"prompt": "Put b here."}], device="cpu")
+
+
 def test_tasks_have_their_shares_of_a_batch() -> None:
     settings = replace(TINY, tasks=("parity", "outside"), shares=(1, 3), form="none")
     batch = start_run(settings, CPU).source.batch(0)
@@ -86,11 +102,13 @@ def test_texts_are_new_in_every_step_and_depend_on_seed_and_step_alone() -> None
     assert not np.array_equal(reseeded.token_ids, one.batch(0).token_ids)
 
 
-def test_every_text_comes_once_in_an_epoch() -> None:
-    source = start_run(replace(TINY, tasks=("outside",), examples=12, form="none"), CPU).source
+def test_every_text_of_a_file_comes_once_in_an_epoch(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"  # the tenth of its lines is held out
+    file.write_text("\n".join(json.dumps({"prompt": f"{one}?", "answer": "x"}) for one in "abcdefghijklm"))
+    source = start_run(replace(TINY, tasks=(f"jsonl:{file}",), form="none"), CPU).source
     seen = [tuple(row.tolist()) for step in range(3) for row in source.batch(step).token_ids]
     lines = [tuple(token for token in row if token) for row in seen]
-    assert len(lines) == 24 and {lines.count(each) for each in lines} <= {2, 4}
+    assert len(lines) == 24 and {lines.count(each) for each in lines} == {2}
 
 
 def test_missing_or_broken_train_state_is_refused(tmp_path: Path) -> None:

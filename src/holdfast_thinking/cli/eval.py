@@ -53,7 +53,7 @@ def thinking(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the texts.")] = 1,
     ablate: Annotated[
         bool,
-        typer.Option("--ablate", help="Also measure without states, and with the last thought replaced."),
+        typer.Option("--ablate", help="Also measure without states."),
     ] = False,
     latency: Annotated[
         bool,

@@ -165,8 +165,8 @@ def _require_place(out: Path, overwrite: bool) -> None:
 def _train(run: "TrainingRun", out: Path) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    from holdfast_thinking.run.export import export, plot_curves
     from holdfast_thinking.run.loop import train as go_on
+    from holdfast_thinking.run.loop import write_model
 
     count = sum(each.numel() for each in run.model.parameters())
     note(f"{count / 1e6:.1f} million parameters, {', '.join(run.settings.tasks)}, on {run.device}")
@@ -196,8 +196,7 @@ def _train(run: "TrainingRun", out: Path) -> None:
     if run.step < run.settings.steps:
         note(f"interrupted after step {run.step} of {run.settings.steps}; --resume continues")
         raise typer.Exit(_INTERRUPTED)
-    export(run.built, run.settings, out)
-    plot_curves(run.metrics, out / "curves.png")
+    write_model(run, out)
     note(f"written: {out}")
 
 

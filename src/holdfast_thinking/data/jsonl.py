@@ -2,19 +2,27 @@
 
     chat     {"prompt": "Explain how a boat works.", "answer": "A boat .."}
     jsonl    {"prompt": "A coin lies heads up. Bob tosses it. Which side is up?", "answer": "tails.",
-              "thoughts": [{"at": 33, "text": "tails"}]}
+              "thoughts": [{"at": 31, "text": "tails"}]}
+             {"prompt": "A coin lies heads up. Bob tosses ‹tails› it. Which side is up?", "answer": "tails."}
 
 `at` is the character of the prompt from which on the thought can be known. A thought may have `state`, all
-that holds then, for models that carry their states, and `at_once`, to be written without a delay.
+that holds then, for models that carry their states, and `at_once`, to be written without a delay. A line
+without `thoughts` has them in its prompt, as a terminal shows them: a mark and one space before it are no
+part of the prompt.
 """
 
+import re
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from holdfast.errors import ConfigError
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
+
+_MARK = re.compile(" ?‹([^‹›]*)›")
 
 
 class _Thought(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -24,51 +32,55 @@ class _Thought(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     at_once: bool = False
 
 
-class _Line(msgspec.Struct):
+class _Message(msgspec.Struct):
     prompt: str
     answer: str
-    thoughts: list[_Thought] = []
+
+
+_Fields = TypeVar("_Fields", bound=_Message)
+
+
+class _Line(_Message, forbid_unknown_fields=True):
+    thoughts: list[_Thought] | msgspec.UnsetType = msgspec.UNSET
 
 
 def read_chat(path: Path) -> list[TextExample]:
     """Read prompts and answers about which nothing is thought."""
-    return [TextExample(line.prompt, line.answer, (), has_chain=False) for _, line in _read_lines(path)]
+    lines = _read_lines(path, _Message)
+    return [TextExample(line.prompt, line.answer, (), has_chain=False) for _, line in lines]
 
 
 def read_thoughts(path: Path) -> list[TextExample]:
     """Read prompts and answers with gold thoughts."""
-    return [_example(line, f"{path}, line {number}") for number, line in _read_lines(path)]
+    return [_example(line, f"{path}, line {number}") for number, line in _read_lines(path, _Line)]
 
 
 def _example(line: _Line, where: str) -> TextExample:
+    prompt, thoughts = line.prompt, line.thoughts
+    if thoughts is msgspec.UNSET:
+        prompt, thoughts = _read_marks(line.prompt, where)
     steps, last = [], 0
-    for index, each in enumerate(line.thoughts):
-        if not last <= each.at < len(line.prompt):
-            expected = f"expected {last} to {len(line.prompt) - 1}"
+    for index, each in enumerate(thoughts):
+        if not last <= each.at < len(prompt):
+            expected = f"expected {last} to {len(prompt) - 1}"
             raise ConfigError(f"{where}: thoughts[{index}]: at is {each.at}; {expected}")
         last = each.at
         text, state = (f" {said}" if said else "" for said in (each.text, each.state))
         steps.append(ThoughtStep(last, text, state, each.at_once))
-    return TextExample(line.prompt + QUESTION_END, f" {line.answer}", tuple(steps))
+    return TextExample(prompt + QUESTION_END, f" {line.answer}", tuple(steps))
 
 
-def write_thoughts(examples: list[TextExample], path: Path) -> None:
-    """Write what `read_thoughts` reads."""
-    lines = [
-        _Line(
-            each.message,
-            each.answer.lstrip(),
-            [
-                _Thought(step.settled_at, step.thought.lstrip(), step.state.lstrip(), step.at_once)
-                for step in each.steps
-            ],
-        )
-        for each in examples
-    ]
-    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+def _read_marks(marked: str, where: str) -> tuple[str, list[_Thought]]:
+    """Return the prompt without its marks, and their thoughts, each at the character before its mark."""
+    parts = _MARK.split(marked)
+    prompt = "".join(parts[::2])
+    if set(prompt) & set("‹›"):
+        raise ConfigError(f"{where}: prompt: a mark has one half; expected ‹thought›, or a list of thoughts")
+    ends = accumulate(map(len, parts[::2]))
+    return prompt, [_Thought(end - 1, said.strip()) for end, said in zip(ends, parts[1::2], strict=False)]
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, _Line]]:
+def _read_lines(path: Path, kind: type[_Fields]) -> Iterator[tuple[int, _Fields]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -76,7 +88,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, _Line]]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                yield number, msgspec.json.decode(line, type=_Line)
+                yield number, msgspec.json.decode(line, type=kind)
             except (msgspec.DecodeError, RecursionError) as error:
                 where = f"{path}, line {number}"
                 raise ConfigError(f"{where}: expected an object with prompt and answer: {error}") from error

@@ -125,17 +125,12 @@ class BatchSource:
             )
         self._topics: dict[str, Topic] = {name: open_topic(name, s) for name in s.tasks}
         self._orders: dict[str, tuple[int, NDArray[np.int64]]] = {}  # of an epoch, for each task
-        # The training texts of a file, or of a task with a limited number of them.
-        self._held: dict[str, list[TextExample]] = {}
+        self._held: dict[str, list[TextExample]] = {}  # the training texts of a file
         for name, topic in self._topics.items() if not only_eval else ():
             if isinstance(topic, list):
-                self._held[name] = _split(topic, held_out=False)[: s.examples]
+                self._held[name] = _split(topic, held_out=False)
                 if not self._held[name]:
                     raise ConfigError(f"{name} has no examples to train on")
-            elif s.examples is not None:
-                self._held[name] = self._make(
-                    topic, random.Random(f"train {s.seed} {_file_name(name)}"), s.examples
-                )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A process makes its tasks anew: it could not import the class of an own task."""
@@ -199,16 +194,14 @@ class BatchSource:
         make = getattr(topic, "eval_example", topic.example)
         return [make(rng, events) for _ in range(count)]
 
-    def _make(self, task: TextTask, rng: random.Random, count: int) -> list[TextExample]:
-        return [task.example(rng, rng.randint(1, self._settings.max_events)) for _ in range(count)]
-
     def _texts(self, name: str, index: int, count: int, step: int) -> list[TextExample]:
         """Return the texts of a task in a step. Every text that is held comes once in an epoch."""
         if name not in self._held:
             topic = self._topics[name]
             assert not isinstance(topic, list)
             rng = random.Random(f"train {self._settings.seed} {_file_name(name)} {step}")
-            return self._make(topic, rng, count)
+            most = self._settings.max_events
+            return [topic.example(rng, rng.randint(1, most)) for _ in range(count)]
         held = self._held[name]
         places = (divmod(at, len(held)) for at in range(step * count, (step + 1) * count))
         return [held[self._order(name, index, epoch)[place]] for epoch, place in places]

@@ -1,5 +1,5 @@
-"""Right answers by task and number of events, the share of thoughts that are gold, and whether answers
-depend on them: the checkpoint without states, and with its last thought inverted. And the latency of answers.
+"""Right answers by task and number of events, the share of thoughts that are gold, and right answers without
+states. And the latency of answers.
 """
 
 import time
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
-from holdfast.core.results import Result, Thought
+from holdfast.core.results import Result
 from holdfast.errors import ConfigError
 from holdfast_thinking.eval.model import EvalModel, EvalPrompt
 from holdfast_thinking.eval.report import Row
-from holdfast_thinking.tasks.parity import STATES
 
 _WARM_UPS = 3
 _Pairs = list[tuple[EvalPrompt, Result]]
@@ -99,54 +98,6 @@ def zero_states(model: EvalModel, task: str, events: int, prompts: Sequence[Eval
     right = sum(model.is_right(*each) for each in zip(prompts, results, strict=True))
     row = {"model": model.name, "task": task, "events": events, "count": len(prompts), "right": right}
     return row | {"accuracy": right / len(prompts)}
-
-
-def swap_last_thought(model: EvalModel, events: int, pairs: _Pairs) -> Row:
-    """Force the last thought about each prompt of parity: unchanged, and with the other side.
-
-    pairs: the answers with the model's own thoughts. flipped: answers that became the opposite. unchanged:
-    those that stayed with the same thought.
-    """
-    last = [(prompt, result, _last_thought(model, prompt, result)) for prompt, result in pairs]
-    forced = [(prompt, result, thought) for prompt, result, thought in last if thought is not None]
-    same, other = (_force(model, forced, is_swapped) for is_swapped in (False, True))
-    before = [result for _, result, _ in forced]
-    return {
-        "model": model.name,
-        "events": events,
-        "count": len(forced),
-        "flipped": sum(a.text == opposite(b.text) != b.text for a, b in zip(other, before, strict=True)),
-        "unchanged": sum(a.token_ids == b.token_ids for a, b in zip(same, before, strict=True)),
-        "without_thought": len(pairs) - len(forced),
-    }
-
-
-def _force(
-    model: EvalModel, forced: list[tuple[EvalPrompt, Result, Thought]], is_swapped: bool
-) -> list[Result]:
-    params = []
-    for prompt, _, thought in forced:
-        ids = _swapped(model, thought) if is_swapped else thought.token_ids
-        params.append(model.params(prompt, forced_thoughts={thought.chunk: list(ids)}))
-    return model.generate([prompt for prompt, _, _ in forced], params) if forced else []
-
-
-def _swapped(model: EvalModel, thought: Thought) -> list[int]:
-    assert model.thinking is not None
-    text = model.tokenizer.decode(list(thought.token_ids), skip_special_tokens=False)
-    ids: list[int] = model.tokenizer.encode(opposite(text), add_special_tokens=False).ids
-    return ids[: model.thinking.max_thought]
-
-
-def opposite(text: str) -> str:
-    one, other = STATES
-    return other.join(part.replace(other, one) for part in text.split(one))
-
-
-def _last_thought(model: EvalModel, prompt: EvalPrompt, result: Result) -> Thought | None:
-    inside = len(prompt.token_ids) // model.chunk
-    said = [thought for thought in result.thoughts if thought.token_ids and thought.chunk < inside]
-    return said[-1] if said else None
 
 
 def measure_latency(models: Sequence[EvalModel], count: int, events: int, task: str) -> list[Row]:

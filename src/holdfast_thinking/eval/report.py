@@ -31,18 +31,17 @@ class EvalReport:
     models: dict[str, Row] = field(default_factory=dict)
     accuracy: list[Row] = field(default_factory=list)
     zeroed: list[Row] = field(default_factory=list)
-    swapped: list[Row] = field(default_factory=list)
     latency: list[Row] = field(default_factory=list)
     examples: list[Row] = field(default_factory=list)
 
-    def mean_accuracy(self) -> list[Row]:
+    def mean_accuracy(self, measured: list[Row]) -> list[Row]:
         """Return each model's mean over lengths of at least the longest it was trained on."""
         rows = []
-        for model, task in _pairs(self.accuracy):
+        for model, task in _pairs(measured):
             least = self.models[model]["max_events"]
             shares = [
                 each["accuracy"]
-                for each in self.accuracy
+                for each in measured
                 if (each["model"], each["task"]) == (model, task)
                 and (each["events"] >= least or not each["events"])
             ]
@@ -55,7 +54,7 @@ class EvalReport:
             return
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f".{REPORT_FILE}.tmp"
-        fields = asdict(self) | {"mean_accuracy": self.mean_accuracy()}
+        fields = asdict(self) | {"mean_accuracy": self.mean_accuracy(self.accuracy)}
         draft.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
         draft.replace(folder / REPORT_FILE)
 
@@ -67,17 +66,15 @@ def show_eval(report: EvalReport, console: Console | None = None) -> None:
         chunk = "" if fields["chunk"] is None else f", chunks of {fields['chunk']}"
         tasks = ", ".join(map(task_label, fields["tasks"]))
         console.print(f"{name}: {fields['form']}, N = {fields['max_events']}, {tasks}{chunk}", markup=False)
-    means = {(each["model"], each["task"]): {"mean": each["accuracy"]} for each in report.mean_accuracy()}
     title = (
         "right answers, % by number of events; mean over lengths of at least N, or over all texts of a file"
     )
-    _show(title, _by_events(report.accuracy, means), console)
+    _show(title, _by_events(report.accuracy, report), console)
     work = [
         {key: each[key] for key in each if key not in ("wrong", "count", "right")} for each in report.accuracy
     ]
     _show("thoughts equal to the gold ones, %, and the work of a prompt", work, console)
-    _show("the same checkpoint without states, % right", _by_events(report.zeroed, {}), console)
-    _show("parity with the last thought forced: inverted, and unchanged", report.swapped, console)
+    _show("the same checkpoint without states, % right", _by_events(report.zeroed, report), console)
     times = [{key: each[key] for key in each if key != "form"} for each in report.latency]
     _show("one request at a time: the same texts for all models; ms of prompt and answer", times, console)
     for one in report.examples:
@@ -90,14 +87,14 @@ def _pairs(rows: list[Row]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((each["model"], each["task"]) for each in rows))
 
 
-def _by_events(rows: list[Row], more: dict[tuple[str, str], Row]) -> list[Row]:
+def _by_events(rows: list[Row], report: EvalReport) -> list[Row]:
     lengths = sorted({each["events"] for each in rows if each["events"]})
     found = []
-    for pair in _pairs(rows):
+    for pair, mean in zip(_pairs(rows), report.mean_accuracy(rows), strict=True):
         own = {each["events"]: each for each in rows if (each["model"], each["task"]) == pair}
         shares = {str(one): f"{100 * own[one]['accuracy']:.1f}" if one in own else None for one in lengths}
         texts = next(iter(own.values()))["count"]
-        found.append({"model": pair[0], "task": pair[1], "texts": texts, **shares, **more.get(pair, {})})
+        found.append({"model": pair[0], "task": pair[1], "texts": texts, **shares, "mean": mean["accuracy"]})
     return found
 
 

@@ -12,7 +12,6 @@ from holdfast_thinking.eval.measures import (
     measure_accuracy,
     measure_latency,
     show_thoughts,
-    swap_last_thought,
     zero_states,
 )
 from holdfast_thinking.eval.model import EvalModel, OpenLLM
@@ -87,8 +86,6 @@ def _measure(
     report.examples += show_thoughts(model, task, pairs)[:_NUM_EXAMPLES]
     if settings.ablate:
         report.zeroed.append(zero_states(model, task, events, prompts))
-        if task == "parity":
-            report.swapped.append(swap_last_thought(model, events, pairs))
 
 
 def _start(

@@ -161,9 +161,9 @@ def plot_curves(metrics: "Sequence[StepMetrics]", path: Path) -> None:
     for index, name in enumerate(names):
         points = [(step, accuracy[name]) for step, accuracy in tested if name in accuracy]
         colour = _COLOURS[index % len(_COLOURS)]
-        accuracies.plot(*zip(*points, strict=True), color=colour, marker="o", ms=3, label=f"{name} events")
+        accuracies.plot(*zip(*points, strict=True), color=colour, marker="o", ms=3, label=name)
     accuracies.set_ylim(-0.02, 1.02)
-    accuracies.set_title("right answers, own thoughts")
+    accuracies.set_title("right answers by task and events, own thoughts")
     for panel in (losses, accuracies):
         panel.set_xlabel("step")
         panel.grid(alpha=0.25)

@@ -8,26 +8,29 @@ same number of threads, a resumed run has the same bits as one that was not inte
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from holdfast.errors import ConfigError
+from holdfast.worker.device import choose_device
 from holdfast_thinking.data.source import BatchSource, vocabulary
 from holdfast_thinking.model.build import BuiltModel, build
 from holdfast_thinking.model.compiled import autocast, compile_rowwise
 from holdfast_thinking.model.loss import packed_loss
 from holdfast_thinking.model.model import BLOCKS, ThinkingModel
-from holdfast_thinking.run.export import load_state, read_run_info, save_state
+from holdfast_thinking.run.export import export, load_state, plot_curves, read_run_info, save_state
 from holdfast_thinking.run.prefetch import Step, StepBuilder, prefetch_steps
 from holdfast_thinking.run.validation import validate
 from holdfast_thinking.settings import TrainingSettings, settings_from_json
 
+_EXAMPLES_FILE = "examples.jsonl"  # in the folder of a run: those it was called with
 _EVAL_BATCH, _EVAL_BATCH_THINKING = 128, 512  # texts; chunk by chunk means many small passes
 _LOG_EVERY = 10
 _MEASURED_AT = (50, 400, 1500, 4000)  # steps after which the number of steps is set from the time of a step
@@ -38,7 +41,7 @@ _LAST_SHARE = 0.02  # of the learning rate, at the end of the cosine
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """Losses of a step. accuracy: "task events" -> share of right answers, if it was evaluated."""
+    """Losses of a step. accuracy: "task events", or "task" -> share of right answers, if it was evaluated."""
 
     step: int
     loss: float
@@ -177,6 +180,33 @@ def train(
         run.save(folder)
 
 
+def write_model(run: TrainingRun, folder: Path) -> None:
+    """Write the model folder and the curves of a run."""
+    export(run.built, run.settings, folder)
+    plot_curves(run.metrics, folder / "curves.png")
+
+
+def train_model(
+    folder: Path | str,
+    settings: TrainingSettings,
+    examples: Iterable[Mapping[str, Any]] = (),
+    report: ReportStep | None = None,
+    device: str = "auto",
+) -> None:
+    """Train and write a model folder, as `holdfast train thinking` does.
+
+    examples: lines of the task `jsonl`, instead of the settings' tasks; written to FOLDER/examples.jsonl.
+    """
+    folder = Path(folder)
+    if lines := [msgspec.json.encode(each) + b"\n" for each in examples]:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.joinpath(_EXAMPLES_FILE).write_bytes(b"".join(lines))
+        settings = replace(settings, tasks=(f"jsonl:{folder / _EXAMPLES_FILE}",), shares=())
+    run = start_run(settings, choose_device(device))
+    train(run, folder, report)
+    write_model(run, folder)
+
+
 def measure_accuracy(run: TrainingRun, events: tuple[int, ...], count: int) -> dict[str, float]:
     """Return the share of right answers for each task and number of events, with the model's own thoughts."""
     cells = [
@@ -196,7 +226,8 @@ def measure_accuracy(run: TrainingRun, events: tuple[int, ...], count: int) -> d
         is_right[among] = found.is_right
     run.model.train()
     shares = is_right.reshape(len(cells), count).mean(axis=1).tolist()
-    return {f"{name} {number}": share for (name, number), share in zip(cells, shares, strict=True)}
+    names = [f"{name} {number}" if run.source.has_events(name) else name for name, number in cells]
+    return dict(zip(names, shares, strict=True))
 
 
 def learning_rate(settings: TrainingSettings, step: int) -> float:

@@ -1,14 +1,13 @@
 """Texts of files and how they become tokens, with small excerpts written here."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast_thinking.data.jsonl import read_chat, read_thoughts, write_thoughts
+from holdfast_thinking.data.jsonl import read_chat, read_thoughts
 from holdfast_thinking.data.source import draw_prompts
 from holdfast_thinking.data.text_examples import (
     ChatFrame,
@@ -131,14 +130,22 @@ def test_general_text_has_no_thoughts_and_no_chain(tmp_path: Path) -> None:
         read_chat(path)
 
 
-def test_gold_thoughts_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_gold_thoughts_stand_in_the_prompt_or_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
-    asked = ThoughtStep(59, "", " Nora", at_once=True)
-    examples = [replace(STORY, steps=(*STORY.steps[:2], asked)), replace(STORY, steps=())]
-    write_thoughts(examples, path)
-    assert read_thoughts(path) == examples
-    line = json.loads(path.read_text().splitlines()[0])
-    assert line["thoughts"][0] == {"at": 24, "text": "Nora cellar"}
+    prompt, marked = "Bob tosses it. Which side?", "Bob tosses ‹tails› it.‹so tails› Which side?"
+    beside = [{"at": 9, "text": "tails"}, {"at": 13, "text": "so tails"}]
+    lines = [
+        {"prompt": prompt, "answer": "tails.", "thoughts": beside},
+        {"prompt": marked, "answer": "tails."},
+        {"prompt": marked, "answer": "tails.", "thoughts": []},
+        {"prompt": prompt, "answer": "x", "thoughts": [{"at": 9, "state": "tails", "at_once": True}]},
+    ]
+    path.write_text("\n\n".join(map(json.dumps, lines)))
+    one, same, without, carried = read_thoughts(path)
+    assert one.steps == (ThoughtStep(9, " tails"), ThoughtStep(13, " so tails"))
+    assert one == same == TextExample(f"{prompt} A:", " tails.", one.steps)
+    assert (without.message, without.steps) == (marked, ())
+    assert carried.steps == (ThoughtStep(9, "", " tails", at_once=True),)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +164,22 @@ def test_bad_gold_thoughts_are_refused(tmp_path: Path, thoughts: object, named: 
     fields = {"prompt": "a b c?", "answer": "b"}
     path.write_text("\n".join(json.dumps(each) for each in (fields, {**fields, "thoughts": thoughts})))
     with pytest.raises(ConfigError, match=f"line 2: .*{named}"):
+        read_thoughts(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ({"prompt": "a b ‹tails c?"}, "prompt: a mark has one half"),
+        ({"prompt": "‹tails› a b c?"}, r"thoughts\[0\]: at is -1; expected 0 to 6"),
+        ({"prompt": "a b c?", "thought": []}, "unknown field `thought`"),
+        ({"prompt": 5}, r"Expected `str`, got `int` - at `\$.prompt`"),
+    ],
+)
+def test_bad_lines_are_refused(tmp_path: Path, line: dict[str, object], named: str) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n" + json.dumps({"answer": "b", **line}))
+    with pytest.raises(ConfigError, match=f"own.jsonl, line 2: .*{named}"):
         read_thoughts(path)
 
 
