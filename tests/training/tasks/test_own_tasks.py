@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.thinking.babi import read_babi
+from benchmarks.thinking.babi import read_babi, to_line
 from benchmarks.thinking.entities import Entities
 from benchmarks.thinking.two_hop import TwoHop
 from holdfast.errors import ConfigError
+from holdfast_thinking.data.jsonl import read_thoughts
 from holdfast_thinking.data.source import draw_prompts
 from holdfast_thinking.data.text_examples import ChatFrame, TextExample, TextRules, TextTask, make_batch
 from holdfast_thinking.model.packed import IGNORED, PackSpec, pack
@@ -77,3 +78,13 @@ def test_bad_line_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match="line 1"):
         read_babi(path)
+
+
+def test_babi_examples_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "qa.jsonl"
+    path.write_text(
+        "1 Mary moved to the hall.\n2 Mary got the milk there.\n3 Where is the milk? \thall\t2 1\n"
+    )
+    examples = read_babi(path)
+    path.write_text("\n".join(map(to_line, examples)))
+    assert read_thoughts(path) == examples and len(examples[0].steps) == 3
