@@ -20,8 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 _log = logging.getLogger(__name__)
 _DIGEST_BYTES = 65  # a newline and 64 digits
 _UNFINISHED = ".unfinished"  # the suffix of a file that is being written
@@ -57,6 +55,8 @@ def read_checked(path: Path) -> bytes | None:
 
 def read_json(path: Path, form: type[T]) -> T | None:
     """Return the object that a file of `write_checked` holds as JSON, if it can be used."""
+    import msgspec  # here: setup.py builds the kernels before anything is installed
+
     content = read_checked(path)
     try:
         return None if content is None else msgspec.json.decode(content, type=form)
