@@ -27,7 +27,7 @@ BadWords = tuple[tuple[int, ...], ...]
 
 _log = logging.getLogger(__name__)
 NOTHING_ALLOWED = b""  # a grammar mask without a set bit
-_MAX_INDICES = 512  # lists of bad words
+_MAX_INDEXED_WORDS = 1 << 17  # of all lists of bad words: about 25 MB
 _MAX_SINGLE_IDS = 1024  # of a list of bad ids; a longer one is a limit for the whole row
 
 
@@ -272,7 +272,7 @@ def _index_of(words: BadWords) -> _BadWordIndex:
                 begun.setdefault(word[-2], []).append(word)
         single = np.array([word[0] for word in words if len(word) == 1], np.int64)
         known = _BadWordIndex(words, single, begun)
-        while len(_indices) >= _MAX_INDICES:
+        while _indices and sum(len(one.words) for one in _indices.values()) + len(words) > _MAX_INDEXED_WORDS:
             del _indices[next(iter(_indices))]
         _indices[id(words)] = known
     return known
