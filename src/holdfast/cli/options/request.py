@@ -84,6 +84,12 @@ class SamplingOptions:
     logprobs: int | None = _report(
         None, "Report the logprob of each token of the answer, and this many of the most likely ones."
     )
+    logprob_token_ids: list[int] | None = _report(
+        None,
+        "With logprobs, report the token given with this option in place of the most likely ones; may be repeated.",
+        name="logprob_token_id",
+        metavar="ID",
+    )
     prompt_logprobs: int | None = _report(None, "The same for the tokens of the prompt.")
     echo: bool = _report(False, "Repeat the prompt before the answer.", only_on=True)
 
