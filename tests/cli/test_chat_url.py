@@ -213,4 +213,4 @@ def test_server_gives_the_same_answers_as_the_local_model(holdfast, model, monke
     assert there.exit_code == 0, there.stderr
     assert there.stdout == here.stdout
     assert there.stderr == here.stderr  # modes, counts, seeds
-    assert "ordinary · 3 tokens · seed" in ordinary.stderr
+    assert "ordinary · " in ordinary.stderr and " · seed " in ordinary.stderr  # it may end before 3 tokens
