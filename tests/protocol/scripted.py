@@ -199,7 +199,9 @@ class ScriptedRunner:
                 samples.append(self._say(context, canonical, span))
                 said.append((span.start + offset + 1, samples[-1].token_id))
             elif offset >= first_given:
-                scores.append(logprob(context, span.scored_ids[offset - first_given]))
+                score = logprob(context, span.scored_ids[offset - first_given])
+                # Those of fast KV or of a fast pass are others. A deterministic request must never get them.
+                scores.append(score if whole else replace(score, logprob=score.logprob - 0.5))
         for position, token_id in (
             said if span.request_index >= 0 else ()
         ):  # only now: a pass reads before it writes

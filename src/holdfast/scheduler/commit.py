@@ -21,6 +21,8 @@ def apply(state: RequestState, outcome: SpanOutcome) -> tuple[tuple[Sampled, ...
         stats.guessed += num_guessed
         stats.guessed_right += num_right
     if outcome.scores:
+        if not outcome.is_canonical or span.start > state.canonical_len:  # fast, or after fast KV
+            state.has_fast_scores = True
         state.scores.extend(outcome.scores)
         state.cached_scores = ()
         state.sent.add_scores(len(outcome.scores), outcome.new_scores)

@@ -178,6 +178,7 @@ class RequestState:
         self.score_from = None if index else request.score_from
         self.scores: list[TokenLogprob] = []  # of the prompt's tokens from score_from on
         self.cached_scores: tuple[TokenLogprob, ...] = ()  # the next ones: the first result brings them
+        self.has_fast_scores = False  # some are not canonical, so they are kept with no canonical page
         self.page_table = PageTable(pool)
         self.prefix_cursor = PrefixCursor(
             prefix_cache,
@@ -451,6 +452,8 @@ class RequestState:
             self.extension.adopt([page.extra for page in match.cached])
         elif not self.is_scored:
             self.cached_scores = tuple(self._scores_of(match))
+            if match.num_canonical < len(match.cached):
+                self.has_fast_scores = True
         self.page_table.adopt(match.pages)
         self.computed_len = len(match.cached) * self._page_size
         self.canonical_len = match.num_canonical * self._page_size
@@ -490,6 +493,7 @@ class RequestState:
         self.page_table = PageTable(self._pool)  # spans in flight may still write to the old pages
         self._reset_kv()
         self.scores.clear()
+        self.has_fast_scores = False
         if self.pooled is not None:
             self.pooled.restart()
         self.sent.unconfirm()
@@ -556,6 +560,8 @@ class RequestState:
         assert self.score_from is not None
         start = max(1, start)
         if not self.score_from <= start < stop <= self.scored_len:
+            return None
+        if self.has_fast_scores and stop <= self.canonical_len:
             return None
         scores = self.scores[start - self.score_from : stop - self.score_from]
         return PageLogprobs.of(scores, self.request.params.prompt_logprobs or 0)
