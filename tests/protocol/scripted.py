@@ -200,8 +200,9 @@ class ScriptedRunner:
                 said.append((span.start + offset + 1, samples[-1].token_id))
             elif offset >= first_given:
                 score = logprob(context, span.scored_ids[offset - first_given])
-                # Those of fast KV or of a fast pass are others. A deterministic request must never get them.
-                scores.append(score if whole else replace(score, logprob=score.logprob - 0.5))
+                # Where fast tokens may be wrong, so are their logprobs. A deterministic request must never get them.
+                is_wrong = self._error_rate > 0 and not whole
+                scores.append(replace(score, logprob=score.logprob - 0.5) if is_wrong else score)
         for position, token_id in (
             said if span.request_index >= 0 else ()
         ):  # only now: a pass reads before it writes
