@@ -326,3 +326,14 @@ def test_a_step_does_not_look_at_prompts_again(keys: Counter[PrefixCursor], monk
     driver.finish()
     assert len(matched) <= 2 * 400
     assert max(keys.values()) <= 2 * num_pages + 4
+
+
+def test_logprobs_of_fast_passes_are_kept_with_no_canonical_page() -> None:
+    driver = Driver("verify", num_pages=200)
+    number = driver.submit(LONG[:400], 0, deterministic=False, prompt_logprobs=0)
+    driver.step()
+    state = driver.scheduler._queue.running[number]
+    assert state.scores and state.has_fast_scores
+    assert state._page_logprobs(0, PAGE_SIZE) is not None
+    state.canonical_len = PAGE_SIZE
+    assert state._page_logprobs(0, PAGE_SIZE) is None
