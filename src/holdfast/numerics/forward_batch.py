@@ -1,4 +1,4 @@
-"""The tokens of one forward pass as tensors, and the KV cache of one layer.
+"""The tokens of one forward pass as tensors, and the KV cache and the recurrent states of one layer.
 
 A span is a run of consecutive positions of one request. The tokens of a batch are ordered by span.
 Padding tokens come last; they write no KV and attend to nothing.
@@ -29,6 +29,27 @@ class AttentionWork:
 
 
 @dataclass(frozen=True)
+class RecurrentBatch:
+    """Where a pass reads and writes recurrent states.
+
+    spans int32 [spans, 4], contiguous:
+
+        slot        of the span's request in every `StateLayer`; -1: no request, the rows are padding
+        start       the position of the span's first token
+        checkpoint  the slot holds the state after the tokens before this position; at most start
+        store       the checkpoint after the pass, from `checkpoint` to the end of the span. The state is
+                    written if it is larger than `checkpoint`
+
+    The pass reads the state at the checkpoint (zeros if that is 0), computes the tokens from there to start
+    again from the log, then the span's own tokens, and writes their inputs to the log. The convolution also
+    reads the kernel - 1 positions before the checkpoint from the log. So start - checkpoint + kernel - 1 and, for
+    the next pass, stop - store + kernel - 1 are at most `StateLayer.log_len`. Of more tokens the last are logged.
+    """
+
+    spans: Tensor
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """One pass. All tensors are contiguous and on the device of the pass."""
 
@@ -47,6 +68,8 @@ class ForwardBatch:
     max_pages: int = 0
     # Set by `Backend.prepare`, once a pass.
     attention_work: AttentionWork | None = None
+    # For models with recurrent layers.
+    recurrent: RecurrentBatch | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -55,8 +78,26 @@ class ForwardBatch:
 
 
 @dataclass(frozen=True)
+class StateLayer:
+    """The recurrent states of one layer, in slots: a request owns one.
+
+    state  fp32 [slots, heads, rows, columns], the state at the slot's checkpoint
+    log    [slots, log_len, width] in the model's dtype: the inputs of the recurrence at position p are in
+           entry p % log_len. Entries of positions before 0 are read as zeros.
+    """
+
+    state: Tensor
+    log: Tensor
+
+    @property
+    def log_len(self) -> int:
+        return self.log.shape[1]
+
+
+@dataclass(frozen=True)
 class KVLayer:
-    """Keys and values of one layer, in pages. The strides are those the backend prefers.
+    """What one layer keeps of requests: keys and values in pages, none of them in a layer without attention,
+    and the states of a recurrent layer. The strides of pages are those the backend prefers.
 
     keys    [pages, kv_heads, head_dim, page_size]
     values  [pages, kv_heads, page_size, head_dim]
@@ -64,3 +105,4 @@ class KVLayer:
 
     keys: Tensor
     values: Tensor
+    states: StateLayer | None = None

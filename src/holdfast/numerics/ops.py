@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from holdfast.numerics.experts import ExpertLinears, Experts
-from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.recipe import Recipe
+from holdfast.numerics.recurrence import GatedDelta, Recurrence, ShortConv, StateSpace
 from holdfast.numerics.sampling import SamplingBatch, TokenHistory
 
 
@@ -189,6 +190,62 @@ class Backend(Protocol):
 
         Before that, gate is limited to `limit` and up to -limit .. limit. NaN stays NaN.
         """
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Multiply x [rows, N] by sigmoid(gate), [rows, N] with any row stride; rounded once."""
+
+    def gated_delta(self, x: Tensor, weights: GatedDelta, layer: StateLayer, batch: ForwardBatch) -> Tensor:
+        """Run the gated delta rule: x [rows, input_width] -> [rows, value_heads * value_dim].
+
+        x may have any row stride. It and the log are in the dtype; everything inside is fp32, and the result
+        is rounded once. Padding rows are zero. For each token, in the order of positions:
+
+            q, k, v = silu(sum of conv[j] * inputs, the oldest position first)
+            q, k    = each head's q / sqrt(sum of q^2 + 1e-6), likewise k; then q / sqrt(key_dim)
+            beta    = beta_scale * sigmoid(b)
+            S       = exp(decay * softplus(a + dt_bias)) * S             [rows of k, columns of v]
+            S       = S + k (beta * (v - S^T k))^T
+            result  = S^T q
+
+        softplus(x) is max(x, 0) + log1p(exp(-|x|)).
+        """
+
+    def ssd(self, x: Tensor, weights: StateSpace, layer: StateLayer, batch: ForwardBatch) -> Tensor:
+        """Run a state space layer of Mamba 2: x [rows, input_width] -> [rows, heads * head_dim].
+
+        Strides, dtypes, rounding and padding rows are as in `gated_delta`. For each token:
+
+            x, b, c = silu(conv_bias + sum of conv[j] * inputs, the oldest position first)
+            dt      = softplus(dt + dt_bias), limited to dt_min .. dt_max
+            S       = exp(dt * decay) * S + b (dt * x)^T                 [rows of b, columns of x]
+            result  = S^T c + skip * x
+        """
+
+    def short_conv(self, x: Tensor, weights: ShortConv, layer: StateLayer, batch: ForwardBatch) -> Tensor:
+        """Run a gated short convolution: x [rows, 3 * width], the columns of b, c and x -> [rows, width].
+
+        The log holds rounded(b * x). The result is rounded(c * (conv_bias + sum of conv[j] * logged values, the
+        oldest position first)). Padding rows are zero. Of a `RecurrentBatch` it reads slots and starts alone.
+        """
+
+    def gated_rms_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor | None,
+        *,
+        eps: float,
+        group: int,
+        gates_first: bool,
+    ) -> Tensor:
+        """Norm each group of columns of x [rows, N], times weight and silu(gate) -> [rows, N], rounded once.
+
+        gate [rows, N] may have any row stride. weight: fp32 [group] or [N]; None: x * silu(gate), without a
+        norm. gates_first: x is multiplied by silu(gate) before the norm instead of after it.
+        """
+
+    def new_state_layer(self, num_slots: int, log_len: int, weights: Recurrence) -> StateLayer:
+        """Return slots of zeros for a recurrent layer with these weights."""
 
     def exp(self, x: Tensor) -> Tensor:
         """e^x of fp32 x, element by element."""

@@ -11,16 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.numerics.backends.torch.recurrence import TorchRecurrence
 from holdfast.numerics.experts import ExpertLinears, combine, route, run_experts
-from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
 from holdfast.numerics.layer import run_layer, run_layers
 from holdfast.numerics.ops import Linear
+from holdfast.numerics.recurrence import Recurrence
 
 _MAPPED_BYTES = 1 << 22
 _MAPPED_WEIGHT_BYTES = 1 << 16
 
 
-class CpuBackend:
+class CpuBackend(TorchRecurrence):
     """The operations of `Backend` that both CPU backends have in the same form."""
 
     device = torch.device("cpu")
@@ -41,6 +43,13 @@ class CpuBackend:
         return KVLayer(
             keys=untouched_zeros((num_pages, kv_heads, head_dim, self.page_size), self.dtype),
             values=untouched_zeros((num_pages, kv_heads, self.page_size, head_dim), self.dtype),
+        )
+
+    def new_state_layer(self, num_slots: int, log_len: int, weights: Recurrence) -> StateLayer:
+        """Return slots of zeros, which use no memory until they are written."""
+        return StateLayer(
+            state=untouched_zeros((num_slots, *weights.state_shape), torch.float32),
+            log=untouched_zeros((num_slots, log_len, weights.log_width), self.dtype),
         )
 
     def tile_tokens(self, span_len: int, group: int) -> int:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holdfast.numerics.backends.torch.recurrence import TorchRecurrence
 from holdfast.numerics.backends.triton import elementwise, norm, rope_store
 from holdfast.numerics.backends.triton.attention import paged
 from holdfast.numerics.backends.triton.gemms import gemm, grouped_gemm, partial_sums, routing, small_m_gemm
@@ -25,10 +26,11 @@ from holdfast.numerics.backends.triton.sampler import sampling
 from holdfast.numerics.backends.triton.sampler.token_history import DeviceTokenHistory
 from holdfast.numerics.batch_sizes import padded_batch_sizes, padded_head_size
 from holdfast.numerics.experts import ExpertLinears, Experts
-from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layers, write_kv
 from holdfast.numerics.ops import Capabilities, Linear
 from holdfast.numerics.recipe import Recipe
+from holdfast.numerics.recurrence import Recurrence
 from holdfast.numerics.versions import VERSIONS
 
 _REFERENCE_ROWS = 256
@@ -39,7 +41,7 @@ def _few_sizes(max_tokens: int) -> tuple[int, ...]:
     return tuple(sorted({1, 2, 8, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS, max_tokens}))
 
 
-class TritonBackend:
+class TritonBackend(TorchRecurrence):
     """The Triton backend on one device.
 
     split_k: (N, K) -> `Linear.split_k`. split_n: (N, K) -> `Linear.split_n`, which changes no bit.
@@ -115,6 +117,12 @@ class TritonBackend:
         keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
         values = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return KVLayer(keys.transpose(2, 3), values)
+
+    def new_state_layer(self, num_slots: int, log_len: int, weights: Recurrence) -> StateLayer:
+        shape = (num_slots, *weights.state_shape)
+        state = torch.zeros(shape, dtype=torch.float32, device=self.device)
+        log = torch.zeros((num_slots, log_len, weights.log_width), dtype=self.dtype, device=self.device)
+        return StateLayer(state, log)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape

@@ -1,0 +1,163 @@
+"""Recurrent layers: what they compute, and that no bit depends on how a sequence is cut into passes."""
+
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.numerics.backends.torch.backend import TorchBackend
+from holdfast.numerics.forward_batch import StateLayer
+from holdfast.numerics.ops import Backend
+from holdfast.numerics.recurrence import GatedDelta, Recurrence, ShortConv, StateSpace, run_recurrence
+from support.recurrence import KINDS, LOG_LEN, make_weights, recurrent_batch
+
+_LEN = 45
+
+
+@pytest.fixture(params=KINDS)
+def weights(request: pytest.FixtureRequest) -> Recurrence:
+    return make_weights(request.param)
+
+
+def _inputs(weights: Recurrence, seed: int, num_tokens: int = _LEN) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn((num_tokens, weights.input_width), generator=generator).to(torch.bfloat16)
+
+
+def _whole(ops: Backend, weights: Recurrence, inputs: Tensor) -> tuple[Tensor, StateLayer]:
+    layer = ops.new_state_layer(1, LOG_LEN, weights)
+    count = len(inputs)
+    batch = recurrent_batch([(0, 0, 0, count)], [count])
+    return run_recurrence(ops, inputs, weights, layer, batch), layer
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cuts_change_no_bits(weights: Recurrence, seed: int) -> None:
+    """Pieces of three requests, with rejected tokens between them, checkpoints that lag behind, and padding."""
+    ops, rng = TorchBackend(torch.bfloat16), Random(seed)
+    inputs = [_inputs(weights, each) for each in range(3)]
+    layer = ops.new_state_layer(4, LOG_LEN, weights)
+    layer.state.fill_(float("nan"))
+    layer.log.fill_(float("nan"))
+    slots, done, checkpoints = [2, 0, 3], [0] * 3, [0] * 3
+    results: list[list[Tensor]] = [[], [], []]
+    while min(done) < _LEN:
+        going = [each for each in range(3) if done[each] < _LEN]
+        rng.shuffle(going)
+        going = going[: rng.randint(1, len(going))]
+        spans, rows, kept = [], [], []
+        for each in going:
+            start, checkpoint = done[each], checkpoints[each]
+            room = LOG_LEN - (start - checkpoint) - 3
+            is_prefill = rng.random() < 0.3 or room < 8
+            length = min(_LEN - start, rng.randint(1, 30 if is_prefill else 6))
+            keep = length if is_prefill else rng.randint(1, length)
+            store = start + length if is_prefill else rng.choice([checkpoint, start + rng.randint(0, keep)])
+            part = inputs[each][start : start + length].clone()
+            part[keep:] = 7.0  # candidates that are rejected
+            spans.append((slots[each], start, checkpoint, store))
+            rows.append(part)
+            kept.append(keep)
+        batch = recurrent_batch([*spans, (-1, 0, 0, 0)], [*map(len, rows), 2])
+        x = torch.cat([*rows, torch.full((2, weights.input_width), 3.0, dtype=torch.bfloat16)])
+        outputs = run_recurrence(ops, x, weights, layer, batch)
+        assert not outputs[-2:].any()
+        at = 0
+        for each, span, part, keep in zip(going, spans, rows, kept, strict=True):
+            results[each].append(outputs[at : at + keep])
+            at += len(part)
+            done[each], checkpoints[each] = done[each] + keep, max(checkpoints[each], span[3])
+    for each in range(3):
+        expected, _ = _whole(ops, weights, inputs[each])
+        assert torch.equal(torch.cat(results[each]), expected)
+
+
+def test_a_stale_log_is_noticed(weights: Recurrence) -> None:
+    """The test above would be worth nothing if results did not depend on the log."""
+    ops = TorchBackend(torch.bfloat16)
+    inputs = _inputs(weights, 0, 12)
+    expected, layer = _whole(ops, weights, inputs)
+    layer = _whole(ops, weights, inputs[:11])[1]
+    layer.log[0, 10] += 1.0
+    again = run_recurrence(ops, inputs[11:], weights, layer, recurrent_batch([(0, 11, 11, 12)], [1]))
+    assert not torch.equal(again, expected[11:])
+
+
+def test_values_of_the_gated_delta_rule() -> None:
+    weights = make_weights("gated_delta")
+    assert isinstance(weights, GatedDelta)
+    inputs = _inputs(weights, 1, 20).float()
+    result, _ = _whole(TorchBackend(torch.float32), weights, inputs)
+    mixed = torch.nn.functional.silu(_convolved(inputs[:, : weights.conv_width], weights.conv, None)).double()
+    keys = weights.key_heads * weights.key_dim
+    q, k = (mixed[:, at : at + keys].view(20, -1, weights.key_dim) for at in (0, keys))
+    repeats = weights.value_heads // weights.key_heads
+    q, k = (torch.nn.functional.normalize(each, dim=-1).repeat_interleave(repeats, 1) for each in (q, k))
+    v = mixed[:, 2 * keys :].view(20, weights.value_heads, -1)
+    a, b = inputs[:, weights.conv_width :].double().split(weights.value_heads, 1)
+    decays = torch.exp(weights.decay * torch.nn.functional.softplus(a + weights.dt_bias))
+    state = torch.zeros(weights.state_shape, dtype=torch.float64)
+    for at in range(20):
+        state = state * decays[at][:, None, None]
+        seen = torch.einsum("hkv,hk->hv", state, k[at])
+        state = state + torch.einsum("hk,hv->hkv", k[at], b[at].sigmoid()[:, None] * (v[at] - seen))
+        expected = torch.einsum("hkv,hk->hv", state, q[at]) / weights.key_dim**0.5
+        torch.testing.assert_close(result[at], expected.flatten().float(), atol=1e-5, rtol=1e-4)
+
+
+def test_values_of_a_state_space() -> None:
+    """The state is a sum over all tokens before, each with the decays after it."""
+    weights = make_weights("ssd")
+    assert isinstance(weights, StateSpace)
+    inputs = _inputs(weights, 2, 20).float()
+    result, _ = _whole(TorchBackend(torch.float32), weights, inputs)
+    convolved = _convolved(inputs[:, : weights.conv_width], weights.conv, weights.conv_bias)
+    mixed = torch.nn.functional.silu(convolved).double()
+    size, repeats = weights.groups * weights.state_size, weights.heads // weights.groups
+    x, b, c = mixed.split([weights.output_width, size, size], 1)
+    x = x.view(20, weights.heads, -1)
+    b, c = (each.view(20, weights.groups, -1).repeat_interleave(repeats, 1) for each in (b, c))
+    dt = torch.nn.functional.softplus(inputs[:, weights.conv_width :].double() + weights.dt_bias)
+    dt = dt.clamp(weights.dt_min, weights.dt_max)
+    sums = (dt * weights.decay).cumsum(0)
+    for at in range(20):
+        factors = torch.exp(sums[at] - sums[: at + 1]) * dt[: at + 1]  # [tokens, heads]
+        scores = torch.einsum("hn,thn->th", c[at], b[: at + 1]) * factors
+        expected = torch.einsum("th,thp->hp", scores, x[: at + 1]) + weights.skip[:, None] * x[at]
+        torch.testing.assert_close(result[at], expected.flatten().float(), atol=1e-5, rtol=1e-4)
+
+
+def test_values_of_a_short_convolution() -> None:
+    weights = make_weights("short_conv")
+    assert isinstance(weights, ShortConv)
+    inputs = _inputs(weights, 3, 20).float()
+    result, _ = _whole(TorchBackend(torch.float32), weights, inputs)
+    b, c, x = inputs.chunk(3, -1)
+    torch.testing.assert_close(result, c * _convolved(b * x, weights.conv, weights.conv_bias))
+
+
+def _convolved(x: Tensor, conv: Tensor, bias: Tensor | None) -> Tensor:
+    kernel, width = conv.shape
+    padded = torch.nn.functional.pad(x.T, (kernel - 1, 0))[None]
+    return torch.nn.functional.conv1d(padded, conv.T[:, None], bias, groups=width)[0].T
+
+
+@pytest.mark.parametrize(("group", "is_shared"), [(8, True), (8, False), (24, False)])
+@pytest.mark.parametrize("gates_first", [True, False])
+def test_gated_norm(group: int, is_shared: bool, gates_first: bool) -> None:
+    ops = TorchBackend(torch.float32)
+    x, both = torch.randn(5, 24), torch.randn(5, 48)
+    weight = torch.rand(group if is_shared else 24) + 0.5
+    result = ops.gated_rms_norm(x, both[:, 24:], weight, eps=1e-5, group=group, gates_first=gates_first)
+    silu = torch.nn.functional.silu(both[:, 24:])
+    groups = (x * silu if gates_first else x).view(5, -1, group)
+    normed = torch.nn.functional.rms_norm(groups, (group,), eps=1e-5) * weight.view(-1, group)
+    torch.testing.assert_close(result, normed.view(5, 24) * (1.0 if gates_first else silu))
+
+
+def test_gates_without_a_norm() -> None:
+    ops, x, gate = TorchBackend(torch.float32), torch.randn(5, 24), torch.randn(5, 24)
+    plain = ops.gated_rms_norm(x, gate, None, eps=0.0, group=0, gates_first=True)
+    torch.testing.assert_close(plain, x * torch.nn.functional.silu(gate))
+    torch.testing.assert_close(ops.sigmoid_mul(x, gate), x * gate.sigmoid())
