@@ -1,6 +1,7 @@
 """Small recurrent layers, and the metadata of their passes."""
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -40,7 +41,9 @@ def recurrent_batch(spans: Sequence[tuple[int, int, int, int]], lengths: Sequenc
     """Return a pass of spans (slot, start, checkpoint, store) and their lengths, the part that recurrent layers
     read."""
     none = torch.zeros(sum(lengths), dtype=torch.int64)
-    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    starts = [0, *accumulate(lengths)]
     table = torch.zeros((len(spans), 1), dtype=torch.int32)
-    batch = RecurrentBatch(torch.tensor(spans, dtype=torch.int32))
-    return ForwardBatch(none, none, none, starts, table, recurrent=batch)
+    numbers = [(*span, *rows) for span, rows in zip(spans, pairwise(starts), strict=True)]
+    num_replayed = sum(start - checkpoint for _, start, checkpoint, _ in spans)
+    recurrent = RecurrentBatch(torch.tensor(numbers, dtype=torch.int32), num_replayed)
+    return ForwardBatch(none, none, none, torch.tensor(starts, dtype=torch.int32), table, recurrent=recurrent)

@@ -32,21 +32,27 @@ class AttentionWork:
 class RecurrentBatch:
     """Where a pass reads and writes recurrent states.
 
-    spans int32 [spans, 4], contiguous:
+    spans int32 [spans, 6], contiguous, in any order:
 
-        slot        of the span's request in every `StateLayer`; -1: no request, the rows are padding
+        slot        of the span's request in every `StateLayer`; -1: no request
         start       the position of the span's first token
         checkpoint  the slot holds the state after the tokens before this position; at most start
         store       the checkpoint after the pass, from `checkpoint` to the end of the span. The state is
                     written if it is larger than `checkpoint`
+        first_row   the span's rows of the pass: first_row .. end_row - 1. Rows of no span are padding
+        end_row
 
     The pass reads the state at the checkpoint (zeros if that is 0), computes the tokens from there to start
     again from the log, then the span's own tokens, and writes their inputs to the log. The convolution also
     reads the kernel - 1 positions before the checkpoint from the log. So start - checkpoint + kernel - 1 and, for
     the next pass, stop - store + kernel - 1 are at most `StateLayer.log_len`. Of more tokens the last are logged.
+
+    num_replayed: the sum of start - checkpoint of all spans, or more. A captured graph is for any pass with at
+    most so many spans and replayed tokens.
     """
 
     spans: Tensor
+    num_replayed: int
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (state, window of in
 
 @dataclass(frozen=True)
 class _Span:
-    """One span: its columns of `RecurrentBatch.spans`, and its rows of the pass."""
+    """One span: the columns of `RecurrentBatch.spans`."""
 
     slot: int
     start: int
@@ -108,10 +108,9 @@ def _run(
 
 def _spans(batch: ForwardBatch) -> Iterator[_Span]:
     assert batch.recurrent is not None
-    rows = batch.span_starts.tolist()
-    for index, numbers in enumerate(batch.recurrent.spans.tolist()):
+    for numbers in batch.recurrent.spans.tolist():
         if numbers[0] >= 0:
-            yield _Span(*numbers, *rows[index : index + 2])
+            yield _Span(*numbers)
 
 
 def _inputs(x: Tensor, layer: StateLayer, span: _Span, first: int, kernel: int) -> Tensor:
