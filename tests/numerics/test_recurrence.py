@@ -1,5 +1,6 @@
 """Recurrent layers: what they compute, and that no bit depends on how a sequence is cut into passes."""
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -32,18 +33,17 @@ def _whole(ops: Backend, weights: Recurrence, inputs: Tensor) -> tuple[Tensor, S
     return run_recurrence(ops, inputs, weights, layer, batch), layer
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_cuts_change_no_bits(weights: Recurrence, seed: int) -> None:
-    """Pieces of three requests, with rejected tokens between them, checkpoints that lag behind, and padding."""
-    ops, rng = TorchBackend(torch.bfloat16), Random(seed)
-    inputs = [_inputs(weights, each) for each in range(3)]
+def _in_pieces(ops: Backend, weights: Recurrence, inputs: list[Tensor], seed: int) -> list[Tensor]:
+    """Return the results of three requests, computed in pieces: with rejected tokens between them, checkpoints
+    that lag behind, and padding."""
+    rng, length_of_all = Random(seed), len(inputs[0])
     layer = ops.new_state_layer(4, LOG_LEN, weights)
     layer.state.fill_(float("nan"))
     layer.log.fill_(float("nan"))
     slots, done, checkpoints = [2, 0, 3], [0] * 3, [0] * 3
     results: list[list[Tensor]] = [[], [], []]
-    while min(done) < _LEN:
-        going = [each for each in range(3) if done[each] < _LEN]
+    while min(done) < length_of_all:
+        going = [each for each in range(3) if done[each] < length_of_all]
         rng.shuffle(going)
         going = going[: rng.randint(1, len(going))]
         spans, rows, kept = [], [], []
@@ -51,7 +51,7 @@ def test_cuts_change_no_bits(weights: Recurrence, seed: int) -> None:
             start, checkpoint = done[each], checkpoints[each]
             room = LOG_LEN - (start - checkpoint) - 3
             is_prefill = rng.random() < 0.3 or room < 8
-            length = min(_LEN - start, rng.randint(1, 30 if is_prefill else 6))
+            length = min(length_of_all - start, rng.randint(1, 30 if is_prefill else 6))
             keep = length if is_prefill else rng.randint(1, length)
             store = start + length if is_prefill else rng.choice([checkpoint, start + rng.randint(0, keep)])
             part = inputs[each][start : start + length].clone()
@@ -60,17 +60,75 @@ def test_cuts_change_no_bits(weights: Recurrence, seed: int) -> None:
             rows.append(part)
             kept.append(keep)
         batch = recurrent_batch([*spans, (-1, 0, 0, 0)], [*map(len, rows), 2])
-        x = torch.cat([*rows, torch.full((2, weights.input_width), 3.0, dtype=torch.bfloat16)])
-        outputs = run_recurrence(ops, x, weights, layer, batch)
+        x = torch.cat([*rows, torch.full((2, weights.input_width), 3.0, dtype=rows[0].dtype)])
+        outputs = run_recurrence(ops, _in_wider_rows(x), weights, layer, batch)
         assert not outputs[-2:].any()
         at = 0
         for each, span, part, keep in zip(going, spans, rows, kept, strict=True):
             results[each].append(outputs[at : at + keep])
             at += len(part)
             done[each], checkpoints[each] = done[each] + keep, max(checkpoints[each], span[3])
-    for each in range(3):
-        expected, _ = _whole(ops, weights, inputs[each])
-        assert torch.equal(torch.cat(results[each]), expected)
+    return [torch.cat(each) for each in results]
+
+
+def _in_wider_rows(x: Tensor) -> Tensor:
+    """Return the same rows with something behind each, as in the result of one product for inputs and gate."""
+    return torch.cat((x, x.new_full((len(x), 5), float("nan"))), 1)[:, : x.shape[1]]
+
+
+def _check_cuts(ops: Backend, weights: Recurrence, seed: int) -> None:
+    dtype = getattr(torch, ops.recipe.dtype)
+    inputs = [_inputs(weights, each).to(dtype) for each in range(3)]
+    for found, whole in zip(_in_pieces(ops, weights, inputs, seed), inputs, strict=True):
+        assert torch.equal(found, _whole(ops, weights, whole)[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cuts_change_no_bits_of_c(c_backend: Backend, weights: Recurrence, seed: int) -> None:
+    _check_cuts(c_backend, weights, seed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_cuts_change_no_bits_of_torch(weights: Recurrence, seed: int) -> None:
+    _check_cuts(TorchBackend(torch.bfloat16), weights, seed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_are_near_the_definition(
+    backend: Backend, dtype: torch.dtype, kind: str, assert_near: Callable[[Tensor, Tensor], None]
+) -> None:
+    """Of a shape that fills no vector and no block."""
+    weights, definition = make_weights(kind, is_odd=True), TorchBackend(torch.float32)
+    inputs = _inputs(weights, 4, 20).to(dtype)
+    found, layer = _whole(backend, weights, _in_wider_rows(inputs))
+    expected, expected_layer = _whole(definition, weights, inputs.float())
+    assert_near(found, expected)
+    if kind != "short_conv":
+        assert_near(layer.state, expected_layer.state)
+        assert torch.equal(layer.log.float(), expected_layer.log)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_requests_change_no_bits(
+    backend: Backend, c_backend_one_thread: Backend, dtype: torch.dtype, kind: str
+) -> None:
+    """Whatever they hold, wherever the request stands; and with one thread."""
+    weights = make_weights(kind, is_odd=True)
+    inputs = _inputs(weights, 5, 9).to(dtype)
+    expected, _ = _whole(backend, weights, inputs)
+    if backend.recipe.path == "c":
+        assert torch.equal(_whole(c_backend_one_thread, weights, inputs)[0], expected)
+    for neighbour in (float("nan"), float("inf"), -1e4):
+        layer = backend.new_state_layer(3, LOG_LEN, weights)
+        layer.state.fill_(neighbour)
+        layer.log.fill_(neighbour)
+        other = torch.full((3, weights.input_width), neighbour, dtype=dtype)
+        spans = [(0, 40, 37, 43), (2, 0, 0, 9), (1, 2, 0, 0)]
+        outputs = run_recurrence(
+            backend, torch.cat((other, inputs, other)), weights, layer, recurrent_batch(spans, [3, 9, 3])
+        )
+        assert torch.equal(outputs[3:12], expected)
+        assert layer.state[2].isfinite().all() and layer.log[2, :9].isfinite().all()
 
 
 def test_a_stale_log_is_noticed(weights: Recurrence) -> None:
@@ -143,21 +201,34 @@ def _convolved(x: Tensor, conv: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.conv1d(padded, conv.T[:, None], bias, groups=width)[0].T
 
 
-@pytest.mark.parametrize(("group", "is_shared"), [(8, True), (8, False), (24, False)])
 @pytest.mark.parametrize("gates_first", [True, False])
-def test_gated_norm(group: int, is_shared: bool, gates_first: bool) -> None:
-    ops = TorchBackend(torch.float32)
-    x, both = torch.randn(5, 24), torch.randn(5, 48)
-    weight = torch.rand(group if is_shared else 24) + 0.5
-    result = ops.gated_rms_norm(x, both[:, 24:], weight, eps=1e-5, group=group, gates_first=gates_first)
-    silu = torch.nn.functional.silu(both[:, 24:])
-    groups = (x * silu if gates_first else x).view(5, -1, group)
-    normed = torch.nn.functional.rms_norm(groups, (group,), eps=1e-5) * weight.view(-1, group)
-    torch.testing.assert_close(result, normed.view(5, 24) * (1.0 if gates_first else silu))
+def test_gated_norm(
+    backend: Backend, dtype: torch.dtype, gates_first: bool, assert_near: Callable[[Tensor, Tensor], None]
+) -> None:
+    generator = torch.Generator().manual_seed(6)
+    x, both = (torch.randn((5, width), generator=generator).to(dtype) for width in (120, 240))
+    gate = both[:, 115:235]
+    silu, wide = torch.nn.functional.silu(gate.double()), x.double()
+    for group, width in ((40, 40), (40, 120), (120, 120)):
+        weight = torch.rand(width, generator=generator) + 0.5
+        found = backend.gated_rms_norm(x, gate, weight, eps=1e-5, group=group, gates_first=gates_first)
+        groups = (wide * silu if gates_first else wide).view(5, -1, group)
+        normed = torch.nn.functional.rms_norm(groups, (group,), eps=1e-5) * weight.double().view(-1, group)
+        assert_near(found, normed.view(5, 120) * (1.0 if gates_first else silu))
+        alone = backend.gated_rms_norm(
+            x[3:4], gate[3:4], weight, eps=1e-5, group=group, gates_first=gates_first
+        )
+        assert torch.equal(alone[0], found[3])
 
 
-def test_gates_without_a_norm() -> None:
-    ops, x, gate = TorchBackend(torch.float32), torch.randn(5, 24), torch.randn(5, 24)
-    plain = ops.gated_rms_norm(x, gate, None, eps=0.0, group=0, gates_first=True)
-    torch.testing.assert_close(plain, x * torch.nn.functional.silu(gate))
-    torch.testing.assert_close(ops.sigmoid_mul(x, gate), x * gate.sigmoid())
+def test_gates_without_a_norm(
+    backend: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None]
+) -> None:
+    x, both = (
+        torch.randn((5, width), generator=torch.Generator().manual_seed(width)) for width in (530, 540)
+    )
+    x, gate = x.to(dtype), both.to(dtype)[:, 7:537]
+    found = backend.gated_rms_norm(x, gate, None, eps=0.0, group=0, gates_first=True)
+    assert_near(found, x.double() * torch.nn.functional.silu(gate.double()))
+    assert_near(backend.sigmoid_mul(x, gate), x.double() * gate.double().sigmoid())
+    assert torch.equal(backend.sigmoid_mul(x[2:3], gate[2:3])[0], backend.sigmoid_mul(x, gate)[2])

@@ -13,28 +13,32 @@ KINDS = ("gated_delta", "ssd", "short_conv")
 LOG_LEN = 32
 
 
-def make_weights(kind: str, seed: int = 0) -> Recurrence:
-    """Return the weights of a small layer, whose heads share keys or groups."""
+def make_weights(kind: str, seed: int = 0, *, is_odd: bool = False) -> Recurrence:
+    """Return the weights of a small layer, whose heads share keys or groups. is_odd: with heads whose sizes are
+    multiples of nothing."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, scale: float = 0.5) -> Tensor:
         return torch.randn(shape, generator=generator) * scale
 
+    heads, groups = (6, 3) if is_odd else (4, 2)
+    rows, columns = (20, 37) if is_odd else (8, 16)
     if kind == "gated_delta":
-        width = 2 * 2 * 8 + 4 * 16
-        return GatedDelta(normal(4, width), -normal(4).exp(), normal(4), 2, 4, 8, 16)
+        width = 2 * groups * rows + heads * columns
+        decay, bias = -normal(heads).exp(), normal(heads)
+        return GatedDelta(normal(4, width), decay, bias, groups, heads, rows, columns)
     if kind == "ssd":
-        width = 4 * 8 + 2 * 2 * 16
+        width = heads * columns + 2 * groups * rows
         return StateSpace(
-            *(normal(4, width), normal(width), -normal(4).exp(), normal(4), normal(4)),
-            heads=4,
-            head_dim=8,
-            groups=2,
-            state_size=16,
+            *(normal(4, width), normal(width), -normal(heads).exp(), normal(heads), normal(heads)),
+            heads=heads,
+            head_dim=columns,
+            groups=groups,
+            state_size=rows,
             dt_min=0.01,
             dt_max=2.0,
         )
-    return ShortConv(normal(3, 24), normal(24))
+    return ShortConv(normal(3, 300 if is_odd else 24), normal(300 if is_odd else 24))
 
 
 def recurrent_batch(spans: Sequence[tuple[int, int, int, int]], lengths: Sequence[int]) -> ForwardBatch:

@@ -17,6 +17,7 @@ extern int64_t holdfast_packed_bytes(int64_t n, int64_t k, int64_t dt);
 #define KERNEL(name) extern void holdfast_##name(const int64_t *arguments);
 KERNEL(pack) KERNEL(linear) KERNEL(rms_norm) KERNEL(add_rms_norm) KERNEL(rope) KERNEL(activation_mul)
 KERNEL(swiglu_mul) KERNEL(soft_cap) KERNEL(exp) KERNEL(store_kv) KERNEL(attention) KERNEL(layers) KERNEL(noise)
+KERNEL(recurrence) KERNEL(short_conv) KERNEL(gated_norm) KERNEL(sigmoid_mul)
 KERNEL(block_pack) KERNEL(block_linear) KERNEL(block_rows)
 KERNEL(sample) KERNEL(logsumexp) KERNEL(topk)
 
@@ -293,6 +294,51 @@ static void blocks(int dt) {
     print("quantised blocks", dt);
 }
 
+#define LOG 16
+
+/* Two passes of two requests: a prefill, and a chunk after one of three tokens that are replayed. Columns of a head fill no block. */
+static void recurrence(int dt) {
+    static const int32_t passes[2][2][6] = {{{0, 0, 0, 9, 0, 9}, {1, 0, 0, 2, 9, 14}}, {{1, 5, 2, 6, 0, 2}, {0, 9, 9, 12, 2, 5}}};
+    static const int64_t all_rows[] = {14, 6}; /* the last one is padding */
+    for (int form = 0; form < 3; form++) {     /* gated delta rule, state space, short convolution */
+        const int64_t heads = 4, groups = 2, size = 24, columns = 37, kernel = 4, out_width = form == 2 ? 70 : heads * columns;
+        const int64_t conv_width = form == 2 ? 70 : out_width + 2 * groups * size, log_width = conv_width + (form == 2 ? 0 : (2 - form) * heads);
+        const int64_t input_width = form == 2 ? 3 * conv_width : log_width, stride = input_width + 3;
+        float *conv = numbers(kernel * conv_width, F32), *bias = numbers(conv_width, F32), *skip = numbers(heads, F32);
+        float *decay = numbers(heads, F32), *dt_bias = numbers(heads, F32), *state = zeros(2 * heads * size * columns, F32);
+        void *log = zeros(2 * LOG * log_width, dt);
+        for (int64_t h = 0; h < heads; h++) decay[h] = decay[h] > 0 ? -decay[h] : decay[h];
+        for (int pass = 0; pass < 2; pass++) {
+            const int64_t rows = all_rows[pass];
+            void *x = numbers(rows * stride, dt), *out = numbers(rows * out_width, dt);
+            begin(), p(out), p(x), p(conv), p(form ? bias : NULL), p(decay), p(dt_bias), p(skip), p(state), p(log), p(passes[pass]);
+            i(stride), i(rows), i(2), i(kernel), i(LOG), i(log_width), i(conv_width), i(out_width), i(heads), i(groups), i(size), i(columns);
+            i(form == 0), i(dt), d(2.0), d(0.01), d(3.0), p(NULL), i(THREADS);
+            if (form == 2) holdfast_short_conv(words);
+            else holdfast_recurrence(words);
+            add(out, rows * out_width, dt);
+            free(x), free(out);
+        }
+        add(state, 2 * heads * size * columns, F32), add(log, 2 * LOG * log_width, dt);
+        free(conv), free(bias), free(skip), free(decay), free(dt_bias), free(state), free(log);
+    }
+    print("recurrence", dt);
+}
+
+static void gates(int dt) {
+    for (int form = 0; form < 5; form++) { /* no norm; a norm before and after the gate, of groups and of rows; a sigmoid */
+        const int64_t rows = 3, width = 270, group = form < 3 ? 90 : 270;
+        void *x = numbers(rows * width, dt), *gate = numbers(rows * (width + 9), dt), *out = zeros(rows * width, dt);
+        float *weight = numbers(width, F32);
+        begin(), p(out), p(x), p(gate);
+        if (form < 4) p(form ? weight : NULL), i(width + 9), i(rows), i(width), i(group), i(form == 1), i(form % 2), i(dt), d(1e-5), i(THREADS), holdfast_gated_norm(words);
+        else i(width + 9), i(rows), i(width), i(dt), i(THREADS), holdfast_sigmoid_mul(words);
+        add(out, rows * width, dt);
+        free(x), free(gate), free(out), free(weight);
+    }
+    print("gates", dt);
+}
+
 #define ROWS 8
 
 static void sampling(void) {
@@ -333,5 +379,7 @@ int main(void) {
     }
     for (hostile = 0; hostile < 2; hostile++)
         for (int dt = F32; dt <= F16; dt++) blocks(dt);
+    for (hostile = 0; hostile < 2; hostile++)
+        for (int dt = F32; dt <= F16; dt++) recurrence(dt), gates(dt);
     return 0;
 }

@@ -22,6 +22,7 @@ from holdfast.numerics.backends.c.layers import (
     norm_address,
     norm_code,
 )
+from holdfast.numerics.backends.c.recurrence import CRecurrence
 from holdfast.numerics.backends.cpu import CpuBackend, new_bytes
 from holdfast.numerics.batch_sizes import cpu_batch_sizes
 from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
@@ -39,7 +40,7 @@ _BLOCK_HEADER = struct.Struct("<16q")  # BlockWeight in block_linear.c
 _MAX_BLOCK_PARTS = 3
 
 
-class CBackend(CpuBackend):
+class CBackend(CRecurrence, CpuBackend):
     """Implements `Backend` with the kernels built for this CPU.
 
     Its recipe is portable: every CPU computes the same bits. bf16 on a CPU with AMX is the exception, a

@@ -30,7 +30,7 @@ if sys.platform != "win32":
 _SOURCE_DIR = Path(__file__).parent
 _UNITS = (
     *("block_linear.c", "linear.c", "attention.c", "rowwise.c", "sampling.c", "blocks.c", "layer.c"),
-    "entry.c",
+    *("recurrence.c", "entry.c"),
 )
 _HEADERS = (
     *("blocks.h", "block_dot.h", "block_panel.h", "block_tile.h", "simd.h", "simd_plain.h", "kernels.h"),

@@ -109,6 +109,54 @@ void run_packed_rows(void *out, const void *packed, const int64_t *ids, int64_t 
 void run_block_reference(void *y, const void *x, int64_t stride, const void *w, const float *bias, int64_t M, int64_t N,
                          int64_t K, int64_t type, int64_t dt, int64_t out_dt);
 
+/* A recurrent layer: recurrence.c. A span of the pass is six words of `RecurrentBatch.spans`. */
+typedef struct {
+    int32_t slot, start, checkpoint, store, first_row, end_row;
+} RecurrentSpan;
+
+/* The tokens that a pass computes, replayed ones among them, by number: the span of each, and the first of each span. */
+typedef struct {
+    const RecurrentSpan *spans;
+    const int32_t *span_of, *firsts;
+    int64_t num_spans, count;
+} RecurrentTokens;
+/* The same for all layers of a pass. They last until this thread calls it again. */
+RecurrentTokens recurrent_tokens(const int32_t *spans, int64_t num_spans);
+
+/* out [rows, out_width], x [rows, input width] with `stride` elements from row to row. conv fp32 [kernel, conv_width]; conv_bias,
+ * dt_bias and skip may be NULL where there are none. state fp32 [slots, heads, state_rows, columns], log [slots, log_len,
+ * log_width]. prepared: scratch memory of `recurrent_bytes`. Each field is one 64-bit word, in the order of backend.py. */
+typedef struct {
+    void *out;
+    const void *x;
+    const float *conv, *conv_bias, *decay, *dt_bias, *skip;
+    float *state;
+    void *log;
+    const int32_t *spans;
+    int64_t stride, rows, num_spans, kernel, log_len, log_width, conv_width, out_width;
+    int64_t heads, groups, state_rows, columns, is_delta, dt;
+    double beta_scale, dt_min, dt_max;
+    float *prepared;
+} Recurrent;
+int64_t recurrent_bytes(const Recurrent *a, const RecurrentTokens *tokens);
+void run_recurrence(const Recurrent *a, int64_t threads);
+void team_recurrence(const Recurrent *a, const RecurrentTokens *tokens);
+void run_short_conv(const Recurrent *a, int64_t threads);
+void team_short_conv(const Recurrent *a, const RecurrentTokens *tokens);
+
+/* out, x [rows, width], gate with `stride` elements from row to row; weight [group] (is_shared), [width] or NULL. */
+typedef struct {
+    void *out;
+    const void *x, *gate;
+    const float *weight;
+    int64_t stride, rows, width, group, is_shared, gates_first, dt;
+    double eps;
+} GatedNorm;
+void run_gated_norm(const GatedNorm *a, int64_t threads);
+void team_gated_norm(const GatedNorm *a);
+void run_sigmoid_mul(void *out, const void *x, const void *gate, int64_t stride, int64_t rows, int64_t width, int64_t dt,
+                     int64_t threads);
+
 /* A decoder layer; each field is one 64-bit word, in the order of layers.py. */
 typedef struct {
     const void *qkv, *o, *gate_up, *down;                      /* packed */
