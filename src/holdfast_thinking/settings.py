@@ -114,6 +114,11 @@ class TrainingSettings:
     carry: bool = option(
         False, "Add a state to all chunks up to the next thought, or to the next chunk only.", panel=_MODEL
     )
+    settle: bool = option(
+        False,
+        "Close the last chunk of a prompt before its last token: the answer reads its thought.",
+        panel=_MODEL,
+    )
     variables_thought: ThoughtContent = "changed"
     long_texts: bool = True  # filler sentences between the events of half of the texts
     # Tokens read after the one that settles a thought before it is written: its chunk then has several that know it.

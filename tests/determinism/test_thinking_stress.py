@@ -19,7 +19,7 @@ from holdfast.scheduler.policy import DeterminismMode
 from support.thinking_engines import change_thinking, draw_prompt, greedy, open_thinker, with_guesses
 from support.thinking_models import thinker_folder
 
-PROMPT = draw_prompt(random.Random(5), 37, 290)
+PROMPT = draw_prompt(random.Random(5), 38, 290)
 SAMPLED = greedy(14, temperature=0.9, top_p=0.95, seed=5)
 OTHERS = [greedy(12), greedy(12, think=False), greedy(12, forced_thoughts={0: (9,), 3: ()}), greedy(8, n=2)]
 SCALE = replace(SMALL, max_background=3, max_prompt_len=24, max_tokens=5)
@@ -28,6 +28,7 @@ RESETS = [PROMPT[19]]  # a message begins in the fifth chunk of the prompt
 CELLS: list[tuple[KernelBackend, str, dict[str, object], int]] = [
     ("c", "fp32", {}, 40),
     ("c", "bf16", {"carry": True, "reset_ids": RESETS}, 20),
+    ("c", "fp32", {"settle": True}, 20),
     ("c", "fp32", {"while_answering": False, "carry": True}, 20),
     ("torch", "fp32", {}, 4),
 ]

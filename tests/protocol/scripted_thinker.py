@@ -22,7 +22,7 @@ from holdfast.core.results import ThoughtIds
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, PassResult, Span, TokenLogprob
 from holdfast.core.stop_rules import finish_reason
-from holdfast.thinking.log import SpanThoughts, ThinkRule, guesses_of
+from holdfast.thinking.log import ThinkRule, guesses_of, thoughts_of
 
 Told = list[tuple[int, ThoughtIds]]
 
@@ -42,21 +42,26 @@ def think(context: Context) -> ThoughtIds:
 
 
 class Reading:
-    """The definition: one token after the other, a thought after each chunk."""
+    """The definition: one token after the other, a thought when a chunk is full, or the prompt about to end."""
 
     def __init__(self, chunk: int, rule: ThinkRule) -> None:
         self._chunk, self._rule = chunk, rule
         self._thought: ThoughtIds = ()
-        self._length = 0
+        self._length = self._num_closed = 0
         self.context = START
         self.told: Told = []
 
     def read(self, token_id: int) -> None:
+        if self._length == self._rule.settled:
+            self._close()
         self.context = mix(chain(self.context, token_id), self._thought)
         self._length += 1
-        if self._length % self._chunk:
-            return
-        number = self._length // self._chunk - 1
+        if self._length == (self._num_closed + 1) * self._chunk:
+            self._close()
+
+    def _close(self) -> None:
+        number = self._num_closed
+        self._num_closed += 1
         self._thought = ()
         if self._rule.thinks(number, self._chunk):
             forced = self._rule.forced_on(number)
@@ -126,22 +131,23 @@ class ScriptedThinker(ScriptedRunner):
         return result
 
     def _put_guesses(self, span: Span) -> None:
-        chunks = range(span.start // self._chunk, (span.stop - 1) // self._chunk)
+        chunks = self._closed(span, span.stop - 1)
         guesses = guesses_of(span)
         assert len(guesses) == len(chunks), "a guess for each chunk with tokens after it"
         for number, guess in zip(chunks, guesses, strict=True):
             self._states[self._slot(span, number * self._chunk)] = guess
 
     def _next(self, context: Context, token_id: int, span: Span, position: int) -> Context:
-        before = position - self._chunk
+        settled = thoughts_of(span).rule.settled
+        is_settled = settled is not None and position // self._chunk == settled // self._chunk
+        before = position if is_settled and position >= (settled or 0) else position - self._chunk
         context = super()._next(context, token_id, span, position)
         if before < 0:
             return context
         return mix(context, self._states[self._slot(span, before // self._chunk * self._chunk)])
 
     def _whole(self, span: Span) -> Context:
-        assert isinstance(span.extra, SpanThoughts)
-        reading = Reading(self._chunk, span.extra.rule)
+        reading = Reading(self._chunk, thoughts_of(span).rule)
         for token_id in span.history:
             reading.read(token_id)
         return reading.context
@@ -155,21 +161,25 @@ class ScriptedThinker(ScriptedRunner):
 
     def _think_about(self, span: Span, one: Pass) -> tuple[ThoughtIds, ...]:
         found = []
-        for number in range(span.start // self._chunk, span.stop // self._chunk):
+        for number in self._closed(span, span.stop):
             thought = self._thought(span, number, one)
             self._states[self._slot(span, number * self._chunk)] = thought
             found.append(thought)
         return tuple(found)
 
+    def _closed(self, span: Span, stop: int) -> range:
+        """The chunks that are closed in the span up to `stop`."""
+        rule = thoughts_of(span).rule
+        return range(rule.num_closed(span.start, self._chunk), rule.num_closed(stop, self._chunk))
+
     def _thought(self, span: Span, number: int, one: Pass) -> ThoughtIds:
-        assert isinstance(span.extra, SpanThoughts)
-        rule = span.extra.rule
+        rule = thoughts_of(span).rule
         if not rule.thinks(number, self._chunk):
             return ()
         forced = rule.forced_on(number)
         if forced is not None:
             return forced
-        thought = think(self._slots[self._slot(span, (number + 1) * self._chunk - 1)].context)
+        thought = think(self._slots[self._slot(span, rule.end(number, self._chunk) - 1)].context)
         if one.kind is PassKind.FAST and self._rng.random() < self._thought_lie:
             return (self._rng.randrange(7), 2)
         return (*thought, 3) if self.forgets(one) else thought
@@ -182,7 +192,8 @@ class ScriptedThinker(ScriptedRunner):
         (span,) = one.spans
         before = len(span.pages) - len(one.original_pages)
         then = replace(span, pages=(*span.pages[:before], *one.original_pages))
-        starts = range(before * self._page_size, span.stop // self._chunk * self._chunk, self._chunk)
+        num_closed = thoughts_of(span).rule.num_closed(span.stop, self._chunk)
+        starts = range(before * self._page_size, num_closed * self._chunk, self._chunk)
         for start in starts:
             self._states[self._slot(span, start)] = self._states[self._slot(then, start)]
         self._put_guesses(span)
@@ -192,5 +203,5 @@ class ScriptedThinker(ScriptedRunner):
             differs = self._states[self._slot(span, start)] != self._states[self._slot(then, start)]
             if differs and result.mismatch is None:
                 self.num_mismatches += 1
-                result = replace(result, mismatch=f"the thought after position {start + self._chunk - 1}")
+                result = replace(result, mismatch=f"the thought of the chunk at {start}")
         return result

@@ -56,6 +56,7 @@ def thinkers() -> st.SearchStrategy[ThinkingWorld]:
         st.lists(how, min_size=6, max_size=6),
         st.sampled_from([1, 2, 4]),
         st.booleans(),
+        st.booleans(),
         st.sampled_from([0.0, 0.3, 1.0]),
         st.sampled_from([0, 1, MAX_GUESSES, MAX_GUESSES]),
     )
@@ -66,6 +67,7 @@ def _thinking(
     how: list[tuple[bool, dict[int, tuple[int, ...]]]],
     chunk: int,
     while_answering: bool,
+    settle: bool,
     thought_error_rate: float,
     max_guesses: int,
 ) -> ThinkingWorld:
@@ -76,7 +78,7 @@ def _thinking(
     config = replace(
         world.config,
         async_scheduling=False,
-        new_extension=ThoughtLogs(chunk, while_answering, max_guesses=max_guesses),
+        new_extension=ThoughtLogs(chunk, while_answering, settle=settle, max_guesses=max_guesses),
     )
     return ThinkingWorld(replace(world, clients=clients, config=config, fails_at=None), thought_error_rate)
 
@@ -97,7 +99,10 @@ class PlayedThinking(Played):
         """A token comes after all thoughts that led to it."""
         rule, chunk = rule_of(request, self.world.config), logs_of(self.world.config).chunk_len
         read = request.prompt_len + len(self.answers[request.request_id]) - 1
-        due = [one for one in range(read // chunk) if rule.thinks(one, chunk)]
+        num_closed = read // chunk
+        if rule.settled is not None:
+            num_closed = max(num_closed, rule.settled // chunk + 1)
+        due = [one for one in range(num_closed) if rule.thinks(one, chunk)]
         assert [number for number, _ in self.thoughts[request.request_id]] == due
 
     def update(self, plan: StepPlan, results: list[PassResult]) -> None:
@@ -148,8 +153,11 @@ def rule_of(request: Request, config: SchedulerConfig) -> ThinkRule:
     params = request.params
     if not params.think:
         return ThinkRule(0)
+    logs = logs_of(config)
     until = request.prompt_len if request.read_len is None else request.read_len
-    return ThinkRule(None if logs_of(config).while_answering else until, params.forced)
+    last, chunk = until - 1, logs.chunk_len
+    settled = last if logs.settle and last > chunk and last % chunk else None
+    return ThinkRule(None if logs.while_answering else until, params.forced, settled=settled)
 
 
 def play(thinking: ThinkingWorld) -> PlayedThinking:

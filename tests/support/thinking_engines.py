@@ -43,7 +43,9 @@ def change_thinking(folder: Path, **changes: object) -> None:
     """Change settings in thinking.json and keep the weights."""
     path = folder / CONFIG_FILE
     fields = {**json.loads(path.read_text()), **changes}
-    if "carry" in fields:
+    if "settle" in fields:
+        fields = {"carry": False, "reset_ids": [], **fields, "format": 4}
+    elif "carry" in fields:
         fields["format"] = 3 if "reset_ids" in fields else 2
     path.write_text(json.dumps(fields), encoding="utf-8")
 

@@ -11,6 +11,9 @@ Training and serving are tested against this file. What it fixes:
   about, S is zero too; with `carry` it stays as it was, unless `reset_ids` end in the chunk, in the prompt.
 - A thought is written when its chunk is complete. Its state is for the next chunk: row j is added
   at position (k+1) c + j.
+- With `settle` the chunk with the last token of the prompt is closed before that token, at position s, unless s is
+  where it begins, or less than c tokens are before it. T then reads the c tokens before s. Row j of the state is added
+  at all positions k c + j from s on, and in the next chunk. When the chunk is complete, nothing happens.
 - T's and C's layers have the backbone's shape, rope and scale. They attend causally over their own
   short sequence, positions 0, 1, 2 ..; a sliding window of the backbone does not apply.
 - T reads the residual stream without a norm; embeddings are the backbone's, unscaled.
@@ -46,12 +49,12 @@ class ReferenceState:
     values: list[Tensor]
     prompt_ids: list[int] = field(default_factory=list)
     state: Tensor | None = None  # of the current chunk, [c, hidden]; None: zero
-    hidden: list[Tensor] = field(default_factory=list)  # H of the current chunk
+    hidden: list[Tensor] = field(default_factory=list)  # H of the last c tokens
     logits: list[Tensor] = field(default_factory=list)  # per token: [vocab]
-    thoughts: list[tuple[int, ...]] = field(default_factory=list)  # per complete chunk
+    thoughts: list[tuple[int, ...]] = field(default_factory=list)  # per closed chunk
     thought_logits: list[Tensor | None] = field(
         default_factory=list
-    )  # per complete chunk: [tokens + end, vocab]
+    )  # per closed chunk: [tokens + end, vocab]
 
 
 class Reference:
@@ -81,17 +84,32 @@ class Reference:
         *,
         prompt: bool = True,
     ) -> ReferenceState:
-        """Read more tokens. `gold`, one thought per chunk, replaces T's own thoughts."""
+        """Read more tokens; those of a prompt end it. `gold`, one thought per chunk, replaces T's own thoughts."""
+        settled = self._settled(len(reading.logits) + len(ids)) if prompt else None
         for token_id in ids:
+            if len(reading.logits) == settled:
+                self._close(reading, prompt, gold)
             self._read_token(reading, token_id)
             if prompt:
                 reading.prompt_ids.append(token_id)
-            if self.thinking is not None and len(reading.hidden) == self.thinking.chunk:
-                chunk = len(reading.thoughts)
-                thinks = prompt or self.thinking.while_answering
-                forced = None if gold is None else tuple(gold[chunk])
-                self._close_chunk(reading, self.thinking, thinks, forced)
+            if (
+                self.thinking is not None
+                and len(reading.logits) == (len(reading.thoughts) + 1) * self.thinking.chunk
+            ):
+                self._close(reading, prompt, gold)
         return reading
+
+    def _settled(self, prompt_len: int) -> int | None:
+        """The position before which the last chunk of a prompt is closed, if that is not its end."""
+        last = prompt_len - 1
+        if self.thinking is None or not self.thinking.settle:
+            return None
+        return last if last > self.thinking.chunk and last % self.thinking.chunk else None
+
+    def _close(self, reading: ReferenceState, prompt: bool, gold: Sequence[Sequence[int]] | None) -> None:
+        assert self.thinking is not None
+        forced = None if gold is None else tuple(gold[len(reading.thoughts)])
+        self._close_chunk(reading, self.thinking, prompt or self.thinking.while_answering, forced)
 
     def generate(self, prompt_ids: Sequence[int], max_tokens: int) -> tuple[list[int], ReferenceState]:
         """The greedy answer including its stop token, and the final state."""
@@ -117,14 +135,13 @@ class Reference:
                 if index + 1 == self.thinking.l_in and reading.state is not None:
                     x = x + reading.state[position % self.thinking.chunk]
                 if index + 1 == self.thinking.l_out:
-                    reading.hidden.append(x)
+                    reading.hidden = [*reading.hidden, x][-self.thinking.chunk :]
         reading.logits.append(self._logits(x, "model.norm.weight")[0])
 
     def _close_chunk(
         self, reading: ReferenceState, thinking: ThinkingConfig, thinks: bool, gold: tuple[int, ...] | None
     ) -> None:
         hidden = torch.cat(reading.hidden)  # [c, hidden]
-        reading.hidden = []
         thought, logits = self.think(hidden, thinking, gold) if thinks else ((), None)
         reading.thoughts.append(thought)
         reading.thought_logits.append(logits)
@@ -134,8 +151,9 @@ class Reference:
             reading.state = None
 
     def _is_reset(self, reading: ReferenceState, thinking: ThinkingConfig) -> bool:
-        """Whether a message begins in the chunk that ends here."""
-        return bool(find_resets(reading.prompt_ids, thinking.reset_ids, len(reading.logits) - thinking.chunk))
+        """Whether a message begins in the chunk that is closed here."""
+        first = (len(reading.thoughts) - 1) * thinking.chunk
+        return bool(find_resets(reading.prompt_ids, thinking.reset_ids, first))
 
     def think(
         self, hidden: Tensor, thinking: ThinkingConfig, gold: tuple[int, ...] | None = None

@@ -22,19 +22,21 @@ from support.thinking_models import thinker_folder
 from thinking.reference import open_reference
 
 # family, chunk, the layers behind which the state is added and the rows are read, of three, and whether
-# states are carried
+# states are carried, and whether the prompt's last chunk is closed
 MODELS = [
-    ("llama", 4, 1, 2, False), ("llama", 16, 1, 1, False), ("mistral", 2, 2, 3, False), ("mistral", 8, 3, 3, True),
-    ("qwen2", 8, 1, 3, False), ("qwen3", 16, 2, 2, False), ("llama", 4, 1, 2, True), ("qwen3", 2, 1, 3, True),
+    ("llama", 4, 1, 2, False, False), ("llama", 16, 1, 1, False, True), ("mistral", 2, 2, 3, False, False),
+    ("mistral", 8, 3, 3, True, True), ("qwen2", 8, 1, 3, False, False), ("qwen3", 16, 2, 2, False, False),
+    ("llama", 4, 1, 2, True, True), ("qwen3", 2, 1, 3, True, False), ("llama", 4, 1, 2, False, True),
 ]  # fmt: skip
 MAX_TOKENS = 10
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: "-".join(map(str, model)))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    family, chunk, l_in, l_out, carry = request.param
+    family, chunk, l_in, l_out, carry, settle = request.param
     folder = tmp_path_factory.mktemp(family) / "model"
-    return thinker_folder(folder, family, chunk=chunk, l_in=l_in, l_out=l_out, carry=carry), chunk
+    how = {"chunk": chunk, "l_in": l_in, "l_out": l_out, "carry": carry, "settle": settle}
+    return thinker_folder(folder, family, **how), chunk
 
 
 def _prompts(chunk: int) -> list[Ids]:
@@ -42,20 +44,23 @@ def _prompts(chunk: int) -> list[Ids]:
     rng = random.Random(chunk)
     edge = rng.randint(1, max(1, 20 // chunk)) * chunk
     lengths = [rng.randint(1, chunk - 1), edge, edge - 1, edge + 1, 90 if chunk == 4 else 40 + chunk]
+    lengths += [*range(22, 26), *range(38, 42)]
     return [draw_prompt(rng, max(1, length), 290) for length in lengths]
 
 
 @cache
-def _truths(folder: Path, chunk: int, *, while_answering: bool) -> list[tuple[Ids, tuple[Ids, ...]]]:
-    """The greedy answers, and what is thought up to their last token."""
+def _truths(folder: Path, chunk: int, *, while_answering: bool) -> list[tuple[Ids, tuple[Ids, ...], int]]:
+    """The greedy answers, what is thought up to their last token, and how many thoughts are about the prompt."""
     reference = open_reference(folder)
     truths = []
     for prompt in _prompts(chunk):
         with torch.inference_mode():
             answer, reading = reference.generate(prompt, MAX_TOKENS)
-        settled = (len(prompt) + len(answer) - 1) // chunk  # nobody reads the last token
-        thinks = settled if while_answering else len(prompt) // chunk
-        truths.append((tuple(answer), tuple(reading.thoughts[: min(settled, thinks)])))
+        num_read = len(prompt) + len(answer) - 1  # nobody reads the last token
+        with torch.inference_mode():
+            in_prompt = len(reference.read(reference.start(), prompt).thoughts)
+        num_thoughts = max(in_prompt, num_read // chunk) if while_answering else in_prompt
+        truths.append((tuple(answer), tuple(reading.thoughts[:num_thoughts]), in_prompt))
     return truths
 
 
@@ -70,12 +75,13 @@ def test_engine_answers_and_thoughts_equal_reference(model: tuple[Path, int], wh
         engine = open_thinker(folder, kernels, determinism="off")
         params = greedy(MAX_TOKENS, deterministic=False, ignore_eos=False)
         results = answer(engine, [engine.prepare(prompt, params) for prompt in prompts])
-        for result, (tokens, thoughts) in zip(results, truths, strict=True):
+        for prompt, result, (tokens, thoughts, in_prompt) in zip(prompts, results, truths, strict=True):
             assert result.token_ids == tokens
             assert thoughts_of(result) == tuple(enumerate(thoughts))
-    assert any(thought for _, thoughts in truths for thought in thoughts), "nothing was thought"
+            assert sum(thought.position < len(prompt) for thought in result.thoughts) == in_prompt
+    assert any(thought for _, thoughts, _ in truths for thought in thoughts), "nothing was thought"
     if chunk == 4:
-        assert any(not thought for _, thoughts in truths for thought in thoughts), (
+        assert any(not thought for _, thoughts, _ in truths for thought in thoughts), (
             "all of it was thought about"
         )
 
@@ -117,9 +123,12 @@ def test_engine_ends_carried_states_as_the_reference_does(tmp_path: Path, chunk:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_answer_with_a_message_start_shares_no_states(tmp_path: Path, deterministic: bool) -> None:
-    """It does not end the state there; a prompt with the same tokens does."""
-    folder = thinker_folder(tmp_path / "model", chunk=4, carry=True, reset_ids=(7, 7))
+@pytest.mark.parametrize("how", [{"carry": True, "reset_ids": (7, 7)}, {"settle": True}])
+def test_answer_with_other_states_than_a_prompt_shares_none(
+    tmp_path: Path, how: dict[str, object], deterministic: bool
+) -> None:
+    """A message start ends a state in a prompt only; a chunk is closed early only where the prompt ends."""
+    folder = thinker_folder(tmp_path / "model", chunk=4, **how)
     engine, alone = open_thinker(folder), open_thinker(folder, prefix_cache=False)
     first, second = (draw_prompt(random.Random(seed), 30, 290) for seed in (3, 4))
     says = greedy(40, allowed_token_ids=(7,), deterministic=deterministic)

@@ -86,6 +86,39 @@ def test_carried_state_ends_where_a_message_begins() -> None:
         assert all(map(torch.equal, ended, before))
 
 
+def test_the_last_token_of_a_settled_prompt_reads_the_last_thought() -> None:
+    """The chunk with the last token is closed before it; its state is added up to the end of the next chunk."""
+    weights = dict(tiny_thinker().named_parameters())
+    config = tiny_thinker().config
+    settling = Reference(config, thinking_config(settle=True), weights)
+    usual = Reference(config, thinking_config(), weights)
+    answer = [5, 3, 9, 7, 11, 6]
+
+    def logits(reference: Reference, prompt: list[int], gold: list[tuple[int, ...]]) -> list[Tensor]:
+        reading = reference.read(reference.start(), prompt, gold)
+        return reference.read(reading, answer, gold, prompt=False).logits
+
+    with torch.no_grad():
+        for last in (5, 6, 7):  # the prompt's last position
+            quiet, told = (logits(settling, PROMPT[: last + 1], [(), said, (), ()]) for said in ((), (6, 7)))
+            same = [torch.equal(*pair) for pair in zip(quiet, told, strict=True)]
+            assert same == [True] * last + [False] * (len(same) - last)
+        for last in (2, 4, 8):  # no chunk before it, or nothing to close
+            gold = [(), (6, 7), (3,), ()]
+            pair = (logits(each, PROMPT[: last + 1], gold) for each in (settling, usual))
+            assert all(map(torch.equal, *pair))
+
+
+def test_the_last_thought_is_about_the_tokens_before_the_last() -> None:
+    model = tiny_thinker(thinking=thinking_config(settle=True))
+    reference = _reference(model)
+    reading = reference.read(reference.start(), PROMPT[:7])
+    again = reference.read(reference.start(), PROMPT[:6])
+    assert reference.thinking is not None
+    assert reading.thoughts[-1] == reference.think(torch.cat(again.hidden[-4:]), reference.thinking)[0]
+    assert len(reading.thoughts) == 2
+
+
 def test_answer_chunks_are_thought_about_only_while_answering() -> None:
     for while_answering in (True, False):
         model = tiny_thinker(thinking=thinking_config(while_answering=while_answering))

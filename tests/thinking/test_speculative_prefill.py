@@ -16,7 +16,7 @@ from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 from holdfast.scheduler.request_state import RequestState
 from holdfast.thinking.config import WEIGHTS_FILE
-from holdfast.thinking.log import MAX_GUESSES
+from holdfast.thinking.log import MAX_GUESSES, ThoughtLog
 from support.thinking_engines import (
     Ids,
     ask_all,
@@ -51,11 +51,16 @@ def _carried(folder: Path) -> None:
     change_thinking(folder, carry=True)
 
 
+def _settled(folder: Path) -> None:
+    change_thinking(folder, settle=True)
+
+
 KINDS: dict[str, Callable[[Path], None]] = {
     "some": lambda folder: None,
     "none": _never,
     "all": _always,
     "carried": _carried,
+    "settled": _settled,
 }
 
 
@@ -73,14 +78,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def _slots(engine: Engine, seq: RequestState) -> Slots:
     """Every bit of what stands in the slots of a sequence's settled rows, and of the states of its chunks."""
     size, thinker = engine.scheduler.pool.page_size, thinker_of(engine)
-    positions = torch.arange(seq.canonical_len if seq.deterministic else seq.computed_len)
-    pages = torch.tensor(seq.page_table.pages)[positions // size]
-    offsets = positions % size
+    length = seq.canonical_len if seq.deterministic else seq.computed_len
+    held, positions = torch.tensor(seq.page_table.pages), torch.arange(length)
+    pages, offsets = held[positions // size], positions % size
     slots = pages * size + offsets
     found = [thinker.residuals[slots]]
     for layer in engine.runner._store.layers:  # type: ignore[attr-defined]
         found += [layer.keys[pages, :, :, offsets], layer.values[pages, :, offsets]]
-    whole = slots[: len(slots) // CHUNK * CHUNK]
+    thoughts = seq.extension
+    assert isinstance(thoughts, ThoughtLog)
+    of_chunks = torch.arange(thoughts.rule.num_closed(length, CHUNK) * CHUNK)
+    whole = held[of_chunks // size] * size + of_chunks % size
     told = thinker.has_state[whole]
     found += [told, thinker.states[whole] * told[:, None]]
     return tuple(each.contiguous().view(torch.uint8).numpy().tobytes() for each in found)

@@ -62,7 +62,7 @@ def test_block_tensors_are_named_like_backbone_layers() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("format", 4),
+        ("format", 5),
         ("format", True),
         ("format", None),
         ("carry", True),
@@ -116,6 +116,18 @@ def test_resets_of_carried_states_are_format_3(tmp_path: Path) -> None:
     assert parse_thinking({**fields, "reset_ids": []}, DECODER) == thinking_config(carry=True)
     _save_blocks(tmp_path)
     assert thinking_parts(tmp_path, config, DECODER)["reset_ids"] == (5, 6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"carry": True}, {"carry": True, "reset_ids": [5, 6]}])
+def test_settling_is_format_4(tmp_path: Path, changes: dict[str, object]) -> None:
+    fields = {**FIELDS, "carry": False, "reset_ids": [], "settle": True, **changes, "format": 4}
+    config = thinking_config(**{**changes, "reset_ids": tuple(fields["reset_ids"])}, settle=True)  # type: ignore[arg-type]
+    write_thinking(tmp_path, config)
+    assert json.loads((tmp_path / CONFIG_FILE).read_text()) == fields
+    assert parse_thinking(fields, DECODER) == config
+    for bad in ({**fields, "settle": 1}, {**fields, "format": 3}):
+        with pytest.raises(UnsupportedModel, match="settle"):
+            parse_thinking(bad, DECODER)
 
 
 @pytest.mark.parametrize(

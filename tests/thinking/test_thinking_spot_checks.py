@@ -34,9 +34,10 @@ PARAMS = greedy(24)
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """Shared by all tests; each restarts it. T reads the last layer's output, of which no key is made."""
+    """Shared by all tests; each restarts it. T reads the last layer's output, of which no key is made. The last
+    chunks of most prompts are closed before they are full."""
     folder: Path = thinker_folder(tmp_path_factory.mktemp("watched") / "model", chunk=4)
-    change_thinking(folder, l_out=3)
+    change_thinking(folder, l_out=3, settle=True)
     return open_thinker(folder, spot_check_rate=1.0)
 
 

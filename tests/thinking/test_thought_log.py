@@ -2,6 +2,7 @@
 
 import pytest
 
+from holdfast.core.request import Request
 from holdfast.core.results import ThoughtIds
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampling, Span
@@ -102,6 +103,34 @@ def test_restart_guesses_all_committed_thoughts() -> None:
     log.restart()
     assert log.limit(0, FAR) >= length
     assert log.guess(0, length).guesses == tuple((start,) for start in range(0, length - CHUNK, CHUNK))
+
+
+# The last chunk of a prompt
+
+
+def test_a_settled_chunk_is_closed_before_the_last_token_of_the_prompt() -> None:
+    log = log_of(settled=10)
+    spans = {(8, 10): 0, (8, 11): 1, (0, 10): 2, (0, 12): 3, (10, 16): 0, (10, 17): 1, (6, 17): 3}
+    for (start, stop), count in spans.items():
+        assert len(log.guess(start, stop).guesses) == count, (start, stop)
+    assert ThoughtLog(ThoughtLogs(CHUNK, max_guesses=0), log.rule, confirms=True).limit(9, FAR) == 10
+    span = span_of(log, 8, 16)
+    assert log.num_valid(span, [(7,), ()]) == 2
+    log.update(span, [(7,), ()])
+    assert commit(log, 9) == ((0, ()), (1, ()))
+    assert commit(log, 10) == ((2, (7,)),)
+    assert commit(log, 15) == ()
+    assert commit(log, 16) == ((3, ()),)
+    assert log.shareable_len(30, tokens) == 10
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "settled"), [(4, None), (5, None), (6, 5), (8, 7), (9, None), (10, 9), (1, None)]
+)
+def test_a_prompt_is_settled_in_the_chunk_of_its_last_token(prompt_len: int, settled: int | None) -> None:
+    request = Request(0, tuple(range(prompt_len)), SamplingParams(), 0)
+    assert ThoughtLogs(CHUNK, settle=True)(request).rule.settled == settled
+    assert ThoughtLogs(CHUNK)(request).rule.settled is None
 
 
 # Verdicts

@@ -78,10 +78,12 @@ def test_chat_models_that_carry_their_states_reset_them(
 def test_share_of_the_messages_follows_another_one(plain: Path) -> None:
     with_template(plain, BOXES + PERIODS + TURNS)
     settings = adapter_settings(plain, batch=64)
-    source = start_run(replace(settings, follow_ups=0.5), CPU).source
+    run = start_run(replace(settings, follow_ups=0.5), CPU)
+    source, thinking = run.source, run.model.thinking
+    assert thinking is not None and thinking.reset_ids == message_start(open_tokenizer(plain))
     batch, again, other = source.batch(3), source.batch(3), source.batch(4)
     assert (batch.token_ids == again.token_ids).all() and batch.token_ids.shape != other.token_ids.shape
-    resets = batch.is_reset(message_start(open_tokenizer(plain))).sum(axis=1)
+    resets = batch.is_reset(thinking).sum(axis=1)
     assert batch.num_given is not None
     is_continued = batch.num_given > 0
     assert 24 < is_continued.sum() < 52 and (resets[is_continued] == 0).all()
@@ -110,7 +112,7 @@ def test_training_texts_have_their_states_after_the_start_of_the_message(plain: 
     run = start_run(adapter_settings(plain, batch=32), CPU)
     assert run.model.thinking is not None
     batch = run.source.batch(0)
-    resets = batch.is_reset(run.model.thinking.reset_ids)
+    resets = batch.is_reset(run.model.thinking)
     assert (resets.sum(axis=1) == 1).all()
     given = batch.num_given > 0
     assert 4 < given.sum() < 28

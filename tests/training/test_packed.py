@@ -82,7 +82,7 @@ def test_pack_has_every_text_and_every_target() -> None:
     is_real = texts.answer.ids != IGNORED
     assert is_real.sum() == (batch.num_tokens - batch.num_prompt).sum()
     assert (texts.token_ids[texts.answer.rows[is_real] + 1] == texts.answer.ids[is_real]).all()
-    is_due = batch.is_thought_about(True)
+    is_due = batch.is_thought_about(run.model.thinking)
     said = np.sort(texts.thought.ids[texts.thought.ids != IGNORED])
     gold = batch.thoughts[is_due]
     ends = np.full(is_due.sum(), run.model.thinking.end_id)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from holdfast.thinking.config import ThinkingConfig
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.model.loss import Losses, LossWeights, TokenCounts, count_tokens, packed_loss
 from holdfast_thinking.model.model import ThinkingModel
@@ -18,9 +19,9 @@ from thinking.reference import Reference, ReferenceState
 CPU = torch.device("cpu")
 
 
-def _batch(seed: int = 0, num_texts: int = 5, num_chunks: int = 4, longest: int = 3) -> Batch:
+def _batch(config: ThinkingConfig, seed: int = 0, num_texts: int = 5) -> Batch:
     """Random texts of every length, thoughts of every length, trivial ones among them."""
-    rng = np.random.default_rng(seed)
+    rng, num_chunks, longest = np.random.default_rng(seed), 4, 3
     num_tokens = rng.integers(6, num_chunks * 4 + 1, num_texts)
     num_tokens[0] = num_chunks * 4
     ids = rng.integers(3, VOCAB, (num_texts, num_chunks * 4))
@@ -28,8 +29,10 @@ def _batch(seed: int = 0, num_texts: int = 5, num_chunks: int = 4, longest: int 
     lens = rng.integers(0, longest + 1, (num_texts, num_chunks))
     thoughts = rng.integers(3, VOCAB, (num_texts, num_chunks, longest))
     thoughts[np.arange(longest) >= lens[:, :, None]] = -1
-    complete = (np.arange(num_chunks) + 1) * 4 <= num_tokens[:, None]
-    return Batch(ids, rng.integers(2, num_tokens), num_tokens, np.where(complete[:, :, None], thoughts, -1))
+    num_prompt = rng.integers(2, num_tokens)
+    num_prompt[0] = 11  # ends within a chunk
+    batch = Batch(ids, num_prompt, num_tokens, thoughts)
+    return replace(batch, thoughts=np.where(batch.is_thought_about(config)[:, :, None], thoughts, -1))
 
 
 RESET = (7, 8)
@@ -69,19 +72,23 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("settle", [False, True])
 @pytest.mark.parametrize(
     ("family", "fields", "carry", "resets"),
     [("llama", {}, False, ()), ("llama", {}, True, ()), *((*case, True, RESET) for case in CASES)],
 )
 def test_parallel_forward_equals_the_reference(
-    family: str, fields: dict[str, object], carry: bool, resets: tuple[int, ...]
+    family: str, fields: dict[str, object], carry: bool, resets: tuple[int, ...], settle: bool
 ) -> None:
-    model = tiny_thinker(family, thinking_config(carry=carry, reset_ids=resets), **fields)
+    thinking = thinking_config(carry=carry, reset_ids=resets, settle=settle)
+    model = tiny_thinker(family, thinking, **fields)
     reference = Reference(model.config, model.thinking, dict(model.named_parameters()))
-    batch = _batch()
+    batch = _batch(thinking)
+    ends = batch.ends(thinking)
+    assert (ends % 4 > 0).any() == settle
     if resets:
         _plant_resets(batch)
-        assert 0 < batch.is_reset(resets).sum() < batch.is_reset(resets).size
+        assert 0 < batch.is_reset(thinking).sum() < batch.is_reset(thinking).size
     with torch.no_grad():
         texts = send(pack(batch, model.pack_spec), CPU)
         rows, h = model(texts)
@@ -91,7 +98,7 @@ def test_parallel_forward_equals_the_reference(
             own = torch.nonzero(texts.texts == row)[:, 0]
             torch.testing.assert_close(logits[own], torch.stack(reading.logits), atol=2e-5, rtol=1e-4)
             for chunk, expected in enumerate(reading.thought_logits):
-                seen = h[own][chunk * 4 : chunk * 4 + 4]
+                seen = h[own][ends[row, chunk] - 4 : ends[row, chunk]]
                 mine = model.logits(model.thought_rows(seen[None], gold[row : row + 1, chunk]))[0]
                 assert expected is not None
                 torch.testing.assert_close(mine[: len(expected)], expected, atol=2e-5, rtol=1e-4)
@@ -105,6 +112,7 @@ def _reference_loss(reference: Reference, batch: Batch, weights: LossWeights) ->
     """The loss computed with the reference, token by token."""
     sums, counts = {"answer": [], "thought": []}, {"answer": 0, "thought": 0}
     assert reference.thinking is not None
+    is_due = batch.is_thought_about(reference.thinking)
     for row in range(len(batch)):
         reading = _read(reference, batch, row)
         for position in range(int(batch.num_prompt[row]), int(batch.num_tokens[row])):
@@ -112,8 +120,7 @@ def _reference_loss(reference: Reference, batch: Batch, weights: LossWeights) ->
             sums["answer"].append(F.cross_entropy(reading.logits[position - 1], target))
             counts["answer"] += 1
         for chunk, logits in enumerate(reading.thought_logits):
-            is_due = reference.thinking.while_answering or (chunk + 1) * 4 <= batch.num_prompt[row]
-            if is_due and logits is not None:
+            if is_due[row, chunk] and logits is not None:
                 targets = torch.tensor([*reading.thoughts[chunk], END])
                 sums["thought"].append(F.cross_entropy(logits, targets, reduction="sum"))
                 counts["thought"] += len(targets)
@@ -123,26 +130,21 @@ def _reference_loss(reference: Reference, batch: Batch, weights: LossWeights) ->
     )
 
 
+@pytest.mark.parametrize("settle", [False, True])
 @pytest.mark.parametrize(
     ("family", "fields", "while_answering", "carry"),
     [("llama", {}, True, False), ("llama", {}, False, False), *((*case, True, True) for case in CASES)],
 )
 def test_gradients_equal_those_of_the_reference(
-    family: str, fields: dict[str, object], while_answering: bool, carry: bool
+    family: str, fields: dict[str, object], while_answering: bool, carry: bool, settle: bool
 ) -> None:
-    thinking = thinking_config(while_answering=while_answering, carry=carry)
+    thinking = thinking_config(while_answering=while_answering, carry=carry, settle=settle)
     model = tiny_thinker(family, thinking, **fields)
     model.double()
     weights = LossWeights(answer=1.0, thought=0.7)
-    batch = _batch(seed=4)
-    if not while_answering:  # nothing is thought behind the prompt's last whole chunk
-        is_due = batch.is_thought_about(False)
-        batch = Batch(
-            batch.token_ids,
-            batch.num_prompt,
-            batch.num_tokens,
-            np.where(is_due[:, :, None], batch.thoughts, -1),
-        )
+    batch = _batch(
+        thinking, seed=4
+    )  # without while_answering nothing is thought after the prompt's last chunk
     named = named_weights(model)
     expected = _reference_loss(Reference(model.config, model.thinking, named), batch, weights)
     expected.backward()
@@ -157,7 +159,7 @@ def test_gradients_equal_those_of_the_reference(
 
 
 def test_micro_batches_have_the_gradients_of_one_batch() -> None:
-    batch, weights = _batch(seed=5, num_texts=6), LossWeights()
+    batch, weights = _batch(thinking_config(), seed=5, num_texts=6), LossWeights()
     counts = count_tokens(batch, thinking_config())
     gradients = []
     for cuts in ([(0, 6)], [(0, 2), (2, 5), (5, 6)]):
@@ -170,16 +172,18 @@ def test_micro_batches_have_the_gradients_of_one_batch() -> None:
         torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-6, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("settle", [False, True])
 @pytest.mark.parametrize(
     ("family", "carry", "resets"),
     [("llama", False, ()), ("mistral", False, ()), ("llama", True, ()), ("llama", True, RESET)],
 )
 def test_validation_has_the_thoughts_of_the_reference(
-    family: str, carry: bool, resets: tuple[int, ...]
+    family: str, carry: bool, resets: tuple[int, ...], settle: bool
 ) -> None:
-    model: ThinkingModel = tiny_thinker(family, thinking_config(carry=carry, reset_ids=resets))
+    thinking = thinking_config(carry=carry, reset_ids=resets, settle=settle)
+    model: ThinkingModel = tiny_thinker(family, thinking)
     reference = Reference(model.config, model.thinking, dict(model.named_parameters()))
-    batch = _batch(seed=6, num_texts=8)
+    batch = _batch(thinking, seed=6, num_texts=8)
     if resets:
         _plant_resets(batch)
     outcome = validate(model, batch, CPU)

@@ -314,7 +314,7 @@ class RequestAnswers:
     def _decode(self, item: object) -> Thought:
         extension = self._scheduler.config.new_extension
         assert extension is not None
-        thought: Thought = extension.decode(item, self._tokenizer)
+        thought: Thought = extension.decode(item, self.request, self._tokenizer)
         return thought
 
     def process(self, event: AnswerEvent) -> Delta | None:

@@ -71,7 +71,7 @@ class ModelExtension(Protocol):
     def __call__(self, request: Request) -> RequestExtension:
         """Make what one request has of it."""
 
-    def decode(self, item: Any, tokenizer: Any) -> Any:
+    def decode(self, item: Any, request: Request, tokenizer: Any) -> Any:
         """Return an item of `RequestExtension.commit` as the client gets it."""
 
     def of_receipt(

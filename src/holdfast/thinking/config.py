@@ -25,6 +25,7 @@ _KEYS = {
     1: ("format", "chunk", "l_in", "l_out", "max_thought", "start_id", "end_id", "while_answering"),
     2: ("carry",),
     3: ("reset_ids",),
+    4: ("settle",),
 }
 MAX_CHUNK, MAX_THOUGHT, MAX_RESET = 1 << 10, 1 << 10, 1 << 6
 _FIRST_LAYER = "model.layers.0."
@@ -46,6 +47,8 @@ class ThinkingConfig:
                      not, only to the next chunk
     reset_ids        tokens with which each message of a chat begins: after a chunk with their end, in the
                      prompt, the carried state is zero; (): it is carried from message to message
+    settle           whether the last chunk of a prompt is closed before the prompt's last token, which reads its
+                     state; if not, it goes on with the answer
     """
 
     chunk: int
@@ -57,6 +60,7 @@ class ThinkingConfig:
     while_answering: bool
     carry: bool = False
     reset_ids: tuple[int, ...] = ()
+    settle: bool = False
 
     @property
     def longest(self) -> int:
@@ -66,7 +70,7 @@ class ThinkingConfig:
     @property
     def format(self) -> int:
         """The number of the first format that has its keys."""
-        return 3 if self.reset_ids else 2 if self.carry else 1
+        return 4 if self.settle else 3 if self.reset_ids else 2 if self.carry else 1
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys of thinking.json but its format. An older format has fewer: its fingerprints stay."""
@@ -126,6 +130,7 @@ def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
         while_answering=while_answering,
         carry=carry,
         reset_ids=_read_resets(fields.get("reset_ids"), carry, decoder) if "reset_ids" in keys else (),
+        settle="settle" in keys and read_bool(fields, "settle"),
     )
 
 

@@ -10,6 +10,9 @@ chunk with a wrong guess are valid, the others are discarded.
     thought       -      tails    heads        c1's was wrong: c0 and c1 are valid, the next pass starts with c2
 
 A thought is committed when the tokens of its chunk are. Only then is it sent, once.
+
+A chunk is closed when it is full. In a model that settles, the chunk with the last token of the prompt is closed
+before that token, which reads its state and so does the answer: the rest of this chunk, and the next.
 """
 
 from bisect import bisect_left
@@ -44,19 +47,28 @@ class ThinkRule:
     until    only chunks that end at this position or before; None: all
     forced   thoughts that replace the model's own, as (chunk, thought), sorted by chunk
     resets   chunks after which a carried state ends
+    settled  the last position of the prompt if the chunk with it is closed before it; None: all chunks get full
     """
 
     until: int | None = None
     forced: tuple[tuple[int, ThoughtIds], ...] = ()
     resets: frozenset[int] = frozenset()
+    settled: int | None = None
 
-    @classmethod
-    def of(cls, params: SamplingParams, read_len: int, *, while_answering: bool) -> "ThinkRule":
-        """Return the rule of a request whose prompt has `read_len` tokens, without resets."""
-        return cls(0 if not params.think else None if while_answering else read_len, params.forced)
+    def num_closed(self, length: int, chunk_len: int) -> int:
+        """Return how many chunks are closed after `length` tokens."""
+        if self.settled is None or length < self.settled:
+            return length // chunk_len
+        return max(length, self.settled + chunk_len) // chunk_len
+
+    def end(self, chunk: int, chunk_len: int) -> int:
+        """Return after how many tokens a chunk is closed."""
+        if self.settled is not None and chunk == self.settled // chunk_len:
+            return self.settled
+        return (chunk + 1) * chunk_len
 
     def thinks(self, chunk: int, chunk_len: int) -> bool:
-        return self.until is None or (chunk + 1) * chunk_len <= self.until
+        return self.until is None or self.end(chunk, chunk_len) <= self.until
 
     def forced_on(self, chunk: int) -> ThoughtIds | None:
         at = bisect_left(self.forced, chunk, key=itemgetter(0))
@@ -79,22 +91,31 @@ class ThoughtLogs:
     chunk_len: int
     while_answering: bool = True
     reset_ids: tuple[int, ...] = ()
+    settle: bool = False
     max_guesses: int = MAX_GUESSES
 
     def __call__(self, request: Request) -> "ThoughtLog":
         """Make the thought log of a request. With think=False none of its chunks is thought about."""
-        read_len = request.prompt_len if request.read_len is None else request.read_len
-        rule = ThinkRule.of(request.params, read_len, while_answering=self.while_answering)
-        resets = find_resets(request.prompt_ids[:read_len], self.reset_ids)
+        read_len = _read_len(request)
+        rule = self._rule(request.params, read_len)
+        resets = find_resets(request.prompt_ids[: rule.settled or read_len], self.reset_ids)
         rule = replace(rule, resets=frozenset(at // self.chunk_len for at in resets))
         return ThoughtLog(self, rule, confirms=request.deterministic, read_len=read_len)
 
-    def decode(self, item: Any, tokenizer: "Tokenizer") -> Thought:
+    def _rule(self, params: SamplingParams, read_len: int) -> ThinkRule:
+        """Return the rule of a request whose prompt has `read_len` tokens, without resets."""
+        if not params.think:
+            return ThinkRule(0)
+        settled = find_settled(read_len, self.chunk_len) if self.settle else None
+        return ThinkRule(None if self.while_answering else read_len, params.forced, settled=settled)
+
+    def decode(self, item: Any, request: Request, tokenizer: "Tokenizer") -> Thought:
         """Decode an item of `ThoughtLog.commit`."""
         chunk, token_ids = item
         # A model may have more ids than its tokenizer; the ids above have no text.
         known = [token_id for token_id in token_ids if token_id < tokenizer.vocab_size]
-        return Thought(chunk, (chunk + 1) * self.chunk_len - 1, tokenizer.decode(known).strip(), token_ids)
+        end = self._rule(request.params, _read_len(request)).end(chunk, self.chunk_len)
+        return Thought(chunk, end - 1, tokenizer.decode(known).strip(), token_ids)
 
     def of_receipt(
         self,
@@ -107,9 +128,9 @@ class ThoughtLogs:
         which a receipt leaves out, included. If there is no token, later thoughts than its are not known."""
         given = dict(kept)
         num_known = max(given, default=-1) + 1
-        rule = ThinkRule.of(params, prompt_len, while_answering=self.while_answering)
+        rule = self._rule(params, prompt_len)
         # The last token of an answer is in no chunk: its KV was not computed.
-        chunks = range((prompt_len + max(1, num_tokens) - 1) // self.chunk_len)
+        chunks = range(rule.num_closed(prompt_len + max(1, num_tokens) - 1, self.chunk_len))
         num_thoughts = sum(rule.thinks(chunk, self.chunk_len) for chunk in chunks)
         if num_known > num_thoughts:
             raise InvalidRequest(
@@ -161,25 +182,25 @@ class ThoughtLog:
     def limit(self, start: int, stop: int, *, is_window: bool = False) -> int:
         """Return where a span from `start` must end. It may rest on at most `max_guesses` guesses and, if it is
         no window, on at most `_guess_limit` that nothing predicts."""
-        stop = min(stop, (start // self._chunk_len + 1 + self._max_guesses) * self._chunk_len)
+        stop = min(stop, self._end(self._num_closed(start) + self._max_guesses))
         if is_window:
             return stop
         num_left = self._guess_limit
         for chunk, _, is_predicted in self._guess_chunks(start, stop):
             num_left -= not is_predicted
             if num_left < 0:
-                return (chunk + 1) * self._chunk_len
+                return self._end(chunk)
         return stop
 
     def guess(self, start: int, stop: int) -> SpanThoughts:
-        """Guess a thought for each chunk that ends in start .. stop - 1 with more tokens after it."""
-        if start // self._chunk_len == (stop - 1) // self._chunk_len:
+        """Guess a thought for each chunk that is closed in start .. stop - 1 with more tokens after it."""
+        if self._num_closed(start) == self._num_closed(stop - 1):
             return self._no_guesses
         return SpanThoughts(self.rule, tuple(guess for _, guess, _ in self._guess_chunks(start, stop)))
 
     def _guess_chunks(self, start: int, stop: int) -> Iterator[tuple[int, ThoughtIds, bool]]:
         """Yield each chunk, its guess, and whether the guess is predicted or determined."""
-        chunks = range(start // self._chunk_len, (stop - 1) // self._chunk_len)
+        chunks = range(self._num_closed(start), self._num_closed(stop - 1))
         previous = self._previous(chunks[0]) if chunks else ()
         for chunk in chunks:
             known = self.rule.forced_on(chunk) if self.rule.thinks(chunk, self._chunk_len) else ()
@@ -197,6 +218,12 @@ class ThoughtLog:
                 return self._latest[before]
         return self._last_committed if num_committed else ()
 
+    def _num_closed(self, length: int) -> int:
+        return self.rule.num_closed(length, self._chunk_len)
+
+    def _end(self, chunk: int) -> int:
+        return self.rule.end(chunk, self._chunk_len)
+
     # What a pass returned
 
     def num_valid(self, span: Span, thoughts: Sequence[ThoughtIds]) -> int:
@@ -205,11 +232,11 @@ class ThoughtLog:
         num_right = _num_right(guesses, thoughts)
         if num_right == len(guesses):
             return span.num_tokens
-        return (span.start // self._chunk_len + 1 + num_right) * self._chunk_len - span.start
+        return self._end(self._num_closed(span.start) + num_right) - span.start
 
     def update(self, span: Span, thoughts: Sequence[ThoughtIds]) -> tuple[int, int]:
         """Take the thoughts that a pass computed. Return the number of guesses, and of the right ones."""
-        first_chunk, guesses = span.start // self._chunk_len, guesses_of(span)
+        first_chunk, guesses = self._num_closed(span.start), guesses_of(span)
         num_right = _num_right(guesses, thoughts)
         if thoughts:
             self._predictor.learn(first_chunk, self._previous(first_chunk), guesses, thoughts)
@@ -227,7 +254,8 @@ class ThoughtLog:
         ones that were sent."""
         new: list[tuple[int, ThoughtIds]] = []
         is_same = True
-        for chunk in range(self._num_committed, length // self._chunk_len):
+        num_closed = self._num_closed(length)
+        for chunk in range(self._num_committed, num_closed):
             thought = self._latest.get(chunk, ())
             self._last_committed = thought or self._last_committed
             self._predictor.forget(chunk)
@@ -237,7 +265,7 @@ class ThoughtLog:
             self._sent.append(thought)
             if self.rule.thinks(chunk, self._chunk_len):
                 new.append((chunk, thought))
-        self._num_committed = max(self._num_committed, length // self._chunk_len)
+        self._num_committed = max(self._num_committed, num_closed)
         if not self.has_unconfirmed:
             self._num_unconfirmed = 0
         return tuple(new), is_same or not self._confirms
@@ -247,6 +275,8 @@ class ThoughtLog:
     def shareable_len(self, length: int, tokens: TokensOf) -> int:
         if self.rule.forced:
             return 0
+        if self.rule.settled is not None:
+            return min(length, self.rule.settled)
         if self.rule.until is not None:
             return min(length, self.rule.until)
         return length if not self._reset_ids else min(length, self._reset_in_answer(length, tokens))
@@ -289,10 +319,14 @@ def adapt_guesses(limit: int, num_right: int, num_guessed: int) -> int:
     return min(MAX_GUESSES, twice if num_right < num_guessed else max(limit, twice))
 
 
-def guesses_of(span: Span) -> tuple[ThoughtIds, ...]:
-    """Return the guesses of a span of a thinking model."""
+def thoughts_of(span: Span) -> SpanThoughts:
+    """Return what a span of a thinking model takes for granted."""
     assert isinstance(span.extra, SpanThoughts)
-    return span.extra.guesses
+    return span.extra
+
+
+def guesses_of(span: Span) -> tuple[ThoughtIds, ...]:
+    return thoughts_of(span).guesses
 
 
 def _num_right(guesses: Sequence[ThoughtIds], thoughts: Sequence[ThoughtIds]) -> int:
@@ -301,6 +335,17 @@ def _num_right(guesses: Sequence[ThoughtIds], thoughts: Sequence[ThoughtIds]) ->
     while num_right < len(guesses) and guesses[num_right] == thoughts[num_right]:
         num_right += 1
     return num_right
+
+
+def _read_len(request: Request) -> int:
+    return request.prompt_len if request.read_len is None else request.read_len
+
+
+def find_settled(prompt_len: int, chunk_len: int) -> int | None:
+    """Return the last position of a prompt if a chunk is closed before it that is not full. T reads as many tokens
+    as a chunk has: there must be so many before it."""
+    last = prompt_len - 1
+    return last if last > chunk_len and last % chunk_len else None
 
 
 def find_resets(ids: Sequence[int], reset_ids: Sequence[int], first: int = 0) -> list[int]:

@@ -11,6 +11,9 @@ page of the chunk it was made from, and is cached, truncated and recomputed with
 the states of its guessed thoughts are written; after it, the states of the thoughts that T wrote.
 In a model that carries its states, a chunk with the trivial thought has a copy of the entries of the
 chunk before it, unless a message begins in it.
+
+The chunk that is closed before the prompt's last token has its entries from then on, and all its later tokens add
+the state at their own slot. T reads the c tokens before that one.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.core.results import ThoughtIds
@@ -29,19 +33,22 @@ from holdfast.numerics.bits import bits_of
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.thinking.blocks import ThoughtBlocks
 from holdfast.thinking.graphs import ThoughtGraphs
-from holdfast.thinking.log import SpanThoughts, guesses_of
+from holdfast.thinking.log import SpanThoughts, guesses_of, thoughts_of
 from holdfast.worker.cuda_graphs import Recorder
 from holdfast.worker.input_batch import InputBatch, Ints
 from holdfast.worker.transfer import HostCopies, send_array
 
+_NEVER = 1 << 62  # a position
+
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk that ends in a span."""
+    """A chunk that is closed in a span."""
 
     span: int  # index in the pass
     number: int  # in the request
     first_slot: int
+    length: int  # tokens when it is closed
     slot_before: int  # first slot of the chunk before it; -1: it is the first
     thoughts: SpanThoughts  # of the span
 
@@ -90,7 +97,8 @@ class ThoughtRunner:
         guessed: list[_Chunk] = []
         guesses: list[ThoughtIds] = []
         for chunk in self._finished_chunks(pass_):
-            index = chunk.number - pass_.spans[chunk.span].start // self._config.chunk
+            start = pass_.spans[chunk.span].start
+            index = chunk.number - chunk.thoughts.rule.num_closed(start, self._config.chunk)
             if index < len(chunk.thoughts.guesses):
                 guessed.append(chunk)
                 guesses.append(chunk.thoughts.guesses[index])
@@ -121,12 +129,12 @@ class ThoughtRunner:
         return LayerHook(act, (config.l_in, config.l_out))
 
     def finish(self, pass_: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
-        """Run T after every chunk that ended in the pass, and write the states. Return the thoughts."""
+        """Run T after every chunk that is closed in the pass, and write the states. Return the thoughts."""
         chunks = self._finished_chunks(pass_)
         thoughts = [self._given_thought(chunk) for chunk in chunks]
         unknown = [index for index, thought in enumerate(thoughts) if thought is None]
         if unknown:
-            slots = self._chunk_slots([chunks[index] for index in unknown])  # [n, c]
+            slots = self._read_slots([chunks[index] for index in unknown])  # [n, c]
             if self._graphs is None:
                 found = self._blocks.think(self.residuals[slots], canonical=canonical)
             else:
@@ -160,12 +168,15 @@ class ThoughtRunner:
         def first_slot(span: Span, chunk: int) -> int:
             return -1 if chunk < 0 else span.pages[chunk * c // size] * size + chunk * c % size
 
-        return [
-            _Chunk(index, chunk, first_slot(span, chunk), first_slot(span, chunk - 1), span.extra)
-            for index, span in enumerate(pass_.spans)
-            if isinstance(span.extra, SpanThoughts)
-            for chunk in range(span.start // c, span.stop // c)
-        ]
+        chunks = []
+        for index, span in enumerate(pass_.spans):
+            if not isinstance(span.extra, SpanThoughts):
+                continue
+            rule = span.extra.rule
+            for number in range(rule.num_closed(span.start, c), rule.num_closed(span.stop, c)):
+                length, slot = rule.end(number, c) - number * c, first_slot(span, number)
+                chunks.append(_Chunk(index, number, slot, length, first_slot(span, number - 1), span.extra))
+        return chunks
 
     def _write_states(self, chunks: Sequence[_Chunk], thoughts: Sequence[ThoughtIds]) -> None:
         """Run C on the thoughts after these chunks, and write the states."""
@@ -211,16 +222,36 @@ class ThoughtRunner:
         first = np.array([chunk.first_slot for chunk in chunks], np.int64)
         return send_array(first[:, None] + np.arange(self._config.chunk), self.residuals.device)
 
+    def _read_slots(self, chunks: Sequence[_Chunk]) -> Tensor:
+        """Return the slots that T reads: of the last c tokens when each chunk is closed."""
+        first, before, length = np.array(
+            [(chunk.first_slot, chunk.slot_before, chunk.length) for chunk in chunks], np.int64
+        ).T[:, :, None]
+        at = np.arange(self._config.chunk) + length - self._config.chunk  # in the chunk; negative: before it
+        return send_array(np.where(at < 0, before + self._config.chunk, first) + at, self.residuals.device)
+
     def _find_state_slots(self, pass_: Pass, batch: InputBatch) -> Ints:
         """Return the slot whose state each token adds, -1 for none: int64 [padded tokens]."""
         lengths = np.diff(batch.span_starts)
         span_of = np.repeat(np.arange(len(lengths)), lengths)
         positions = batch.positions - self._config.chunk  # of the states
+        if self._config.settle:
+            positions = np.where(self._is_settled(pass_, batch, span_of), batch.positions, positions)
         pages = batch.page_table[span_of, np.maximum(positions, 0) // self._page_size].astype(np.int64)
         thinks = np.array([span.extra is not None for span in pass_.spans])[span_of]
         slots = pages * self._page_size + positions % self._page_size
         slots = np.where(thinks & (positions >= 0), slots, -1)
         return np.pad(slots, (0, pass_.num_tokens_padded - len(slots)), constant_values=-1)
+
+    def _is_settled(self, pass_: Pass, batch: InputBatch, span_of: Ints) -> NDArray[np.bool_]:
+        """Return which tokens are in a chunk that was closed before them."""
+        settled = [
+            span.extra.rule.settled if isinstance(span.extra, SpanThoughts) else None for span in pass_.spans
+        ]
+        since = np.array([_NEVER if at is None else at for at in settled])[span_of]
+        same_chunk = batch.positions // self._config.chunk == since // self._config.chunk
+        found: NDArray[np.bool_] = (batch.positions >= since) & same_chunk
+        return found
 
 
 class ThoughtCheck:
@@ -240,7 +271,10 @@ class ThoughtCheck:
 
         self._pages = send_array(pages, device)
         self._tokens = slots(np.arange(span.start, span.stop))
-        self._chunks = slots(np.arange(span.start // c * c, span.stop // c * c))  # those that end in the span
+        rule = thoughts_of(span).rule
+        first, last = rule.num_closed(span.start, c), rule.num_closed(span.stop, c)
+        self._ends = [rule.end(chunk, c) for chunk in range(first, last)]  # of the chunks closed in the span
+        self._chunks = slots(np.arange(first * c, last * c))
 
     def prepare(self) -> None:
         scratch, originals = self._pages
@@ -257,12 +291,11 @@ class ThoughtCheck:
         def read() -> str | None:
             for (index,) in residuals.nonzero()[:1].tolist():
                 return f"the input of T at position {span.start + index}"
-            first_chunk = span.start // runner.chunk
             guesses = guesses_of(span)
             expected = (*guesses, *found[len(guesses) :])  # the span has no guess after its last token
             for index, differs in enumerate(states.tolist()):
                 if differs or found[index] != expected[index]:
-                    return f"the thought after position {(first_chunk + index + 1) * runner.chunk - 1}"
+                    return f"the thought after position {self._ends[index] - 1}"
             return None
 
         return read

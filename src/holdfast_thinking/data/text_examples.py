@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from holdfast.thinking.log import ThinkRule, find_settled
 from holdfast_thinking.model.batch import Batch
 from holdfast_thinking.settings import AnswerForm, TrainingSettings
 
@@ -179,8 +180,11 @@ def _place(
     """Return the thoughts by chunk: a step is in the chunk of its token or, where max_thought is reached, in
     a later one. A step after the last chunk is dropped, and a longer step is truncated. A step's state
     replaces what its chunk has. What is given is in the chunk where the message begins, which has nothing else.
+    With `settle`, what is thought about the prompt is thought before its last token.
     """
     s = rules.settings
+    settled = find_settled(len(offsets), s.chunk) if s.settle else None
+    rule = ThinkRule(settled=settled)
     by_chunk: dict[int, list[int]] = {}
     chunk = 0
     if example.given:
@@ -191,12 +195,14 @@ def _place(
         said = (step.state or step.thought) if s.carry else step.thought
         thought = ids[said][: s.max_thought]
         token = _token_at(offsets, step.settled_at) + (0 if step.at_once else s.thought_delay)
+        if settled is not None:
+            token = min(token, settled - 1)
         chunk = max(chunk, token // s.chunk)
         if s.carry and step.state:
             by_chunk.pop(chunk, None)
         if len(by_chunk.get(chunk, ())) + len(thought) > s.max_thought:
             chunk += 1
-        if (chunk + 1) * s.chunk > num_tokens:
+        if rule.end(chunk, s.chunk) > num_tokens:
             break
         if thought:
             by_chunk.setdefault(chunk, []).extend(thought)

@@ -83,13 +83,12 @@ def show_thoughts(model: EvalModel, task: str, pairs: _Pairs) -> list[Row]:
 
 
 def _with_thoughts(model: EvalModel, prompt: EvalPrompt, result: Result) -> str:
-    chunk, decode = model.chunk, model.tokenizer.decode
-    said = {thought.chunk: thought.token_ids for thought in result.thoughts if thought.token_ids}
-    text, first = "", 0
-    for number in sorted(each for each in said if each * chunk < len(prompt.token_ids)):
-        text += decode(list(prompt.token_ids[first : (number + 1) * chunk]), skip_special_tokens=True)
-        text += f" ‹{decode(list(said[number]), skip_special_tokens=False).strip()}›"
-        first = (number + 1) * chunk
+    decode, text, first = model.tokenizer.decode, "", 0
+    for thought in result.thoughts:
+        if thought.token_ids and thought.position < len(prompt.token_ids):
+            text += decode(list(prompt.token_ids[first : thought.position + 1]), skip_special_tokens=True)
+            text += f" ‹{thought.text}›"
+            first = thought.position + 1
     return text + decode(list(prompt.token_ids[first:]), skip_special_tokens=True)
 
 

@@ -75,6 +75,7 @@ class EvalModel:
             thought_delay=self.info.thought_delay,
             thinks_answer=self.info.thinks_answer,
             carry=thinking is not None and thinking.carry,
+            settle=thinking is not None and thinking.settle,
         )
         frame = chat_frame(open_tokenizer(checkpoint.path), str(folder)) if self.info.chat else None
         self.source = BatchSource(settings, self.tokenizer, eos_id=0, frame=frame, only_eval=True)
@@ -83,15 +84,17 @@ class EvalModel:
     def draw(self, task: str, events: int, count: int) -> list[EvalPrompt]:
         """Draw texts with this number of events; of a file take its first, without training's split."""
         batch = self.source.file_or_eval_batch(task, events, count)
-        columns = (batch.token_ids, batch.num_prompt, batch.num_tokens - 1, batch.thoughts)
+        closed = 0 * batch.num_prompt
+        if self.thinking is not None:
+            closed = (batch.ends(self.thinking) <= batch.num_prompt[:, None]).sum(axis=1)
+        columns = (batch.token_ids, batch.num_prompt, batch.num_tokens - 1, batch.thoughts, closed)
         return [self._prompt(*each) for each in zip(*(each.tolist() for each in columns), strict=True)]
 
     def _prompt(
-        self, ids: list[int], num_prompt: int, num_tokens: int, thoughts: list[list[int]]
+        self, ids: list[int], num_prompt: int, num_tokens: int, thoughts: list[list[int]], closed: int
     ) -> EvalPrompt:
         answer = self.tokenizer.decode(ids[num_prompt:num_tokens], skip_special_tokens=False)
-        num_chunks = num_prompt // self.chunk if self.chunk else 0
-        gold = tuple(tuple(token for token in each if token >= 0) for each in thoughts[:num_chunks])
+        gold = tuple(tuple(token for token in each if token >= 0) for each in thoughts[:closed])
         final = final_answer(answer, self.info.form)
         return EvalPrompt(tuple(ids[:num_prompt]), answer, final, num_tokens - num_prompt, gold)
 

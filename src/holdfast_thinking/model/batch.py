@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.thinking.log import find_resets
+from holdfast.thinking.config import ThinkingConfig
+from holdfast.thinking.log import find_resets, find_settled
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -48,22 +49,34 @@ class Batch:
         positions = np.arange(self.token_ids.shape[1])
         return (positions >= self.num_prompt[:, None]) & (positions < self.num_tokens[:, None])
 
-    def is_reset(self, reset_ids: tuple[int, ...]) -> Bools:
-        """[B, K]: the chunks in which reset_ids end, in the prompt."""
-        num_chunks = self.thoughts.shape[1]
-        found = np.zeros((len(self), num_chunks), dtype=np.bool_)
-        chunk = self.token_ids.shape[1] // num_chunks
-        for row, num_prompt in enumerate(self.num_prompt):
-            for at in find_resets(self.token_ids[row, :num_prompt].tolist(), reset_ids):
-                found[row, at // chunk] = True
+    def is_reset(self, thinking: ThinkingConfig) -> Bools:
+        """[B, K]: the chunks in which reset_ids end, in the prompt, before they are closed."""
+        found = np.zeros(self.thoughts.shape[:2], dtype=np.bool_)
+        for row, last in enumerate(self._settled(thinking)):
+            prompt = self.token_ids[row, : last or self.num_prompt[row]].tolist()
+            for at in find_resets(prompt, thinking.reset_ids):
+                found[row, at // thinking.chunk] = True
         return found
 
-    def is_thought_about(self, while_answering: bool) -> Bools:
-        """[B, K]: the complete chunks after those whose thoughts are given; without while_answering, those that
-        end in the prompt."""
-        num_chunks = self.thoughts.shape[1]
-        ends = (np.arange(num_chunks) + 1) * (self.token_ids.shape[1] // num_chunks)
-        counted: Bools = ends <= (self.num_tokens if while_answering else self.num_prompt)[:, None]
+    def ends(self, thinking: ThinkingConfig) -> Ints:
+        """[B, K]: after how many tokens each chunk is closed."""
+        ends = np.tile((np.arange(self.thoughts.shape[1]) + 1) * thinking.chunk, (len(self), 1))
+        for row, last in enumerate(self._settled(thinking)):
+            if last is not None:
+                ends[row, last // thinking.chunk] = last
+        return ends
+
+    def _settled(self, thinking: ThinkingConfig) -> list[int | None]:
+        """[B]: the token of the prompt before which its last chunk is closed."""
+        if not thinking.settle:
+            return [None] * len(self)
+        return [find_settled(num_prompt, thinking.chunk) for num_prompt in self.num_prompt.tolist()]
+
+    def is_thought_about(self, thinking: ThinkingConfig) -> Bools:
+        """[B, K]: the closed chunks after those whose thoughts are given; without while_answering, those that
+        are closed in the prompt."""
+        last = self.num_tokens if thinking.while_answering else self.num_prompt
+        counted: Bools = self.ends(thinking) <= last[:, None]
         if self.num_given is not None:
-            counted &= np.arange(num_chunks) >= self.num_given[:, None]
+            counted &= np.arange(self.thoughts.shape[1]) >= self.num_given[:, None]
         return counted

@@ -233,6 +233,7 @@ def _thinking(
         while_answering=settings.while_answering,
         carry=settings.carry,
         reset_ids=reset_ids,
+        settle=settings.settle,
     ).fits(config)
 
 

@@ -37,7 +37,7 @@ class Losses:
 
 def count_tokens(batch: Batch, thinking: ThinkingConfig | None) -> TokenCounts:
     lens = (batch.thoughts >= 0).sum(axis=2) + 1  # [B, K], with the end
-    num_thought = 0 if thinking is None else lens[batch.is_thought_about(thinking.while_answering)].sum()
+    num_thought = 0 if thinking is None else lens[batch.is_thought_about(thinking)].sum()
     return TokenCounts(answer=int(batch.is_answer().sum()), thought=int(num_thought))
 
 
@@ -62,6 +62,6 @@ def _thought_loss(
     model: ThinkingModel, h: Tensor, thoughts: Sequence[ThoughtList[Tensor]], targets: Targets[Tensor]
 ) -> Tensor:
     assert model.thinking is not None
-    chunks = h.view(-1, model.thinking.chunk, h.shape[-1])  # [R / c, c, hidden]
-    rows = [model.thought_rows(chunks.index_select(0, each.chunks), each.tokens) for each in thoughts]
+    order = torch.arange(model.thinking.chunk, device=h.device)
+    rows = [model.thought_rows(h[each.rows[:, None] + order], each.tokens) for each in thoughts]
     return _target_loss(model, torch.cat([each.flatten(0, 1) for each in rows]), targets)

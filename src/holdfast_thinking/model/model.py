@@ -154,10 +154,16 @@ class ThinkingModel(nn.Module):
         return partial(attend_locally, folded_mask=folded_mask, block=block)
 
     def _add_states(self, x: Tensor, texts: Packed[Tensor]) -> Tensor:
+        """Add each state to its rows. What is not added goes to the spare rows at the end."""
+        assert self.thinking is not None
         made = torch.cat([self.states(each.tokens) for each in texts.state_thoughts])  # [n, c, hidden]
-        chunks = torch.cat([each.chunks for each in texts.state_thoughts])  # [n]
+        first, last = torch.cat([each.rows for each in texts.state_thoughts]).T[:, :, None]  # [n, 1]
         c = made.shape[1]
-        rows = chunks[:, None] * c + torch.arange(c, device=x.device)
+        if self.thinking.settle:  # up to 2 c - 1 rows
+            made = torch.cat((made, made), dim=1)
+        rows = first // c * c + torch.arange(made.shape[1], device=x.device)
+        spare = torch.arange(len(x) - c, len(x), device=x.device).repeat(made.shape[1] // c)
+        rows = torch.where((rows >= first) & (rows < last), rows, spare)
         return x.index_add(0, rows.view(-1), made.flatten(0, 1).to(x.dtype))
 
     def states(self, thoughts: Tensor) -> Tensor:

@@ -41,9 +41,10 @@ class Targets(Generic[A]):
 
 @dataclass(frozen=True)
 class ThoughtList(Generic[A]):
-    """Thoughts of similar length. Chunks: those a thought is about (T), or those that get its state (C)."""
+    """Thoughts of similar length. rows: of T the first one that it reads [n]; of C the first that adds the state,
+    and the one after the last [n, 2]."""
 
-    chunks: A
+    rows: A
     tokens: A
 
 
@@ -133,9 +134,9 @@ def pack(batch: Batch, spec: PackSpec) -> Packed[Ints]:
     states: list[ThoughtList[Ints]] = []
     said = None
     if spec.thinking is not None:
-        is_due = batch.is_thought_about(spec.thinking.while_answering)
-        targets = _list_target_thoughts(batch, is_due, starts // chunk, num_rows // chunk)
-        states = _list_state_thoughts(batch, starts // chunk, num_rows // chunk, chunk, spec.thinking)
+        is_due = batch.is_thought_about(spec.thinking)
+        targets = _list_target_thoughts(batch, is_due, starts, num_rows, spec.thinking)
+        states = _list_state_thoughts(batch, starts, spec.thinking)
         said = _list_thought_targets(batch, is_due, targets, spec.thinking.end_id) if targets else None
     return Packed(
         token_ids,
@@ -189,25 +190,26 @@ def _pad_targets(rows: Ints, ids: Ints, num_rows: int) -> Targets[Ints]:
 
 
 def _list_target_thoughts(
-    batch: Batch, is_due: Bools, first: Ints, num_chunks: int
+    batch: Batch, is_due: Bools, starts: Ints, num_rows: int, thinking: ThinkingConfig
 ) -> list[ThoughtList[Ints]]:
+    c = thinking.chunk
     text, chunk = np.nonzero(is_due)
     return _list_thoughts(
         batch.thoughts[text, chunk],
-        first[text] + chunk,
-        lambda chunks, missing: _pad_indices(chunks, missing, num_chunks),
+        starts[text] + batch.ends(thinking)[text, chunk] - c,
+        lambda rows, missing: np.append(rows, c * (np.arange(missing) % (num_rows // c))),
     )
 
 
 def _list_thoughts(
-    thoughts: Ints, chunks: Ints, pad_chunks: Callable[[Ints, int], Ints]
+    thoughts: Ints, rows: Ints, pad_rows: Callable[[Ints, int], Ints]
 ) -> list[ThoughtList[Ints]]:
     lists = []
     for among, width in _by_length((thoughts >= 0).sum(axis=1), thoughts.shape[1]):
         tokens = _set_width(thoughts[among], width)
         missing = padded(len(tokens)) - len(tokens)
         padded_tokens = np.pad(tokens, ((0, missing), (0, 0)), constant_values=-1)
-        lists.append(ThoughtList(pad_chunks(chunks[among], missing), padded_tokens))
+        lists.append(ThoughtList(pad_rows(rows[among], missing), padded_tokens))
     return lists
 
 
@@ -226,23 +228,24 @@ def _list_thought_targets(
     return _pad_targets(rows, flat[rows], len(flat))
 
 
-def _list_state_thoughts(
-    batch: Batch, first: Ints, num_chunks: int, size: int, thinking: ThinkingConfig
-) -> list[ThoughtList[Ints]]:
-    """Return the thought of each chunk that has a next one, if it is not trivial; with `carry` the last such since
-    a reset."""
+def _list_state_thoughts(batch: Batch, starts: Ints, thinking: ThinkingConfig) -> list[ThoughtList[Ints]]:
+    """Return the thought of each chunk that has tokens after it, if it is not trivial; with `carry` the last such
+    since a reset. Its state is added until the next chunk is closed."""
     numbers = np.arange(batch.thoughts.shape[1])
     said_in = np.where(batch.thoughts[:, :, 0] >= 0, numbers, -1)  # [B, K]
     if thinking.carry:
         said_in = np.maximum.accumulate(said_in, axis=1)
-        reset_in = np.where(batch.is_reset(thinking.reset_ids), numbers, -1)
+        reset_in = np.where(batch.is_reset(thinking), numbers, -1)
         said_in = np.where(said_in >= np.maximum.accumulate(reset_in, axis=1), said_in, -1)
-    has_next = (numbers + 1) * size < batch.num_tokens[:, None]
-    text, chunk = np.nonzero((said_in >= 0) & has_next)
+    ends = batch.ends(thinking)
+    text, chunk = np.nonzero((said_in >= 0) & (ends < batch.num_tokens[:, None]))
+    until = np.append(ends[:, 1:], batch.num_tokens[:, None], axis=1)
+    until = np.minimum(until, batch.num_tokens[:, None])
+    rows = starts[text, None] + np.stack((ends[text, chunk], until[text, chunk]), axis=1)
     return _list_thoughts(
         batch.thoughts[text, said_in[text, chunk]],
-        first[text] + chunk + 1,
-        lambda chunks, missing: np.pad(chunks, (0, missing), constant_values=num_chunks - 1),
+        rows,
+        lambda rows, missing: np.pad(rows, ((0, missing), (0, 0))),
     )
 
 

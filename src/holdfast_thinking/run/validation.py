@@ -6,6 +6,7 @@ thoughts of a chunk are generated before the next chunk is read, as in serving. 
 the device only at the end.
 """
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,22 +57,36 @@ def _read(model: ThinkingModel, batch: Batch, device: torch.device) -> tuple[Int
     assert model.thinking is not None
     c, most = model.thinking.chunk, model.thinking.max_thought
     ids = torch.from_numpy(batch.token_ids).to(device)
-    due = torch.from_numpy(batch.is_thought_about(model.thinking.while_answering)).to(device)
-    is_kept = torch.from_numpy(~batch.is_reset(model.thinking.reset_ids) & model.thinking.carry).to(device)
+    due = torch.from_numpy(batch.is_thought_about(model.thinking)).to(device)
+    lengths = batch.ends(model.thinking) - c * np.arange(
+        due.shape[1]
+    )  # [B, K]: of chunks when they are closed
+    order = torch.arange(c, device=device)
+    is_kept = torch.from_numpy(~batch.is_reset(model.thinking) & model.thinking.carry).to(device)
     caches = [LayerCache(None if window is None else window - 1) for window in model.config.layer_windows]
     best = torch.full_like(ids, -1)
     thoughts = torch.full((*due.shape, most), -1, dtype=torch.long, device=device)
     state: Tensor | None = None
+    before = torch.zeros((len(ids), c, model.config.hidden_size), device=device)  # H of the chunk before
     for chunk in range(due.shape[1]):
         at, n = slice(chunk * c, (chunk + 1) * c), int((batch.num_tokens > chunk * c).sum())
         for each in caches:
             each.narrow(n)
-        rows, h = _read_chunk(model, ids[:n, at], chunk * c, None if state is None else state[:n], caches)
-        best[:n, at] = model.logits(rows).argmax(dim=-1)
-        thought = _think(model, h, due[:n, chunk])  # [n, max_thought]
+        given, unread = None if state is None else state[:n], [copy(each) for each in caches]
+        rows, h = _read_chunk(model, ids[:n, at], chunk * c, given, caches)
+        length = torch.from_numpy(lengths[:n, chunk, None]).to(device)
+        seen = torch.cat((before[:n].to(h.dtype), h), dim=1)  # T reads c rows of it
+        seen = seen.gather(1, (length + order)[:, :, None].expand_as(h))
+        thought = _think(model, seen, due[:n, chunk])  # [n, max_thought]
         made, is_thought = model.states(thought), thought[:, :1, None] >= 0
-        kept = torch.zeros_like(made) if state is None else state[:n] * is_kept[:n, chunk, None, None]
-        state = torch.where(is_thought, made, kept)
+        held = torch.zeros_like(made) if given is None else given
+        state = torch.where(is_thought, made, held * is_kept[:n, chunk, None, None])
+        if (lengths[:n, chunk] < c).any():  # tokens of a closed chunk add its state
+            caches = unread
+            given = torch.where((order >= length)[:, :, None], state, held)
+            rows, h = _read_chunk(model, ids[:n, at], chunk * c, given, caches)
+        before = h
+        best[:n, at] = model.logits(rows).argmax(dim=-1)
         thoughts[:n, chunk] = thought
     return best.cpu().numpy(), thoughts.cpu().numpy()
 

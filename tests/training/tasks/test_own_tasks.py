@@ -56,8 +56,9 @@ def test_given_state_is_added_and_not_learned(frame: ChatFrame | None) -> None:
     told = examples(CARRIED, 60, 6)
     tokenizer = build_tokenizer(ENTITIES.words())
     batch = make_batch(told, tokenizer, TextRules(replace(SETTINGS, carry=True), 0, frame))
-    due = batch.is_thought_about(True)
-    packed = pack(batch, PackSpec((None,), thinking_config(carry=True)))
+    thinking = thinking_config(carry=True, chunk=SETTINGS.chunk)
+    due = batch.is_thought_about(thinking)
+    packed = pack(batch, PackSpec((None,), thinking))
     assert packed.thought is not None
     assert (packed.thought.ids != IGNORED).sum() == ((batch.thoughts >= 0).sum(axis=2) + 1)[due].sum()
     for row, each in enumerate(told):

@@ -52,6 +52,18 @@ def test_delayed_thought_is_in_the_chunk_of_a_later_token() -> None:
     assert chunk_texts(batch, tokenizer, 0) == {1: " Nora cellar", 3: " Piet lamp one"}
 
 
+def test_what_is_known_of_a_settled_prompt_is_thought_before_its_last_token() -> None:
+    story = TextExample(
+        "Where is Nora? Piet took the lamp. Nora walked to cellar. A:",
+        " cellar.",
+        (ThoughtStep(32, " Piet lamp one"), ThoughtStep(55, " Nora cellar")),
+    )
+    for delay in (0, 3):
+        batch, tokenizer = _prepared([story], settle=True, thought_delay=delay)
+        # Where is Nora ? | Piet took the lamp | . Nora walked to | cellar . A :
+        assert chunk_texts(batch, tokenizer, 0) == {1 + delay // 3: " Piet lamp one", 3: " Nora cellar"}
+
+
 def test_thoughts_that_do_not_fit_move_to_the_next_chunk() -> None:
     steps = tuple(ThoughtStep(2, f" {number} + 1") for number in range(1, 4))
     batch, tokenizer = _prepared(

@@ -271,7 +271,7 @@ class _Builder:
         config, thinking = self.config, self.thinking
         logs = None
         if thinking is not None:
-            logs = ThoughtLogs(thinking.chunk, thinking.while_answering, thinking.reset_ids)
+            logs = ThoughtLogs(thinking.chunk, thinking.while_answering, thinking.reset_ids, thinking.settle)
         return SchedulerConfig(
             max_num_seqs=self.batch_limits.max_num_seqs,
             max_pass_tokens=self.batch_limits.max_pass_tokens,
