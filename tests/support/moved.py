@@ -3,7 +3,7 @@ every backend."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from inspect import ismethod
+from inspect import isroutine
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ class _Moved:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._backend, name)
-        return self._moving(value) if ismethod(value) else value
+        return self._moving(value) if isroutine(value) else value
 
     def _moving(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -52,6 +52,10 @@ def _move(value: Any, device: torch.device, seen: list[tuple[Tensor, Tensor]]) -
         held = {field.name: getattr(value, field.name) for field in fields(value)}
         return replace(
             value,
-            **{name: _move(one, device, seen) for name, one in held.items() if isinstance(one, Tensor)},
+            **{
+                name: _move(one, device, seen)
+                for name, one in held.items()
+                if isinstance(one, Tensor) or is_dataclass(one)
+            },
         )
     return value

@@ -29,6 +29,18 @@ class AttentionWork:
 
 
 @dataclass(frozen=True)
+class RecurrentWork:
+    """The tokens that recurrent layers compute, for backends that compute them side by side: the rows of the
+    pass, then the replayed tokens.
+
+    span_of int32 [tokens]: the span of each; -1: none. firsts int32 [spans]: the first replayed one of each.
+    """
+
+    span_of: Tensor
+    firsts: Tensor
+
+
+@dataclass(frozen=True)
 class RecurrentBatch:
     """Where a pass reads and writes recurrent states.
 
@@ -53,6 +65,8 @@ class RecurrentBatch:
 
     spans: Tensor
     num_replayed: int
+    # Set by `Backend.prepare`, once a pass.
+    work: RecurrentWork | None = None
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.numerics.backends.torch.recurrence import TorchRecurrence
-from holdfast.numerics.backends.triton import elementwise, norm, rope_store
+from holdfast.numerics.backends.triton import elementwise, norm, recurrence, rope_store
 from holdfast.numerics.backends.triton.attention import paged
 from holdfast.numerics.backends.triton.gemms import gemm, grouped_gemm, partial_sums, routing, small_m_gemm
 from holdfast.numerics.backends.triton.gemms.partial_sums import ExpertOutputs
@@ -41,7 +40,7 @@ def _few_sizes(max_tokens: int) -> tuple[int, ...]:
     return tuple(sorted({1, 2, 8, _REFERENCE_ROWS, 2 * _REFERENCE_ROWS, max_tokens}))
 
 
-class TritonBackend(TorchRecurrence):
+class TritonBackend:
     """The Triton backend on one device.
 
     split_k: (N, K) -> `Linear.split_k`. split_n: (N, K) -> `Linear.split_n`, which changes no bit.
@@ -52,11 +51,15 @@ class TritonBackend(TorchRecurrence):
     build = ""
     layers = run_layers
     tile_tokens = staticmethod(paged.tile_tokens)
-    prepare = staticmethod(paged.prepare)
     attention = staticmethod(paged.attention)
     rms_norm = staticmethod(norm.rms_norm)
     rope = staticmethod(rope_store.rope)
     store_kv = staticmethod(rope_store.store)
+    gated_delta = staticmethod(recurrence.gated_delta)
+    ssd = staticmethod(recurrence.ssd)
+    short_conv = staticmethod(recurrence.short_conv)
+    gated_rms_norm = staticmethod(recurrence.gated_rms_norm)
+    sigmoid_mul = staticmethod(recurrence.sigmoid_mul)
     exp = staticmethod(torch.exp)
     soft_cap = staticmethod(elementwise.soft_cap)
     embed = staticmethod(elementwise.embed)
@@ -123,6 +126,13 @@ class TritonBackend(TorchRecurrence):
         state = torch.zeros(shape, dtype=torch.float32, device=self.device)
         log = torch.zeros((num_slots, log_len, weights.log_width), dtype=self.dtype, device=self.device)
         return StateLayer(state, log)
+
+    def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
+        batch = paged.prepare(batch, heads, kv_heads)
+        if batch.recurrent is None:
+            return batch
+        work = recurrence.prepare(batch.recurrent, batch.num_tokens)
+        return replace(batch, recurrent=replace(batch.recurrent, work=work))
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
