@@ -1,6 +1,5 @@
 """An engine in a thread: made, asked by several callers, cancelled, failed, closed, dropped."""
 
-import _thread
 import gc
 import signal
 import threading
@@ -140,7 +139,8 @@ def test_interrupt_while_the_engine_is_built_ends_the_build() -> None:
 
     def build() -> Engine:
         builders.append(threading.current_thread())
-        _thread.interrupt_main()
+        time.sleep(0.05)  # until the caller waits: a signal ends the wait
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         while True:
             time.sleep(0.001)
 
