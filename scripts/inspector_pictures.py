@@ -3,6 +3,7 @@
 
 light    mode verify, with injected faults, so that a rollback is visible
 phone    an answer in the playground
+thoughts a thinking model reads a question, with slow steps; only the request is shown
 dark     mode auto, while "prove it" runs
 prove    the result of "prove it", with a recording where this machine's ordinary answers agree
 """
@@ -112,6 +113,20 @@ def light(browser: Any, folder: Path) -> None:
         show_rollback(page, folder / "inspector-light.png")
 
 
+def thoughts(browser: Any, folder: Path) -> None:
+    settings = {"slow": 0.5}
+    with serving(
+        "coin", "--determinism", "verify", engine="faulty_engine.py", engine_settings=settings
+    ) as server:
+        page = visit(browser, server, reduced_motion="reduce", **WIDE)
+        page.check("input[name=mode][value=raw]")
+        page.fill("#prompt", "A coin's state is heads. Alice flips, then Bob flips. What's the state? A:")
+        page.click("#send")
+        page.wait_for_selector(".chunk .wrong")
+        page.locator(".running").screenshot(path=folder / "inspector-thoughts.png")
+        page.context.close()
+
+
 def phone(browser: Any, folder: Path) -> None:
     with serving(None) as server:
         page = visit(browser, server, **PHONE)
@@ -138,7 +153,7 @@ def prove(browser: Any, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[2:] or ["light", "phone", "dark", "prove"]
+    chosen = sys.argv[2:] or ["light", "thoughts", "phone", "dark", "prove"]
     with browsing() as browser:
         for name in chosen:
             globals()[name](browser, Path(sys.argv[1]))

@@ -133,6 +133,32 @@ def test_a_prompt_is_settled_in_the_chunk_of_its_last_token(prompt_len: int, set
     assert ThoughtLogs(CHUNK)(request).rule.settled is None
 
 
+# What a page shows
+
+
+def test_shown_chunks_say_what_was_guessed_thought_and_committed() -> None:
+    log = log_of(settled=10)
+    log.update(span_of(log, 0, 11), [(7,), (), (8, 8)])
+    commit(log, 4)
+    assert [tuple(each) for each in log.shown(14)] == [
+        # number, first position, end, thought, is it committed, is a state read, the wrong guess
+        (0, 0, 4, (7,), True, False, ()),
+        (1, 4, 8, (), False, True, None),
+        (2, 8, 10, (8, 8), False, False, None),
+        (3, 10, 16, None, False, True, None),
+    ]
+    log.update(span_of(log, 4, 11), [(), (8, 8)])
+    assert [each.wrong for each in log.shown(14)] == [None] * 4
+    assert log_of(until=0).shown(14) == ()
+    assert [each.first for each in log_of().shown(300)] == list(range(60, 301, 4))
+
+
+def test_shown_states_are_carried_up_to_a_reset() -> None:
+    log = ThoughtLog(ThoughtLogs(CHUNK, carry=True), ThinkRule(resets=frozenset({2})), confirms=True)
+    log.update(span_of(log, 0, 16), [(7,), (), (), ()])
+    assert [each.has_state for each in log.shown(16)] == [False, True, True, False, False]
+
+
 # Verdicts
 
 

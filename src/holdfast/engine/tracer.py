@@ -9,7 +9,7 @@ describes the plan whose results were processed.
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.step_plan import Pass, StepPlan
 from holdfast.scheduler.request_state import Phase, RequestState
@@ -39,7 +39,7 @@ class RequestTrace:
     committed_ids are the tokens from position committed_start on, prompt included; they replace
     what earlier traces had from there on. rolled_back_ids were candidates from position
     rolled_back_start on. num_accepted counts the candidates that were accepted. first_id is the id
-    of the first branch.
+    of the first branch. extra: what `RequestExtension.shown` returns, () in a plain model.
     """
 
     request_id: int
@@ -59,6 +59,7 @@ class RequestTrace:
     rolled_back_start: int = 0
     rolled_back_ids: tuple[int, ...] = ()
     holder: str = ""
+    extra: tuple[tuple[Any, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,10 @@ class _TrackedRequest:
     def make_trace(self) -> RequestTrace | None:
         """Return the request now; None if it has not changed since its last trace."""
         state, tokens = self.state, self.state.tokens
+        extra = () if state.extension is None else tuple(state.extension.shown(tokens.total_len))
         now = (
             *(state.phase, state.canonical_len, state.computed_len, len(state.page_table)),
-            *(tokens.committed_len, self._candidates, self._rolled_back),
+            *(tokens.committed_len, self._candidates, extra, self._rolled_back),
         )
         if now == self._last:
             return None
@@ -134,6 +136,7 @@ class _TrackedRequest:
             rolled_back_start=self._rolled_back_start,
             rolled_back_ids=self._rolled_back,
             holder=state.holder,
+            extra=extra,
         )
         self._last = (*now[:-1], ())
         self._traced_len = tokens.committed_len

@@ -54,6 +54,9 @@ class RequestExtension(Protocol):
     def adopt(self, pages: Sequence[Any]) -> None:
         """Start, or restart, after cached pages with these results of `of_pages`."""
 
+    def shown(self, length: int) -> Sequence[tuple[Any, ...]]:
+        """Return what a page shows of the first `length` positions, plain data. Change nothing."""
+
     def restore(self, sent: Sent) -> None:
         """Continue what another engine sent."""
 

@@ -34,6 +34,7 @@ from holdfast.thinking.predictor import ThoughtPredictor
 if TYPE_CHECKING:
     from holdfast.text.tokenizer import Tokenizer
 
+SHOWN_TOKENS = 240  # the last ones, whose chunks a page shows
 # Thoughts that a pass guesses while it is unknown how often guesses are right. It reads one chunk more, so
 # repeated doubling gives passes of 16, 32, 64 chunks, whose tokens fill certified batch sizes.
 FIRST_GUESSES = 15
@@ -83,6 +84,19 @@ class SpanThoughts(NamedTuple):
     guesses: tuple[ThoughtIds, ...] = ()
 
 
+class ShownChunk(NamedTuple):
+    """A chunk as a page draws it, positions first .. end - 1. thought: None if there is none yet. has_state: whether
+    its tokens add a state. wrong: the guess that the last pass found wrong."""
+
+    number: int
+    first: int
+    end: int
+    thought: ThoughtIds | None
+    is_committed: bool
+    has_state: bool
+    wrong: ThoughtIds | None
+
+
 @dataclass(frozen=True)
 class ThoughtLogs:
     """Makes the thought log of each request, with settings of `ThinkingConfig`. max_guesses: thoughts that a
@@ -92,6 +106,7 @@ class ThoughtLogs:
     while_answering: bool = True
     reset_ids: tuple[int, ...] = ()
     settle: bool = False
+    carry: bool = False
     max_guesses: int = MAX_GUESSES
 
     def __call__(self, request: Request) -> "ThoughtLog":
@@ -153,10 +168,12 @@ class ThoughtLog:
         self.rule = rule
         self._no_guesses = SpanThoughts(rule)
         self._chunk_len, self._reset_ids, self._max_guesses = logs.chunk_len, logs.reset_ids, logs.max_guesses
+        self._carry = logs.carry
         self._read_len = self._num_searched = read_len
         self._own_from: int | None = None  # position of a state that another request would end
         self._confirms = confirms
         self._latest: dict[int, ThoughtIds] = {}  # computed last, or adopted
+        self._wrong: dict[int, ThoughtIds] = {}  # the first wrong guess of the last pass
         self._predictor = ThoughtPredictor()
         self._last_committed: ThoughtIds = ()  # the last committed thought that is not trivial
         self._sent: list[ThoughtIds] = []  # one for each chunk
@@ -241,6 +258,7 @@ class ThoughtLog:
         if thoughts:
             self._predictor.learn(first_chunk, self._previous(first_chunk), guesses, thoughts)
         self._latest.update(enumerate(thoughts, first_chunk))
+        self._wrong = {first_chunk + num_right: guesses[num_right]} if num_right < len(guesses) else {}
         if guesses:
             self._guess_limit = adapt_guesses(self._guess_limit, num_right, len(guesses))
         return self._num_thinking(first_chunk, len(guesses)), self._num_thinking(first_chunk, num_right)
@@ -269,6 +287,24 @@ class ThoughtLog:
         if not self.has_unconfirmed:
             self._num_unconfirmed = 0
         return tuple(new), is_same or not self._confirms
+
+    def shown(self, length: int) -> tuple[ShownChunk, ...]:
+        """Return the chunks of the last of `length` tokens, the one that is not closed included; () if nothing is
+        thought about."""
+        if self.rule.until == 0:
+            return ()
+        chunks = range(self._num_closed(max(0, length - SHOWN_TOKENS)), self._num_closed(length) + 1)
+        held = self._previous(chunks[0]) if self._carry else self._latest.get(chunks[0] - 1)
+        shown = []
+        for chunk in chunks:
+            thought = self._latest.get(chunk) if self.rule.thinks(chunk, self._chunk_len) else None
+            is_committed = chunk < self._num_committed
+            first, end = self._end(chunk - 1), self._end(chunk)
+            shown.append(
+                ShownChunk(chunk, first, end, thought, is_committed, bool(held), self._wrong.get(chunk))
+            )
+            held = thought or (held if self._carry and chunk not in self.rule.resets else ())
+        return tuple(shown)
 
     # Pages
 

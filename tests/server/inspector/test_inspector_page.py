@@ -26,7 +26,7 @@ RECORD_ALL = """
   new MutationObserver(() => {
     for (const one of document.querySelectorAll(".request"))
       if (!seen.cards.includes(one)) seen.cards.push(one);
-    for (const one of document.querySelectorAll(".strip .token"))
+    for (const one of document.querySelectorAll(".strip .token, .verdicts > span"))
       for (const kind of one.classList) seen.kinds.add(kind);
   }).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["class"] });
 """
@@ -132,10 +132,24 @@ def line(card: "ElementHandle", selector: str) -> str:
 def test_tokens_appear_and_rolled_back_ones_disappear(visit: Visit, server: Server) -> None:
     visit.ask(max_tokens="24")
     card = visit.card()
-    for kind in ("prompt", "candidate", "rolled-back", "committed"):
+    for kind in (
+        "prompt",
+        "unwritten",
+        "candidate",
+        "rolled-back",
+        "committed",
+        "accepted",
+        "same",
+        "differs",
+    ):
         visit.wait_seen(kind)
     facts = visit.wait_answered()
     wait_ended(card)
+    assert count(card, ".strip .accepted") == int(re.findall(r"(\d+) accepted", facts["Candidates"])[0])
+    assert count(card, ".strip .unwritten") == 1  # the last token, which no pass reads
+    for pair in card.query_selector_all(".verdicts > span:has(.committed)"):
+        said = [one.text_content() for one in pair.query_selector_all(".token")]
+        assert ("same" in (pair.get_attribute("class") or "")) == (said[0] == said[1])
     body = {
         "messages": [{"role": "user", "content": "the quick brown fox"}],
         "deterministic": True,
@@ -146,7 +160,7 @@ def test_tokens_appear_and_rolled_back_ones_disappear(visit: Visit, server: Serv
     ).json()
     usage = answer["usage"]
     assert count(card, ".token.prompt") == usage["prompt_tokens"]
-    assert count(card, ".token.committed") == usage["completion_tokens"]
+    assert count(card, ".strip .token.committed") == usage["completion_tokens"]
     assert visit.page.text_content("#answer") == answer["choices"][0]["message"]["content"]
     assert (facts["Mode"], facts["Seed"]) == ("verified", SEED)
     assert facts["Tokens"] == f"{usage['prompt_tokens']} in, {usage['completion_tokens']} out"

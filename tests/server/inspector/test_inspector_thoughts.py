@@ -1,5 +1,6 @@
-"""The playground with a thinking model."""
+"""The page with a thinking model: thoughts in the playground's answer, and the chunks of a request."""
 
+import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,13 @@ from support.serving import Server
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+RECORD_ALL = """
+  window.seen = new Set();
+  new MutationObserver(() => {
+    for (const one of document.querySelectorAll(".chunk .z, .chunk .wrong"))
+      for (const kind of one.classList) seen.add(kind);
+  }).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["class"] });
+"""
 PROMPT = "heads tails the coin is flips heads heads tails"
 
 
@@ -18,6 +26,7 @@ PROMPT = "heads tails the coin is flips heads heads tails"
 def page(thinking_server: Server) -> "Iterator[Page]":
     with browsing() as browser:
         page = browser.new_page()
+        page.add_init_script(RECORD_ALL)
         page.goto(thinking_server.url)
         yield page
 
@@ -44,3 +53,32 @@ def test_thoughts_are_shown_in_the_answer(page: "Page", thinking_server: Server,
     assert f"{len(written)}, {len(thoughts) - len(written)} trivial" in facts
     page.evaluate("() => document.querySelectorAll('.thought').forEach((one) => one.remove())")
     assert page.text_content("#answer") == answer["choices"][0]["text"]
+
+
+def test_chunks_have_their_words_states_and_thoughts(page: "Page", thinking_server: Server) -> None:
+    rng = random.Random(3)
+    prompt = " ".join(rng.choice(["heads", "tails", "the", "coin", "is", "flips"]) for _ in range(42))
+    body = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "seed": 1, "deterministic": True}
+    answer = thinking_server.post("/v1/completions", body).json()
+    page.reload()
+    page.wait_for_selector("#link[data-state=open]")
+    page.check("input[name=mode][value=raw]")
+    for name, value in (("prompt", prompt), ("max-tokens", "6"), ("temperature", "0"), ("seed", "1")):
+        page.fill(f"#{name}", value)
+    page.click("#send")
+    page.wait_for_selector(".request.ended")
+    page.wait_for_function("() => !document.querySelector('.wrong')")
+    read = """all => all.map((one) => ({
+      words: one.querySelectorAll(".words .token").length,
+      thought: one.querySelector(".z").textContent,
+      hasState: !one.querySelector(".s").classList.contains("none"),
+      makesState: one.classList.contains("thinks"),
+    }))"""
+    chunks = page.eval_on_selector_all(".chunk", read)
+    usage, thoughts = answer["usage"], answer["holdfast"]["thoughts"]
+    num_tokens = usage["prompt_tokens"] + usage["completion_tokens"]
+    assert [one["words"] for one in chunks] == [min(4, num_tokens - at) for at in range(0, num_tokens + 1, 4)]
+    assert [one["thought"] for one in chunks[: len(thoughts)]] == [f"{one['text']}∎" for one in thoughts]
+    assert [one["hasState"] for one in chunks[1:]] == [one["makesState"] for one in chunks[:-1]]
+    assert any(one["hasState"] for one in chunks) and not all(one["hasState"] for one in chunks)
+    assert page.evaluate("() => ['speculated', 'wrong'].every((kind) => seen.has(kind))")

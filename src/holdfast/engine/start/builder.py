@@ -271,7 +271,8 @@ class _Builder:
         config, thinking = self.config, self.thinking
         logs = None
         if thinking is not None:
-            logs = ThoughtLogs(thinking.chunk, thinking.while_answering, thinking.reset_ids, thinking.settle)
+            how = (thinking.while_answering, thinking.reset_ids, thinking.settle, thinking.carry)
+            logs = ThoughtLogs(thinking.chunk, *how)
         return SchedulerConfig(
             max_num_seqs=self.batch_limits.max_num_seqs,
             max_pass_tokens=self.batch_limits.max_pass_tokens,

@@ -6,13 +6,15 @@ other models have no such field. Every thought has the index of its choice, so o
 choices of all prompts. A stream sends each thought once, in the chunk before the tokens that follow it.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.core.results import Delta
+from holdfast.core.results import Delta, ThoughtIds
 from holdfast.server.api.schema.objects import ThoughtInfo
 from holdfast.server.api.schema.requests import ThinkingFields
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, invalid_value
+from holdfast.thinking.log import ShownChunk
 
 
 def check_fields(call: Call, body: ThinkingFields) -> None:
@@ -45,6 +47,23 @@ def _chunk_index(key: str) -> int:
             "forced_thoughts", 'its keys must be chunk indices, as strings, such as "0" or "17"'
         )
     return int(key)
+
+
+def shown_fields(extra: Sequence[Sequence[Any]], texts: Callable[[ThoughtIds], list[str]]) -> dict[str, Any]:
+    """Return the fields of a request on the inspector page: the chunks of `ThoughtLog.shown`, with texts."""
+    if not extra:
+        return {}
+    shown = [ShownChunk(*each) for each in extra]
+    return {
+        "chunks": [
+            {
+                **each._asdict(),
+                "thought": None if each.thought is None else texts(tuple(each.thought)),
+                "wrong": None if each.wrong is None else texts(tuple(each.wrong)),
+            }
+            for each in shown
+        ]
+    }
 
 
 class ModelFields:

@@ -22,7 +22,16 @@ from holdfast.server.tenants.tenant import Tenant, tenant_of
 PAGE, RECORDINGS = "index.html", "recordings.json"
 ASSETS = (
     *("style.css", "protocol.css", "icon.svg"),
-    *("main.js", "events.js", "state.js", "requests.js", "cylinder.js", "timeline.js", "counters.js"),
+    *(
+        "main.js",
+        "events.js",
+        "state.js",
+        "requests.js",
+        "thoughts.js",
+        "cylinder.js",
+        "timeline.js",
+        "counters.js",
+    ),
     *("playground.js", "client.js", "prove.js", "compare.js", "load.js", "recordings.js", "replicas.js"),
     *("theme.js", "tips.js", "dom.js"),
 )

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from holdfast.engine.tracer import RequestTrace, StepTrace
+from holdfast.server.api.model_fields import shown_fields
 
 SHOWN_TOKENS = 240
 # What pages get of the engine: name, and field of `StepTrace`.
@@ -79,7 +80,7 @@ class EngineView:
     def snapshot(self, holder: str | None = None) -> dict[str, Any]:
         """Return the `snapshot` event; for a holder, of its own requests."""
         requests = [
-            _request_event(one.trace, one.start, one.tokens, self._texts(one.trace.candidate_ids))
+            self._request_event(one.trace, one.start, one.tokens)
             for one in self._requests.values()
             if holder is None or one.trace.holder == holder
         ]
@@ -124,7 +125,7 @@ class EngineView:
         start = trace.committed_len - len(committed_ids)
         tokens = self._texts(committed_ids)
         replaced = request.replace_from(start, tokens)
-        event = _request_event(trace, start, tokens, self._texts(trace.candidate_ids))
+        event = self._request_event(trace, start, tokens)
         rolled_back = replaced + self._texts(trace.rolled_back_ids)
         if rolled_back:
             event["rolled_back"] = rolled_back[:SHOWN_TOKENS]
@@ -137,23 +138,21 @@ class EngineView:
     def _texts(self, token_ids: tuple[int, ...]) -> list[str]:
         return [self._token_text(token_id) for token_id in token_ids]
 
-
-def _request_event(
-    trace: RequestTrace, start: int, tokens: list[str], candidates: list[str]
-) -> dict[str, Any]:
-    return {
-        "id": trace.request_id,
-        "first_id": trace.first_id,
-        "deterministic": trace.deterministic,
-        "phase": trace.phase,
-        "prompt": trace.prompt_len,
-        "cached": trace.cached_len,
-        "committed": trace.committed_len,
-        "canonical": trace.canonical_len,
-        "computed": trace.computed_len,
-        "pages": trace.num_pages,
-        "from": start,
-        "tokens": tokens,
-        "candidates": candidates,
-        "accepted": trace.num_accepted,
-    }
+    def _request_event(self, trace: RequestTrace, start: int, tokens: list[str]) -> dict[str, Any]:
+        return {
+            "id": trace.request_id,
+            "first_id": trace.first_id,
+            "deterministic": trace.deterministic,
+            "phase": trace.phase,
+            "prompt": trace.prompt_len,
+            "cached": trace.cached_len,
+            "committed": trace.committed_len,
+            "canonical": trace.canonical_len,
+            "computed": trace.computed_len,
+            "pages": trace.num_pages,
+            "from": start,
+            "tokens": tokens,
+            "candidates": self._texts(trace.candidate_ids),
+            "accepted": trace.num_accepted,
+            **shown_fields(trace.extra, self._texts),
+        }

@@ -3,8 +3,9 @@
 
 import { Cylinder } from "./cylinder.js";
 import { make, plural } from "./dom.js";
+import { Columns } from "./thoughts.js";
 
-const SHOWN = 200, CARDS = 16;
+const SHOWN = 200, CARDS = 16, COMPARED = 6;
 const ROLLED_BACK_MS = 1500, ENDED_MS = 4000, LEAVING_MS = 600;
 
 // What the figures below a request mean.
@@ -26,6 +27,7 @@ export function visible(text) {
   return text.replace(/[\n\t\r]/g, (letter) => GLYPHS[letter]).replace(/[\u0000-\u001f\u007f]/g, "\ufffd");
 }
 
+const subscript = (number) => String(number).replace(/\d/g, (digit) => String.fromCharCode(0x2080 + Number(digit)));
 const chip = (text, state) => make("span", { className: `token ${state}`, textContent: visible(text) });
 
 class Strip {
@@ -36,6 +38,7 @@ class Strip {
     this.chips = []; // committed tokens, the first at position this.start
     this.start = 0;
     this.candidates = [];
+    this.columns = null; // of the chunks of a thinking model
     this.follows = true; // keeps the end in view until the user scrolls up
     this.element.addEventListener("scroll", () => {
       const { scrollHeight, scrollTop, clientHeight } = this.element;
@@ -45,11 +48,21 @@ class Strip {
 
   show(request, isNew) {
     this.#dropCandidates();
+    if (request.chunks) (this.columns ??= new Columns(this.element)).show(request.chunks);
     this.#commit(request, isNew);
     if (request.rolled_back?.length) this.#rollBack(request);
-    this.candidates = request.candidates.map((text) => chip(text, request.deterministic ? "candidate" : "ordinary"));
-    this.element.append(...this.candidates);
+    this.candidates = request.candidates.map((text, index) => {
+      const one = chip(text, request.deterministic ? "candidate" : "ordinary");
+      this.#place(request.committed + index).append(one);
+      return one;
+    });
     this.#shorten();
+    this.chips.forEach((one, index) => one.classList.toggle("unwritten", this.start + index >= request.computed));
+  }
+
+  // What holds the token at a position.
+  #place(position) {
+    return this.columns?.at(position) ?? this.element;
   }
 
   scrollToEnd() {
@@ -71,19 +84,22 @@ class Strip {
     }
     for (const one of this.chips.splice(keep)) one.remove();
     const kind = request.deterministic ? "committed" : "ordinary";
+    const numAccepted = isNew ? 0 : request.accepted;
     request.tokens.forEach((text, index) => {
-      const state = request.from + index < request.prompt ? "prompt" : kind;
+      const isAccepted = request.from + index >= request.prompt && index < numAccepted;
+      const state = request.from + index < request.prompt ? "prompt" : isAccepted ? `${kind} accepted` : kind;
       const one = chip(text, isNew ? state : `${state} fresh`);
       this.chips.push(one);
-      this.element.append(one);
+      this.#place(request.from + index).append(one);
     });
   }
 
   #rollBack(request) {
-    const next = this.chips[request.rolled_back_from - this.start] ?? null;
+    const next = this.chips[request.rolled_back_from - this.start];
+    const place = this.#place(request.rolled_back_from);
     for (const text of request.rolled_back.slice(-SHOWN)) {
       const one = chip(text, "rolled-back");
-      this.element.insertBefore(one, next);
+      place.insertBefore(one, next?.parentElement === place ? next : null);
       setTimeout(() => one.remove(), ROLLED_BACK_MS);
     }
   }
@@ -106,6 +122,7 @@ class Card {
     this.phase = make("span", { className: "phase", title: "What the engine does with this request: wait, read the prompt (prefill), generate (decode), or why it ended" });
     this.figures = Object.fromEntries(Object.entries(FIGURES).map(([name, title]) => [name, make("span", { title })]));
     this.facts = make("p", { className: "facts-line" }, ...Object.values(this.figures));
+    this.verdicts = make("p", { className: "verdicts", hidden: true, title: "The last verification: each candidate T′ beside the token T that the canonical pass has at its place. After the first difference nothing is compared: the rest is rolled back" });
     const title = `Request ${request.id}`;
     const branch = request.first_id === request.id ? "" : `choice ${request.id - request.first_id + 1} of request ${request.first_id}`;
     this.strip.element.setAttribute("aria-label", `Tokens of request ${request.id}`);
@@ -116,7 +133,7 @@ class Card {
         make("span", { className: "mode", textContent: request.deterministic ? "deterministic" : "ordinary", title: request.deterministic ? "Same tokens and logprob bits every time" : "Without the guarantee" }),
         make("span", { textContent: branch, hidden: branch === "" }),
         this.phase),
-      this.cylinder.element, this.strip.element, this.facts);
+      this.cylinder.element, this.strip.element, this.verdicts, this.facts);
     this.element.dataset.request = request.id;
     this.accepted = this.rolledBack = 0;
   }
@@ -125,10 +142,27 @@ class Card {
     this.accepted += request.accepted;
     this.rolledBack += request.rolled_back?.length ?? 0;
     this.strip.show(request, before === undefined);
+    if (before && (request.accepted || request.rolled_back?.length)) this.#compare(request);
+    this.element.classList.toggle("thinks", request.chunks !== undefined);
     if (request.pages > 0 || before === undefined) this.cylinder.show(request, pageSize);
     if (request.rolled_back?.length && before) this.cylinder.rollBack(request.rolled_back_from + request.rolled_back.length);
     this.phase.textContent = request.phase;
     this.#describe(request);
+  }
+
+  // Shows what a verification compared: T₁ = T₁′, T₂ ≠ T₂′, and the rejected candidates after that.
+  #compare(request) {
+    const rejected = request.rolled_back ?? [];
+    const said = request.tokens.slice(0, request.accepted).map((text) => [text, text]);
+    rejected.forEach((text, index) => said.push([index ? undefined : request.tokens[request.accepted], text]));
+    const pairs = said.slice(-COMPARED).map(([token, candidate], at) => {
+      const index = said.length - Math.min(said.length, COMPARED) + at + 1;
+      const isSame = token === candidate;
+      const sides = token === undefined ? [] : [`T${subscript(index)} `, chip(token, "committed"), isSame ? " = " : " ≠ "];
+      return make("span", { className: isSame ? "same" : "differs" }, ...sides, `T${subscript(index)}′ `, chip(candidate, isSame ? "candidate" : "rolled-back"), isSame ? " ✓" : " ✗");
+    });
+    this.verdicts.replaceChildren(...pairs);
+    this.verdicts.hidden = false;
   }
 
   #describe(request) {
