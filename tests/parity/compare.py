@@ -18,7 +18,7 @@ from torch import Tensor
 from holdfast.core.pooling import PoolingType
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import Pass, PassKind, Sampling, Span
+from holdfast.core.step_plan import Pass, PassKind, Sampling, Span, SpanState
 from holdfast.engine.llm.llm import LLM
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.worker.input_batch import make_input_batch, send_batch
@@ -76,7 +76,9 @@ def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> T
     with torch.inference_mode():
         for start in range(0, len(token_ids), chunk):
             ids = tuple(token_ids[start : start + chunk])
-            one = Pass(kind, (Span(0, start, ids, pages, 0, sampling),), chunk if canonical else len(ids))
+            state = SpanState(0, start, start + len(ids)) if store.states is not None else None
+            span = Span(0, start, ids, pages, 0, sampling, state=state)
+            one = Pass(kind, (span,), chunk if canonical else len(ids))
             batch = make_input_batch(one, page_size)
             sent = send_batch(batch, one.num_tokens_padded, torch.device("cpu"))
             hidden = decoder.forward(sent.forward, store.layers, canonical=canonical)[: len(ids)]

@@ -27,6 +27,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},
     "olmoe": {},
     "gpt_oss": {},
+    "lfm2": {},
+    "qwen3_next": {"std": 0.1},
+    "qwen3_5_text": {"std": 0.1},
+    "qwen3_5_moe_text": {"std": 0.1},
 }
 CORNERS: dict[str, dict[str, Any]] = {
     "granite-tied-biases": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},

@@ -47,6 +47,10 @@ _CLASSES = {
     "qwen3_moe": "Qwen3Moe",
     "olmoe": "Olmoe",
     "gpt_oss": "GptOss",
+    "lfm2": "Lfm2",
+    "qwen3_next": "Qwen3Next",
+    "qwen3_5_text": "Qwen3_5",
+    "qwen3_5_moe_text": "Qwen3_5Moe",
 }
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -63,6 +67,15 @@ SIZES: dict[str, Any] = {
 }
 _GEMMA = {"head_dim": 24, "sliding_window": 20, "query_pre_attn_scalar": 40, "num_hidden_layers": 3}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+_DELTA = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 FAMILY_SIZES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "qwen3": {"head_dim": 32},
@@ -103,6 +116,12 @@ FAMILY_SIZES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         },
     },
+}
+FAMILY_SIZES |= {
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+    "qwen3_next": _DELTA | _EXPERTS | {"mlp_only_layers": [1], "shared_expert_intermediate_size": 40},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 40},
 }
 LONG_PHI: dict[str, Any] = {  # a phi3 model with longrope and partial rotary positions
     "original_max_position_embeddings": 64,
@@ -206,7 +225,7 @@ def random_config(family: str, **overrides: Any) -> Any:
     import transformers
 
     sizes = deepcopy(SIZES | FAMILY_SIZES.get(family, {}) | overrides)  # a test may change its model
-    config_class = _CLASSES[family] + ("TextConfig" if family == "gemma3_text" else "Config")
+    config_class = _CLASSES[family] + ("TextConfig" if family.endswith("_text") else "Config")
     return getattr(transformers, config_class)(**sizes)
 
 

@@ -38,7 +38,7 @@ from holdfast.certification.checks.order_probes import MIN_COLUMNS
 from holdfast.certification.checks.passes import AllPages, PassBench, check_passes
 from holdfast.certification.checks.probes import DENSE_SEATING
 from holdfast.certification.checks.synthetic import sampler_ops, synthetic_layer, synthetic_linears, token_ops
-from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig
+from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig, plain_value
 from holdfast.models.decoder import Decoder, NamedLinear
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS
 from holdfast.numerics.ops import Backend
@@ -78,7 +78,8 @@ def plan_certification(
     kernels = None
     if backend.device.type == "cuda":
         rows = backend.recipe.rows
-        bench = PassBench(runner, store.layers, backend.page_size, model.vocab_size, rows, lender)
+        slots = store.scratch_states
+        bench = PassBench(runner, store.layers, backend.page_size, model.vocab_size, rows, lender, slots)
         canonical = (rows, 2 * rows)
         last.append(partial(check_passes, bench, max_pass_tokens, max_len, canonical))
         quick, quick_len = replace(bench, lender=AllPages(store.num_pages)), min(max_len, _QUICK_CONTEXT)
@@ -133,7 +134,7 @@ def certificate_subject(
             "qk_norm": model.qk_norm,
             "windows": sorted({window for window in model.layer_windows if window is not None}),
             **{
-                name: getattr(model, name)
+                name: plain_value(getattr(model, name))
                 for name, default in FAMILY_DEFAULTS.items()
                 if getattr(model, name) != default
             },
@@ -249,7 +250,8 @@ def _layer_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
 
 
 def _check_synthetic_layer(decoder: Decoder, sizes: tuple[int, ...]) -> CheckSteps:
-    weights = synthetic_layer(decoder.backend, decoder.layers[0])
+    attending = next(layer for layer in decoder.layers if layer.qkv is not None)
+    weights = synthetic_layer(decoder.backend, attending)
     tested = tuple(sorted(set(sizes)))
     return check_layer(decoder.backend, "synthetic layer", weights, decoder.layer_shape, tested)
 
@@ -287,7 +289,8 @@ def _reference_checks(decoder: Decoder, max_len: int) -> Iterator[Check]:
             yield partial(check_head, backend, case, (*_QUICK_SIZES, rows))
         else:
             yield partial(_check_canonical_gemm, backend, product)
-    yield partial(check_layer, backend, "layers.0", decoder.layers[0], decoder.layer_shape, ())
+    for index in _first_layers(decoder):
+        yield partial(check_layer, backend, f"layers.{index}", decoder.layers[index], decoder.layer_shape, ())
     for op in token_ops(backend, model, is_quick=True):
         yield partial(check_token_op, backend, op, (2 * rows,))
     yield partial(check_attention, backend, model, max_len, (2 * rows,), name="attention", is_quick=True)
@@ -303,7 +306,13 @@ def _check_canonical_gemm(backend: Backend, product: NamedLinear) -> CheckSteps:
 
 def _sampled_layers(decoder: Decoder) -> list[int]:
     last = decoder.config.num_layers - 1
-    return sorted({0, decoder.config.num_layers // 2, last})
+    return sorted({*_first_layers(decoder), decoder.config.num_layers // 2, last})
+
+
+def _first_layers(decoder: Decoder) -> list[int]:
+    """Return the first layer of each kind."""
+    kinds = [(layer.qkv is not None, layer.mixer is not None, layer.has_mlp) for layer in decoder.layers]
+    return sorted(kinds.index(kind) for kind in set(kinds))
 
 
 def _few_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -84,6 +84,22 @@ class Sampling:
 
 
 @fast_dataclass
+class SpanState:
+    """Where a span finds and leaves the recurrent state of its request, as in `RecurrentBatch`.
+
+    Before the pass the slot becomes a copy of slot `load`, then slot `snapshot` a copy of it; after the pass
+    slot `save` becomes one. -1: none.
+    """
+
+    slot: int
+    checkpoint: int
+    store: int
+    load: int = -1
+    snapshot: int = -1
+    save: int = -1
+
+
+@fast_dataclass
 class Span:
     """Tokens at positions start .. start + len(token_ids) - 1 of one request. Those from
     sample_from on are sampled after.
@@ -95,7 +111,8 @@ class Span:
     ring of sampled tokens, -1 if no later span reads it. extra is what the pass takes for granted, for
     the worker's `PassExtension`. num_pooled: the hidden states of so many tokens before sample_from are
     asked for. num_cached: the KV of so many of the first tokens is in their pages, which others may read
-    too. It is not written again; these tokens are computed for their logits alone.
+    too. It is not written again; these tokens are computed for their logits alone. state: in a model with
+    recurrent layers.
     """
 
     request_id: int
@@ -113,6 +130,7 @@ class Span:
     extra: object = None
     num_pooled: int = 0
     num_cached: int = 0
+    state: SpanState | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -12,6 +12,8 @@ for them: a request that asks for the prompt's logprobs reads only pages that ha
 A request with a salt finds only pages of requests with the same salt: the salt is part of the first
 page's key. No bit of an answer depends on it.
 
+In a model with recurrent layers a request starts only after a page whose state is kept.
+
 A running request announces the pages that it will compute: their nodes have it as leader. A request
 that waits finds there that another one computes what it needs. Only the next node is added at once, the
 others when somebody asks what comes after it.
@@ -23,6 +25,7 @@ from dataclasses import dataclass, field
 from holdfast.kv_cache.page_logprobs import PageLogprobs
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
+from holdfast.kv_cache.state_pool import KeptState, StatePool
 
 PageTokens = tuple[int | str, ...]  # the first page begins with the salt, if there is one
 
@@ -34,6 +37,11 @@ class CachedPage:
     number: int
     extra: object = None
     logprobs: PageLogprobs | None = None
+    state: KeptState | None = None  # the recurrent state after the page, in a model that has one
+
+    @property
+    def has_state(self) -> bool:
+        return self.state is not None and self.state.slot >= 0
 
     def keep(self, logprobs: PageLogprobs | None) -> None:
         """Keep these logprobs if they tell more than those that are kept."""
@@ -68,6 +76,8 @@ class PrefixMatch:
     num_canonical    how many leading pages are canonical
     leader           a running request that computes more pages of this prompt
     leader_len       up to position leader_len - 1
+    known_len        the length of all cached pages of this prompt; only a model with recurrent layers has some
+                     after those of the chain
     """
 
     cached: tuple[CachedPage, ...]
@@ -75,6 +85,12 @@ class PrefixMatch:
     num_canonical: int
     leader: "PrefixCursor | None" = None
     leader_len: int = 0
+    known_len: int = 0
+
+    @property
+    def state(self) -> KeptState | None:
+        """The recurrent state after the chain."""
+        return self.cached[-1].state if self.cached else None
 
     @property
     def pages(self) -> tuple[int, ...]:
@@ -87,10 +103,12 @@ class PrefixMatch:
 
 
 class PrefixCache:
-    """Full pages by the tokens before and in them. The pool calls back when it evicts a page."""
+    """Full pages by the tokens before and in them. The pool calls back when it evicts a page. states: of a
+    model with recurrent layers."""
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, states: StatePool | None = None) -> None:
         self._pool = pool
+        self.states = states
         self._root = PrefixNode(None, ())
         self._node_of: dict[int, PrefixNode] = {}
         pool.on_evict = self._forget
@@ -141,10 +159,13 @@ class PrefixCache:
 
     def _forget(self, page: int) -> None:
         node = self._node_of.pop(page)
+        evicted = node.fast
         if node.canonical is not None and node.canonical.number == page:
-            node.canonical = None
+            evicted, node.canonical = node.canonical, None
         else:
             node.fast = None
+        if evicted is not None and evicted.state is not None and self.states is not None:
+            self.states.forget(evicted.state)
         self.prune(node)
 
     def prune(self, node: PrefixNode) -> None:
@@ -208,6 +229,8 @@ class PrefixCursor:
         self._announced_len = 0
         self._last, self._last_len = prefix_cache.root, 0  # the last node that it added for that
         self.num_forgone = 0  # tokens that others compute as well, because they did not wait
+        # Lengths after which this request, or one that waits for its pages, wants the recurrent state kept.
+        self.wanted_states: set[int] = set()
         self.reset()
 
     def move_to(self, node: PrefixNode, num_pages: int) -> None:
@@ -215,9 +238,15 @@ class PrefixCursor:
         self._node, self._num_pages = node, num_pages
         self.next_len = (num_pages + 1) * self._page_size  # the next page is full at this length
 
+    @property
+    def cached_len(self) -> int:
+        """Positions whose pages were added."""
+        return self._num_pages * self._page_size
+
     def reset(self) -> None:
         """Forget the request's pages."""
         self.withdraw()
+        self.wanted_states.clear()
         self._known = self._prefix_cache.root  # of a request that waits: the last node of its tokens
         self.move_to(self._prefix_cache.root, 0)
 
@@ -262,13 +291,36 @@ class PrefixCursor:
             pages.append(page)
             node = one
         self._known = path[-1] if path else node
-        for num_pages in range(len(path), len(pages), -1):
+        num_known = len(pages)
+        if self._prefix_cache.states is not None:
+            while pages and not pages[-1].has_state:
+                pages.pop()
+            node = path[len(pages) - 1] if pages else self._prefix_cache.root
+            num_canonical = min(num_canonical, len(pages))
+        match = PrefixMatch(tuple(pages), node, num_canonical, known_len=num_known * size)
+        for num_pages in range(len(path), num_known, -1):
             leader = path[num_pages - 1].leader
-            if leader is None or not leader._leads(self, len(pages)):
+            if leader is None or not leader._leads(self, num_known):
                 continue
             if num_pages * size <= scored_len or leader._scores_for(self, scored_len):
-                return PrefixMatch(tuple(pages), node, num_canonical, leader, num_pages * size)
-        return PrefixMatch(tuple(pages), node, num_canonical)
+                match.leader, match.leader_len = leader, num_pages * size
+                leader.wanted_states.add(match.leader_len)
+                break
+        return match
+
+    def keep_state(self, length: int, slot: int, *, canonical: bool) -> None:
+        """Keep a state after `length` tokens of this request, which is in a slot that was lent, with the page
+        before it. Give the slot back if that page is not cached, or has a state already."""
+        states, node = self._prefix_cache.states, self._node
+        assert states is not None and length <= self.cached_len
+        for _ in range(self._num_pages - length // self._page_size):
+            assert node.parent is not None
+            node = node.parent
+        page = node.canonical if canonical else node.fast
+        if page is None or page.has_state or not node.is_attached or not self._is_open:
+            states.give_back(slot)
+        else:
+            page.state = states.keep(slot)
 
     def _lacks_logprobs(self, page: CachedPage) -> bool:
         """Return whether the page is without logprobs that the request asks for."""

@@ -104,7 +104,7 @@ def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
     embedding = (config.vocab_size, config.hidden_size)
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": embedding}
     for layer in range(config.num_layers):
-        for name, shape in _layer_tensors(config, has_experts=config.has_experts(layer)).items():
+        for name, shape in _layer_tensors(config, layer).items():
             tensors[f"model.layers.{layer}.{name}"] = shape
     tensors["model.norm.weight"] = (config.hidden_size,)
     if not config.tie_word_embeddings:
@@ -166,29 +166,34 @@ def router_name(config: DecoderConfig) -> str:
     return "router" if config.interleaved_experts else "gate"
 
 
-def _layer_tensors(config: DecoderConfig, *, has_experts: bool = False) -> dict[str, Shape]:
+def _layer_tensors(config: DecoderConfig, layer: int) -> dict[str, Shape]:
     hidden, inner = config.hidden_size, config.intermediate_size
+    has_experts, sizes = config.has_experts(layer), config.mixer_sizes(layer)
+    attends = config.has_attention(layer)
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv, gate_up = projection_names(config)
-    qkv_sizes, gate_up_sizes = [queries, keys, keys], [inner, inner]
+    gated = 2 if config.gated_attention else 1
+    qkv_sizes, gate_up_sizes = [gated * queries, keys, keys], [inner, inner]
     if config.fused_projections:
         qkv_sizes, gate_up_sizes = [sum(qkv_sizes)], [sum(gate_up_sizes)]
     mlp: tuple[tuple[str, Shape, bool], ...] = (
         *((name, (size, hidden), config.mlp_bias) for name, size in zip(gate_up, gate_up_sizes, strict=True)),
         ("mlp.down_proj", (hidden, inner), config.mlp_bias),
     )
-    linears: tuple[tuple[str, Shape, bool], ...] = (
+    attention: tuple[tuple[str, Shape, bool], ...] = (
         *((name, (size, hidden), config.qkv_bias) for name, size in zip(qkv, qkv_sizes, strict=True)),
         ("self_attn.o_proj", (hidden, queries), config.o_bias),
-        *(() if has_experts else mlp),
     )
+    linears = (*(attention if attends else ()), *(() if has_experts else mlp))
     norms = NORM_NAMES[config.block]
     tensors: dict[str, Shape] = {} if norms.input is None else {norms.input: (hidden,)}
     for name, shape, has_bias in linears:
         tensors[f"{name}.weight"] = shape
         if has_bias:
             tensors[f"{name}.bias"] = shape[:1]
-    if config.qk_norm:
+    if sizes is not None:
+        tensors |= sizes.tensors(hidden)
+    if config.qk_norm and attends:
         is_whole = config.whole_qk_norm
         tensors["self_attn.q_norm.weight"] = (queries if is_whole else config.head_dim,)
         tensors["self_attn.k_norm.weight"] = (keys if is_whole else config.head_dim,)

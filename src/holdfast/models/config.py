@@ -6,13 +6,14 @@ config.json.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any, Literal, cast
 
 from holdfast.errors import UnsupportedModel
 from holdfast.models.families import FAMILIES, Family, FamilyName, text_fields
 from holdfast.models.fields import Fields, read_bool, read_float, read_ids, read_int, read_str, refuse
+from holdfast.models.mixers import LayerKind, MixerSizes
 from holdfast.models.rope import MAX_CONTEXT, LongRope, RopeKind, RopeScaling, parse_rope
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
@@ -82,6 +83,9 @@ class DecoderConfig:
     clip_qkv: float | None = None  # q, k and v are clamped to -clip_qkv .. clip_qkv
     swiglu_alpha: float = 1.0  # of the activation "clamped_swiglu"
     swiglu_limit: float = 0.0
+    gated_attention: bool = False  # each dim of its output has a gate, stored with q
+    layer_kinds: tuple[LayerKind, ...] | None = None  # None: all "attention"
+    mixer: MixerSizes | None = None  # of recurrent layers
 
     @property
     def rope_kinds(self) -> tuple[RopeKind, ...]:
@@ -101,6 +105,21 @@ class DecoderConfig:
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers
 
+    def has_attention(self, layer: int) -> bool:
+        return self.layer_kinds is None or self.layer_kinds[layer] == "attention"
+
+    def mixer_sizes(self, layer: int) -> MixerSizes | None:
+        """Return the sizes of the layer's recurrent part; None if it has none."""
+        return self.mixer if self.layer_kinds and self.layer_kinds[layer] == "recurrent" else None
+
+    @property
+    def num_attention_layers(self) -> int:
+        return sum(map(self.has_attention, range(self.num_layers)))
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        return sum(self.mixer_sizes(layer) is not None for layer in range(self.num_layers))
+
     def for_length(self, max_len: int) -> "DecoderConfig":
         """Return the configuration for contexts of up to max_len tokens. It decides once which of two sets
         of rope factors is used (longrope), whatever the length of a request."""
@@ -115,22 +134,29 @@ class DecoderConfig:
     @property
     def num_parameters(self) -> int:
         """The number of weights, without norms and biases."""
-        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        heads = self.num_heads * (3 if self.gated_attention else 2) + 2 * self.num_kv_heads
+        attention = self.num_attention_layers * self.hidden_size * self.head_dim * heads
+        if self.mixer is not None:
+            width = self.mixer.in_width + self.mixer.out_width
+            attention += self.num_recurrent_layers * self.hidden_size * width
         num_sparse = sum(map(self.has_experts, range(self.num_layers)))
         inner = (self.num_layers - num_sparse) * self.intermediate_size
         inner += num_sparse * (self.num_experts * self.expert_size + self.shared_expert_size)
         heads = 1 if self.tie_word_embeddings else 2
-        return (
-            self.num_layers * attention
-            + 3 * self.hidden_size * inner
-            + heads * self.vocab_size * self.hidden_size
-        )
+        return attention + 3 * self.hidden_size * inner + heads * self.vocab_size * self.hidden_size
 
 
 # Fields with defaults: a configuration that has them all is one of Llama's kind.
 FAMILY_DEFAULTS: Mapping[str, object] = {
     one.name: one.default for one in dataclass_fields(DecoderConfig) if one.default is not MISSING
 }
+
+
+def plain_value(value: object) -> object:
+    """Return a field as plain data: sizes of recurrent layers as an object with their kind."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return {"kind": type(value).__name__, **asdict(value)}
 
 
 def parse_config(fields: Fields, generation: Fields | None = None) -> DecoderConfig:

@@ -224,8 +224,12 @@ class Decoder:
     def linears(self) -> Iterator[NamedLinear]:
         """Yield all linear layers, layer by layer, the LM head last."""
         for index, layer in enumerate(self._layers):
-            yield NamedLinear(f"layers.{index}.qkv", layer.qkv, index)
-            yield NamedLinear(f"layers.{index}.o", layer.o, index)
+            if layer.mixer is not None:
+                yield NamedLinear(f"layers.{index}.mixer_in", layer.mixer.in_proj, index)
+                yield NamedLinear(f"layers.{index}.mixer_out", layer.mixer.out_proj, index)
+            if layer.qkv is not None and layer.o is not None:
+                yield NamedLinear(f"layers.{index}.qkv", layer.qkv, index)
+                yield NamedLinear(f"layers.{index}.o", layer.o, index)
             if layer.gate_up is not None and layer.down is not None:
                 yield NamedLinear(f"layers.{index}.gate_up", layer.gate_up, index)
                 yield NamedLinear(f"layers.{index}.down", layer.down, index)
@@ -263,4 +267,5 @@ def layer_shape(config: DecoderConfig) -> LayerShape:
         clip_qkv=config.clip_qkv,
         swiglu_alpha=config.swiglu_alpha,
         swiglu_limit=config.swiglu_limit,
+        gated_attention=config.gated_attention,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from holdfast.models.fields import Fields, read_bool, read_float, read_int, refuse
+from holdfast.models.mixers import ConvSizes, DeltaSizes, LayerKind
 from holdfast.models.rope import MAX_CONTEXT
 
 FamilyName = Literal[
@@ -30,11 +31,16 @@ FamilyName = Literal[
     "qwen3_moe",
     "olmoe",
     "gpt_oss",
+    "lfm2",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
 ]
 Traits = dict[str, Any]  # fields of DecoderConfig
 Windows = tuple[int | None, ...]
 
 _MAX_SCALE = 1e6
+_MAX_KERNEL = 16  # of a convolution
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -209,6 +215,72 @@ def _gpt_oss(fields: Fields, num_layers: int) -> Traits:
     }
 
 
+def _lfm2(fields: Fields, num_layers: int) -> Traits:
+    return {
+        "qk_norm": True,
+        "layer_kinds": _layer_kinds(fields, num_layers, "conv"),
+        "mixer": ConvSizes(
+            kernel=read_int(fields, "conv_L_cache", 1, _MAX_KERNEL),
+            width=read_int(fields, "hidden_size", 1, 1 << 17),
+            bias=read_bool(fields, "conv_bias", False),
+        ),
+    }
+
+
+def _qwen3_5(fields: Fields, num_layers: int) -> Traits:
+    return _biases(fields, "qkv", "o") | {
+        "norm": "rms_fp32",
+        "norm_offset": 1.0,
+        "qk_norm": True,
+        "gated_attention": True,
+        "layer_kinds": _layer_kinds(fields, num_layers, "linear_attention"),
+        "mixer": _delta_sizes(fields, grouped=False),
+    }
+
+
+def _qwen3_5_moe(fields: Fields, num_layers: int) -> Traits:
+    experts = _experts(fields, 256, "moe_intermediate_size") | {"normalizes_experts": True}
+    shared = read_int(fields, "shared_expert_intermediate_size", 1, 1 << 20)
+    return _qwen3_5(fields, num_layers) | experts | {"shared_expert_size": shared}
+
+
+def _qwen3_next(fields: Fields, num_layers: int) -> Traits:
+    return {
+        **_qwen3_5_moe(fields, num_layers),
+        "normalizes_experts": read_bool(fields, "norm_topk_prob", True),
+        "dense_layers": _dense_layers(fields, num_layers),
+        "mixer": _delta_sizes(fields, grouped=True),
+    }
+
+
+def _delta_sizes(fields: Fields, *, grouped: bool) -> DeltaSizes:
+    key_heads = read_int(fields, "linear_num_key_heads", 1, 1 << 12)
+    value_heads = read_int(fields, "linear_num_value_heads", 1, 1 << 12)
+    if value_heads % key_heads:
+        raise refuse(
+            "linear_num_value_heads", value_heads, f"a multiple of linear_num_key_heads, {key_heads}"
+        )
+    return DeltaSizes(
+        kernel=read_int(fields, "linear_conv_kernel_dim", 1, _MAX_KERNEL),
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=read_int(fields, "linear_key_head_dim", 1, 1 << 10),
+        value_dim=read_int(fields, "linear_value_head_dim", 1, 1 << 10),
+        grouped=grouped,
+    )
+
+
+def _layer_kinds(fields: Fields, num_layers: int, recurrent: str) -> tuple[LayerKind, ...]:
+    """Return the kind of each layer, as `layer_types` says. recurrent: its name of those with a state."""
+    types = fields.get("layer_types")
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise refuse("layer_types", types, f"a list of {num_layers} names")
+    for each in types:
+        if each not in (_FULL, recurrent):
+            raise refuse("layer_types", each, f"{_FULL} or {recurrent}")
+    return tuple("attention" if each == _FULL else "recurrent" for each in types)
+
+
 def _experts(fields: Fields, default: int, size_key: str) -> Traits:
     """Files name the number of experts in either way, whatever the family."""
     counts = [fields[key] for key in ("num_experts", "num_local_experts") if fields.get(key) is not None]
@@ -269,15 +341,58 @@ def _gpt_oss_fields(fields: Fields) -> Fields:
     return {**fields, "rope_scaling": _GPT_OSS_ROPE}
 
 
+def _lfm2_fields(fields: Fields) -> Fields:
+    """`intermediate_size` is adjusted by rules of its own; older files list the layers with attention."""
+    plain = {**fields, "rms_norm_eps": fields["norm_eps"], "hidden_act": "silu"}
+    if fields.get("tie_embedding") is not None:
+        plain["tie_word_embeddings"] = fields["tie_embedding"]
+    size_key = "block_ff_dim" if fields.get("block_ff_dim") is not None else "intermediate_size"
+    size = read_int(fields, size_key, 1, 1 << 20)
+    if read_bool(fields, "block_auto_adjust_ff_dim", True):
+        factor = read_float(fields, "block_ffn_dim_multiplier", 0.0, _MAX_SCALE, 1.0)
+        multiple = read_int(fields, "block_multiple_of", 1, 1 << 20, 256)
+        size = -(-int(factor * int(2 * size / 3)) // multiple) * multiple
+    if fields.get("layer_types") is None:
+        num_layers = read_int(fields, "num_hidden_layers", 1, 1 << 10)
+        attending = fields.get("full_attn_idxs")
+        if attending is None:
+            attending = list(range(num_layers))
+        if not isinstance(attending, list):
+            raise refuse("full_attn_idxs", attending, "a list of layers")
+        plain["layer_types"] = [_FULL if layer in attending else "conv" for layer in range(num_layers)]
+    return {**plain, "intermediate_size": size}
+
+
+def _qwen3_5_fields(fields: Fields) -> Fields:
+    """Every `full_attention_interval`-th layer has attention, if `layer_types` does not say which."""
+    plain = dict(fields)
+    if fields.get("layer_types") is None:
+        interval = read_int(fields, "full_attention_interval", 1, 1 << 20, 4)
+        num_layers = read_int(fields, "num_hidden_layers", 1, 1 << 10)
+        kinds = ["linear_attention" if (layer + 1) % interval else _FULL for layer in range(num_layers)]
+        plain["layer_types"] = kinds
+    if fields.get("intermediate_size") is None and "moe_intermediate_size" in fields:
+        plain["intermediate_size"] = fields["moe_intermediate_size"]  # no layer has this MLP
+    return plain
+
+
+_WITH_IMAGES = {
+    "gemma3": "gemma3_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+
+
 def text_fields(fields: Fields) -> Fields:
     """Return the configuration of the language model in that of a model with images (`text_config`)."""
-    if fields.get("model_type") != "gemma3":
+    model_type = fields.get("model_type")
+    if model_type not in _WITH_IMAGES:
         return fields
     text = fields.get("text_config")
     if not isinstance(text, Mapping):
         raise refuse("text_config", text, "an object: the configuration of the language model")
     outer = {key: value for key, value in fields.items() if key not in ("text_config", "vision_config")}
-    return {**outer, **text, "model_type": "gemma3_text", "architectures": None}
+    return {**outer, **text, "model_type": _WITH_IMAGES[str(model_type)], "architectures": None}
 
 
 def _biases(fields: Fields, *projections: str) -> Traits:
@@ -346,6 +461,21 @@ _GPT_OSS_ROPE: dict[str, object] = {
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 4096,
+}
+_DELTA: dict[str, object] = {
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_DELTA_EXPERTS: dict[str, object] = {
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
 }
 FAMILIES: Mapping[FamilyName, Family] = {
     "llama": Family(
@@ -494,5 +624,35 @@ FAMILIES: Mapping[FamilyName, Family] = {
         _gpt_oss_fields,
         rope_theta=150000.0,
         quant_method="mxfp4",
+    ),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 128000,
+            "norm_eps": 1e-5,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "tie_word_embeddings": True,
+            "conv_L_cache": 3,
+        },
+        _lfm2,
+        _lfm2_fields,
+        rope_theta=1000000.0,
+    ),
+    "qwen3_next": Family(
+        "Qwen3NextForCausalLM",
+        _DELTA | _DELTA_EXPERTS | {"num_experts_per_tok": 10, "intermediate_size": 5632},
+        _qwen3_next,
+        _qwen3_5_fields,
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3_5ForCausalLM", _DELTA | {"num_key_value_heads": 4}, _qwen3_5, _qwen3_5_fields
+    ),
+    "qwen3_5_moe_text": Family(
+        "Qwen3_5MoeForCausalLM",
+        _DELTA | _DELTA_EXPERTS | {"num_experts_per_tok": 8},
+        _qwen3_5_moe,
+        _qwen3_5_fields,
     ),
 }

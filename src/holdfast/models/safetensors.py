@@ -49,6 +49,18 @@ class _OpenFile(Protocol):
     def get_tensor(self, name: str) -> "Tensor": ...
 
 
+# LFM2's names.
+_RENAMED = {
+    "model.embedding_norm.": "model.norm.",
+    ".operator_norm.": ".input_layernorm.",
+    ".ffn_norm.": ".post_attention_layernorm.",
+    ".feed_forward.w1.": ".mlp.gate_proj.",
+    ".feed_forward.w2.": ".mlp.down_proj.",
+    ".feed_forward.w3.": ".mlp.up_proj.",
+    ".self_attn.out_proj.": ".self_attn.o_proj.",
+    ".q_layernorm.": ".q_norm.",
+    ".k_layernorm.": ".k_norm.",
+}
 # Mixtral's names of experts.
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _MIXTRAL_EXPERT = re.compile(r"(experts\.\d+\.)(w[123])(\.weight)$")
@@ -148,6 +160,8 @@ def _plain_name(stored: str) -> str:
     """Return the name of a tensor in a model without images."""
     prefix = next((one for one in sorted(_PREFIXES, key=len, reverse=True) if stored.startswith(one)), "")
     name = (_PREFIXES.get(prefix, "") + stored[len(prefix) :]).replace(".block_sparse_moe.", ".mlp.")
+    for old, new in _RENAMED.items():
+        name = name.replace(old, new)
     return _MIXTRAL_EXPERT.sub(lambda match: match[1] + _MIXTRAL[match[2]] + match[3], name)
 
 

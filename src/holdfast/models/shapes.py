@@ -32,9 +32,20 @@ def gemm_shapes(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
     mlps += [("shared_", config.shared_expert_size)] if any(sparse) and config.shared_expert_size else []
     gates = [("router", config.num_experts, hidden, config.router_bias)] if any(sparse) else []
     gates += [("shared_gate", 1, hidden, False)] if any(sparse) and config.shared_expert_size else []
+    gated = queries if config.gated_attention else 0
+    mixer = config.mixer if config.num_recurrent_layers else None
+    mixers = (
+        []
+        if mixer is None
+        else [
+            ("mixer_in", mixer.in_width, hidden, False),
+            ("mixer_out", hidden, mixer.out_width, False),
+        ]
+    )
     return [
-        ("qkv", queries + 2 * keys, hidden, config.qkv_bias),
+        ("qkv", queries + 2 * keys + gated, hidden, config.qkv_bias),
         ("o", hidden, queries, config.o_bias),
+        *mixers,
         *gates,
         *(
             part

@@ -4,8 +4,10 @@ Each tensor is read once. The projections of one input become one linear layer, 
 quantised blocks where the backend computes with them.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -15,6 +17,7 @@ from holdfast.errors import BadWeights
 from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, TensorSource, projection_names, router_name
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
+from holdfast.models.mixer_loader import load_mixer
 from holdfast.models.rope import rotary_order
 from holdfast.numerics.blocks import BlockBackend, Blocks, BlockSource
 from holdfast.numerics.experts import Expert, ExpertLinears, Experts
@@ -113,17 +116,19 @@ class WeightLoader:
         """Return the layer whose tensor names begin with `prefix`. Without an index it is none of the
         decoder's, and attends without a window."""
         config, norms = self._config, NORM_NAMES[self._config.block]
-        qkv, gate_up = projection_names(config)
+        _, gate_up = projection_names(config)
         has_experts = index is not None and config.has_experts(index)
+        sizes = None if index is None else config.mixer_sizes(index)
+        attends = index is None or config.has_attention(index)
         kind = config.layer_ropes[index] if config.layer_ropes and index is not None else "global"
         return LayerWeights(
-            qkv=self._linear(prefix, qkv, is_qkv=True),
-            q_norm=self._optional(prefix, "self_attn.q_norm.weight" if config.qk_norm else None),
-            k_norm=self._optional(prefix, "self_attn.k_norm.weight" if config.qk_norm else None),
-            o=self._linear(prefix, ("self_attn.o_proj",)),
+            qkv=self._qkv(prefix) if attends else None,
+            q_norm=self._head_norm(prefix + "self_attn.q_norm.weight") if attends else None,
+            k_norm=self._head_norm(prefix + "self_attn.k_norm.weight") if attends else None,
+            o=self.linear(prefix, ("self_attn.o_proj",)) if attends else None,
             post_norm=self._optional(prefix, norms.post),
-            gate_up=None if has_experts else self._linear(prefix, gate_up),
-            down=None if has_experts else self._linear(prefix, ("mlp.down_proj",)),
+            gate_up=None if has_experts else self.linear(prefix, gate_up),
+            down=None if has_experts else self.linear(prefix, ("mlp.down_proj",)),
             next_norm=next_norm,
             window=None if index is None else config.layer_windows[index],
             attention_norm=self._optional(prefix, norms.attention),
@@ -131,7 +136,30 @@ class WeightLoader:
             rope=config.rope_kinds.index(kind),
             experts=self._experts(prefix) if has_experts else None,
             sinks=self._sinks(prefix + "self_attn.sinks") if config.attention_sinks else None,
+            mixer=None if sizes is None else load_mixer(self, prefix, sizes, config.rms_norm_eps),
         )
+
+    def _head_norm(self, name: str) -> Tensor | None:
+        """Return a norm of q or k, whose dims have the order of the heads'."""
+        if not self._config.qk_norm:
+            return None
+        weight = self.norm(name)
+        if self._order is None:
+            return weight
+        return weight.view(-1, self._config.head_dim)[:, self._order.to(weight.device)].reshape(-1)
+
+    def _qkv(self, prefix: str) -> Linear:
+        config = self._config
+        names, _ = projection_names(config)
+        if not config.gated_attention:
+            return self.linear(prefix, names, is_qkv=True)
+        # Each head's q and gate are together in q_proj.
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        order = torch.arange(dim) if self._order is None else self._order
+        q, gate = torch.arange(2 * heads * dim).view(heads, 2, dim).unbind(1)
+        k, v = (torch.arange(2 * kv_heads * dim) + 2 * heads * dim).view(2, kv_heads, dim)
+        parts = (q[:, order], k[:, order], v, gate)
+        return self.gathered(prefix, names, [part.reshape(-1) for part in parts])
 
     def _experts(self, prefix: str) -> Experts:
         config = self._config
@@ -150,14 +178,14 @@ class WeightLoader:
         count = self._config.num_experts
         if isinstance(self._backend, BlockBackend):
             experts = (f"{prefix}mlp.experts.{number}." for number in range(count))
-            return ExpertLinears(tuple(self._linear(each, names) for each in experts))
+            return ExpertLinears(tuple(self.linear(each, names) for each in experts))
         weights = (self._weights(f"{prefix}mlp.experts.{number}.", names) for number in range(count))
         return self._backend.pack_experts(weights, count)
 
     def _expert(self, prefix: str) -> Expert:
         return Expert(
-            self._linear(prefix, ("gate_proj", "up_proj")),
-            self._linear(prefix, ("down_proj",)),
+            self.linear(prefix, ("gate_proj", "up_proj")),
+            self.linear(prefix, ("down_proj",)),
         )
 
     def _router(self, name: str) -> Linear:
@@ -172,7 +200,7 @@ class WeightLoader:
         sinks = self._read(name, torch.float32)
         return _require_finite(sinks, name, "it is part of every score's softmax").to(self._device, copy=True)
 
-    def _linear(self, prefix: str, names: Sequence[str], *, is_qkv: bool = False) -> Linear:
+    def linear(self, prefix: str, names: Sequence[str], *, is_qkv: bool = False) -> Linear:
         """Join several projections of one input to one linear layer."""
         blocks = self._blocks([f"{prefix}{name}.weight" for name in names])
         if blocks is not None:
@@ -183,6 +211,28 @@ class WeightLoader:
         if is_qkv:
             self._reorder_heads(weight)
         return self._backend.pack(weight, self._bias(prefix, names, is_qkv=is_qkv))
+
+    def gathered(self, prefix: str, names: Sequence[str], rows: Sequence[Tensor]) -> Linear:
+        """Join projections of one input, and put their rows into another order. rows: of all of them, one
+        after the other, int64; each part of these is in one of the projections."""
+        blocks = self._blocks([f"{prefix}{name}.weight" for name in names])
+        order = torch.cat(list(rows))
+        bias = self._bias(prefix, names, is_qkv=False)
+        bias = None if bias is None else bias[order.to(bias.device)]
+        if blocks is not None:
+            ends = list(accumulate(block.out_features for block in blocks))
+            parts = []
+            for part in rows:
+                index = bisect_right(ends, int(part[0]))
+                first = ends[index] - blocks[index].out_features
+                parts.append(replace(blocks[index], data=blocks[index].data[part - first]))
+            return cast(BlockBackend, self._backend).pack_blocks(parts, bias)
+        weight = self._fused([f"{prefix}{name}.weight" for name in names])
+        return self._backend.pack(weight[order.to(weight.device)], bias)
+
+    def fp32(self, name: str) -> Tensor:
+        """Return a tensor in fp32 on the device."""
+        return self._read(name, torch.float32).to(self._device, copy=True)
 
     def _bias(self, prefix: str, names: Sequence[str], *, is_qkv: bool) -> Tensor | None:
         """[sum of outputs], or None."""

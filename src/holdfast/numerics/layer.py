@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast.numerics.experts import Experts, activate
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.recurrence import Mixer, run_mixer
 
 if TYPE_CHECKING:
     from holdfast.numerics.ops import Backend, Linear
@@ -36,16 +37,17 @@ class LayerShape:
     clip_qkv: float | None = None  # q, k and v are clamped to [-clip_qkv, clip_qkv] before rope
     swiglu_alpha: float = 1.0  # of the activation "clamped_swiglu"
     swiglu_limit: float = 0.0
+    gated_attention: bool = False  # qkv has a gate for each dim of the attention's output, after v
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The weights of one layer."""
+    """The weights of one layer. It has attention, a recurrent mixer or both, and a MLP, experts or neither."""
 
-    qkv: "Linear"  # fused along the output dimension, as gate_up is
+    qkv: "Linear | None"  # fused along the output dimension, as gate_up is; None: there is no attention
     q_norm: Tensor | None  # of a head, or of all heads of a row
     k_norm: Tensor | None
-    o: "Linear"
+    o: "Linear | None"
     post_norm: Tensor | None  # after attention. None: the residual itself is the input
     gate_up: "Linear | None"
     down: "Linear | None"
@@ -56,6 +58,12 @@ class LayerWeights:
     rope: int = 0  # which of the decoder's rotary tables the layer uses
     experts: Experts | None = None  # in place of gate_up and down
     sinks: Tensor | None = None  # fp32 [heads]: one more score of every query in the softmax's denominator
+    mixer: Mixer | None = None  # recurrent
+
+    @property
+    def has_mlp(self) -> bool:
+        """Return whether it has a MLP or experts."""
+        return self.gate_up is not None or self.experts is not None
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,35 @@ def run_layer(
 
     x is the normed input of the layer, then that of the next one.
     """
-    q = write_kv(ops, x, weights, shape, kv, batch, rope, canonical=canonical)  # [tokens, heads, head_dim]
+    delta = mix(ops, x, weights, shape, kv, batch, rope, canonical=canonical)  # [tokens, hidden]
+    if not weights.has_mlp:
+        x.copy_(add_to_residual(ops, residual, delta, weights.attention_norm, weights.next_norm, shape))
+        return
+    added = add_to_residual(ops, residual, delta, weights.attention_norm, weights.post_norm, shape)
+    delta = run_mlp(ops, x if shape.is_parallel else added, weights, shape, canonical=canonical)
+    x.copy_(add_to_residual(ops, residual, delta, weights.mlp_norm, weights.next_norm, shape))
+
+
+def mix(
+    ops: "Backend",
+    x: Tensor,
+    weights: LayerWeights,
+    shape: LayerShape,
+    kv: KVLayer,
+    batch: ForwardBatch,
+    rope: RopeCosSin,
+    *,
+    canonical: bool,
+) -> Tensor:
+    """Run attention or the mixer on x [tokens, hidden], or both and add them -> [tokens, hidden]."""
+    mixed = None
+    if weights.mixer is not None:
+        assert kv.states is not None, "a recurrent layer needs states"
+        mixed = run_mixer(ops, x, weights.mixer, kv.states, batch, canonical=canonical)
+        if weights.qkv is None:
+            return mixed
+    assert weights.o is not None
+    q, gate = _project(ops, x, weights, shape, kv, batch, rope, canonical=canonical)
     attended = ops.attention(
         *(q, kv, batch),
         scale=shape.scale,
@@ -91,10 +127,10 @@ def run_layer(
         soft_cap=shape.soft_cap,
         sinks=weights.sinks,
     )  # [tokens, heads * head_dim]
-    delta = ops.linear(attended, weights.o, canonical=canonical)  # [tokens, hidden]
-    added = add_to_residual(ops, residual, delta, weights.attention_norm, weights.post_norm, shape)
-    delta = run_mlp(ops, x if shape.is_parallel else added, weights, shape, canonical=canonical)
-    x.copy_(add_to_residual(ops, residual, delta, weights.mlp_norm, weights.next_norm, shape))
+    if gate is not None:
+        attended = ops.sigmoid_mul(attended, gate)
+    delta = ops.linear(attended, weights.o, canonical=canonical)
+    return delta if mixed is None else delta + mixed
 
 
 def run_layers(
@@ -163,8 +199,28 @@ def write_kv(
 
     Tokens that are needed only as context skip the rest of the last layer.
     """
+    return _project(ops, x, weights, shape, kv, batch, rope, canonical=canonical)[0]
+
+
+def _project(
+    ops: "Backend",
+    x: Tensor,
+    weights: LayerWeights,
+    shape: LayerShape,
+    kv: KVLayer,
+    batch: ForwardBatch,
+    rope: RopeCosSin,
+    *,
+    canonical: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """As `write_kv`; return the gates [tokens, heads * head_dim] of the attention's output, too."""
+    assert weights.qkv is not None
     heads, kv_heads = shape.heads, shape.kv_heads
-    qkv = ops.linear(x, weights.qkv, canonical=canonical).view(-1, heads + 2 * kv_heads, shape.head_dim)
+    num_heads = heads + 2 * kv_heads
+    width = num_heads * shape.head_dim
+    projected = ops.linear(x, weights.qkv, canonical=canonical)
+    gate = projected[:, width:] if shape.gated_attention else None
+    qkv = projected[:, :width].view(-1, num_heads, shape.head_dim)
     q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
     if weights.q_norm is not None and weights.k_norm is not None:
         q = _norm_heads(ops, q, weights.q_norm, shape)
@@ -174,7 +230,7 @@ def write_kv(
             part.clamp_(-shape.clip_qkv, shape.clip_qkv)
     ops.rope(q, k, rope.cos, rope.sin)
     ops.store_kv(k, v, kv, batch.slots)
-    return q
+    return q, gate
 
 
 def _norm_heads(ops: "Backend", x: Tensor, weight: Tensor, shape: LayerShape) -> Tensor:

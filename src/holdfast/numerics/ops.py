@@ -20,7 +20,7 @@ from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.recipe import Recipe
-from holdfast.numerics.recurrence import GatedDelta, Recurrence, ShortConv, StateSpace
+from holdfast.numerics.recurrence import GatedDelta, ShortConv, StateShape, StateSpace
 from holdfast.numerics.sampling import SamplingBatch, TokenHistory
 
 
@@ -244,8 +244,8 @@ class Backend(Protocol):
         norm. gates_first: x is multiplied by silu(gate) before the norm instead of after it.
         """
 
-    def new_state_layer(self, num_slots: int, log_len: int, weights: Recurrence) -> StateLayer:
-        """Return slots of zeros for a recurrent layer with these weights."""
+    def new_state_layer(self, num_slots: int, log_len: int, shape: StateShape) -> StateLayer:
+        """Return slots of zeros for a recurrent layer of this shape."""
 
     def exp(self, x: Tensor) -> Tensor:
         """e^x of fp32 x, element by element."""

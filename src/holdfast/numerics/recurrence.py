@@ -10,7 +10,7 @@ decode. So the state after n tokens is a function of these tokens alone, however
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -18,6 +18,16 @@ from holdfast.numerics.forward_batch import ForwardBatch, StateLayer
 
 if TYPE_CHECKING:
     from holdfast.numerics.ops import Backend, Linear
+
+
+class StateShape(Protocol):
+    """What a request has in a recurrent layer: the shape of its state, and the columns of its log."""
+
+    @property
+    def state_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def log_width(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ import torch
 
 from holdfast.errors import EngineStopped
 from holdfast.models.checkpoint import Checkpoint
-from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig
+from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig, plain_value
 from holdfast.models.rope import rope_frequencies
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.rope import ROPE_CHUNK, rope_chunk
@@ -123,7 +123,7 @@ def digest_probe(tokenizer: Tokenizer) -> str:
 def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, JsonValue]:
     """Return the fields of a configuration that decide bits, and all ids that end an answer."""
     kept = {
-        name: value
+        name: value if name == "rope_scaling" else plain_value(value)
         for name, value in vars(config).items()
         if name not in _EXCLUDED_FIELDS
         and not (name in FAMILY_DEFAULTS and value == FAMILY_DEFAULTS[name])  # as in Llama

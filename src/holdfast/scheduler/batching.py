@@ -250,7 +250,7 @@ class Batcher:
                 span = next_span(state, 1 + state.tokens.num_candidates)
                 if is_ordinary_window:
                     self._open_window(state)
-            state.in_flight.add(span)
+            state.add_in_flight(span)
             spans.append(span)
         budget = self._config.max_pass_tokens - sum(span.num_tokens for span in spans)
         for state in prompts:
@@ -263,7 +263,7 @@ class Batcher:
                     span = next_span(state, most)
                 else:
                     span = next_token_span(state, state.logprobs)
-                state.in_flight.add(span)
+                state.add_in_flight(span)
                 self._quotas.take(state.holder, span.num_tokens, state.prompt_cost)
                 spans.append(span)
                 budget -= span.num_tokens
@@ -300,7 +300,7 @@ class Batcher:
     def _add_in_flight(self, spans: Iterable[Span]) -> None:
         running = self._queue.running
         for span in spans:
-            running[span.request_id].in_flight.add(span)
+            running[span.request_id].add_in_flight(span)
 
     def _reference_pass(self, spans: Iterable[Span]) -> Pass:
         together = tuple(spans)
@@ -383,6 +383,8 @@ class Batcher:
     def _propose(self, state: RequestState, most: int) -> int:
         """Draft up to `most` candidates, and no more than the holder's quota. Return how many."""
         most = min(most, self._quotas.left(state.holder, state.sampled_cost))
+        if state.states is not None:
+            most = min(most, state.max_window)  # the log of a recurrent layer holds no more
         if most < 1:
             return 0
         state.propose(most)

@@ -33,6 +33,8 @@ class SchedulerConfig:
     async_scheduling   the next plan is made while one is in flight
     max_window         candidates of a verification window; None: as many as fit a reference pass
     new_extension      makes the extension of a request; None: the model has none
+    num_states         recurrent states, more than max_num_seqs; 0: the model has none
+    state_interval     positions between states that are kept for the prefix cache
     """
 
     max_num_seqs: int
@@ -46,6 +48,8 @@ class SchedulerConfig:
     async_scheduling: bool = False
     max_window: int | None = None
     new_extension: ModelExtension | None = None
+    num_states: int = 0
+    state_interval: int = 256
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -69,6 +73,12 @@ class SchedulerConfig:
         """Most candidates of a verification window: with the committed token they fit a reference pass."""
         fitting = self.reference_tokens - 1
         return fitting if self.max_window is None else min(self.max_window, fitting)
+
+    @property
+    def num_uncertain(self) -> int:
+        """Most positions between the recurrent state that a pass starts from and the end of its window: with
+        async scheduling a window, the one before that is not read yet, and the one whose verdict is newest."""
+        return (1 + self.longest_window) * (3 if self.async_scheduling else 1)
 
     @property
     def one_pass_suffices(self) -> bool:

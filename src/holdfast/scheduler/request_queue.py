@@ -103,7 +103,9 @@ class RequestQueue:
     ) -> bool:
         """Start the request if its pages are available, or can be taken from other holders. others_wait:
         another holder waits for pages, so only holders within their share get any."""
-        length = state.tokens.committed_len
+        length, states = state.tokens.committed_len, self._prefix_cache.states
+        if states is not None and match.state is not None and not states.read(match.state):
+            match = self._prefix_cache.no_match()
         for page in match.pages:
             self._pool.hold(page)
         num_needed = self._pool.pages_for(length) - len(match.pages)
@@ -117,6 +119,8 @@ class RequestQueue:
             else:
                 self._preempt(victim, in_flight=in_flight)
         if not may_start:
+            if states is not None and match.state is not None:
+                states.end_read(match.state)
             for page in reversed(match.pages):  # now the most recently used ones: they are evicted last
                 self._pool.drop(page)
             if victim is not None:

@@ -40,6 +40,7 @@ from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatc
 from holdfast.scheduler.confirm_log import ConfirmLog
 from holdfast.scheduler.extension import RequestExtension
 from holdfast.scheduler.ngram_proposer import NgramProposer
+from holdfast.scheduler.state_cursor import StateCursor
 from holdfast.scheduler.token_log import TokenLog
 
 FIRST_WINDOW = 1  # candidates in a request's first window, so that its client gets a token soon
@@ -161,7 +162,9 @@ class RequestState:
         max_window: int,
         speculates: bool = False,
         extension: RequestExtension | None = None,
+        state_interval: int = 0,
     ) -> None:
+        """state_interval: of recurrent states that are kept; 0: none are."""
         request, eos_ids = prepared.request, prepared.eos_ids
         params = request.params
         self.request = request
@@ -187,9 +190,14 @@ class RequestState:
             canonical_only=request.deterministic,
             holder=self.holder,
             number=self.request_id,
-            score_from=self.score_from if extension is None else None,
+            score_from=self.score_from if extension is None and prefix_cache.states is None else None,
             num_top=params.prompt_logprobs or 0,
         )
+        self.states: StateCursor | None = None  # in a model with recurrent layers
+        if prefix_cache.states is not None:
+            edge = (request.prompt_len - 1) // pool.page_size * pool.page_size
+            wanted = self.prefix_cursor.wanted_states
+            self.states = StateCursor(prefix_cache.states, state_interval, edge, wanted)
         self.awaited: PrefixMatch | None = None  # while it waits for pages that another one computes
         self.request_index = -1  # row in the device's table of sampled tokens, while the request runs
         self.in_flight = InFlightSpans()
@@ -331,9 +339,15 @@ class RequestState:
             length = min(length, self.pooled.pooled_len)
         if self.extension is not None:
             length = self.extension.shareable_len(length, self.tokens.ids)
-        if self.extension is not None and self.score_from is not None:
+        if not self._shares_scores and self.score_from is not None:
             return min(length, self.scored_len - 1)
         return length if self.is_scored else min(length, self.tokens.prompt_len - 1)
+
+    @property
+    def _shares_scores(self) -> bool:
+        """Return whether logprobs of the prompt come with cached pages. The last token of these is computed
+        again, for which there is no state, and no thoughts."""
+        return self.extension is None and self.states is None
 
     # What can be planned
 
@@ -413,6 +427,12 @@ class RequestState:
         self.stats.candidates += tokens.num_candidates
         self.stats.looked_up += tokens.num_candidates
 
+    def add_in_flight(self, span: Span) -> None:
+        """Note that the span is planned."""
+        self.in_flight.add(span)
+        if self.states is not None and span.state is not None:
+            self.states.advance(span.state)
+
     # What changes its tokens and its KV
 
     def finish_reason_after(
@@ -450,7 +470,7 @@ class RequestState:
         """Start, or restart, after the pages found in the prefix cache."""
         if self.extension is not None:
             self.extension.adopt([page.extra for page in match.cached])
-        elif not self.is_scored:
+        elif not self.is_scored and self._shares_scores:
             self.cached_scores = tuple(self._scores_of(match))
             if match.num_canonical < len(match.cached):
                 self.has_fast_scores = True
@@ -458,6 +478,10 @@ class RequestState:
         self.computed_len = len(match.cached) * self._page_size
         self.canonical_len = match.num_canonical * self._page_size
         self.prefix_cursor.move_to(match.node, len(match.cached))
+        if self.states is not None:
+            self.states.start(match.state, self.computed_len)
+            if match.known_len > self.computed_len:
+                self.prefix_cursor.wanted_states.add(match.known_len)
         self.awaited = None
         self.stats.cached_tokens += self.computed_len
         if self._restart_grammar and self.grammar is not None:
@@ -512,6 +536,8 @@ class RequestState:
 
     def _reset_kv(self) -> None:
         self.canonical_len = self.computed_len = 0
+        if self.states is not None:
+            self.states.stop()
         self.cached_scores = ()
         if self.extension is not None:
             self.extension.restart()
@@ -524,6 +550,8 @@ class RequestState:
     def give_up_pages(self) -> None:
         """Free the pages for good, pinned ones when the last pin is removed."""
         self.in_flight.clear()
+        if self.states is not None:
+            self.states.stop()
         self.page_table.give_up()
         self.prefix_cursor.reset()
 
@@ -552,8 +580,15 @@ class RequestState:
             page_table=self.page_table,
             tokens=self.tokens.ids,
             extra=extra,
-            logprobs=None if self.score_from is None or self.extension else self._page_logprobs,
+            logprobs=self._page_logprobs if self.score_from is not None and self._shares_scores else None,
         )
+
+    def cache_states(self, span: Span) -> None:
+        """Keep the states that this span saved, and those before it, with their pages."""
+        assert self.states is not None and span.state is not None
+        self.states.finish(span.state)
+        for length, slot in self.states.take_saved(self.prefix_cursor.cached_len).items():
+            self.prefix_cursor.keep_state(length, slot, canonical=length <= self.canonical_len)
 
     def _page_logprobs(self, start: int, stop: int) -> PageLogprobs | None:
         """Return the logprobs of the page of these positions if all its tokens are scored."""

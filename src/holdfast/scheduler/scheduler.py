@@ -39,6 +39,7 @@ from holdfast.errors import GuaranteeLost, PassFailed, PromptTooLong
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache
+from holdfast.kv_cache.state_pool import StatePool
 from holdfast.scheduler.batching import Batcher
 from holdfast.scheduler.commit import apply
 from holdfast.scheduler.policy import SchedulerConfig, assume_accepted, update_acceptance_rate
@@ -68,11 +69,14 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
         self.pool = pool
-        self.prefix_cache = PrefixCache(pool)
+        self.states = StatePool(config.num_states, config.max_num_seqs) if config.num_states else None
+        self.prefix_cache = PrefixCache(pool, self.states)
         self._in_flight: deque[InFlightPlan] = deque()
         self._step = 0
         rate = config.spot_check_rate if config.determinism == "auto" else 0.0
-        self._spot_checker = SpotChecker(rate, config.reference_tokens, config.max_pass_tokens, pool)
+        self._spot_checker = SpotChecker(
+            rate, config.reference_tokens, config.max_pass_tokens, pool, self.states
+        )
         self._queue = RequestQueue(config, pool, self.prefix_cache, self._spot_checker)
         self._acceptance_rate = 1.0  # of recent windows, as a whole
         self._lent_pages: list[int] = []
@@ -129,6 +133,7 @@ class Scheduler:
                 max_window=self.config.longest_window,
                 speculates=self.config.speculation == "ngram",
                 extension=None if new_extension is None else new_extension(prepared.request),
+                state_interval=self.config.state_interval if self.config.prefix_cache else 0,
             )
         )
 
@@ -304,6 +309,8 @@ class Scheduler:
             events.append(TokensCommitted(state.request_id, new_tokens))
         if state.computed_len >= state.prefix_cursor.next_len and self.config.prefix_cache:
             state.cache_pages()
+        if span.state is not None:
+            state.cache_states(span)
         phase = state.phase
         if span.with_checksums:
             self._spot_checker.record(span, samples[: span.num_sampled])
@@ -411,10 +418,21 @@ class Scheduler:
             for page in pages:
                 holders[page] = holders.get(page, 0) + 1
         self.pool.check(holders)
+        self._check_states(checks)
         self.prefix_cache.check()
         self._queue.check_indices([request_index for _, request_index in to_release])
         for state in self._queue.running.values():
             self._check_lengths(state, holders)
+
+    def _check_states(self, checks: Sequence[PendingCheck]) -> None:
+        if self.states is None:
+            return
+        cursors = [state.states for state in self.requests if state.states is not None]
+        running = [one.slot for one in cursors if one.slot >= 0]
+        assert len(running) == self.num_running
+        lent = [slot for one in cursors for slot in one.lent]
+        lent += self._spot_checker.snapshots(checks)
+        self.states.check(running, lent, [one.kept for one in cursors if one.kept is not None])
 
     def _check_lengths(self, state: RequestState, holders: dict[int, int]) -> None:
         assert state.canonical_len <= state.computed_len <= state.tokens.total_len

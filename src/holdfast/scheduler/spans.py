@@ -17,6 +17,10 @@ def next_token_span(state: RequestState, logprobs: int | None) -> Span:
         tokens = state.tokens
         start, token_ids = tokens.total_len - 1, (tokens.last,)
     extra = None if state.extension is None else state.extension.guess(start, start + 1)
+    recurrent = None
+    if state.states is not None:
+        certain_len = 0 if state.deterministic and logprobs is None else start + 1
+        recurrent = state.states.span(start, start + 1, certain_len)
     # By position: a class called with keywords takes twice as long, and each decode token needs a span.
     return Span(
         state.request_id,
@@ -32,6 +36,9 @@ def next_token_span(state: RequestState, logprobs: int | None) -> Span:
         False,
         state.request_index,
         extra,
+        0,
+        0,
+        recurrent,
     )
 
 
@@ -39,26 +46,32 @@ def candidate_span(state: RequestState) -> Span:
     """Return one fast token of a deterministic request, which proposes the next candidate."""
     if not state.needs_known_tokens:
         return next_token_span(state, None)
-    return _span(state, state.computed_len, state.tokens.total_len, None)
+    return _span(state, state.computed_len, state.tokens.total_len, None, certain_len=0)
 
 
 def next_span(state: RequestState, max_tokens: int) -> Span:
     """Return up to `max_tokens` of the next tokens that the request's answer depends on: prefill,
     recomputation, a window, or a token to decode."""
-    start = state.next_start
-    return _span(state, start, start + max_tokens, state.logprobs)
+    start, tokens = state.next_start, state.tokens
+    certain_len = tokens.committed_len if tokens.num_candidates else None
+    return _span(state, start, start + max_tokens, state.logprobs, certain_len=certain_len)
 
 
 def window_span(state: RequestState, start: int) -> Span:
     """Return the tokens from the last committed one, at `start`, to the last candidate."""
-    return _span(state, start, state.expected_len, state.logprobs)
+    return _span(*(state, start, state.expected_len, state.logprobs), certain_len=state.tokens.committed_len)
 
 
-def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> Span:
+def _span(
+    state: RequestState, start: int, stop: int, logprobs: int | None, *, certain_len: int | None
+) -> Span:
+    """certain_len: as in `StateCursor.span`; None: all tokens of the span are certain."""
     tokens = state.tokens
     extension = state.extension
     if extension is not None:
         stop = extension.limit(start, stop, is_window=not state.needs_prefill)
+    if state.states is not None and certain_len is None:
+        stop = state.states.limit(start, min(stop, state.expected_len))
     if state.only_scored:
         stop = min(stop, state.prefill_len)
         sample_from = stop - start
@@ -91,6 +104,9 @@ def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> S
         extra=None if extension is None else extension.guess(start, stop),
         num_pooled=0 if state.pooled is None else state.pooled.num_pooled(start, stop, in_flight),
         num_cached=max(0, state.valid_len - start),
+        state=None
+        if state.states is None
+        else state.states.span(start, stop, stop if certain_len is None else certain_len),
     )
 
 

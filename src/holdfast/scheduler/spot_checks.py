@@ -3,7 +3,8 @@ reference's batch size.
 
 A check window is opened on a span of a deterministic request and grows with that request until it
 fills a reference pass. Then a pass of its own computes its tokens again, into scratch pages, while
-all requests go on. `rate` is the share of certified tokens that is checked. It is spent evenly, and
+all requests go on. Recurrent layers start again from a copy of the state that they had where the window was
+opened. `rate` is the share of certified tokens that is checked. It is spent evenly, and
 the requests take turns; a window that ends early counts as a whole reference pass. Neither chance
 nor a clock decides.
 
@@ -16,9 +17,10 @@ read are pinned.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.core.step_plan import Pass, PassKind, Sampled, Span
+from holdfast.core.step_plan import Pass, PassKind, Sampled, Span, SpanState
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
+from holdfast.kv_cache.state_pool import StatePool
 from holdfast.scheduler.policy import round_up
 from holdfast.scheduler.request_state import RequestState
 
@@ -32,6 +34,7 @@ class CheckWindow:
     stop: int
     checksums: dict[int, int]
     cost: int  # tokens that opening it took from the budget
+    state: SpanState | None = None  # where recurrent layers start again; its slot was lent
 
 
 @dataclass(slots=True)
@@ -47,11 +50,19 @@ class PendingCheck:
 class SpotChecker:
     """Decides what is checked. A request has at most one open window."""
 
-    def __init__(self, rate: float, reference_tokens: int, max_pass_tokens: int, pool: PagePool) -> None:
+    def __init__(
+        self,
+        rate: float,
+        reference_tokens: int,
+        max_pass_tokens: int,
+        pool: PagePool,
+        states: StatePool | None = None,
+    ) -> None:
         self._rate = rate
         self._reference_tokens = reference_tokens
         self._max_tokens = max_pass_tokens // reference_tokens * reference_tokens
         self._pool = pool
+        self._states = states
         self._budget = 0.0  # tokens that may be checked
         self._last_id = -1  # the request whose window was opened last
         self._open: dict[int, CheckWindow] = {}
@@ -72,9 +83,16 @@ class SpotChecker:
                     self._open_on(span)
         if not self._open:
             return tuple(spans)
-        return tuple(
-            replace(span, with_checksums=True) if span.request_id in self._open else span for span in spans
-        )
+        return tuple(map(self._marked, spans))
+
+    def _marked(self, span: Span) -> Span:
+        window = self._open.get(span.request_id)
+        if window is None:
+            return span
+        opened = window.state
+        if opened is not None and span.state is not None and window.start == span.start and not window.stop:
+            return replace(span, with_checksums=True, state=replace(span.state, snapshot=opened.slot))
+        return replace(span, with_checksums=True)
 
     @property
     def _may_open(self) -> bool:
@@ -87,10 +105,30 @@ class SpotChecker:
 
     def _open_on(self, span: Span) -> None:
         num_tokens = span.num_tokens if self._rate >= 1 else min(span.num_tokens, int(self._budget))
+        state = None
+        if span.state is not None:  # it starts where there is a state
+            state = self._snapshot(span.state)
+            if state is None:
+                return
+            num_tokens = span.num_tokens
         size = max(self._reference_tokens, num_tokens)
-        self._open[span.request_id] = CheckWindow(max(span.start, span.stop - size), 0, {}, size)
+        self._open[span.request_id] = CheckWindow(max(span.start, span.stop - size), 0, {}, size, state)
         self._budget -= size
         self._last_id = span.request_id
+
+    def _snapshot(self, state: SpanState) -> SpanState | None:
+        """Return where a copy of the state before a span will be; None if there is no slot for it."""
+        slot = -1 if self._states is None else self._states.lend()
+        return None if slot < 0 else SpanState(slot, state.checkpoint, state.checkpoint)
+
+    def snapshots(self, checks: Sequence[PendingCheck]) -> list[int]:
+        """Return the slots that hold states of open windows, and of these checks."""
+        windows = [*self._open.values(), *(check.window for check in checks)]
+        return [window.state.slot for window in windows if window.state is not None]
+
+    def _free_snapshot(self, window: CheckWindow) -> None:
+        if window.state is not None and self._states is not None:
+            self._states.give_back(window.state.slot)
 
     def record(self, span: Span, samples: Sequence[Sampled]) -> None:
         window = self._open.get(span.request_id)
@@ -106,7 +144,11 @@ class SpotChecker:
         if window is None:
             return
         window.stop = state.canonical_len
-        window.start = max(window.start, window.stop - self._max_tokens)  # no more than a pass holds
+        if window.state is None:
+            window.start = max(window.start, window.stop - self._max_tokens)  # no more than a pass holds
+        elif window.stop - window.start > self._max_tokens:
+            self.forget(state)
+            return
         size = window.stop - window.start
         if size >= self._reference_tokens or (ended and size > 0):
             self.due.append(PendingCheck(state, state.page_table, window))
@@ -117,8 +159,9 @@ class SpotChecker:
             return
         else:
             self._budget += window.cost
+            self._free_snapshot(window)
         del self._open[state.request_id]
-        if self._rate >= 1 and not ended and state.in_flight.spans:  # check these tokens, too
+        if self._rate >= 1 and not ended and state.in_flight.spans and self._states is None:  # these, too
             self._open[state.request_id] = CheckWindow(window.stop, 0, {}, self._reference_tokens)
             self._budget -= self._reference_tokens
 
@@ -153,6 +196,7 @@ class SpotChecker:
             sample_from=len(token_ids) - len(checksums),
             sampling=state.sampling,
             extra=None if state.extension is None else state.extension.guess(start, stop),
+            state=window.state,
         )
         return Pass(
             PassKind.CHECK,
@@ -165,7 +209,9 @@ class SpotChecker:
     def forget(self, state: RequestState) -> None:
         """Close the window of a request that loses its pages, or ends."""
         window = self._open.pop(state.request_id, None)
-        self._budget += window.cost if window is not None else 0
+        if window is not None:
+            self._budget += window.cost
+            self._free_snapshot(window)
 
     def forget_due(self) -> None:
         due, self.due = self.due, []
@@ -176,4 +222,5 @@ class SpotChecker:
         for check in checks:
             for page in check.scratch_pages:
                 self._pool.drop(page)
+            self._free_snapshot(check.window)
             check.page_table.unpin()

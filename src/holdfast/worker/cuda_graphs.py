@@ -47,6 +47,7 @@ _TOKENS_OF_A_USE = (
     256  # a size without any graph is captured after one use, and one more for each so many tokens
 )
 _PARTIAL_TILES = 64  # tall tiles that are not full
+_MAX_STATES = 512  # spans with a recurrent state; passes with more run without a graph
 _LISTED_SIZES = (8, 512, 4096)  # of passes whose kernels are listed
 
 
@@ -253,7 +254,7 @@ class CudaGraphs:
 
     def load(self, batch: InputBatch, size: int, *, canonical: bool) -> DeviceBatch:
         """Copy the batch into the buffer, after all enqueued work that reads the buffer."""
-        layout = layout_of(batch, size, self._num_tiles(size))
+        layout = layout_of(batch, size, self._num_tiles(size), self._num_states(size))
         host = staging_buffer(layout.num_words, self._buffer.device)
         fill_buffer(host.numpy(), batch, layout)
         self._buffer[: layout.num_words].copy_(host, non_blocking=True)
@@ -279,8 +280,13 @@ class CudaGraphs:
             batch.num_short_tiles <= short
             and len(batch.tiles) - batch.num_short_tiles <= tall
             and batch.page_table.shape[1] <= self._max_pages
-            and layout_of(batch, size, (short, tall)).num_words <= len(self._buffer)
+            and (batch.states is None or len(batch.states) <= self._num_states(size))
+            and layout_of(batch, size, (short, tall), self._num_states(size)).num_words <= len(self._buffer)
         )
+
+    def _num_states(self, size: int) -> int:
+        """Return how many spans with a recurrent state a graph has."""
+        return min(size, _MAX_STATES) if self._decoder.config.num_recurrent_layers else 0
 
     def _num_tiles(self, size: int) -> tuple[int, int]:
         """Return how many short and tall tiles a graph has. Small graphs have no tall tiles, which cost
@@ -293,7 +299,7 @@ class CudaGraphs:
         device, config = self._decoder.backend.device, self._decoder.config
         self._max_pages = max_pages
         # After the page table: span starts, and for each token a logits index and four ring numbers.
-        num_words = 13 * max_tokens + _MAX_PAGE_ENTRIES // 2 + 32
+        num_words = 13 * max_tokens + 3 * self._num_states(max_tokens) + _MAX_PAGE_ENTRIES // 2 + 32
         self._buffer = torch.zeros(num_words, dtype=torch.int64, device=device)
         self._output, self._residual = (
             torch.zeros(max_tokens, config.hidden_size, dtype=self._decoder.dtype, device=device)
@@ -309,6 +315,8 @@ class CudaGraphs:
         batch = self._forward_batch(size)
         for tensor, value in ((self._buffer, 0), (batch.slots, -1)):
             tensor.fill_(value)
+        if batch.recurrent is not None:
+            batch.recurrent.spans.fill_(-1)
         output, residual = self._output[:size], self._residual[:size]
         layer_hook = self._layer_hook(batch)
 
@@ -327,10 +335,18 @@ class CudaGraphs:
 
     def _forward_batch(self, size: int) -> ForwardBatch:
         """Return views of the buffer, with the longest page table that fits. Graphs read no span starts."""
-        before = Layout(size, *self._num_tiles(size), (1, 0), ())
+        num_states = self._num_states(size)
+        before = Layout(size, *self._num_tiles(size), (1, 0), (), num_states)
         entries = 2 * (len(self._buffer) - before.num_words) // 4 * 4  # so that what follows is aligned
-        layout = Layout(size, *self._num_tiles(size), (1, entries), ())
-        return replace(layout.forward_batch(self._buffer), max_pages=self._max_pages)
+        layout = Layout(size, *self._num_tiles(size), (1, entries), (), num_states)
+        num_replayed = num_states * self._max_replayed
+        return replace(layout.forward_batch(self._buffer, num_replayed), max_pages=self._max_pages)
+
+    @property
+    def _max_replayed(self) -> int:
+        """Tokens before a span that are computed again, at most."""
+        states = (layer.states for layer in self._layers)
+        return max((one.log_len for one in states if one is not None), default=0)
 
 
 @contextmanager

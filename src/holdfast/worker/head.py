@@ -57,7 +57,8 @@ class LastLayer:
         """needs_all_tokens: the output of the last layer is read for all tokens."""
         self._decoder = decoder
         self._layers = layers
-        self._needs_all_tokens = needs_all_tokens
+        # A recurrent layer computes all tokens in any case.
+        self._needs_all_tokens = needs_all_tokens or decoder.layers[-1].mixer is not None
         self._reference_tokens = decoder.backend.recipe.rows
 
     def is_separate(self, num_tokens: int, num_logits: int = 1) -> bool:

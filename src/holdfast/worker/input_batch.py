@@ -1,7 +1,7 @@
 """The input of a pass: spans become tensors in one buffer, which takes one copy to the device.
 
-    words  | token_ids | positions | slots | tiles, page_table, span_starts | indices |
-           | int64 [tokens] each           | int32                          | int64   |
+    words  | token_ids | positions | slots | tiles, states, page_table, span_starts | indices |
+           | int64 [tokens] each           | int32                                  | int64   |
 
 The place of everything before the page table depends only on the numbers of tokens and tiles. So a
 CUDA graph can read it there, whatever the pass (`cuda_graphs.py`).
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from holdfast.core.step_plan import SAMPLED_RING_SIZE, UNKNOWN_TOKEN, Pass, Span
 from holdfast.numerics.attention_tiles import TILE_COLUMNS, Tiles, list_decode_tiles, list_tiles
-from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.numerics.forward_batch import ForwardBatch, RecurrentBatch
 from holdfast.worker.transfer import aligned, send, staging_buffer
 
 Ints = NDArray[np.int64]
@@ -28,6 +28,7 @@ _NO_INTS: Ints = np.empty(0, np.int64)
 
 _MAX_ROWS = 2048  # of cached page tables
 _SPAN_NUMBERS = attrgetter("start", "sample_from", "request_index", "num_pooled")
+STATE_COLUMNS = 6  # of `RecurrentBatch.spans`
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class InputBatch:
     page_table: NDArray[np.int32]  # [spans, max_pages]
     span_starts: NDArray[np.int32]  # [spans + 1]
     num_short_tiles: int = 0  # as in `ForwardBatch`
+    states: NDArray[np.int32] | None = None  # `RecurrentBatch.spans`; None: no layer is recurrent
     num_request_indices: int = 0  # the ring must have so many
     num_scored: int = 0
     num_pooled: int = 0
@@ -90,6 +92,7 @@ class Layout:
     num_tall_tiles: int
     table_shape: tuple[int, int]  # of the page table
     index_lengths: tuple[int, ...]  # of the index arrays at the end
+    num_states: int = 0  # spans with a recurrent state, with padding
 
     @property
     def num_tiles(self) -> int:
@@ -101,9 +104,14 @@ class Layout:
         return aligned(self.num_tokens, 8)
 
     @property
+    def states_start(self) -> int:
+        """Of the recurrent states, in int32 after the slots."""
+        return aligned(TILE_COLUMNS * self.num_tiles, 4)
+
+    @property
     def table_start(self) -> int:
         """Of the page table, in int32 after the slots."""
-        return aligned(TILE_COLUMNS * self.num_tiles, 4)
+        return aligned(self.states_start + STATE_COLUMNS * self.num_states, 4)
 
     @property
     def span_starts_start(self) -> int:
@@ -124,10 +132,13 @@ class Layout:
         """Return the words of a tensor or an array that hold int32."""
         return words[3 * self.stride : self.indices_start]
 
-    def forward_batch(self, words: Tensor) -> ForwardBatch:
+    def forward_batch(self, words: Tensor, num_replayed: int = 0) -> ForwardBatch:
+        """Return views of the words. num_replayed: as in `RecurrentBatch`."""
         count, stride, (num_spans, width) = self.num_tokens, self.stride, self.table_shape
         ints = self.int32_words(words).view(torch.int32)
         table = ints[self.table_start : self.table_start + num_spans * width]
+        states = ints[self.states_start : self.states_start + STATE_COLUMNS * self.num_states]
+        recurrent = RecurrentBatch(states.view(-1, STATE_COLUMNS), num_replayed) if self.num_states else None
         return ForwardBatch(
             token_ids=words[:count],
             positions=words[stride : stride + count],
@@ -136,6 +147,7 @@ class Layout:
             page_table=table.view(num_spans, width),
             tiles=ints[: TILE_COLUMNS * self.num_tiles].view(-1, TILE_COLUMNS) if self.num_tiles else None,
             num_short_tiles=self.num_short_tiles,
+            recurrent=recurrent,
         )
 
     def device_batch(self, words: Tensor, forward: ForwardBatch) -> DeviceBatch:
@@ -243,6 +255,7 @@ def make_input_batch(
         page_table=table,
         span_starts=index.starts.astype(np.int32),
         num_short_tiles=num_short_tiles,
+        states=_states(spans, index.starts),
         num_request_indices=int(request_indices.max()) + 1,
         num_scored=len(scored),
         num_pooled=len(pooled),
@@ -282,8 +295,27 @@ def _decode_batch(spans: Sequence[Span], page_size: int, page_tables: PageTableC
         tiles=np.empty((0, TILE_COLUMNS), np.int32),
         page_table=page_tables.table([span.pages for span in spans]),
         span_starts=np.arange(count + 1, dtype=np.int32),
+        states=_states(spans, np.arange(count + 1)),
         logits_indices=np.arange(count),
     )
+
+
+def _states(spans: Sequence[Span], starts: Ints) -> NDArray[np.int32] | None:
+    """Return `RecurrentBatch.spans`. starts: of the spans' tokens."""
+    if all(span.state is None for span in spans):
+        return None
+    rows = [
+        (-1, 0, 0, 0, 0, 0)
+        if (state := span.state) is None
+        else (state.slot, span.start, state.checkpoint, state.store, first, first + len(span.token_ids))
+        for span, first in zip(spans, starts.tolist(), strict=False)
+    ]
+    return np.array(rows, np.int32)
+
+
+def num_replayed(states: NDArray[np.int32]) -> int:
+    """Return how many tokens before its spans a pass computes again."""
+    return int((states[:, 1] - states[:, 2]).sum())
 
 
 class _SpanIndex:
@@ -307,11 +339,20 @@ class _SpanIndex:
         return per_span if self.is_one_each else per_span[self.span_of]
 
 
-def layout_of(batch: InputBatch, num_tokens: int, num_tiles: tuple[int, int] | None = None) -> Layout:
-    """Return the layout of the batch padded to `num_tokens`, and to `num_tiles` short and tall tiles."""
+def layout_of(
+    batch: InputBatch,
+    num_tokens: int,
+    num_tiles: tuple[int, int] | None = None,
+    num_states: int | None = None,
+) -> Layout:
+    """Return the layout of the batch padded to `num_tokens`, to `num_tiles` short and tall tiles, and to
+    `num_states` spans with a recurrent state."""
     short, tall = num_tiles or (batch.num_short_tiles, len(batch.tiles) - batch.num_short_tiles)
     num_spans, width = batch.page_table.shape
-    return Layout(num_tokens, short, tall, (num_spans, width), tuple(map(len, _index_arrays(batch))))
+    lengths = tuple(map(len, _index_arrays(batch)))
+    if num_states is None:
+        num_states = 0 if batch.states is None else len(batch.states)
+    return Layout(num_tokens, short, tall, (num_spans, width), lengths, num_states)
 
 
 def fill_buffer(words: Ints, batch: InputBatch, layout: Layout) -> None:
@@ -326,6 +367,9 @@ def fill_buffer(words: Ints, batch: InputBatch, layout: Layout) -> None:
     ints[: short.size] = short
     first_tall = TILE_COLUMNS * layout.num_short_tiles
     ints[first_tall : first_tall + tall.size] = tall
+    ints[layout.states_start : layout.table_start] = -1
+    if batch.states is not None:
+        ints[layout.states_start : layout.states_start + batch.states.size] = batch.states.reshape(-1)
     ints[layout.table_start : layout.table_start + batch.page_table.size] = batch.page_table.reshape(-1)
     start = layout.span_starts_start
     ints[start : start + len(batch.span_starts)] = batch.span_starts
@@ -340,7 +384,8 @@ def send_batch(batch: InputBatch, num_tokens: int, device: torch.device) -> Devi
     host = staging_buffer(layout.num_words, device)
     fill_buffer(host.numpy(), batch, layout)
     words = send(host, device)
-    return layout.device_batch(words, layout.forward_batch(words))
+    count = 0 if batch.states is None else num_replayed(batch.states)
+    return layout.device_batch(words, layout.forward_batch(words, count))
 
 
 def _host_batch(batch: InputBatch, num_tokens: int) -> DeviceBatch:
@@ -352,6 +397,9 @@ def _host_batch(batch: InputBatch, num_tokens: int) -> DeviceBatch:
         page_table=torch.from_numpy(np.ascontiguousarray(batch.page_table)),  # read by address
         tiles=torch.from_numpy(batch.tiles) if len(batch.tiles) else None,
         num_short_tiles=batch.num_short_tiles,
+        recurrent=None
+        if batch.states is None
+        else RecurrentBatch(torch.from_numpy(batch.states), num_replayed(batch.states)),
     )
     return DeviceBatch(forward, *map(torch.from_numpy, _index_arrays(batch)))
 

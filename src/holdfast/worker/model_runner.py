@@ -159,6 +159,7 @@ class ModelRunner:
         with self._mask_worker.computing(pass_.spans) as masks:
             batch = self._make_batch(pass_)
             sent, hidden, size = self._forward(pass_, batch)  # [scored, pooled, sampled tokens; hidden]
+            self._save_states(pass_)
             extra = () if self._extension is None else self._extension.finish(pass_, canonical=canonical)
             canonical_head = canonical and not (pass_.certified and self._certified_head)
             num_unsampled = batch.num_scored + batch.num_pooled
@@ -218,6 +219,7 @@ class ModelRunner:
         )
         extension, layers = self._extension, self._store.layers
         given = None if extension is None else extension.begin(pass_, batch)
+        self._copy_states(pass_)
         if size is None:
             sent = send_batch(batch, pass_.num_tokens_padded, self._device)
             self._read_ring(batch, sent)
@@ -241,6 +243,17 @@ class ModelRunner:
         if batch.logits_come_first:
             return sent, hidden[: len(batch.logits_indices)], size
         return sent, hidden[sent.logits_indices], size
+
+    def _copy_states(self, pass_: Pass) -> None:
+        """Copy recurrent states before the pass."""
+        states = [span.state for span in pass_.spans if span.state is not None]
+        self._store.copy_states([(one.load, one.slot) for one in states if one.load >= 0])
+        self._store.copy_states([(one.slot, one.snapshot) for one in states if one.snapshot >= 0])
+
+    def _save_states(self, pass_: Pass) -> None:
+        """Copy recurrent states after the pass."""
+        states = [span.state for span in pass_.spans if span.state is not None]
+        self._store.copy_states([(one.slot, one.save) for one in states if one.save >= 0])
 
     def _captured_hook(self, batch: ForwardBatch) -> LayerHook | None:
         return None if self._extension is None else self._extension.hook(batch, None)

@@ -32,8 +32,8 @@ class SpotCheck:
         assert len(pass_.logits_checksums) == span.num_sampled
         num_shared = len(span.pages) - len(pass_.original_pages)
         assert num_shared * page_size <= span.start < span.stop <= len(span.pages) * page_size
-        self._pass, self._span, self._num_layers = pass_, span, len(store.layers)
-        self._kv = store.all_layers
+        self._pass, self._span, self._num_layers = pass_, span, store.num_kv_layers
+        self._kv = store.kv
         self._extra = None if extension is None else extension.check(pass_, page_size)
         positions = np.arange(span.start, span.stop)
         pages = positions // page_size - num_shared

@@ -23,10 +23,11 @@ from holdfast.certification.checks.probes import (
     rows_at,
     run_full,
 )
-from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.numerics.forward_batch import ForwardBatch, RecurrentBatch
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
 from holdfast.numerics.ops import Backend, Linear
 
+_LOG_LEN, _MAX_STATES = 16, 64  # of recurrent layers
 BatchOp = Callable[[Tensor], Tensor]  # [tokens, width] -> [tokens, ...]
 
 
@@ -124,18 +125,29 @@ def check_layer(
     Every token is a request of one token, so the layer works on each alone. Attention over more has its
     own check.
     """
-    hidden = weights.qkv.in_features
+    first = weights.qkv if weights.mixer is None else weights.mixer.in_proj
+    assert first is not None
+    hidden = first.in_features
 
     def run(x: Tensor, *, canonical: bool, fused: bool) -> Tensor:
         count, device = x.shape[0], x.device
-        kv = backend.new_kv_layer(count, shape.kv_heads, shape.head_dim)
+        kv, each = backend.new_kv_layer(count, shape.kv_heads, shape.head_dim), torch.arange(count)
+        recurrent = None
+        if weights.mixer is not None:
+            slots = min(count, _MAX_STATES)  # shared by requests: no state is stored, and no log is read
+            kv = replace(kv, states=backend.new_state_layer(slots, _LOG_LEN, weights.mixer.recurrence))
+            zeros = torch.zeros_like(each)
+            spans = torch.stack((each % slots, zeros, zeros, zeros, each, each + 1), 1)
+            recurrent = RecurrentBatch(spans.to(device, torch.int32), 0)
         batch = ForwardBatch(
             token_ids=torch.zeros(count, dtype=torch.int64, device=device),
             positions=torch.zeros(count, dtype=torch.int64, device=device),
             slots=torch.arange(count, device=device) * backend.page_size,
             span_starts=torch.arange(count + 1, dtype=torch.int32, device=device),
             page_table=torch.arange(count, dtype=torch.int32, device=device)[:, None].contiguous(),
+            recurrent=recurrent,
         )
+        batch = backend.prepare(batch, shape.heads, shape.kv_heads)
         angles = torch.linspace(0.1, 3.0, shape.head_dim // 2, device=device).repeat(count, 1)
         rotations = RopeCosSin(angles.cos(), angles.sin())
         residual, normed = x.clone(), x.clone()

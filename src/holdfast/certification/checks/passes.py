@@ -23,7 +23,7 @@ from torch import Tensor
 
 from holdfast.certification.certificate import CheckSteps, OperationCheck
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, Sampling, Span, StepPlan
+from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, Sampling, Span, SpanState, StepPlan
 from holdfast.numerics.bits import bits_of
 from holdfast.numerics.forward_batch import KVLayer
 
@@ -32,6 +32,7 @@ _LONG_PASS_SIZES = (1, 512)  # at the longest context, where a pass takes long
 _NUM_PROBES = 8
 _MAX_OWN_PAGES = 1024  # for probes and neighbours
 _MAX_NEIGHBOUR_POSITION = 1000
+_NUM_REPLAYED = 2  # tokens before a probe that recurrent layers compute again
 _SHORT_CONTEXT = 4000
 _SAMPLING_PARAMS = (
     SamplingParams(temperature=0.0, logprobs=0),  # takes a head graph
@@ -63,7 +64,7 @@ class AllPages:
 @dataclass(frozen=True)
 class PassBench:
     """Where passes are checked: a model runner, the KV layers it writes to, their sizes, and the
-    pages that may be used."""
+    pages and slots of recurrent states that may be used."""
 
     runner: PassRunner
     layers: Sequence[KVLayer]
@@ -71,6 +72,7 @@ class PassBench:
     vocab_size: int
     reference_tokens: int
     lender: AllPages
+    state_slots: Sequence[int] = ()  # none if no layer is recurrent
 
     def num_wanted(self, max_len: int) -> int:
         """Return the pages of a context of this length, and those of probes and neighbours."""
@@ -169,22 +171,32 @@ class _ProbeContext:
         if not self._pages:
             self._pages = self._own[-1:]  # a store of one page: probes read the page they write
         self.length = max(1, min(max_len, len(self._pages) * bench.page_size))
-        self._all = torch.tensor(sorted({*self._own, *self._pages}), device=bench.layers[0].keys.device)
+        device = bench.layers[0].keys.device
+        self._all = torch.tensor(sorted({*self._own, *self._pages}), device=device)
         last = self.length - 1
         wanted = (last, last - 1, last // 2 + 1, 3 * last // 4, 1025, 257, bench.page_size, 0)
         self._positions = [min(max(0, position), last) for position in wanted]
         self._tokens = [self._rng.randrange(bench.vocab_size) for _ in self._positions]
+        self._kv = [layer for layer in bench.layers if len(layer.keys)]
+        self._states = [layer.states for layer in bench.layers if layer.states is not None]
+        self._slots_of_states = torch.tensor(bench.state_slots, dtype=torch.int64, device=self._all.device)
         self._fill()
+        self._logs = [states.log[self._slots_of_states] for states in self._states]
 
     def clear(self) -> None:
         """Zero all pages that the check wrote."""
-        for layer in self._bench.layers:
+        for layer in self._kv:
             for tensor in (layer.keys, layer.values):
                 tensor.index_fill_(0, self._all, 0)
+        for states in self._states:
+            for tensor in (states.state, states.log):
+                tensor.index_fill_(0, self._slots_of_states, 0)
 
     def run(self, params: SamplingParams, size: int, *, certified: bool, turn: int) -> list[_ProbeResult]:
         """Return the results of all probes, in passes of this size."""
         most = min(_NUM_PROBES, size, len(self._own))
+        if self._states:
+            most = min(most, len(self._bench.state_slots))
         order = [(turn + index) % _NUM_PROBES for index in range(_NUM_PROBES)]
         found: dict[int, _ProbeResult] = {}
         for start in range(0, _NUM_PROBES, most):
@@ -214,6 +226,17 @@ class _ProbeContext:
             (*before, own),
             params,
             with_checksums=bool(params.logprobs),
+            state=self._state(probe, position),
+        )
+
+    def _state(self, probe: int, position: int) -> SpanState | None:
+        """Return where the probe's recurrent state is: at a checkpoint some positions before, which stays.
+        Neighbours have none."""
+        if not self._states:
+            return None
+        checkpoint = max(0, position - _NUM_REPLAYED)
+        return SpanState(
+            self._bench.state_slots[probe % len(self._bench.state_slots)], checkpoint, checkpoint
         )
 
     def _neighbours(
@@ -255,21 +278,29 @@ class _ProbeContext:
     def _fill(self) -> None:
         device = self._all.device
         generator = torch.Generator(device).manual_seed(3)
-        for layer in self._bench.layers:
+        for layer in self._kv:
             for tensor in (layer.keys, layer.values):
                 shape = (len(self._all), *tensor.shape[1:])
                 numbers = torch.empty(shape, dtype=tensor.dtype, device=device)
                 tensor.index_copy_(0, self._all, numbers.normal_(generator=generator))
+        for states in self._states:
+            for tensor in (states.state, states.log):
+                shape = (len(self._slots_of_states), *tensor.shape[1:])
+                numbers = torch.empty(shape, dtype=tensor.dtype, device=device)
+                tensor.index_copy_(0, self._slots_of_states, numbers.normal_(generator=generator))
 
     def _prepare(self, spans: dict[int, Span]) -> None:
-        """Copy the context into each probe's own page. The pass overwrites one slot of it."""
+        """Copy the context into each probe's own page. The pass overwrites one slot of it, and one entry of the
+        log of a recurrent state."""
+        for states, log in zip(self._states, self._logs, strict=True):
+            states.log.index_copy_(0, self._slots_of_states, log)
         page_size, device = self._bench.page_size, self._all.device
         pages = [
             (self._pages[self._positions[probe] // page_size], span.pages[-1])
             for probe, span in spans.items()
         ]
         source, target = (torch.tensor(each, device=device) for each in zip(*pages, strict=True))
-        for layer in self._bench.layers:
+        for layer in self._kv:
             for tensor in (layer.keys, layer.values):
                 tensor.index_copy_(0, target, tensor.index_select(0, source))
 
@@ -277,7 +308,7 @@ class _ProbeContext:
         page, offset = span.pages[-1], span.start % self._bench.page_size
         parts = [
             part
-            for layer in self._bench.layers
+            for layer in self._kv
             for part in (layer.keys[page, :, :, offset], layer.values[page, :, offset])
         ]
         return bits_of(torch.stack(parts))
@@ -292,6 +323,7 @@ def _span(
     *,
     samples: bool = True,
     with_checksums: bool = False,
+    state: SpanState | None = None,
 ) -> Span:
     return Span(
         request_id=number,
@@ -302,6 +334,7 @@ def _span(
         sampling=Sampling(params, seed=params.seed or 0, prompt_len=0),
         logprobs=params.logprobs,
         with_checksums=with_checksums,
+        state=state,
     )
 
 

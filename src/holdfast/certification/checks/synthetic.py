@@ -70,9 +70,10 @@ def _cut(columns: int) -> int:
 
 
 def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
-    """Return a layer of the same shape. Its o is zero and its post norm constant, so that the inputs reach
+    """Return a layer with attention of the same shape. Its o is zero and its post norm constant, so that the inputs reach
     gate_up as they are: there the probes show the order of summation. In fp16 the norm is large: the product
     of gate and up must not be zero. Experts are the layer's own."""
+    assert like.qkv is not None and like.o is not None
     dtype, device = like.o.dtype, backend.device
     zeros = torch.zeros((like.o.out_features, like.o.in_features), dtype=dtype, device=device)
     return replace(

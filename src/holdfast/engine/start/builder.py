@@ -63,11 +63,21 @@ from holdfast.thinking.log import ThoughtLogs
 from holdfast.thinking.runner import ThoughtRunner, slot_bytes
 from holdfast.thinking.weights import thinking_parts
 from holdfast.worker.device import choose_device, cpu_name, device_name, device_parts, free_memory
-from holdfast.worker.kv_store import KVStore, num_pages_in, page_bytes
+from holdfast.worker.kv_store import (
+    NUM_SCRATCH_STATES,
+    KVStore,
+    log_len_for,
+    num_pages_in,
+    page_bytes,
+    state_bytes,
+)
 from holdfast.worker.model_runner import ModelRunner
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_MORE_STATES, _FEWEST_SPARE_STATES = 64, 4  # recurrent states besides those of running requests
+_MAX_RECURRENT_WINDOW = 31  # candidates; the log of a recurrent layer holds several windows
+_STATE_INTERVALS = {"cpu": 256, "cuda": 512}  # positions between states of a prompt that are kept
 _MAX_GRAPH_REFERENCES = 2  # times the reference's tokens, in a canonical pass in a CUDA graph
 
 
@@ -153,6 +163,10 @@ class _Builder:
         if not on_gpu:
             release_library_pages()
         clock.end("canary")
+        if thinking is not None and model.num_recurrent_layers:
+            raise UnsupportedModel(
+                "thinking states need attention in every layer; this model's are recurrent"
+            )
         if thinking is not None and backend.page_size % thinking.chunk:
             raise UnsupportedModel(
                 f"the model thinks in chunks of {thinking.chunk} tokens; here a chunk must divide a page of "
@@ -160,7 +174,7 @@ class _Builder:
             )
         schedule = self._schedule()
         if config.kv_memory is not None:  # refuse too little memory before loading anything
-            self._num_pages_in(parse_bytes(config.kv_memory))
+            self._num_pages(self._with_states(schedule))
         fingerprint = FingerprintTask(self.checkpoint, partial(self._fingerprint_parts, canary.reference))
         longest = self.max_len if thinking is None else max(self.max_len, thinking.longest)
         loading = partial(self.show, "Loading weights")
@@ -171,8 +185,10 @@ class _Builder:
         self.checkpoint.release()
         self.files.require_unchanged()
         clock.end("weights")
-        num_pages = self._num_pages()
-        store = KVStore(num_pages, model, backend)
+        schedule = self._with_states(schedule)
+        num_pages = self._num_pages(schedule)
+        log_len = log_len_for(model, schedule.num_uncertain)
+        store = KVStore(num_pages, model, backend, schedule.num_states, log_len)
         extension = None if blocks is None else ThoughtRunner(decoder, blocks, num_pages)
         runner = ModelRunner(decoder, store, extension)
         clock.end("KV cache")
@@ -283,6 +299,8 @@ class _Builder:
             spot_check_rate=config.spot_check_rate_on(self.device.type),
             async_scheduling=self.device.type == "cuda" and thinking is None,
             new_extension=logs,
+            max_window=_MAX_RECURRENT_WINDOW if self.model.num_recurrent_layers else None,
+            state_interval=_STATE_INTERVALS[self.device.type],
         )
 
     def open_backend(self) -> Backend:
@@ -309,20 +327,51 @@ class _Builder:
             split_n=split_n_by_shape(recipes),
         )
 
-    def _num_pages(self) -> int:
+    def _with_states(self, schedule: SchedulerConfig) -> SchedulerConfig:
+        """Return the schedule with as many recurrent states as fit half of the KV budget: one for each request
+        that runs, some for the prefix cache. If memory is short, fewer requests run at once."""
+        if not self.model.num_recurrent_layers:
+            return schedule
+        one = self._state_bytes(schedule)
+        most = 2 * schedule.max_num_seqs + _MORE_STATES
+        num_states = min(self._kv_budget() // 2 // one - NUM_SCRATCH_STATES, most)
+        if num_states < 1 + _FEWEST_SPARE_STATES:
+            raise ConfigError(
+                f"a request of this model has {one / 2**20:.1f} MiB of recurrent states, and half of the memory for "
+                f"KV and states does not hold {1 + _FEWEST_SPARE_STATES + NUM_SCRATCH_STATES}; raise kv_memory"
+            )
+        max_num_seqs = min(schedule.max_num_seqs, num_states - _FEWEST_SPARE_STATES)
+        if max_num_seqs < schedule.max_num_seqs:
+            _log.warning("memory holds the recurrent states of %d requests at once", max_num_seqs)
+        _log.info(
+            "%d recurrent states of %.1f MiB take %.2f GiB",
+            *(num_states, one / 2**20, num_states * one / 2**30),
+        )
+        return replace(schedule, max_num_seqs=max_num_seqs, num_states=num_states)
+
+    def _state_bytes(self, schedule: SchedulerConfig) -> int:
+        return state_bytes(self.model, self.dtype, log_len_for(self.model, schedule.num_uncertain))
+
+    def _kv_budget(self) -> int:
+        """Return the bytes for KV pages and recurrent states."""
+        if self.config.kv_memory is not None:
+            return parse_bytes(self.config.kv_memory)
+        on_gpu = self.device.type == "cuda"
+        return default_gpu_kv_bytes(free_memory(self.device)) if on_gpu else default_kv_bytes()
+
+    def _num_pages(self, schedule: SchedulerConfig) -> int:
         """Count the pages that fit the KV budget. Without a configured one, at most what all requests need
         at full length."""
+        budget, page_size, extra = self._kv_budget(), self.backend.page_size, self._extra_slot_bytes
+        if schedule.num_states:
+            budget -= (schedule.num_states + NUM_SCRATCH_STATES) * self._state_bytes(schedule)
+        page = page_bytes(self.model, self.dtype, page_size, extra=extra)
+        if self.config.kv_memory is None:
+            budget = max(budget, page)
+        num_pages = num_pages_in(budget, self.model, self.dtype, page_size, extra=extra)
         if self.config.kv_memory is not None:
-            return self._num_pages_in(parse_bytes(self.config.kv_memory))
-        on_gpu, page_size = self.device.type == "cuda", self.backend.page_size
-        budget = default_gpu_kv_bytes(free_memory(self.device)) if on_gpu else default_kv_bytes()
-        page = page_bytes(self.model, self.dtype, page_size, extra=self._extra_slot_bytes)
-        num_needed = self.batch_limits.max_num_seqs * -(-self.max_len // page_size)
-        return min(self._num_pages_in(max(budget, page)), num_needed)
-
-    def _num_pages_in(self, num_bytes: int) -> int:
-        extra = self._extra_slot_bytes
-        return num_pages_in(num_bytes, self.model, self.dtype, self.backend.page_size, extra=extra)
+            return num_pages
+        return min(num_pages, schedule.max_num_seqs * -(-self.max_len // page_size))
 
     @property
     def _extra_slot_bytes(self) -> int:

@@ -16,7 +16,7 @@ from holdfast.numerics.experts import ExpertLinears, combine, route, run_experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
 from holdfast.numerics.layer import run_layer, run_layers
 from holdfast.numerics.ops import Linear
-from holdfast.numerics.recurrence import Recurrence
+from holdfast.numerics.recurrence import StateShape
 
 _MAPPED_BYTES = 1 << 22
 _MAPPED_WEIGHT_BYTES = 1 << 16
@@ -45,11 +45,11 @@ class CpuBackend(TorchRecurrence):
             values=untouched_zeros((num_pages, kv_heads, self.page_size, head_dim), self.dtype),
         )
 
-    def new_state_layer(self, num_slots: int, log_len: int, weights: Recurrence) -> StateLayer:
+    def new_state_layer(self, num_slots: int, log_len: int, shape: StateShape) -> StateLayer:
         """Return slots of zeros, which use no memory until they are written."""
         return StateLayer(
-            state=untouched_zeros((num_slots, *weights.state_shape), torch.float32),
-            log=untouched_zeros((num_slots, log_len, weights.log_width), self.dtype),
+            state=untouched_zeros((num_slots, *shape.state_shape), torch.float32),
+            log=untouched_zeros((num_slots, log_len, shape.log_width), self.dtype),
         )
 
     def tile_tokens(self, span_len: int, group: int) -> int:

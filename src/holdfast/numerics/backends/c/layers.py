@@ -45,13 +45,15 @@ def is_fusible(weights: LayerWeights, shape: LayerShape) -> bool:
     """Return whether the layer kernel has everything that this layer has."""
     is_dense = weights.gate_up is not None and weights.down is not None
     is_other = weights.sinks is not None or shape.clip_qkv or shape.activation == "clamped_swiglu"
-    return is_dense and not is_other and weights.rope < MAX_ROPES
+    is_plain = weights.mixer is None and not shape.gated_attention
+    return is_dense and is_plain and not is_other and weights.rope < MAX_ROPES
 
 
 def make_table(
     weights: Sequence[LayerWeights], shape: LayerShape, kv: Sequence[KVLayer], dtype: torch.dtype
 ) -> LayerTable:
     """All of them fusible."""
+    assert weights[0].qkv is not None
     hidden = weights[0].qkv.in_features
     rows = [_words(one, shape, layer, hidden, dtype) for one, layer in zip(weights, kv, strict=True)]
     words = np.array(rows, np.int64)
@@ -61,6 +63,7 @@ def make_table(
 def _words(
     weights: LayerWeights, shape: LayerShape, kv: KVLayer, hidden: int, dtype: torch.dtype
 ) -> list[int]:
+    assert weights.qkv is not None and weights.o is not None
     assert weights.gate_up is not None and weights.down is not None
     linears = (weights.qkv, weights.o, weights.gate_up, weights.down)
     assert all(linear.dtype is dtype for linear in linears)

@@ -26,10 +26,10 @@ from holdfast.numerics.backends.triton.sampler.token_history import DeviceTokenH
 from holdfast.numerics.batch_sizes import padded_batch_sizes, padded_head_size
 from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layers, write_kv
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer, run_layers, write_kv
 from holdfast.numerics.ops import Capabilities, Linear
 from holdfast.numerics.recipe import Recipe
-from holdfast.numerics.recurrence import Recurrence
+from holdfast.numerics.recurrence import StateShape
 from holdfast.numerics.versions import VERSIONS
 
 _REFERENCE_ROWS = 256
@@ -121,10 +121,9 @@ class TritonBackend:
         values = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return KVLayer(keys.transpose(2, 3), values)
 
-    def new_state_layer(self, num_slots: int, log_len: int, weights: Recurrence) -> StateLayer:
-        shape = (num_slots, *weights.state_shape)
-        state = torch.zeros(shape, dtype=torch.float32, device=self.device)
-        log = torch.zeros((num_slots, log_len, weights.log_width), dtype=self.dtype, device=self.device)
+    def new_state_layer(self, num_slots: int, log_len: int, shape: StateShape) -> StateLayer:
+        state = torch.zeros((num_slots, *shape.state_shape), dtype=torch.float32, device=self.device)
+        log = torch.zeros((num_slots, log_len, shape.log_width), dtype=self.dtype, device=self.device)
         return StateLayer(state, log)
 
     def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
@@ -233,6 +232,10 @@ class TritonBackend:
         *,
         canonical: bool,
     ) -> None:
+        if weights.mixer is not None or shape.gated_attention or not weights.has_mlp:
+            run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
+            return
+        assert weights.o is not None
         q = self._queries(x, weights, shape, kv, batch, rope, canonical)
         attended = paged.attention(
             *(q, kv, batch),
@@ -318,6 +321,7 @@ class TritonBackend:
         is_whole = norms is not None and norms[0].numel() != shape.head_dim
         if is_whole or (norms is not None and shape.centered_norm) or shape.clip_qkv is not None:
             return write_kv(self, x, weights, shape, kv, batch, rope, canonical=canonical).contiguous()
+        assert weights.qkv is not None
         qkv = self._gemm(x, weights.qkv, canonical)
         return rope_store.rope_store(qkv, weights.qkv.bias, norms, shape, rope.cos, rope.sin, kv, batch.slots)
 

@@ -1,0 +1,72 @@
+"""Load the recurrent part of a layer."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.models.mixers import ConvSizes, DeltaSizes, MixerSizes
+from holdfast.numerics.elementary import exp_fp64
+from holdfast.numerics.recurrence import GatedDelta, Mixer, ShortConv
+
+if TYPE_CHECKING:
+    from holdfast.models.weight_loader import WeightLoader
+
+
+def load_mixer(loader: "WeightLoader", prefix: str, sizes: MixerSizes, eps: float) -> Mixer:
+    """Return the mixer of the layer whose tensor names begin with `prefix`. eps: of the model's norms."""
+    if isinstance(sizes, DeltaSizes):
+        return _load_delta(loader, prefix + "linear_attn.", sizes, eps)
+    return _load_conv(loader, prefix + "conv.", sizes)
+
+
+def _load_delta(loader: "WeightLoader", prefix: str, sizes: DeltaSizes, eps: float) -> Mixer:
+    if sizes.grouped:
+        in_proj = loader.gathered(prefix, ("in_proj_qkvz", "in_proj_ba"), _ungrouped_rows(sizes))
+    else:
+        in_proj = loader.linear(prefix, ("in_proj_qkv", "in_proj_a", "in_proj_b", "in_proj_z"))
+    rule = GatedDelta(
+        conv=_taps(loader, prefix + "conv1d.weight"),
+        decay=_decay(loader, prefix + "A_log"),
+        dt_bias=loader.fp32(prefix + "dt_bias"),
+        key_heads=sizes.key_heads,
+        value_heads=sizes.value_heads,
+        key_dim=sizes.key_dim,
+        value_dim=sizes.value_dim,
+    )
+    norm = loader.fp32(prefix + "norm.weight")
+    out_proj = loader.linear(prefix, ("out_proj",))
+    return Mixer(in_proj, rule, out_proj, norm=norm, norm_group=sizes.value_dim, norm_eps=eps)
+
+
+def _load_conv(loader: "WeightLoader", prefix: str, sizes: ConvSizes) -> Mixer:
+    bias = loader.fp32(prefix + "conv.bias") if sizes.bias else None
+    conv = ShortConv(_taps(loader, prefix + "conv.weight"), bias)
+    in_proj, out_proj = (loader.linear(prefix, (name,)) for name in ("in_proj", "out_proj"))
+    return Mixer(in_proj, conv, out_proj, has_gate=False)
+
+
+def _taps(loader: "WeightLoader", name: str) -> Tensor:
+    """Return the weights of a convolution, stored as [channels, 1, kernel]: fp32 [kernel, channels]."""
+    return loader.fp32(name)[:, 0].t().contiguous()
+
+
+def _decay(loader: "WeightLoader", name: str) -> Tensor:
+    """Return -exp(A_log), fp32."""
+    logs = loader.fp32(name)
+    if logs.device.type == "meta":
+        return logs
+    wide = logs.cpu().numpy().astype(np.float64)
+    magnitudes = np.where(wide > 0, 1.0 / exp_fp64(-np.abs(wide)), exp_fp64(-np.abs(wide)))
+    return torch.from_numpy(-magnitudes.astype(np.float32)).to(logs.device)
+
+
+def _ungrouped_rows(sizes: DeltaSizes) -> list[Tensor]:
+    """Return which rows of in_proj_qkvz and in_proj_ba, one after the other, are q, k, v, a, b and z."""
+    groups, ratio = sizes.key_heads, sizes.value_heads // sizes.key_heads
+    widths = [sizes.key_dim, sizes.key_dim, ratio * sizes.value_dim, ratio * sizes.value_dim]
+    qkvz = torch.arange(groups * sum(widths)).view(groups, -1)
+    q, k, v, z = torch.split(qkvz, widths, dim=1)
+    b, a = (torch.arange(2 * sizes.value_heads) + groups * sum(widths)).view(groups, 2, ratio).unbind(1)
+    return [each.reshape(-1) for each in (q, k, v, a, b, z)]

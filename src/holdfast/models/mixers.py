@@ -1,0 +1,112 @@
+"""Recurrent layers of a model: their sizes, and the names and shapes of their tensors.
+
+A layer is of one kind. What kind each layer of a model has is a list in its `DecoderConfig`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+LayerKind = Literal["attention", "recurrent"]
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DeltaSizes:
+    """A gated delta rule (Gated DeltaNet).
+
+    grouped: stored as in_proj_qkvz and in_proj_ba, in which q, k, v and z, or b and a, of a key head and
+    its value heads are together. Else each projection is a tensor.
+    """
+
+    kernel: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    grouped: bool
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def conv_width(self) -> int:
+        return 2 * self.keys + self.values
+
+    @property
+    def in_width(self) -> int:
+        """Outputs of the projection of the layer's input: inputs of the recurrence, then the gate."""
+        return self.conv_width + 2 * self.value_heads + self.values
+
+    @property
+    def out_width(self) -> int:
+        return self.values
+
+    @property
+    def state_shape(self) -> Shape:
+        return self.value_heads, self.key_dim, self.value_dim
+
+    @property
+    def log_width(self) -> int:
+        return self.conv_width + 2 * self.value_heads
+
+    def tensors(self, hidden: int) -> dict[str, Shape]:
+        heads = self.value_heads
+        if self.grouped:
+            inputs = {"in_proj_qkvz": self.conv_width + self.values, "in_proj_ba": 2 * heads}
+        else:
+            inputs = {
+                "in_proj_qkv": self.conv_width,
+                "in_proj_z": self.values,
+                "in_proj_b": heads,
+                "in_proj_a": heads,
+            }
+        return {
+            **{f"linear_attn.{name}.weight": (size, hidden) for name, size in inputs.items()},
+            "linear_attn.conv1d.weight": (self.conv_width, 1, self.kernel),
+            "linear_attn.dt_bias": (heads,),
+            "linear_attn.A_log": (heads,),
+            "linear_attn.norm.weight": (self.value_dim,),
+            "linear_attn.out_proj.weight": (hidden, self.values),
+        }
+
+
+@dataclass(frozen=True)
+class ConvSizes:
+    """A short convolution (LFM2)."""
+
+    kernel: int
+    width: int
+    bias: bool
+
+    @property
+    def in_width(self) -> int:
+        return 3 * self.width
+
+    @property
+    def out_width(self) -> int:
+        return self.width
+
+    @property
+    def state_shape(self) -> Shape:
+        return 0, 0, 0
+
+    @property
+    def log_width(self) -> int:
+        return self.width
+
+    def tensors(self, hidden: int) -> dict[str, Shape]:
+        weights: dict[str, Shape] = {
+            "conv.conv.weight": (self.width, 1, self.kernel),
+            "conv.in_proj.weight": (3 * self.width, hidden),
+            "conv.out_proj.weight": (hidden, self.width),
+        }
+        biases = {name.replace("weight", "bias"): shape[:1] for name, shape in weights.items()}
+        return weights | (biases if self.bias else {})
+
+
+MixerSizes: TypeAlias = DeltaSizes | ConvSizes
