@@ -4,7 +4,7 @@ from one seed.
 What varies:
     background requests   their settings and prompts, arrival, aborts, a prompt prefix shared with the probe
     prefix cache          on or off; the probe's prompt cached, half cached or not cached
-    limits                tokens per pass, concurrent requests, KV pages
+    limits                tokens per pass, concurrent requests, KV pages, recurrent states
     speculation           n-gram proposals on or off, guesses of a model that thinks, the share of faulty candidates
     spot checks           never, sometimes, always
 None of it may change a deterministic answer.
@@ -106,9 +106,9 @@ def _schedule(
     rng: random.Random, engine: Engine, probe: ProbeRequest, mode: DeterminismMode
 ) -> SchedulerConfig:
     speculation: Speculation = rng.choice(["off", "ngram"])
-    usual = engine.scheduler.config
+    usual, page_size = engine.scheduler.config, engine.scheduler.pool.page_size
     extension = usual.new_extension
-    return replace(
+    drawn = replace(
         usual,
         max_num_seqs=min(rng.randint(2, 32), usual.max_num_seqs),
         max_pass_tokens=max(rng.choice(_PASS_TOKENS), rng.choice(_REFERENCE_PASSES) * usual.reference_tokens),
@@ -119,6 +119,10 @@ def _schedule(
         spot_check_rate=rng.choice([0.0, 0.05, 1.0]),
         new_extension=extension and extension.guessing(rng.choice([0, 2, None])),
     )
+    if not usual.num_states:
+        return drawn
+    interval = rng.choice([1, 2, 4, usual.state_interval // page_size]) * page_size
+    return replace(drawn, num_states=drawn.max_num_seqs + rng.choice([0, 1, 3, 20]), state_interval=interval)
 
 
 def _certified_sizes(rng: random.Random, engine: Engine) -> tuple[int, ...]:

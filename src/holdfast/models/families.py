@@ -386,13 +386,13 @@ _WITH_IMAGES = {
 def text_fields(fields: Fields) -> Fields:
     """Return the configuration of the language model in that of a model with images (`text_config`)."""
     model_type = fields.get("model_type")
-    if model_type not in _WITH_IMAGES:
+    if not isinstance(model_type, str) or model_type not in _WITH_IMAGES:
         return fields
     text = fields.get("text_config")
     if not isinstance(text, Mapping):
         raise refuse("text_config", text, "an object: the configuration of the language model")
     outer = {key: value for key, value in fields.items() if key not in ("text_config", "vision_config")}
-    return {**outer, **text, "model_type": _WITH_IMAGES[str(model_type)], "architectures": None}
+    return {**outer, **text, "model_type": _WITH_IMAGES[model_type], "architectures": None}
 
 
 def _biases(fields: Fields, *projections: str) -> Traits:

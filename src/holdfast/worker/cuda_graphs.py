@@ -286,7 +286,7 @@ class CudaGraphs:
 
     def _num_states(self, size: int) -> int:
         """Return how many spans with a recurrent state a graph has."""
-        return min(size, _MAX_STATES) if self._decoder.config.num_recurrent_layers else 0
+        return min(size, _MAX_STATES) if self._max_replayed else 0
 
     def _num_tiles(self, size: int) -> tuple[int, int]:
         """Return how many short and tall tiles a graph has. Small graphs have no tall tiles, which cost
