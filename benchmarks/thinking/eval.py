@@ -3,6 +3,7 @@
     python benchmarks/thinking/eval.py general DIR    # 200 general prompts: thoughts, and the backbone's bits
     python benchmarks/thinking/eval.py rounds DIR     # prefill with predicted thoughts against chunk by chunk
     python benchmarks/thinking/eval.py swapped DIR    # parity: the last thought forced, as it is and inverted
+    python benchmarks/thinking/eval.py latency DIR DIR2 --task TASK    # single requests, the models in turns
 
 DIR is a folder of `holdfast train thinking`, or `coin`, `smollm2-coin`. --device cuda for a GPU.
 """
@@ -12,10 +13,10 @@ import copy
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from holdfast.core.results import Result, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm.llm import LLM
+from holdfast.errors import ConfigError
 from holdfast.models.adapter import is_adapter
 from holdfast.models.locate import locate
 from holdfast_thinking.data.words import read_words
@@ -32,6 +34,7 @@ from holdfast_thinking.tasks.parity import STATES
 
 Row = dict[str, Any]
 Pairs = list[tuple[EvalPrompt, Result]]
+NUM_TIMED, WARM_UPS = 25, 3  # texts, for latency
 DENSITIES = {"rare": 40, "few": 12, "medium": 3, "dense": 0}  # filler sentences before an event
 
 
@@ -150,7 +153,7 @@ def swap_last_thought(model: EvalModel, events: int, pairs: Pairs) -> Row:
     pairs: the answers with the model's own thoughts. flipped: answers that became the opposite. unchanged:
     those that stayed with the same thought.
     """
-    last = [(prompt, result, _last_thought(model, prompt, result)) for prompt, result in pairs]
+    last = [(prompt, result, _last_thought(prompt, result)) for prompt, result in pairs]
     forced = [(prompt, result, thought) for prompt, result, thought in last if thought is not None]
     same, other = (_force(model, forced, is_swapped) for is_swapped in (False, True))
     before = [result for _, result, _ in forced]
@@ -186,9 +189,9 @@ def opposite(text: str) -> str:
     return other.join(part.replace(other, one) for part in text.split(one))
 
 
-def _last_thought(model: EvalModel, prompt: EvalPrompt, result: Result) -> Thought | None:
-    inside = len(prompt.token_ids) // model.chunk
-    said = [thought for thought in result.thoughts if thought.token_ids and thought.chunk < inside]
+def _last_thought(prompt: EvalPrompt, result: Result) -> Thought | None:
+    inside = len(prompt.token_ids)
+    said = [thought for thought in result.thoughts if thought.token_ids and thought.position < inside]
     return said[-1] if said else None
 
 
@@ -197,24 +200,110 @@ def measure_swapped(model: EvalModel, events: int = 40, count: int = 100) -> Row
     return swap_last_thought(model, events, list(zip(prompts, model.generate(prompts), strict=True)))
 
 
+def measure_latency(models: Sequence[EvalModel], count: int, events: int, task: str) -> list[Row]:
+    """Time all models on the same texts, one request at a time, in turns. Ratios are to the first model's times.
+
+    Two times: from the request to the end of the answer, and from the last token of the prompt, for a reader that
+    had read the prompt as it came.
+    """
+    prompts = [each.draw(task, events, count + WARM_UPS) for each in models]
+    if len(prompts[0]) <= WARM_UPS:
+        raise ConfigError(f"{task} has {len(prompts[0])} texts; latency needs more than {WARM_UPS}")
+    timed = [
+        [_time(model, drawn[number]) for model, drawn in zip(models, prompts, strict=True)]
+        for number in range(len(prompts[0]))
+    ]
+    rows = [
+        _latency(model, drawn[WARM_UPS:], took[WARM_UPS:], task, events)
+        for model, drawn, took in zip(models, prompts, map(list, zip(*timed, strict=True)), strict=True)
+    ]
+    for row in rows:
+        row["ratio"] = row["median_ms"] / rows[0]["median_ms"]
+        row["answer_ratio"] = row["answer_ms"] / rows[0]["answer_ms"]
+    return rows
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Seconds to the first tokens, how many they were, and seconds to the end of the answer."""
+
+    first: float
+    num_first: int
+    total: float
+    result: Result
+
+    @property
+    def answer(self) -> float:
+        """Seconds from the last token of the prompt on: all answer tokens at the pace of the later ones.
+
+        Without later ones it is the time to the first tokens, which has the prompt in it.
+        """
+        later = len(self.result.token_ids) - self.num_first
+        return (self.total - self.first) * (later + self.num_first) / later if later > 0 else self.first
+
+
+def _time(model: EvalModel, prompt: EvalPrompt) -> _Timed:
+    first, num_first = None, 0
+    started = time.perf_counter()
+    stream = model.llm.stream(prompt.token_ids, model.params(prompt), want_receipt=False)
+    for delta in stream:
+        if first is None and delta.token_ids:
+            first, num_first = time.perf_counter() - started, len(delta.token_ids)
+    total = time.perf_counter() - started
+    assert stream.result is not None
+    return _Timed(total if first is None else first, num_first, total, stream.result)
+
+
+def _latency(
+    model: EvalModel, prompts: Sequence[EvalPrompt], timed: Sequence[_Timed], task: str, events: int
+) -> Row:
+    times, results = [each.total for each in timed], [each.result for each in timed]
+    tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else [times[0]] * 9
+    return {
+        "model": model.name,
+        "form": model.info.form,
+        "count": len(times),
+        "median_ms": 1000 * median(times),
+        "p10_ms": 1000 * tenths[0],
+        "p90_ms": 1000 * tenths[-1],
+        "prompt_tokens": fmean(len(each.token_ids) for each in prompts),
+        "answer_tokens": fmean(len(each.token_ids) for each in results),
+        "looked_up": fmean(each.stats.looked_up for each in results),  # of them, from n-grams
+        "rounds": fmean(each.stats.prefill_passes for each in results),
+        "accuracy": fmean(model.is_right(*each) for each in zip(prompts, results, strict=True)),
+        "first_ms": 1000 * median(each.first for each in timed),
+        "answer_ms": 1000 * median(each.answer for each in timed),
+        "task": task,
+        "events": events,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("general", "rounds", "swapped"))
-    parser.add_argument("folder")
+    parser.add_argument("what", choices=("general", "rounds", "swapped", "latency"))
+    parser.add_argument("folders", nargs="+", help="several for latency")
+    parser.add_argument("--task", default="parity")
+    parser.add_argument("--events", type=int, default=40, help="of a text, for tasks that have events")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
 
     def open_llm(folder: Path) -> LLM:
         return LLM(str(folder), device=options.device, max_model_len=2048, prefix_cache=False)
 
-    found = locate(options.folder)
-    model = EvalModel(options.folder, found.adapter or found.path, open_llm, ("parity",), 1, True)
+    def open_model(name: str) -> EvalModel:
+        found = locate(name)
+        return EvalModel(name, found.adapter or found.path, open_llm, (options.task,), 1, True)
+
+    models = [open_model(each) for each in options.folders]
+    model = models[0]
+    events = options.events if model.source.has_events(options.task) else 0
     measures: dict[str, Callable[[], Iterable[Row]]] = {
         "general": lambda: [measure_general(model, open_llm)],
         "rounds": lambda: measure_rounds(model),
         "swapped": lambda: [measure_swapped(model)],
+        "latency": lambda: measure_latency(models, NUM_TIMED, events, options.task),
     }
     for row in measures[options.what]():
         print(json.dumps(row), flush=True)

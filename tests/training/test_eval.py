@@ -11,12 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.thinking.eval import opposite, swap_last_thought
+from benchmarks.thinking.eval import measure_latency, opposite, swap_last_thought
 from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.locate import COIN, locate
-from holdfast_thinking.eval.measures import measure_accuracy, measure_latency
+from holdfast_thinking.eval.measures import measure_accuracy
 from holdfast_thinking.eval.model import EvalModel, EvalPrompt, final_answer
 from holdfast_thinking.eval.report import show_eval
 from holdfast_thinking.eval.run import EvalSettings, run_eval
@@ -128,6 +128,7 @@ def test_latency_of_two_models(model: EvalModel, chain: EvalModel) -> None:
     own, other = measure_latency([model, chain], 2, events=3, task="parity")
     assert own["ratio"] == 1 and other["ratio"] == other["median_ms"] / own["median_ms"]
     assert own["prompt_tokens"] == other["prompt_tokens"]
+    assert all(each["answer_ms"] > 0 and 0 < each["first_ms"] <= each["median_ms"] for each in (own, other))
 
 
 def test_eval_report_is_written_as_json(folder: Callable[[AnswerForm], Path], tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_file_and_text_tasks_are_evaluated_with_their_thoughts(
     path.write_text('{"prompt": "Nora went to the hall. Where is Nora?", "answer": "hall."}\n')
     tasks = (f"jsonl:{path}", "outside")
     folders = [("own", folder("thinking")), ("chain", folder("cot"))]
-    settings = EvalSettings(tasks=tasks[::-1], count=2, ablate=True, latency=True)
+    settings = EvalSettings(tasks=tasks[::-1], count=2, ablate=True)
     report = run_eval(folders, settings, open_llm, tmp_path, lambda text: None)
     found = [tuple(row[key] for key in ("model", "task", "events", "count")) for row in report.accuracy]
     assert found == [
@@ -186,8 +187,6 @@ def test_file_and_text_tasks_are_evaluated_with_their_thoughts(
     last = report.examples[-1]
     assert last["gold"] == "hall."
     assert re.sub(r" ‹[^›]*›", "", last["prompt"]) == "Nora went to the hall. Where is Nora? A:"
-    assert [(each["task"], each["events"]) for each in report.latency] == [("outside", 0)] * 2
-    assert all(each["answer_ms"] > 0 and 0 < each["first_ms"] <= each["median_ms"] for each in report.latency)
     console = Console(file=io.StringIO(), width=220)
     show_eval(report, console)
     shown = console.file.getvalue()

@@ -55,13 +55,6 @@ def thinking(
         bool,
         typer.Option("--ablate", help="Also measure without states."),
     ] = False,
-    latency: Annotated[
-        bool,
-        typer.Option(
-            "--latency",
-            help="Time single requests, all models in turns: 40 events of parity, or the first task.",
-        ),
-    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for eval-thinking.json, updated during the run.")
     ] = None,
@@ -79,7 +72,7 @@ def thinking(
     def open_llm(folder: Path) -> "LLM":
         return o.open_llm(replace(engine, model=str(folder)))
 
-    settings = EvalSettings(tuple(task or ()), numbers, count, seed, ablate, latency)
+    settings = EvalSettings(tuple(task or ()), numbers, count, seed, ablate)
     show_eval(run_eval(folders, settings, open_llm, out, note))
 
 

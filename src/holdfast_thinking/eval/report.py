@@ -31,7 +31,6 @@ class EvalReport:
     models: dict[str, Row] = field(default_factory=dict)
     accuracy: list[Row] = field(default_factory=list)
     zeroed: list[Row] = field(default_factory=list)
-    latency: list[Row] = field(default_factory=list)
     examples: list[Row] = field(default_factory=list)
 
     def mean_accuracy(self, measured: list[Row]) -> list[Row]:
@@ -75,8 +74,6 @@ def show_eval(report: EvalReport, console: Console | None = None) -> None:
     ]
     _show("thoughts equal to the gold ones, %, and the work of a prompt", work, console)
     _show("the same checkpoint without states, % right", _by_events(report.zeroed, report), console)
-    times = [{key: each[key] for key in each if key != "form"} for each in report.latency]
-    _show("one request at a time: the same texts for all models; ms of prompt and answer", times, console)
     for one in report.examples:
         verdict = "right" if one["is_right"] else f"wrong, gold: {one['gold']}"
         console.print(f"{one['model']}, {task_label(one['task'])} ({verdict})", markup=False)

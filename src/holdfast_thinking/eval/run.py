@@ -10,7 +10,6 @@ from holdfast.errors import ConfigError
 from holdfast.worker.device import choose_device, cpu_name
 from holdfast_thinking.eval.measures import (
     measure_accuracy,
-    measure_latency,
     show_thoughts,
     zero_states,
 )
@@ -20,8 +19,6 @@ from holdfast_thinking.run.export import read_training_info
 from holdfast_thinking.settings import known_tasks
 
 Note = Callable[[str], None]
-_NUM_TIMED = 25  # texts, for latency
-_TIMED_TASK, _TIMED_EVENTS = "parity", 40
 _NUM_EXAMPLES = 2  # prompts of each task whose thoughts are kept
 
 
@@ -34,7 +31,6 @@ class EvalSettings:
     count: int = 500
     seed: int = 1
     ablate: bool = False
-    latency: bool = False
 
 
 def run_eval(
@@ -44,7 +40,7 @@ def run_eval(
     out: Path | None,
     note: Note,
 ) -> EvalReport:
-    """Evaluate models by name and folder. All are loaded at once, so that they can be timed in turns."""
+    """Evaluate models by name and folder."""
     names = [name for name, _ in folders]
     if len(set(names)) < len(names):
         raise ConfigError(f"every model needs its own name, not {', '.join(names)}")
@@ -57,13 +53,6 @@ def run_eval(
         note(f"opening {name}: {folder}")
         models.append(EvalModel(name, folder, open_llm, tasks, settings.seed, first.long_texts))
     report = _start(models, settings, tasks, first.long_texts)
-    if settings.latency:
-        task = _TIMED_TASK if _TIMED_TASK in tasks else tasks[0]
-        note(f"latency of single requests: {_NUM_TIMED} texts of {task}, all models in turns")
-        events = _TIMED_EVENTS if task == _TIMED_TASK else max(settings.events)
-        has_events = models[0].source.has_events(task)
-        report.latency = measure_latency(models, _NUM_TIMED, events if has_events else 0, task)
-        report.save(out)
     for model in models:
         for task in tasks:
             for events in settings.events if model.source.has_events(task) else (0,):
