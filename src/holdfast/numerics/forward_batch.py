@@ -101,7 +101,8 @@ class ForwardBatch:
 class StateLayer:
     """The recurrent states of one layer, in slots: a request owns one.
 
-    state  fp32 [slots, heads, rows, columns], the state at the slot's checkpoint
+    state  fp32 [slots, heads, rows, columns], the state at the slot's checkpoint. The order of the numbers of a
+           head is the backend's
     log    [slots, log_len, width] in the model's dtype: the inputs of the recurrence at position p are in
            entry p % log_len. Entries of positions before 0 are read as zeros.
     """

@@ -10,10 +10,10 @@
 #include "kernels.h"
 #include "simd.h"
 
-#define COLUMN_VECTORS (VL == 4 ? 4 : 2) /* of a block of columns: their sums stay in registers */
+#define COLUMN_VECTORS (VL == 4 ? 4 : 2) /* whose sums stay in registers */
 #define COLUMNS (COLUMN_VECTORS * VL)
+#define BLOCK 32 /* columns of a head's state whose rows follow each other in memory */
 #define L2_EPS 1e-6f
-#define STREAM_ROWS 8 /* rows of a state that are prefetched */
 
 #define BY_DTYPE(dt, call)            \
     do {                              \
@@ -160,64 +160,59 @@ static void team_prepare(const Recurrent *a, const RecurrentTokens *t) {
 
 #define EACH_COLUMN UNROLL for (int c = 0; c < COLUMN_VECTORS; c++)
 
-/* A block of columns of a head's state, [state_rows, COLUMNS], without gaps. The first one prefetches whole rows, of which the
- * other blocks are the rest. */
-INLINE void read_block(float *block, const float *state, int64_t rows, int64_t stride, int64_t count, const int is_first) {
+/* The state of a head is in blocks of columns, one after the other: [state_rows, BLOCK], the last one narrower. A pass works on
+ * a whole block in place if it stores the state of the last token, else on a copy of full width. */
+static void copy_block(float *copy, const float *state, int64_t width, int64_t rows) {
     for (int64_t i = 0; i < rows; i++) {
-        if (is_first && i + STREAM_ROWS < rows)
-            for (int64_t c = 0; c < stride; c += 16) __builtin_prefetch(state + (i + STREAM_ROWS) * stride + c, 0, 2);
-        EACH_COLUMN {
-            const int64_t n = count - c * VL;
-            store_v(block + i * COLUMNS + c * VL, n > 0 ? load_partial(state + i * stride + c * VL, n, F32) : splat(0.0f), F32);
-        }
+        memset(copy + i * BLOCK, 0, BLOCK * sizeof(float));
+        memcpy(copy + i * BLOCK, state + i * width, (size_t)width * sizeof(float));
     }
 }
 
-INLINE void write_block(float *state, const float *block, int64_t rows, int64_t stride, int64_t count) {
-    for (int64_t i = 0; i < rows; i++) EACH_COLUMN {
-        const int64_t n = count - c * VL;
-        if (n > 0) store_partial(state + i * stride + c * VL, load_v(block + i * COLUMNS + c * VL, F32), n, F32);
-    }
+static void copy_columns(float *state, int64_t width, const float *copy, int64_t count, int64_t rows) {
+    for (int64_t i = 0; i < rows; i++) memcpy(state + i * width, copy + i * BLOCK, (size_t)count * sizeof(float));
 }
 
 /* seen = S^T k */
-INLINE void look(vf *seen, const float *block, const float *k, int64_t rows) {
+INLINE void look(vf *seen, const float *s, const float *k, int64_t rows) {
     EACH_COLUMN seen[c] = splat(0.0f);
-    for (int64_t i = 0; i < rows; i++) EACH_COLUMN seen[c] = fma_v(splat(k[i]), load_v(block + i * COLUMNS + c * VL, F32), seen[c]);
+    for (int64_t i = 0; i < rows; i++) EACH_COLUMN seen[c] = fma_v(splat(k[i]), load_v(s + i * BLOCK + c * VL, F32), seen[c]);
 }
 
 /* S = decay S + k added^T; result = S^T q; seen = S^T next_k, of the token after it. */
-INLINE void step(float *block, vf *result, vf *seen, const vf *added, float decay, const float *k, const float *q, const float *next_k, int64_t rows) {
+INLINE void step(float *s, vf *result, vf *seen, const vf *added, float decay, const float *k, const float *q, const float *next_k, int64_t rows) {
     const vf factor = splat(decay);
     vf sum[COLUMN_VECTORS], next[COLUMN_VECTORS];
     EACH_COLUMN sum[c] = next[c] = splat(0.0f);
     for (int64_t i = 0; i < rows; i++) {
         const vf ki = splat(k[i]), qi = splat(q[i]), ni = splat(next_k ? next_k[i] : 0.0f);
         EACH_COLUMN {
-            const vf s = fma_v(ki, added[c], load_v(block + i * COLUMNS + c * VL, F32) * factor);
-            store_v(block + i * COLUMNS + c * VL, s, F32);
-            sum[c] = fma_v(qi, s, sum[c]);
-            if (next_k) next[c] = fma_v(ni, s, next[c]);
+            const vf v = fma_v(ki, added[c], load_v(s + i * BLOCK + c * VL, F32) * factor);
+            store_v(s + i * BLOCK + c * VL, v, F32);
+            sum[c] = fma_v(qi, v, sum[c]);
+            if (next_k) next[c] = fma_v(ni, v, next[c]);
         }
     }
     EACH_COLUMN result[c] = sum[c], seen[c] = next[c];
 }
 
-/* One block of columns of one head, over all tokens of a span. */
-INLINE void run_block(const Recurrent *a, const RecurrentTokens *t, int64_t span_index, int64_t head, int64_t first, float *block, const int is_delta, const int dt) {
+typedef struct {
+    float *state, *block; /* the same, or a copy */
+    int64_t width;
+} Place;
+
+/* Columns first .. first + COLUMNS - 1 of a head, of which `count` exist, over all tokens of a span. s: the first of them in the
+ * block. */
+INLINE void run_columns(const Recurrent *a, const RecurrentTokens *t, int64_t span_index, int64_t head, int64_t first, const Place *place, float *s, const int is_delta, const int dt) {
     const RecurrentSpan *span = &t->spans[span_index];
-    const int64_t Dk = a->state_rows, Dv = a->columns, count = min64(COLUMNS, Dv - first), width = prepared_width(a);
+    const int64_t Dk = a->state_rows, Dv = a->columns, count = Dv - first, width = prepared_width(a);
     const int64_t group = head / (a->heads / a->groups) * Dk, stop = stop_of(span);
-    float *const state = a->state + (span->slot * a->heads + head) * Dk * Dv + first;
     const float *row = a->prepared + t->firsts[span_index] * width;
-    vf seen[COLUMN_VECTORS], added[COLUMN_VECTORS], result[COLUMN_VECTORS];
-    if (span->checkpoint) read_block(block, state, Dk, Dv, count, first == 0);
-    else memset(block, 0, (size_t)(Dk * COLUMNS) * sizeof(float));
-    if (is_delta) look(seen, block, row + keys_at(a) + group, Dk);
+    vf seen[COLUMN_VECTORS], added[COLUMN_VECTORS], result[COLUMN_VECTORS], value[COLUMN_VECTORS];
+    if (is_delta) look(seen, s, row + keys_at(a) + group, Dk);
     for (int64_t p = span->checkpoint; p < stop; p++, row += width) {
         const float decay = row[a->conv_width + head], factor = row[a->conv_width + a->heads + head];
         const float *k = row + keys_at(a) + group, *v = row + values_at(a) + head * Dv + first;
-        vf value[COLUMN_VECTORS];
         EACH_COLUMN {
             const int64_t n = count - c * VL;
             value[c] = n > 0 ? load_partial(v + c * VL, n, F32) : splat(0.0f);
@@ -225,8 +220,11 @@ INLINE void run_block(const Recurrent *a, const RecurrentTokens *t, int64_t span
             if (is_delta) added[c] = added[c] - splat(decay) * seen[c];
             added[c] = splat(factor) * added[c];
         }
-        step(block, result, seen, added, decay, k, row + queries_at(a) + group, is_delta && p + 1 < stop ? k + width : NULL, Dk);
-        if (p + 1 == span->store) write_block(state, block, Dk, Dv, count);
+        step(s, result, seen, added, decay, k, row + queries_at(a) + group, is_delta && p + 1 < stop ? k + width : NULL, Dk);
+        if (p + 1 == span->store && place->block != place->state) {
+            const int64_t at = s - place->block;
+            copy_columns(place->state + at, place->width, s, min64(COLUMNS, place->width - at), Dk);
+        }
         if (p < span->start) continue;
         const int64_t out = (span->first_row + p - span->start) * a->out_width + head * Dv + first;
         EACH_COLUMN {
@@ -237,25 +235,33 @@ INLINE void run_block(const Recurrent *a, const RecurrentTokens *t, int64_t span
     }
 }
 
+static void run_block(const Recurrent *a, const RecurrentTokens *t, int64_t span_index, int64_t head, int64_t block_index, float *copy) {
+    const RecurrentSpan *span = &t->spans[span_index];
+    const int64_t Dk = a->state_rows, first = block_index * BLOCK, width = min64(BLOCK, a->columns - first);
+    float *const state = a->state + (span->slot * a->heads + head) * Dk * a->columns + first * Dk;
+    const int is_in_place = span->store == stop_of(span) && width == BLOCK;
+    const Place place = {state, is_in_place ? state : copy, width};
+    if (!span->checkpoint) memset(place.block, 0, (size_t)(Dk * BLOCK) * sizeof(float));
+    else if (!is_in_place) copy_block(copy, state, width, Dk);
+    for (int64_t c = 0; c < width; c += COLUMNS) {
+#define DELTA(d_) run_columns(a, t, span_index, head, first + c, &place, place.block + c, 1, d_)
+#define SPACE(d_) run_columns(a, t, span_index, head, first + c, &place, place.block + c, 0, d_)
+        if (a->is_delta) BY_DTYPE(a->dt, DELTA);
+        else BY_DTYPE(a->dt, SPACE);
+#undef DELTA
+#undef SPACE
+    }
+}
+
 static void team_recur(const Recurrent *a, const RecurrentTokens *t) {
     static __thread void *buffer;
     static __thread size_t capacity;
-    float *const block = scratch(&buffer, &capacity, (size_t)(a->state_rows * COLUMNS) * sizeof(float));
-    const int64_t blocks = ceil_to(a->columns, COLUMNS) / COLUMNS;
-    /* A thread has all blocks of a head, whose rows are side by side in memory, unless heads are few. */
-    const int64_t parts = t->num_spans * a->heads >= 2 * omp_get_num_threads() ? 1 : blocks, units = t->num_spans * a->heads * parts;
+    float *const copy = scratch(&buffer, &capacity, (size_t)(a->state_rows * BLOCK) * sizeof(float));
+    const int64_t blocks = ceil_to(a->columns, BLOCK) / BLOCK, units = t->num_spans * a->heads * blocks;
 #pragma omp for schedule(dynamic) nowait
     for (int64_t unit = 0; unit < units; unit++) {
-        const int64_t s = unit / parts / a->heads, head = unit / parts % a->heads, part = unit % parts;
-        if (t->spans[s].slot < 0) continue;
-        for (int64_t b = part; b < blocks; b += parts) {
-#define DELTA(d_) run_block(a, t, s, head, b * COLUMNS, block, 1, d_)
-#define SPACE(d_) run_block(a, t, s, head, b * COLUMNS, block, 0, d_)
-            if (a->is_delta) BY_DTYPE(a->dt, DELTA);
-            else BY_DTYPE(a->dt, SPACE);
-#undef DELTA
-#undef SPACE
-        }
+        const int64_t s = unit / blocks / a->heads;
+        if (t->spans[s].slot >= 0) run_block(a, t, s, unit / blocks % a->heads, unit % blocks, copy);
     }
 }
 
