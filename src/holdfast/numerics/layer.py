@@ -119,7 +119,7 @@ def mix(
         if weights.qkv is None:
             return mixed
     assert weights.o is not None
-    q, gate = _project(ops, x, weights, shape, kv, batch, rope, canonical=canonical)
+    q, gate = project(ops, x, weights, shape, kv, batch, rope, canonical=canonical)
     attended = ops.attention(
         *(q, kv, batch),
         scale=shape.scale,
@@ -199,10 +199,10 @@ def write_kv(
 
     Tokens that are needed only as context skip the rest of the last layer.
     """
-    return _project(ops, x, weights, shape, kv, batch, rope, canonical=canonical)[0]
+    return project(ops, x, weights, shape, kv, batch, rope, canonical=canonical)[0]
 
 
-def _project(
+def project(
     ops: "Backend",
     x: Tensor,
     weights: LayerWeights,

@@ -168,18 +168,25 @@ def run_mixer(
     ops: "Backend", x: Tensor, mixer: Mixer, layer: StateLayer, batch: ForwardBatch, *, canonical: bool
 ) -> Tensor:
     """Run the mixer on the normed tokens x [tokens, hidden] -> [tokens, hidden]. It updates the layer's state."""
+    mixed = run_recurrent_part(ops, x, mixer, layer, batch, canonical=canonical)
+    return ops.linear(mixed, mixer.out_proj, canonical=canonical)
+
+
+def run_recurrent_part(
+    ops: "Backend", x: Tensor, mixer: Mixer, layer: StateLayer, batch: ForwardBatch, *, canonical: bool
+) -> Tensor:
+    """Run the mixer up to its out_proj: x [tokens, hidden] -> [tokens, output_width]."""
     inputs = ops.linear(x, mixer.in_proj, canonical=canonical)  # [tokens, inputs | gate]
     width = mixer.recurrence.input_width
     mixed = run_recurrence(ops, inputs[:, :width], mixer.recurrence, layer, batch)
-    if mixer.has_gate:
-        gate = inputs[:, width:]
-        mixed = ops.gated_rms_norm(
-            *(mixed, gate, mixer.norm),
-            eps=mixer.norm_eps,
-            group=mixer.norm_group,
-            gates_first=mixer.gates_first,
-        )
-    return ops.linear(mixed, mixer.out_proj, canonical=canonical)
+    if not mixer.has_gate:
+        return mixed
+    return ops.gated_rms_norm(
+        *(mixed, inputs[:, width:], mixer.norm),
+        eps=mixer.norm_eps,
+        group=mixer.norm_group,
+        gates_first=mixer.gates_first,
+    )
 
 
 def run_recurrence(

@@ -26,10 +26,10 @@ from holdfast.numerics.backends.triton.sampler.token_history import DeviceTokenH
 from holdfast.numerics.batch_sizes import padded_batch_sizes, padded_head_size
 from holdfast.numerics.experts import ExpertLinears, Experts
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer, run_layers, write_kv
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, mix, project, run_layers
 from holdfast.numerics.ops import Capabilities, Linear
 from holdfast.numerics.recipe import Recipe
-from holdfast.numerics.recurrence import StateShape
+from holdfast.numerics.recurrence import StateShape, run_recurrent_part
 from holdfast.numerics.versions import VERSIONS
 
 _REFERENCE_ROWS = 256
@@ -232,21 +232,18 @@ class TritonBackend:
         *,
         canonical: bool,
     ) -> None:
-        if weights.mixer is not None or shape.gated_attention or not weights.has_mlp:
-            run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
+        delta, bias = self._mix(x, weights, shape, kv, batch, rope, canonical)
+        if not weights.has_mlp:
+            norm.add_rms_norm(
+                *(residual, delta, bias, weights.next_norm, shape.eps),
+                out=x,
+                delta_norm=weights.attention_norm,
+                delta_scale=shape.residual_scale,
+                centered=shape.centered_norm,
+            )
             return
-        assert weights.o is not None
-        q = self._queries(x, weights, shape, kv, batch, rope, canonical)
-        attended = paged.attention(
-            *(q, kv, batch),
-            scale=shape.scale,
-            window=weights.window,
-            soft_cap=shape.soft_cap,
-            sinks=weights.sinks,
-        )
-        delta = self._gemm(attended, weights.o, canonical)
         added = norm.add_rms_norm(
-            *(residual, delta, weights.o.bias, weights.post_norm, shape.eps),
+            *(residual, delta, bias, weights.post_norm, shape.eps),
             delta_norm=weights.attention_norm,
             delta_scale=shape.residual_scale,
             centered=shape.centered_norm,
@@ -259,6 +256,36 @@ class TritonBackend:
             delta_scale=shape.residual_scale,
             centered=shape.centered_norm,
         )
+
+    def _mix(
+        self,
+        x: Tensor,
+        weights: LayerWeights,
+        shape: LayerShape,
+        kv: KVLayer,
+        batch: ForwardBatch,
+        rope: RopeCosSin,
+        canonical: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `layer.mix`. Return a finished result or partial sums, and the bias to add."""
+        if weights.mixer is not None and weights.qkv is not None:
+            return mix(self, x, weights, shape, kv, batch, rope, canonical=canonical), None
+        if weights.mixer is not None:
+            assert kv.states is not None
+            mixed = run_recurrent_part(self, x, weights.mixer, kv.states, batch, canonical=canonical)
+            return self._gemm(mixed, weights.mixer.out_proj, canonical), weights.mixer.out_proj.bias
+        assert weights.o is not None
+        q, gate = self._queries(x, weights, shape, kv, batch, rope, canonical)
+        attended = paged.attention(
+            *(q, kv, batch),
+            scale=shape.scale,
+            window=weights.window,
+            soft_cap=shape.soft_cap,
+            sinks=weights.sinks,
+        )
+        if gate is not None:
+            attended = recurrence.sigmoid_mul(attended, gate)
+        return self._gemm(attended, weights.o, canonical), weights.o.bias
 
     def _mlp(
         self, x: Tensor, weights: LayerWeights, shape: LayerShape, canonical: bool
@@ -314,16 +341,22 @@ class TritonBackend:
         batch: ForwardBatch,
         rope: RopeCosSin,
         canonical: bool,
-    ) -> Tensor:
-        """`write_kv`; fused, unless the norm of q is over all heads or q, k and v are clipped."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `layer.project`; fused, unless the norm of q is over all heads or q, k and v are clipped."""
+        assert weights.qkv is not None
         q_norm, k_norm = weights.q_norm, weights.k_norm
         norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         is_whole = norms is not None and norms[0].numel() != shape.head_dim
         if is_whole or (norms is not None and shape.centered_norm) or shape.clip_qkv is not None:
-            return write_kv(self, x, weights, shape, kv, batch, rope, canonical=canonical).contiguous()
-        assert weights.qkv is not None
-        qkv = self._gemm(x, weights.qkv, canonical)
-        return rope_store.rope_store(qkv, weights.qkv.bias, norms, shape, rope.cos, rope.sin, kv, batch.slots)
+            q, gate = project(self, x, weights, shape, kv, batch, rope, canonical=canonical)
+            return q.contiguous(), gate
+        if not shape.gated_attention:
+            qkv, bias, gate = self._gemm(x, weights.qkv, canonical), weights.qkv.bias, None
+        else:
+            qkv, bias = self.linear(x, weights.qkv, canonical=canonical), None
+            gate = qkv[:, (shape.heads + 2 * shape.kv_heads) * shape.head_dim :]
+        q = rope_store.rope_store(qkv, bias, norms, shape, rope.cos, rope.sin, kv, batch.slots)
+        return q, gate
 
     def new_token_history(self, num_pages: int) -> DeviceTokenHistory:
         return DeviceTokenHistory(num_pages, self.page_size, self.device)

@@ -34,13 +34,13 @@ def rope_store(
     layer: KVLayer,
     slots: Tensor,
 ) -> Tensor:
-    """qkv [rows, (H + 2 KVH) D], cos and sin fp32 [rows, D / 2] -> q [rows, H, D].
+    """qkv [rows, (H + 2 KVH) D or more], cos and sin fp32 [rows, D / 2] -> q [rows, H, D].
 
-    Slot -1 is skipped.
+    Slot -1 is skipped. Columns after v are not read.
     """
     partial = as_partial_sums(data, bias)
     heads, kv_heads, width = shape.heads, shape.kv_heads, shape.head_dim
-    assert partial.width == (heads + 2 * kv_heads) * width and layer.keys.shape[1:3] == (kv_heads, width)
+    assert partial.width >= (heads + 2 * kv_heads) * width and layer.keys.shape[1:3] == (kv_heads, width)
     assert (
         cos.shape == sin.shape == (partial.rows, width // 2) and cos.is_contiguous() and sin.is_contiguous()
     )
@@ -51,8 +51,8 @@ def rope_store(
         _rope_store[(partial.rows, triton.cdiv(heads + 2 * kv_heads, _GROUP))](
             *(q, layer.keys, layer.values, partial.data, partial.bias, q_norm, k_norm, cos, sin, slots),
             *(shape.eps, partial.split_rows, *layer.keys.stride(), *layer.values.stride()),
-            HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=layout.half, BLOCK=layout.block, LEVELS=layout.levels,
-            GROUP=_GROUP, PAGE=layer.keys.shape[3], SPLIT_K=partial.split_k, HAS_BIAS=partial.has_bias,
+            HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, TOTAL=partial.width, HALF=layout.half, BLOCK=layout.block,
+            LEVELS=layout.levels, GROUP=_GROUP, PAGE=layer.keys.shape[3], SPLIT_K=partial.split_k, HAS_BIAS=partial.has_bias,
             NORMED=norms is not None, num_warps=4, **pdl_launch,
         )  # fmt: skip
     return q
@@ -102,9 +102,9 @@ def _store_head(
 def _rope_store(
     q, keys, values, data, bias, q_norm, k_norm, cos, sin, slots, eps, split_rows,
     key_page, key_head, key_dim, key_slot, value_page, value_head, value_slot, value_dim,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    LEVELS: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr, SPLIT_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    NORMED: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, TOTAL: tl.constexpr, HALF: tl.constexpr,
+    BLOCK: tl.constexpr, LEVELS: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr, SPLIT_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_begin(PDL)
     row = tl.program_id(0)
@@ -113,9 +113,8 @@ def _rope_store(
     dtype = q.dtype.element_ty
     mask = (head < HEADS + 2 * KV_HEADS) & (dim < HALF)  # [G, BLOCK]
     column = head * WIDTH + dim
-    total: tl.constexpr = (HEADS + 2 * KV_HEADS) * WIDTH
-    low = load_sum(data, bias, row, column, mask, split_rows, total, SPLIT_K, HAS_BIAS).to(dtype)
-    high = load_sum(data, bias, row, HALF + column, mask, split_rows, total, SPLIT_K, HAS_BIAS).to(dtype)
+    low = load_sum(data, bias, row, column, mask, split_rows, TOTAL, SPLIT_K, HAS_BIAS).to(dtype)
+    high = load_sum(data, bias, row, HALF + column, mask, split_rows, TOTAL, SPLIT_K, HAS_BIAS).to(dtype)
     slot = tl.load(slots + row)
     is_q, is_v = head < HEADS, head >= HEADS + KV_HEADS
     is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
