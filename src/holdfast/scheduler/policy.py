@@ -76,9 +76,9 @@ class SchedulerConfig:
 
     @property
     def num_uncertain(self) -> int:
-        """Most positions between the recurrent state that a pass starts from and the end of its window: with
-        async scheduling a window, the one before that is not read yet, and the one whose verdict is newest."""
-        return (1 + self.longest_window) * (3 if self.async_scheduling else 1)
+        """Most positions between the recurrent state that a pass starts from and its end: the window whose
+        verdict is newest, the next one, and with async scheduling one that is not read yet."""
+        return (1 + self.longest_window) * (3 if self.async_scheduling else 2)
 
     @property
     def one_pass_suffices(self) -> bool:
