@@ -179,10 +179,16 @@ def test_fused_layer_of_any_form_has_the_bits_of_its_operations(
 def test_consecutive_layers_have_the_bits_of_their_operations(
     c_backend: Backend, dtype: torch.dtype, only_decodes: bool
 ) -> None:
-    """Enough tokens for several threads, in layers with other windows and rotary tables."""
+    """Enough tokens for several threads, in layers with other windows and rotary tables, and recurrent ones."""
     ops, count = c_backend, 40
     plain = _weights(ops, dtype, False)
-    layers = (plain, replace(_weights(ops, dtype, True), q_norm=None, k_norm=None, rope=1), plain)
+    layers = (
+        _weights_of(ops, dtype, "conv"),
+        plain,
+        replace(_weights(ops, dtype, True), q_norm=None, k_norm=None, rope=1),
+        _weights_of(ops, dtype, "delta"),
+        plain,
+    )
     generator = torch.Generator().manual_seed(5)
     first = [0, 70] if not only_decodes else [3 * index for index in range(count)]  # of each span
     length = count // len(first)
@@ -196,6 +202,13 @@ def test_consecutive_layers_have_the_bits_of_their_operations(
         slots=table[span_of, positions // ops.page_size].long() * ops.page_size + positions % ops.page_size,
         span_starts=torch.arange(0, count + 1, length, dtype=torch.int32),
         page_table=table,
+        recurrent=RecurrentBatch(
+            torch.tensor(
+                [(n, s, s, s + length, n * length, n * length + length) for n, s in enumerate(first)],
+                dtype=torch.int32,
+            ),
+            0,
+        ),
     )
     angles = torch.rand(2, count, 8, generator=generator) * 6
     ropes = [RopeCosSin(each.cos(), each.sin()) for each in angles]
@@ -205,6 +218,10 @@ def test_consecutive_layers_have_the_bits_of_their_operations(
     def run(*, at_once: bool) -> list[Tensor]:
         residual, x = start[0].clone(), start[1].clone()
         kv = [ops.new_kv_layer(table.numel(), 2, 16) for _ in layers]
+        for index in (0, 3):
+            mixer = layers[index].mixer
+            assert mixer is not None
+            kv[index] = replace(kv[index], states=ops.new_state_layer(len(first), LOG_LEN, mixer.recurrence))
         for each in kv:
             each.keys.copy_(old[0].transpose(2, 3))
             each.values.copy_(old[1])

@@ -10,19 +10,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from holdfast.numerics.backends.c.kernels import CKernels
+from holdfast.numerics.backends.c.kernels import CODES, CKernels, address
 from holdfast.numerics.backends.c.layers import (
-    CODES,
     MAX_HEAD_DIM,
     MAX_ROPES,
     LayerTable,
-    address,
     is_fusible,
     make_table,
     norm_address,
     norm_code,
 )
-from holdfast.numerics.backends.c.recurrence import CRecurrence
+from holdfast.numerics.backends.c.recurrence import CRecurrence, checked_spans
 from holdfast.numerics.backends.cpu import CpuBackend, new_bytes
 from holdfast.numerics.batch_sizes import cpu_batch_sizes
 from holdfast.numerics.blocks import BLOCK_FORMATS, Blocks
@@ -366,6 +364,7 @@ class CBackend(CRecurrence, CpuBackend):
             return
         first, last = ropes[0], ropes[-1]
         spans, max_pages = batch.page_table.shape
+        recurrent = checked_spans(batch) if table.is_recurrent else None
         self._kernels.run.layers(
             *(residual.data_ptr(), x.data_ptr(), table.address, len(table.weights)),
             *(first.cos.data_ptr(), last.cos.data_ptr(), first.sin.data_ptr(), last.sin.data_ptr()),
@@ -375,6 +374,8 @@ class CBackend(CRecurrence, CpuBackend):
             *(shape.heads, shape.kv_heads, shape.head_dim, self._gemm_code, self._num_threads),
             *(shape.centered_norm, shape.is_parallel, shape.activation == "gelu_tanh"),
             *(shape.eps, shape.scale, shape.soft_cap or 0.0, shape.residual_scale),
+            *(0 if recurrent is None else recurrent.data_ptr(), 0 if recurrent is None else len(recurrent)),
+            shape.gated_attention,
         )
 
     def embed_packed(self, table: Linear, token_ids: Tensor) -> Tensor:

@@ -156,10 +156,11 @@ void run_gated_norm(const GatedNorm *a, int64_t threads);
 void team_gated_norm(const GatedNorm *a);
 void run_sigmoid_mul(void *out, const void *x, const void *gate, int64_t stride, int64_t rows, int64_t width, int64_t dt,
                      int64_t threads);
+void team_sigmoid_mul(void *out, const void *x, const void *gate, int64_t stride, int64_t rows, int64_t width, int64_t dt);
 
 /* A decoder layer; each field is one 64-bit word, in the order of layers.py. */
 typedef struct {
-    const void *qkv, *o, *gate_up, *down;                      /* packed */
+    const void *qkv, *o, *gate_up, *down;                      /* packed; gate_up NULL: there is no MLP */
     const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias; /* or NULL */
     const void *q_norm, *k_norm;                               /* [head_dim], [heads * head_dim] or NULL */
     const void *attention_norm, *mlp_norm;                     /* of what is added to the residual; or NULL */
@@ -168,6 +169,14 @@ typedef struct {
     int64_t intermediate, window, norm_dt, norms_whole_rows;
     void *keys, *values;
     int64_t rope; /* which cos and sin */
+    /* In place of attention, where in_proj is not NULL. Of `recurrent` the fields of the pass are not set. */
+    const void *in_proj, *out_proj;         /* packed; in `blocks`: 16 in_proj, 32 out_proj */
+    const float *in_bias, *out_bias;        /* or NULL */
+    const Recurrent *recurrent;
+    int64_t in_width, is_short_conv, has_gate; /* the gate is the last out_width columns of in_proj's result */
+    const float *gate_norm;
+    int64_t gate_group, is_gate_norm_shared, gates_first;
+    double gate_eps;
 } Layer;
 
 /* Consecutive layers of a pass, of one shape. x is the normed input of the first layer, then that of the
@@ -182,6 +191,8 @@ typedef struct {
     int64_t rows, spans, max_pages, page, hidden, heads, kv_heads, head_dim, dt, threads;
     int64_t is_centered, is_parallel, is_gelu;
     double eps, scale, soft_cap, residual_scale;
+    const int32_t *recurrent_spans;
+    int64_t num_recurrent_spans, is_gated; /* a gate of attention's output follows q, k and v */
 } Layers;
 void run_layers(const Layers *p);
 void run_noise(float *out, int64_t seed, int64_t position, int64_t n);

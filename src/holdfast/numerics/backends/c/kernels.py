@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import torch  # noqa: F401  (its libgomp must be loaded before the kernels)
+import torch  # its libgomp must be loaded before the kernels
+from torch import Tensor
 
 from holdfast.errors import ConfigError
 from holdfast.numerics.backends.c.build import Built, build
 from holdfast.numerics.backends.c.prebuilt import find_prebuilt
 
+CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # dtypes in simd.h
 # Arguments in the order of kernels.h. p: pointer, i: int64, d: double; 8 bytes each.
 _SIGNATURES = {
     "pack": "ppiiiii",
@@ -40,7 +42,7 @@ _SIGNATURES = {
     "short_conv": "p" * 10 + "i" * 14 + "ddd" + "pi",
     "gated_norm": "pppp" + "i" * 7 + "di",
     "sigmoid_mul": "pppiiiii",
-    "layers": "pppi" + "p" * 8 + "i" * 13 + "dddd",
+    "layers": "pppi" + "p" * 8 + "i" * 13 + "dddd" + "pii",
     "sample": "ppiippppppi",
     "logsumexp": "ppiii",
     "greedy": "pppiii",
@@ -49,6 +51,10 @@ _SIGNATURES = {
 }
 _WORDS = str.maketrans("pid", "qqd")
 _VARIANTS = {4: "neon", 8: "avx2", 16: "avx512"}
+
+
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 @dataclass(frozen=True)

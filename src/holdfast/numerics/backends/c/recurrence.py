@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.numerics.backends.c.kernels import CKernels
-from holdfast.numerics.backends.c.layers import CODES, address
+from holdfast.numerics.backends.c.kernels import CODES, CKernels, address
 from holdfast.numerics.forward_batch import ForwardBatch, StateLayer
 from holdfast.numerics.recurrence import GatedDelta, Recurrence, ShortConv, StateSpace
 
