@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, Sampling, Span
+from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, Sampling, Span, SpanState
 from holdfast.numerics.attention_tiles import list_decode_tiles
 from holdfast.worker.input_batch import (
     _MAX_ROWS,
@@ -17,6 +17,7 @@ from holdfast.worker.input_batch import (
     fill_buffer,
     layout_of,
     make_input_batch,
+    num_replayed,
     send_batch,
 )
 
@@ -219,3 +220,23 @@ def test_table_is_a_copy() -> None:
     cache = PageTableCache()
     cache.table([(1, 2)])[:] = 9
     assert cache.table([(1, 2)]).tolist() == [[1, 2]]
+
+
+def test_recurrent_states_are_laid_out_before_the_page_table() -> None:
+    """Their place does not depend on the pages; what a graph has room for beyond the spans is no span."""
+    sampling = Sampling(SamplingParams(), 0, 0)
+    spans = (
+        Span(1, 7, (5, 6, 7), (3,), 0, sampling, state=SpanState(4, 5, 8)),
+        Span(2, 0, (9,), (1,), 0, sampling),
+    )
+    batch = make_input_batch(Pass(PassKind.FAST, spans, 4), 16)
+    assert batch.states is not None
+    assert batch.states.tolist() == [[4, 7, 5, 8, 0, 3], [-1, 0, 0, 0, 0, 0]]
+    layout = layout_of(batch, 8, num_states=3)
+    words = np.zeros(layout.num_words, np.int64)
+    fill_buffer(words, batch, layout)
+    forward = layout.forward_batch(torch.from_numpy(words), num_replayed(batch.states))
+    assert forward.recurrent is not None
+    assert forward.recurrent.spans.tolist() == [*batch.states.tolist(), [-1] * 6]
+    assert forward.recurrent.num_replayed == 2
+    assert forward.page_table.tolist() == batch.page_table.tolist()

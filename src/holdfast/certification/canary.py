@@ -11,7 +11,7 @@ and scales of 2^-4 to 2^3, in which the order of a sum shows.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,12 +23,14 @@ from torch import Tensor
 from holdfast.certification.checks.synthetic import norm_dtype
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import layer_shape
+from holdfast.models.mixers import ConvSizes, MixerSizes
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.backends.torch.sampling import SPLITMIX_GAMMA, mix64
 from holdfast.numerics.blocks import BLOCK_FORMATS, BlockBackend, blocks_of
 from holdfast.numerics.experts import activate
-from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.numerics.forward_batch import ForwardBatch, RecurrentBatch
 from holdfast.numerics.ops import Backend, Linear
+from holdfast.numerics.recurrence import GatedDelta, Recurrence, ShortConv, run_recurrence
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.worker.spot_check import logits_checksums
 
@@ -37,6 +39,7 @@ _MAX_CPU_WEIGHT = 1 << 23  # elements; a larger weight is tried with fewer colum
 _MAX_C_WEIGHT = 1 << 20  # the same for C kernels, whose form does not depend on the size
 _STRIDE = 20011  # values between the starts of two parts
 _NUM_SAMPLED = 8
+_NUM_LOGGED = 8  # positions in half of a recurrent layer's log
 _SHORT_WINDOW = 40  # shorter than the context of the attention
 _FP32_OUTPUTS = ("head", "router", "shared_gate")
 _FAST_SIZES = (1, 5)  # and twice the reference
@@ -95,6 +98,16 @@ def _digest(out: Tensor) -> str:
     return hashlib.sha256(checksums.cpu().numpy().tobytes()).hexdigest()
 
 
+def _recurrence(sizes: MixerSizes, take: Callable[[int, int], Tensor]) -> Recurrence:
+    """Return a recurrence of fixed weights. take(size, part) returns fixed values."""
+    conv = take(sizes.kernel * sizes.conv_width, 16).view(sizes.kernel, -1) * 0.25
+    if isinstance(sizes, ConvSizes):
+        return ShortConv(conv, take(sizes.width, 17) if sizes.bias else None)
+    decay, dt_bias = -take(sizes.value_heads, 18).abs(), take(sizes.value_heads, 19)
+    heads = (sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim)
+    return GatedDelta(conv, decay, dt_bias, *heads)
+
+
 class _Bench:
     """The operations of one backend, for one model's shapes."""
 
@@ -130,6 +143,8 @@ class _Bench:
             yield "attention", self._attention(self._num_rows, None)
             if any(window is not None for window in self._model.layer_windows):
                 yield "attention, window", self._attention(self._num_rows, _SHORT_WINDOW)
+        if self._model.mixer is not None:
+            yield from self._recurrence(self._model.mixer)
         yield "sample", self._sample()
         logits = self._logits()
         ids, logprobs = self._backend.sample_greedy(logits)
@@ -279,6 +294,39 @@ class _Bench:
             soft_cap=model.attention_soft_cap,
             sinks=self._take(model.num_heads, torch.float32, 12) if model.attention_sinks else None,
         )
+
+    def _recurrence(self, sizes: MixerSizes) -> Iterator[tuple[str, Tensor]]:
+        """Yield the last tokens of one request: its state goes on from a checkpoint, and a logged token is
+        computed again."""
+        backend, device, rows = self._backend, self._backend.device, self._num_rows
+        count = 2 * rows
+        layer = backend.new_state_layer(1, 2 * _NUM_LOGGED, sizes)
+        weights = _recurrence(sizes, lambda size, part: self._take(size, torch.float32, part))
+        inputs = self._rows(count, weights.input_width, part=13)
+        parts = []
+        for start, checkpoint, store, stop in ((0, 0, rows, rows + 1), (rows + 1, rows, count, count)):
+            spans = torch.tensor(
+                [[0, start, checkpoint, store, 0, stop - start]], dtype=torch.int32, device=device
+            )
+            none = torch.zeros(stop - start, dtype=torch.int64, device=device)
+            starts = torch.tensor([0, stop - start], dtype=torch.int32, device=device)
+            batch = ForwardBatch(
+                *(none, none, none - 1, starts, spans[:, :1]),
+                recurrent=RecurrentBatch(spans, start - checkpoint),
+            )
+            batch = backend.prepare(batch, self._model.num_heads, self._model.num_kv_heads)
+            parts.append(run_recurrence(backend, inputs[start:stop], weights, layer, batch))
+        yield "recurrence", torch.cat(parts)
+        gate = self._rows(rows, weights.output_width, part=14)
+        mixed, group = parts[0][:rows], weights.output_width
+        norm = self._take(group, torch.float32, 15)
+        for gates_first in (False, True):
+            name = f"gated_rms_norm, gate {'first' if gates_first else 'last'}"
+            yield (
+                name,
+                backend.gated_rms_norm(mixed, gate, norm, eps=1e-5, group=group, gates_first=gates_first),
+            )
+        yield "sigmoid_mul", backend.sigmoid_mul(mixed, gate)
 
     def _sample(self) -> Tensor:
         n, device = self._num_sampled, self._backend.device

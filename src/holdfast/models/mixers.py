@@ -84,6 +84,10 @@ class ConvSizes:
     bias: bool
 
     @property
+    def conv_width(self) -> int:
+        return self.width
+
+    @property
     def in_width(self) -> int:
         return 3 * self.width
 

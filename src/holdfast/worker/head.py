@@ -95,6 +95,8 @@ class LastLayer:
 
     def warm_up(self) -> None:
         """Compile the kernels, for few and for many tokens, in both forms. Nothing is written."""
+        if self._needs_all_tokens:
+            return
         backend, width = self._decoder.backend, self._decoder.config.hidden_size
         for count in _WARM_UP_SIZES:
             zeros = np.zeros(count, np.int64)
