@@ -46,7 +46,7 @@ def write_gguf(
     config = model.config
     arch = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
-    _add_sizes(writer, config, arch)
+    _add_sizes(writer, model, arch)
     for key, value in (metadata or {}).items():
         _add_value(writer, key, value)
     architecture = getattr(gguf.MODEL_ARCH, arch.upper().replace("-", "_"))
@@ -66,6 +66,7 @@ def write_gguf(
             values = interleave(values, heads)
         name = name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if arch == "llama" else name
         name = f"{name}.weight" if name.endswith(".sinks") else name
+        values = values[:, 0] if name.endswith("conv.conv.weight") else values
         values = values[0] if name.endswith("shared_expert_gate.weight") else values
         stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored_name is not None, name
@@ -111,15 +112,25 @@ def interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
     return values.reshape(num_heads, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
-def _add_sizes(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
+def _add_sizes(writer: gguf.GGUFWriter, model: Any, arch: str) -> None:
+    config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name("tiny")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
+    if arch == "lfm2":
+        attends = [kind == "full_attention" for kind in config.layer_types]
+        writer.add_head_count_kv([config.num_key_value_heads if each else 0 for each in attends])
+        writer.add_feed_forward_length(model.model.layers[0].feed_forward.w1.out_features)
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        writer.add_vocab_size(config.vocab_size)
+        return
     writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_feed_forward_length(config.intermediate_size)
     if arch == "cohere2":
         writer.add_layer_norm_eps(config.layer_norm_eps)
     else:

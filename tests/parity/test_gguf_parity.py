@@ -60,18 +60,21 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},
     "olmoe": {"clip_qkv": 0.5},
     "gpt_oss": {"swiglu_limit": 7.0, "num_hidden_layers": 2},
+    "lfm2": {},
 }
-SLOW = [pytest.param(name, marks=pytest.mark.long) for name in MIXTURES if name != "gpt_oss"]
+QUICK = ["gpt_oss", "lfm2"]
+SLOW = [pytest.param(name, marks=pytest.mark.long) for name in MIXTURES if name not in QUICK]
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", *SLOW])
-def test_mixtures_have_the_bits_of_safetensors(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", [*QUICK, *SLOW])
+def test_mixtures_and_recurrent_models_have_the_bits_of_safetensors(family: str, tmp_path: Path) -> None:
     changes = MIXTURES[family]
     folder = tiny_model(tmp_path / "folder", family, **changes)
     # GGUF has fp32 where a configuration has fp64: both get what GGUF has
     config = folder / "config.json"
     fields = json.loads(config.read_text())
-    fields["rms_norm_eps"] = float(np.float32(fields["rms_norm_eps"]))
+    eps = "norm_eps" if family == "lfm2" else "rms_norm_eps"
+    fields[eps] = float(np.float32(fields[eps]))
     config.write_text(json.dumps(fields))
     file = tiny_gguf(tmp_path / "model.gguf", family, **changes)
     prompt = torch.randint(0, VOCAB_SIZE, (50,), generator=torch.Generator().manual_seed(8)).tolist()

@@ -100,6 +100,8 @@ class GgufCheckpoint:
         }
 
     def _whole_shape(self, stored: StoredName, shape: Shape) -> Shape:
+        if stored.name.endswith("shortconv.conv.weight"):
+            return shape[0], shape[2]
         if stored.expert is None:
             return shape
         return (self.config.num_experts, stored.num_parts * shape[0], *shape[1:])

@@ -32,6 +32,7 @@ _FAMILIES: dict[str, FamilyName] = {  # by GGUF's name of the architecture
     "qwen3moe": "qwen3_moe",
     "olmoe": "olmoe",
     "gpt-oss": "gpt_oss",
+    "lfm2": "lfm2",
 }
 _NORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False, "gpt-oss": True}
 _WINDOWED = ("llama", "gemma2", "gemma3", "cohere2", "phi3", "gpt-oss")
@@ -60,6 +61,12 @@ _MODULES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "self_attn.sinks": "attn_sinks",
+}
+_LFM2_MODULES = {
+    "model.norm": "token_embd_norm",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
 }
 _NORM_MODULES = {  # of layers with norms after attention and MLP
     "post_attention_layernorm": "post_attention_norm",
@@ -125,6 +132,8 @@ def gguf_name(name: str, config: DecoderConfig) -> str:
     modules = _MODULES if config.block in ("pre", "parallel") else _MODULES | _NORM_MODULES
     if config.family == "gpt_oss":
         modules = _MODULES | {"post_attention_layernorm": "post_attention_norm"}
+    if config.family == "lfm2":
+        modules = _MODULES | _LFM2_MODULES
     module, _, kind = name.rpartition(".")
     if kind not in ("weight", "bias"):  # sinks
         module, kind = name, "weight"
@@ -187,6 +196,8 @@ def _family_fields(arch: str, own: Fields) -> dict[str, object]:
         fields |= _expert_fields(arch, own)
     if arch in _WINDOWED and window:
         fields |= {"sliding_window": window} | _layer_types(own)
+    if arch == "lfm2":
+        fields |= _lfm2_fields(own)
     if arch in _LARGEST_GEMMA:
         fields["query_pre_attn_scalar"] = _gemma_scalar(arch, own)
     if own.get("attention.clamp_kqv"):
@@ -194,6 +205,20 @@ def _family_fields(arch: str, own: Fields) -> dict[str, object]:
             raise refuse("attention.clamp_kqv", own["attention.clamp_kqv"], f"nothing in a {arch} file")
         fields["clip_qkv"] = own["attention.clamp_kqv"]
     return fields
+
+
+def _lfm2_fields(own: Fields) -> dict[str, object]:
+    """Layers without KV heads have a convolution."""
+    kv_heads = own.get("attention.head_count_kv")
+    if not isinstance(kv_heads, list) or not all(type(each) is int for each in kv_heads):
+        raise refuse("attention.head_count_kv", kv_heads, "a list, one number for each layer")
+    return {
+        "norm_eps": own.get("attention.layer_norm_rms_epsilon"),
+        "num_key_value_heads": max(kv_heads, default=0),
+        "layer_types": ["full_attention" if each else "conv" for each in kv_heads],
+        "conv_L_cache": own.get("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,  # the file has the size as it is
+    }
 
 
 def _layer_types(own: Fields) -> dict[str, object]:
