@@ -28,11 +28,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "olmoe": {},
     "gpt_oss": {},
     "lfm2": {},
+    "granitemoehybrid": {"std": 0.1},
     "qwen3_next": {"std": 0.1},
     "qwen3_5_text": {"std": 0.1},
     "qwen3_5_moe_text": {"std": 0.1},
 }
 CORNERS: dict[str, dict[str, Any]] = {
+    "granitemoehybrid-dense": {"std": 0.1, "num_local_experts": 0, "position_embedding_type": "rope"},
     "granite-tied-biases": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     "smollm3-windows-sharded": {
         "use_sliding_window": True,

@@ -48,6 +48,7 @@ _CLASSES = {
     "olmoe": "Olmoe",
     "gpt_oss": "GptOss",
     "lfm2": "Lfm2",
+    "granitemoehybrid": "GraniteMoeHybrid",
     "qwen3_next": "Qwen3Next",
     "qwen3_5_text": "Qwen3_5",
     "qwen3_5_moe_text": "Qwen3_5Moe",
@@ -75,6 +76,14 @@ _DELTA = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
+}
+_SPACE = {
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_head": "auto",
 }
 FAMILY_SIZES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
@@ -119,6 +128,7 @@ FAMILY_SIZES: dict[str, dict[str, Any]] = {
 }
 FAMILY_SIZES |= {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+    "granitemoehybrid": _SPACE | {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 40},
     "qwen3_next": _DELTA | _EXPERTS | {"mlp_only_layers": [1], "shared_expert_intermediate_size": 40},
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 40},

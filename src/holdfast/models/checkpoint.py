@@ -153,7 +153,8 @@ def expert_tensors(config: DecoderConfig) -> dict[str, Shape]:
     sizes = {f"mlp.experts.{number}": config.expert_size for number in range(config.num_experts)}
     if config.shared_expert_size:
         sizes["mlp.shared_expert"] = config.shared_expert_size
-        tensors["mlp.shared_expert_gate.weight"] = (1, hidden)
+        if config.shared_expert_gate:
+            tensors["mlp.shared_expert_gate.weight"] = (1, hidden)
     for name, inner in sizes.items():
         for kind, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
             tensors[f"{name}.{kind}_proj.weight"] = shape

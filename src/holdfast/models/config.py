@@ -75,6 +75,7 @@ class DecoderConfig:
     experts_per_token: int = 0
     expert_size: int = 0  # the intermediate size of an expert
     shared_expert_size: int = 0  # of the expert that sees all tokens; 0: there is none
+    shared_expert_gate: bool = True  # its output is multiplied by a sigmoid
     normalizes_experts: bool = False  # the weights of a token's experts add up to 1
     dense_layers: tuple[int, ...] = ()  # layers of a mixture of experts that have one MLP
     router_bias: bool = False

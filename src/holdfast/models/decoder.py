@@ -244,8 +244,9 @@ def _expert_linears(layer: Experts, index: int) -> Iterator[NamedLinear]:
         name = f"layers.{index}.{number}.expert"
         yield NamedLinear(f"{name}_gate_up", gate_up, index, is_routed=True, expert=number)
         yield NamedLinear(f"{name}_down", down, index, is_routed=True, expert=number)
-    if layer.shared is not None and layer.shared_gate is not None:
+    if layer.shared_gate is not None:
         yield NamedLinear(f"layers.{index}.shared_gate", layer.shared_gate, index, is_routed=True)
+    if layer.shared is not None:
         yield NamedLinear(f"layers.{index}.shared_gate_up", layer.shared.gate_up, index)
         yield NamedLinear(f"layers.{index}.shared_down", layer.shared.down, index)
 

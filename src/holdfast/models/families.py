@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from holdfast.models.fields import Fields, read_bool, read_float, read_int, refuse
-from holdfast.models.mixers import ConvSizes, DeltaSizes, LayerKind
+from holdfast.models.mixers import ConvSizes, DeltaSizes, LayerKind, SpaceSizes
 from holdfast.models.rope import MAX_CONTEXT
 
 FamilyName = Literal[
@@ -35,12 +35,14 @@ FamilyName = Literal[
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
+    "granitemoehybrid",
 ]
 Traits = dict[str, Any]  # fields of DecoderConfig
 Windows = tuple[int | None, ...]
 
 _MAX_SCALE = 1e6
 _MAX_KERNEL = 16  # of a convolution
+_INFINITE = ({"__float__": "Infinity"}, "Infinity")  # as JSON spells it
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -253,6 +255,61 @@ def _qwen3_next(fields: Fields, num_layers: int) -> Traits:
     }
 
 
+def _granitemoehybrid(fields: Fields, num_layers: int) -> Traits:
+    position = fields.get("position_embedding_type")
+    if position not in (None, "nope", "rope"):
+        raise refuse("position_embedding_type", position, "rope, nope or null")
+    traits = _granite(fields, num_layers) | {
+        "layer_kinds": _layer_kinds(fields, num_layers, "mamba"),
+        "layer_ropes": None if position == "rope" else ("none",) * num_layers,
+        "mixer": _space_sizes(fields),
+    }
+    if not fields["num_local_experts"]:
+        return traits
+    size = read_int(fields, "shared_intermediate_size", 1, 1 << 20)
+    shared = {"shared_expert_size": size, "shared_expert_gate": False, "normalizes_experts": True}
+    return traits | _experts(fields, 8, "expert_size") | shared
+
+
+def _space_sizes(fields: Fields) -> SpaceSizes:
+    heads = read_int(fields, "mamba_n_heads", 1, 1 << 12)
+    groups = read_int(fields, "mamba_n_groups", 1, 1 << 12)
+    if heads % groups:
+        raise refuse("mamba_n_heads", heads, f"a multiple of mamba_n_groups, {groups}")
+    hidden = read_int(fields, "hidden_size", 1, 1 << 17)
+    if fields.get("mamba_d_head") == "auto":
+        fields = {**fields, "mamba_d_head": read_int(fields, "mamba_expand", 1, 64, 2) * hidden // heads}
+    low, high = _time_step_limit(fields)
+    return SpaceSizes(
+        kernel=read_int(fields, "mamba_d_conv", 1, _MAX_KERNEL),
+        heads=heads,
+        head_dim=read_int(fields, "mamba_d_head", 1, 1 << 10),
+        groups=groups,
+        state_size=read_int(fields, "mamba_d_state", 1, 1 << 10),
+        conv_bias=read_bool(fields, "mamba_conv_bias", True),
+        bias=read_bool(fields, "mamba_proj_bias", False),
+        norm_groups=groups,
+        dt_min=low,
+        dt_max=high,
+    )
+
+
+def _time_step_limit(fields: Fields) -> tuple[float, float | None]:
+    """Return the lowest and the highest step of a state space layer; None: there is no highest one."""
+    limit = fields.get("time_step_limit")
+    if limit is None:
+        return 0.0, None
+    given = limit if isinstance(limit, list | tuple) else ()
+    numbers = [math.inf if one in _INFINITE else one for one in given]
+    if (
+        len(numbers) != 2
+        or not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)
+        or not 0 <= numbers[0] < numbers[1]
+    ):
+        raise refuse("time_step_limit", limit, "two numbers, the lower one first and not negative")
+    return float(numbers[0]), None if numbers[1] == math.inf else float(numbers[1])
+
+
 def _delta_sizes(fields: Fields, *, grouped: bool) -> DeltaSizes:
     key_heads = read_int(fields, "linear_num_key_heads", 1, 1 << 12)
     value_heads = read_int(fields, "linear_num_value_heads", 1, 1 << 12)
@@ -361,6 +418,16 @@ def _lfm2_fields(fields: Fields) -> Fields:
             raise refuse("full_attn_idxs", attending, "a list of layers")
         plain["layer_types"] = [_FULL if layer in attending else "conv" for layer in range(num_layers)]
     return {**plain, "intermediate_size": size}
+
+
+def _granitemoehybrid_fields(fields: Fields) -> Fields:
+    """Without experts the MLP is what is the shared expert otherwise. Newer files name layers in general words."""
+    types = fields.get("layer_types") or fields.get("layers_block_type")
+    words = {"attention": _FULL, "linear_attention": "mamba"}
+    plain = {**fields, "layer_types": [words.get(one, one) for one in types] if isinstance(types, list) else types}
+    if not fields["num_local_experts"]:
+        return {**plain, "intermediate_size": fields["shared_intermediate_size"]}
+    return {**plain, "expert_size": fields["intermediate_size"]}
 
 
 def _qwen3_5_fields(fields: Fields) -> Fields:
@@ -645,6 +712,24 @@ FAMILIES: Mapping[FamilyName, Family] = {
         _DELTA | _DELTA_EXPERTS | {"num_experts_per_tok": 10, "intermediate_size": 5632},
         _qwen3_next,
         _qwen3_5_fields,
+    ),
+    "granitemoehybrid": Family(
+        "GraniteMoeHybridForCausalLM",
+        {
+            "max_position_embeddings": 2048,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 1024,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_head": "auto",
+            "mamba_d_conv": 4,
+        },
+        _granitemoehybrid,
+        _granitemoehybrid_fields,
     ),
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM", _DELTA | {"num_key_value_heads": 4}, _qwen3_5, _qwen3_5_fields

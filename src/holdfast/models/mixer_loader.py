@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.models.mixers import ConvSizes, DeltaSizes, MixerSizes
+from holdfast.models.mixers import ConvSizes, DeltaSizes, MixerSizes, SpaceSizes
 from holdfast.numerics.elementary import exp_fp64
-from holdfast.numerics.recurrence import GatedDelta, Mixer, ShortConv
+from holdfast.numerics.recurrence import GatedDelta, Mixer, ShortConv, StateSpace
 
 if TYPE_CHECKING:
     from holdfast.models.weight_loader import WeightLoader
@@ -18,6 +18,8 @@ def load_mixer(loader: "WeightLoader", prefix: str, sizes: MixerSizes, eps: floa
     """Return the mixer of the layer whose tensor names begin with `prefix`. eps: of the model's norms."""
     if isinstance(sizes, DeltaSizes):
         return _load_delta(loader, prefix + "linear_attn.", sizes, eps)
+    if isinstance(sizes, SpaceSizes):
+        return _load_space(loader, f"{prefix}{sizes.name}.", sizes, eps)
     return _load_conv(loader, prefix + "conv.", sizes)
 
 
@@ -38,6 +40,32 @@ def _load_delta(loader: "WeightLoader", prefix: str, sizes: DeltaSizes, eps: flo
     norm = loader.fp32(prefix + "norm.weight")
     out_proj = loader.linear(prefix, ("out_proj",))
     return Mixer(in_proj, rule, out_proj, norm=norm, norm_group=sizes.value_dim, norm_eps=eps)
+
+
+def _load_space(loader: "WeightLoader", prefix: str, sizes: SpaceSizes, eps: float) -> Mixer:
+    rows = torch.arange(sizes.in_width)  # stored: the gate, then the inputs of the recurrence
+    space = StateSpace(
+        conv=_taps(loader, prefix + "conv1d.weight"),
+        conv_bias=loader.fp32(prefix + "conv1d.bias") if sizes.conv_bias else None,
+        decay=_decay(loader, prefix + "A_log"),
+        dt_bias=loader.fp32(prefix + "dt_bias"),
+        skip=loader.fp32(prefix + "D"),
+        heads=sizes.heads,
+        head_dim=sizes.head_dim,
+        groups=sizes.groups,
+        state_size=sizes.state_size,
+        dt_min=sizes.dt_min,
+        dt_max=float("inf") if sizes.dt_max is None else sizes.dt_max,
+    )
+    return Mixer(
+        in_proj=loader.gathered(prefix, ("in_proj",), (rows[sizes.width :], rows[: sizes.width])),
+        recurrence=space,
+        out_proj=loader.linear(prefix, ("out_proj",)),
+        norm=loader.fp32(prefix + "norm.weight") if sizes.norm_groups else None,
+        norm_group=sizes.width // sizes.norm_groups if sizes.norm_groups else 0,
+        norm_eps=eps,
+        gates_first=sizes.gates_first,
+    )
 
 
 def _load_conv(loader: "WeightLoader", prefix: str, sizes: ConvSizes) -> Mixer:

@@ -113,4 +113,67 @@ class ConvSizes:
         return weights | (biases if self.bias else {})
 
 
-MixerSizes: TypeAlias = DeltaSizes | ConvSizes
+@dataclass(frozen=True)
+class SpaceSizes:
+    """A state space layer of Mamba 2. norm_groups: of the norm of its output; 0: it is not normed.
+
+    name: of its tensors.
+    """
+
+    kernel: int
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    conv_bias: bool
+    bias: bool
+    norm_groups: int
+    name: str = "mamba"
+    gates_first: bool = True
+    dt_min: float = 0.0
+    dt_max: float | None = None
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def conv_width(self) -> int:
+        return self.width + 2 * self.groups * self.state_size
+
+    @property
+    def in_width(self) -> int:
+        """Outputs of the projection of the layer's input: inputs of the recurrence, then the gate."""
+        return self.conv_width + self.heads + self.width
+
+    @property
+    def out_width(self) -> int:
+        return self.width
+
+    @property
+    def state_shape(self) -> Shape:
+        return self.heads, self.state_size, self.head_dim
+
+    @property
+    def log_width(self) -> int:
+        return self.conv_width + self.heads
+
+    def tensors(self, hidden: int) -> dict[str, Shape]:
+        found: dict[str, Shape] = {
+            "in_proj.weight": (self.in_width, hidden),
+            "conv1d.weight": (self.conv_width, 1, self.kernel),
+            "dt_bias": (self.heads,),
+            "A_log": (self.heads,),
+            "D": (self.heads,),
+            "out_proj.weight": (hidden, self.width),
+        }
+        if self.norm_groups:
+            found["norm.weight"] = (self.width,)
+        if self.conv_bias:
+            found["conv1d.bias"] = (self.conv_width,)
+        if self.bias:
+            found |= {"in_proj.bias": (self.in_width,), "out_proj.bias": (hidden,)}
+        return {f"{self.name}.{name}": shape for name, shape in found.items()}
+
+
+MixerSizes: TypeAlias = DeltaSizes | ConvSizes | SpaceSizes

@@ -49,8 +49,13 @@ class _OpenFile(Protocol):
     def get_tensor(self, name: str) -> "Tensor": ...
 
 
-# LFM2's names.
+# Names of LFM2, and of Granite's mixture of experts.
 _RENAMED = {
+    ".mlp.input_linear.weight": ".mlp.experts.gate_up_proj",
+    ".mlp.output_linear.weight": ".mlp.experts.down_proj",
+    ".mlp.router.layer.": ".mlp.gate.",
+    ".shared_mlp.input_linear.": ".mlp.shared_expert.gate_up_proj.",
+    ".shared_mlp.output_linear.": ".mlp.shared_expert.down_proj.",
     "model.embedding_norm.": "model.norm.",
     ".operator_norm.": ".input_layernorm.",
     ".ffn_norm.": ".post_attention_layernorm.",

@@ -31,7 +31,8 @@ def gemm_shapes(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
     mlps += [("expert_", config.expert_size)] if any(sparse) else []
     mlps += [("shared_", config.shared_expert_size)] if any(sparse) and config.shared_expert_size else []
     gates = [("router", config.num_experts, hidden, config.router_bias)] if any(sparse) else []
-    gates += [("shared_gate", 1, hidden, False)] if any(sparse) and config.shared_expert_size else []
+    has_gate = config.shared_expert_size and config.shared_expert_gate
+    gates += [("shared_gate", 1, hidden, False)] if any(sparse) and has_gate else []
     gated = queries if config.gated_attention else 0
     mixer = config.mixer if config.num_recurrent_layers else None
     mixers = (

@@ -1,7 +1,12 @@
-"""Where safetensors hold the tensors of one expert, if the experts of a layer are stored together.
+"""Where safetensors hold the tensors of one expert, if the experts of a layer, or gate and up, are stored together.
 
     gate_up_proj           [experts, 2 I, hidden]             gate, then up
     down_proj              [experts, hidden, I]
+
+Granite's shared expert, or the MLP in its place:
+
+    shared_expert.gate_up_proj.weight    [2 I, hidden]        gate, then up
+    shared_expert.down_proj.weight       [hidden, I]
 
 gpt-oss, gate and up in turns:
 
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+_SHARED = re.compile(r"(.*\.mlp)\.(?:shared_expert\.)?(gate|up|down)_proj\.weight")
 _MXFP4_BLOCK = 32
 MXFP4_SUFFIXES = ("_blocks", "_scales")
 
@@ -62,7 +68,7 @@ def find_expert_part(
     """Return where the tensor of this name is, or None if it is stored alone or belongs to no expert."""
     match = _EXPERT.fullmatch(name)
     if match is None:
-        return None
+        return None if name in stored else _find_shared_part(name, shape, stored)
     prefix, number, kind, suffix = match[1], int(match[2]), match[3], match[4]
     source = f"{prefix}.down_proj" if kind == "down" else f"{prefix}.gate_up_proj"
     outputs = shape[0] if kind == "down" else 2 * shape[0]
@@ -78,6 +84,18 @@ def find_expert_part(
         return ExpertPart(_mxfp4_sources(source, (config.num_experts, outputs, shape[1])), (number, rows))
     whole = {source: (config.num_experts, shape[1], outputs)}
     return ExpertPart(whole, (number, slice(None), rows), is_transposed=True)
+
+
+def _find_shared_part(name: str, shape: Shape, stored: Container[str]) -> ExpertPart | None:
+    match = _SHARED.fullmatch(name)
+    kind = "" if match is None else match[2]
+    source = "" if match is None else f"{match[1]}.shared_expert.{'down' if kind == 'down' else 'gate_up'}_proj.weight"
+    if source not in stored:
+        return None
+    if kind == "down":
+        return ExpertPart({source: shape}, (slice(None),))
+    start = shape[0] if kind == "up" else 0
+    return ExpertPart({source: (2 * shape[0], *shape[1:])}, (slice(start, start + shape[0]),))
 
 
 def _mxfp4_sources(source: str, shape: Shape) -> dict[str, Shape]:

@@ -164,6 +164,7 @@ class WeightLoader:
     def _experts(self, prefix: str) -> Experts:
         config = self._config
         has_shared = config.shared_expert_size > 0
+        has_gate = has_shared and config.shared_expert_gate
         return Experts(
             router=self._router(f"{prefix}mlp.{router_name(config)}"),
             gate_up=self._expert_linears(prefix, ("gate_proj", "up_proj")),
@@ -171,7 +172,7 @@ class WeightLoader:
             top_k=config.experts_per_token,
             normalizes=config.normalizes_experts,
             shared=self._expert(prefix + "mlp.shared_expert.") if has_shared else None,
-            shared_gate=self._router(prefix + "mlp.shared_expert_gate") if has_shared else None,
+            shared_gate=self._router(prefix + "mlp.shared_expert_gate") if has_gate else None,
         )
 
     def _expert_linears(self, prefix: str, names: Sequence[str]) -> ExpertLinears:

@@ -46,7 +46,7 @@ class Experts:
     """The experts of one layer; gate and up are fused along the output dimension. top_k experts see a
     token. normalizes: their weights add up to 1, else they are probabilities among all experts.
 
-    shared: an expert for all tokens, whose output is multiplied by sigmoid(shared_gate x).
+    shared: an expert for all tokens. With shared_gate its output is multiplied by sigmoid(shared_gate x).
     """
 
     router: "Linear"
@@ -65,10 +65,11 @@ def run_experts(ops: "Backend", x: Tensor, layer: Experts, shape: "LayerShape", 
     experts = [Expert(*parts) for parts in zip(layer.gate_up.linears, layer.down.linears, strict=True)]
     outputs = _expert_outputs(ops, x, ids, experts, shape)  # [tokens, k, hidden]
     total = ops.combine(outputs, weights)  # fp32 [tokens, hidden]
-    if layer.shared is not None and layer.shared_gate is not None:
-        shared = _run_expert(ops, x, layer.shared, shape, canonical=canonical)
-        gate = sigmoid(ops, ops.logits(x, layer.shared_gate, canonical=True))  # fp32 [tokens, 1]
-        total += shared.to(torch.float32) * gate
+    if layer.shared is not None:
+        shared = _run_expert(ops, x, layer.shared, shape, canonical=canonical).to(torch.float32)
+        if layer.shared_gate is not None:
+            shared = shared * sigmoid(ops, ops.logits(x, layer.shared_gate, canonical=True))
+        total += shared
     return total.to(x.dtype)
 
 

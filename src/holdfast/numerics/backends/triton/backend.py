@@ -319,11 +319,14 @@ class TritonBackend:
             x, gate_up.data, gate_up.bias, assignment, tile, rows_per_input=layer.top_k, gated=shape
         )
         outputs = grouped_gemm.multiply(inner, down.data, down.bias, assignment, tile)
-        if layer.shared is None or layer.shared_gate is None:
+        if layer.shared is None:
             return ExpertOutputs(outputs, weights)
         inner = self._gate_up(x, layer.shared.gate_up, canonical, shape.activation == "gelu_tanh")
         shared = self.linear(inner, layer.shared.down, canonical=canonical)
-        gate = self.logits(x, layer.shared_gate, canonical=canonical)
+        if layer.shared_gate is None:  # the sigmoid of infinity is 1
+            gate = torch.full((len(x), 1), float("inf"), dtype=torch.float32, device=x.device)
+        else:
+            gate = self.logits(x, layer.shared_gate, canonical=canonical)
         return ExpertOutputs(outputs, weights, shared, gate)
 
     def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
