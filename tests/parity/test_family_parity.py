@@ -29,11 +29,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt_oss": {},
     "lfm2": {},
     "granitemoehybrid": {"std": 0.1},
+    "falcon_h1": {"std": 0.1},
     "qwen3_next": {"std": 0.1},
     "qwen3_5_text": {"std": 0.1},
     "qwen3_5_moe_text": {"std": 0.1},
 }
 CORNERS: dict[str, dict[str, Any]] = {
+    "falcon_h1-norm": {
+        "std": 0.1,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": True,
+        "num_hidden_layers": 2,
+    },
+    "falcon_h1-gate-first": {"std": 0.1, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
     "granitemoehybrid-dense": {"std": 0.1, "num_local_experts": 0, "position_embedding_type": "rope"},
     "granite-tied-biases": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     "smollm3-windows-sharded": {

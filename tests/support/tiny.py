@@ -49,6 +49,7 @@ _CLASSES = {
     "gpt_oss": "GptOss",
     "lfm2": "Lfm2",
     "granitemoehybrid": "GraniteMoeHybrid",
+    "falcon_h1": "FalconH1",
     "qwen3_next": "Qwen3Next",
     "qwen3_5_text": "Qwen3_5",
     "qwen3_5_moe_text": "Qwen3_5Moe",
@@ -128,7 +129,21 @@ FAMILY_SIZES: dict[str, dict[str, Any]] = {
 }
 FAMILY_SIZES |= {
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
-    "granitemoehybrid": _SPACE | {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 40},
+    "falcon_h1": {
+        **{key: value for key, value in _SPACE.items() if key != "layer_types"},
+        "mamba_d_ssm": 96,
+        "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.3,
+        "mlp_multipliers": [0.7, 1.3],
+        "key_multiplier": 0.6,
+        "attention_out_multiplier": 1.1,
+        "attention_in_multiplier": 1.2,
+        "ssm_multipliers": [0.9, 1.1, 1.2, 0.8, 1.3],
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.7,
+    },
+    "granitemoehybrid": _SPACE
+    | {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 40},
     "qwen3_next": _DELTA | _EXPERTS | {"mlp_only_layers": [1], "shared_expert_intermediate_size": 40},
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 40},

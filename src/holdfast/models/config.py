@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from holdfast.errors import UnsupportedModel
 from holdfast.models.families import FAMILIES, Family, FamilyName, text_fields
 from holdfast.models.fields import Fields, read_bool, read_float, read_ids, read_int, read_str, refuse
-from holdfast.models.mixers import LayerKind, MixerSizes
+from holdfast.models.mixers import LayerKind, MixerSizes, WeightScales
 from holdfast.models.rope import MAX_CONTEXT, LongRope, RopeKind, RopeScaling, parse_rope
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
@@ -87,6 +87,7 @@ class DecoderConfig:
     gated_attention: bool = False  # each dim of its output has a gate, stored with q
     layer_kinds: tuple[LayerKind, ...] | None = None  # None: all "attention"
     mixer: MixerSizes | None = None  # of recurrent layers
+    weight_scales: WeightScales = ()  # what stored weights are multiplied by when they are loaded
 
     @property
     def rope_kinds(self) -> tuple[RopeKind, ...]:
@@ -107,11 +108,11 @@ class DecoderConfig:
         return self.num_experts > 0 and layer not in self.dense_layers
 
     def has_attention(self, layer: int) -> bool:
-        return self.layer_kinds is None or self.layer_kinds[layer] == "attention"
+        return self.layer_kinds is None or self.layer_kinds[layer] != "recurrent"
 
     def mixer_sizes(self, layer: int) -> MixerSizes | None:
         """Return the sizes of the layer's recurrent part; None if it has none."""
-        return self.mixer if self.layer_kinds and self.layer_kinds[layer] == "recurrent" else None
+        return self.mixer if self.layer_kinds and self.layer_kinds[layer] != "attention" else None
 
     @property
     def num_attention_layers(self) -> int:

@@ -7,11 +7,11 @@ docs/adding-a-family.md says how to add one.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from holdfast.models.fields import Fields, read_bool, read_float, read_int, refuse
-from holdfast.models.mixers import ConvSizes, DeltaSizes, LayerKind, SpaceSizes
+from holdfast.models.mixers import ConvSizes, DeltaSizes, LayerKind, SpaceSizes, WeightScales
 from holdfast.models.rope import MAX_CONTEXT
 
 FamilyName = Literal[
@@ -36,6 +36,7 @@ FamilyName = Literal[
     "qwen3_5_text",
     "qwen3_5_moe_text",
     "granitemoehybrid",
+    "falcon_h1",
 ]
 Traits = dict[str, Any]  # fields of DecoderConfig
 Windows = tuple[int | None, ...]
@@ -271,6 +272,60 @@ def _granitemoehybrid(fields: Fields, num_layers: int) -> Traits:
     return traits | _experts(fields, 8, "expert_size") | shared
 
 
+def _falcon_h1(fields: Fields, num_layers: int) -> Traits:
+    for key in ("mamba_proj_bias", "projectors_bias", "attention_bias", "mlp_bias"):
+        if fields.get(key):
+            raise refuse(key, fields[key], "false")
+    has_norm = read_bool(fields, "mamba_rms_norm", False)
+    mixer = replace(
+        _space_sizes(fields),
+        norm_groups=read_int(fields, "mamba_n_groups", 1, 1 << 12) if has_norm else 0,
+        gates_first=not read_bool(fields, "mamba_norm_before_gate", True),
+    )
+    return {
+        "layer_kinds": ("both",) * num_layers,
+        "mixer": mixer,
+        "embedding_scale": _scale(fields, "embedding_multiplier"),
+        "logits_scale": _scale(fields, "lm_head_multiplier"),
+        "weight_scales": _falcon_h1_scales(fields, mixer),
+    }
+
+
+def _falcon_h1_scales(fields: Fields, mixer: SpaceSizes) -> WeightScales:
+    """Return the multipliers of activations, as factors of the weights before or after them."""
+    hidden, inner = (read_int(fields, key, 1, 1 << 20) for key in ("hidden_size", "intermediate_size"))
+    heads, kv_heads = (read_int(fields, f"num_{key}_heads", 1, 1 << 12) for key in ("attention", "key_value"))
+    head_dim = read_int(fields, "head_dim", 1, 1 << 12, hidden // heads)
+    read, write = (_scale(fields, f"attention_{key}_multiplier") for key in ("in", "out"))
+    gate, down = _multipliers(fields, "mlp_multipliers", 2)
+    states = mixer.groups * mixer.state_size
+    widths = (mixer.width, mixer.width, states, states, mixer.heads)
+    factors = [
+        _scale(fields, "ssm_in_multiplier") * one for one in _multipliers(fields, "ssm_multipliers", 5)
+    ]
+    keys = kv_heads * head_dim
+    found: WeightScales = (
+        ("self_attn.q_proj.weight", ((heads * head_dim, read),)),
+        ("self_attn.k_proj.weight", ((keys, read * _scale(fields, "key_multiplier")),)),
+        ("self_attn.v_proj.weight", ((keys, read),)),
+        ("self_attn.o_proj.weight", ((hidden, write),)),
+        ("mamba.in_proj.weight", tuple(zip(widths, factors, strict=True))),
+        ("mamba.out_proj.weight", ((hidden, _scale(fields, "ssm_out_multiplier")),)),
+        ("mlp.gate_proj.weight", ((inner, gate),)),
+        ("mlp.down_proj.weight", ((hidden, down),)),
+    )
+    return tuple((name, parts) for name, parts in found if any(factor != 1.0 for _, factor in parts))
+
+
+def _multipliers(fields: Fields, key: str, count: int) -> list[float]:
+    values = fields.get(key)
+    if values is None:
+        return [1.0] * count
+    if not isinstance(values, list) or len(values) != count:
+        raise refuse(key, values, f"a list of {count} numbers")
+    return [read_float({key: each}, key, 0.0, _MAX_SCALE) for each in values]
+
+
 def _space_sizes(fields: Fields) -> SpaceSizes:
     heads = read_int(fields, "mamba_n_heads", 1, 1 << 12)
     groups = read_int(fields, "mamba_n_groups", 1, 1 << 12)
@@ -278,7 +333,9 @@ def _space_sizes(fields: Fields) -> SpaceSizes:
         raise refuse("mamba_n_heads", heads, f"a multiple of mamba_n_groups, {groups}")
     hidden = read_int(fields, "hidden_size", 1, 1 << 17)
     if fields.get("mamba_d_head") == "auto":
-        fields = {**fields, "mamba_d_head": read_int(fields, "mamba_expand", 1, 64, 2) * hidden // heads}
+        width = fields.get("mamba_d_ssm") or read_int(fields, "mamba_expand", 1, 64, 2) * hidden
+        width = read_int({"mamba_d_ssm": width}, "mamba_d_ssm", heads, 1 << 20)
+        fields = {**fields, "mamba_d_head": width // heads}
     low, high = _time_step_limit(fields)
     return SpaceSizes(
         kernel=read_int(fields, "mamba_d_conv", 1, _MAX_KERNEL),
@@ -424,7 +481,10 @@ def _granitemoehybrid_fields(fields: Fields) -> Fields:
     """Without experts the MLP is what is the shared expert otherwise. Newer files name layers in general words."""
     types = fields.get("layer_types") or fields.get("layers_block_type")
     words = {"attention": _FULL, "linear_attention": "mamba"}
-    plain = {**fields, "layer_types": [words.get(one, one) for one in types] if isinstance(types, list) else types}
+    plain = {
+        **fields,
+        "layer_types": [words.get(one, one) for one in types] if isinstance(types, list) else types,
+    }
     if not fields["num_local_experts"]:
         return {**plain, "intermediate_size": fields["shared_intermediate_size"]}
     return {**plain, "expert_size": fields["intermediate_size"]}
@@ -730,6 +790,23 @@ FAMILIES: Mapping[FamilyName, Family] = {
         },
         _granitemoehybrid,
         _granitemoehybrid_fields,
+    ),
+    "falcon_h1": Family(
+        "FalconH1ForCausalLM",
+        {
+            "max_position_embeddings": 8192,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "mamba_d_ssm": 1024,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_head": "auto",
+            "mamba_d_conv": 4,
+        },
+        _falcon_h1,
     ),
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM", _DELTA | {"num_key_value_heads": 4}, _qwen3_5, _qwen3_5_fields

@@ -6,8 +6,10 @@ A layer is of one kind. What kind each layer of a model has is a list in its `De
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-LayerKind = Literal["attention", "recurrent"]
+LayerKind = Literal["attention", "recurrent", "both"]
 Shape: TypeAlias = tuple[int, ...]
+# Of a layer's tensors by name: each part of their rows, one after the other, with its factor.
+WeightScales: TypeAlias = tuple[tuple[str, tuple[tuple[int, float], ...]], ...]
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class _OpenFile(Protocol):
     def get_tensor(self, name: str) -> "Tensor": ...
 
 
-# Names of LFM2, and of Granite's mixture of experts.
+# Names of LFM2, of Granite's mixture of experts, and of Falcon-H1.
 _RENAMED = {
     ".mlp.input_linear.weight": ".mlp.experts.gate_up_proj",
     ".mlp.output_linear.weight": ".mlp.experts.down_proj",
@@ -59,6 +59,11 @@ _RENAMED = {
     "model.embedding_norm.": "model.norm.",
     ".operator_norm.": ".input_layernorm.",
     ".ffn_norm.": ".post_attention_layernorm.",
+    "model.final_layernorm.": "model.norm.",
+    ".pre_ff_layernorm.": ".post_attention_layernorm.",
+    ".feed_forward.gate_proj.": ".mlp.gate_proj.",
+    ".feed_forward.up_proj.": ".mlp.up_proj.",
+    ".feed_forward.down_proj.": ".mlp.down_proj.",
     ".feed_forward.w1.": ".mlp.gate_proj.",
     ".feed_forward.w2.": ".mlp.down_proj.",
     ".feed_forward.w3.": ".mlp.up_proj.",

@@ -89,7 +89,11 @@ def find_expert_part(
 def _find_shared_part(name: str, shape: Shape, stored: Container[str]) -> ExpertPart | None:
     match = _SHARED.fullmatch(name)
     kind = "" if match is None else match[2]
-    source = "" if match is None else f"{match[1]}.shared_expert.{'down' if kind == 'down' else 'gate_up'}_proj.weight"
+    source = (
+        ""
+        if match is None
+        else f"{match[1]}.shared_expert.{'down' if kind == 'down' else 'gate_up'}_proj.weight"
+    )
     if source not in stored:
         return None
     if kind == "down":

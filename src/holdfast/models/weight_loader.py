@@ -81,6 +81,7 @@ class WeightLoader:
         self._progress = progress
         self._done = 0
         self._names = frozenset(checkpoint.names())
+        self._scales = dict(config.weight_scales)
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor on the device that does not share memory with the file."""
@@ -300,7 +301,13 @@ class WeightLoader:
         return None if name is None else self.norm(prefix + name)
 
     def _read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        tensor = self._checkpoint.tensor(name, dtype or self._dtype)
+        parts = self._scales.get(name.split(".", 3)[-1])
+        if parts is None:
+            tensor = self._checkpoint.tensor(name, dtype or self._dtype)
+        else:
+            factors = torch.cat([torch.full((rows, 1), factor) for rows, factor in parts])
+            wide = self._checkpoint.tensor(name, torch.float32)
+            tensor = (wide * factors.to(wide.device)).to(dtype or self._dtype)
         self._count()
         return tensor
 
