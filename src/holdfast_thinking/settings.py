@@ -20,8 +20,6 @@ from holdfast.errors import ConfigError
 
 # thinking: thoughts and a plain answer. none: the plain answer only. cot: a chain of thought says what is thought.
 AnswerForm = Literal["thinking", "none", "cot"]
-# What a thought of the task variables says: the changed value, all of them, or the calculation and all.
-ThoughtContent = Literal["changed", "all", "worked"]
 _LARGEST_BATCH = 1 << 16
 _LARGEST_PAGE = 64  # tokens of a KV page on a GPU; 16 on a CPU
 _ONE_OR_MORE = ("max_events", "chunk", "max_thought", "l_in", "steps", "batch", "accumulate", "eval_texts")
@@ -119,7 +117,6 @@ class TrainingSettings:
         "Close the last chunk of a prompt before its last token: the answer reads its thought.",
         panel=_MODEL,
     )
-    variables_thought: ThoughtContent = "changed"
     long_texts: bool = True  # filler sentences between the events of half of the texts
     # Tokens read after the one that settles a thought before it is written: its chunk then has several that know it.
     thought_delay: int = 0
@@ -145,7 +142,9 @@ class TrainingSettings:
     eval_every: int = option(250, "Number of steps between evaluations; 0: only at the end.", panel=_RUN)
     eval_texts: int = 128
     eval_events: tuple[int, ...] = ()  # empty: max_events and twice that
-    save_every: int = 500
+    save_every: int = option(
+        500, "Number of steps between saved states; 0: as it is always, every five minutes.", panel=_RUN
+    )
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the exported weights
 
     def __post_init__(self) -> None:

@@ -45,15 +45,15 @@ def _train_interrupted(holdfast, out: Path, wanted: tuple[str, ...], number: sig
 
     take_step, before = loop._take_step, signal.getsignal(number)
 
-    def interrupt(run: loop.TrainingRun, step: Any) -> Any:
+    def interrupt(run: loop.TrainingRun, step: Any, stops: Any) -> Any:
         if run.step == 1:
             os.kill(os.getpid(), number)
-        return take_step(run, step)
+        return take_step(run, step, stops)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "_take_step", interrupt)
         done = holdfast("train", "thinking", "--out", str(out), *wanted)
-    assert done.exit_code == 130 and "interrupted after step 2 of 4" in done.stderr
+    assert done.exit_code == 130 and "interrupted after step 1 of 4" in done.stderr
     assert not (out / "model.safetensors").exists()
     assert signal.getsignal(number) is before, "whoever started this may have interrupts ignored"
 
@@ -61,13 +61,14 @@ def _train_interrupted(holdfast, out: Path, wanted: tuple[str, ...], number: sig
 def test_train_logs_losses_without_a_terminal(holdfast, tmp_path: Path, monkeypatch):
     from holdfast_thinking.cli import train as command
 
-    monkeypatch.setattr(command, "_LOG_STEPS", 10)
+    monkeypatch.setattr(command, "_LOG_SECONDS", 0)
     more = ("while_answering=false", "compile=false", "weights.thought=2")
     wanted = ["--max-thought", "4", "--eval-every", "0", *(f"--set={each}" for each in more)]
     out = ["train", "thinking", "--out", str(tmp_path / "m"), *TINY, "--steps", "11", *wanted]
     done = holdfast(*out)
     assert done.exit_code == 0, done.stderr
     assert "step 10 of 11: loss" in done.stderr and "ms a step" in done.stderr
+    assert done.stderr.index("GB of memory") < done.stderr.index("step 10")
     thinking = json.loads((tmp_path / "m" / "thinking.json").read_text())
     assert (thinking["max_thought"], thinking["while_answering"]) == (4, False)
 

@@ -24,9 +24,7 @@ from holdfast_thinking.run.export import INFO_FILE, TrainingInfo, export, read_t
 from holdfast_thinking.run.loop import start_run
 from holdfast_thinking.settings import SIZES, AnswerForm, TrainingSettings
 
-SETTINGS = TrainingSettings(
-    tasks=("parity", "variables"), max_events=4, size=SIZES["tiny"], chunk=4, variables_thought="all"
-)
+SETTINGS = TrainingSettings(tasks=("parity", "variables"), max_events=4, size=SIZES["tiny"], chunk=4)
 
 
 def untrained(folder: Path, form: AnswerForm) -> Path:
@@ -158,7 +156,7 @@ def test_eval_report_is_written_as_json(folder: Callable[[AnswerForm], Path], tm
 
 def test_training_info_of_a_folder(folder: Callable[[AnswerForm], Path], tmp_path: Path) -> None:
     info = read_training_info(folder("cot"))
-    assert info == TrainingInfo("cot", ("parity", "variables"), 4, 0, 1500, True, "all")
+    assert info == TrainingInfo("cot", ("parity", "variables"), 4, 0, 1500, True)
     with pytest.raises(BadWeights, match=INFO_FILE):
         read_training_info(tmp_path)
     for wrong in ("{", '{"form": "thinking"}', '{"form": "loud", "tasks": [], "max_events": 4}', "[]"):

@@ -1,6 +1,7 @@
 """The training loop: the same settings give the same bits, interrupted or not; the export is a model folder."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.thinking.config import WEIGHTS_FILE, read_thinking
 from holdfast_thinking import train_model
+from holdfast_thinking.run import estimate as estimates
 from holdfast_thinking.run import loop
+from holdfast_thinking.run.estimate import estimate
 from holdfast_thinking.run.export import STATE_FILE, export, read_training_info
 from holdfast_thinking.run.loop import (
     TrainingRun,
@@ -244,7 +247,6 @@ def test_run_with_minutes_sets_its_steps_and_resumes_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "_MEASURED_AT", (3, 6))
-    monkeypatch.setattr(loop, "_NUM_TIMED", 2)
     asked = replace(TINY, minutes=60.0, steps=20)
     run = start_run(asked, CPU)
     train(run, tmp_path, stops=lambda: run.step == 8)
@@ -254,6 +256,46 @@ def test_run_with_minutes_sets_its_steps_and_resumes_with_them(
     bounded = start_run(replace(asked, most_steps=9), CPU)
     train(bounded)
     assert bounded.step == bounded.settings.steps == 9
-    short = start_run(replace(asked, minutes=1e-6), CPU)
-    train(short)
-    assert short.step == short.settings.steps == 1 and short.metrics[-1].accuracy is not None
+    with pytest.raises(ConfigError, match=r"no step ends in 1e-06 minutes; train on a GPU"):
+        train(start_run(replace(asked, minutes=1e-6), CPU))
+
+
+def test_run_stops_within_a_step_which_changes_nothing() -> None:
+    run = start_run(TINY, CPU)
+    before, answers = _bits(run), iter([False, False, True])
+    train(run, stops=lambda: next(answers))  # before the step, its first pass, its second
+    assert run.step == 0 and _bits(run) == before
+
+
+def test_slow_run_reports_and_saves_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_LOG_SECONDS", 0)
+    monkeypatch.setattr(loop, "_SAVE_SECONDS", 0)
+    run, saved = start_run(replace(TINY, steps=5, save_every=0, eval_every=0), CPU), []
+    train(run, tmp_path, report=lambda _: saved.append(tmp_path.joinpath(STATE_FILE).exists()))
+    assert saved == [False, True, True, True, True]
+
+
+def test_estimate_names_what_a_run_needs_and_changes_no_weight() -> None:
+    run = start_run(TINY, CPU)
+    before, threads = _bits(run), torch.get_num_threads()
+    said = estimate(run, threads)
+    assert re.fullmatch(
+        rf"about \S+ s a step, 12 steps in \S+ minutes, \S+ GB of memory, {threads} of {threads} threads",
+        said,
+    )
+    assert _bits(run) == before and torch.get_num_threads() == threads
+    for slow in ({"steps": 1 << 40}, {"steps": 1 << 40, "minutes": 1e-5}):
+        assert estimate(start_run(replace(TINY, **slow), CPU), threads).endswith("; this needs a GPU")
+
+
+@pytest.mark.parametrize("alone", [0.5, 2.0])
+def test_run_takes_one_thread_where_more_are_slower(alone: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose other cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(estimates, "_time", lambda *_: 1.0 if torch.get_num_threads() == 2 else alone)
+    try:
+        estimate(start_run(TINY, CPU), None)
+        assert torch.get_num_threads() == (1 if alone < 1 else 2)
+    finally:
+        torch.set_num_threads(before)

@@ -60,7 +60,7 @@ def thinking(
     ] = None,
     engine: EngineConfig = _ENGINE,
 ) -> None:
-    """Measure accuracy by length with the serving engine, and the effect of thoughts."""
+    """Measure accuracy of models by length with the serving engine, and the effect of thoughts."""
     folders = [_model_folder(each) for each in (*models, *(baseline or ()))]
     numbers = _numbers(events)
     require_tasks(task or ())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast_thinking.run.loop import StepMetrics, TrainingRun
 
 train = App(help="Train models that think while they read.", no_args_is_help=True)
-_LOG_STEPS = 250  # steps between log lines without a terminal
+_LOG_SECONDS = 60  # between log lines without a terminal
 _INTERRUPTED = 130  # the exit code of a shell
 _NUM_GENERAL, _GENERAL_TASKS = 400, ("outside", "variable-talk", "stories")  # of `GENERAL_FILE`
 
@@ -77,13 +77,13 @@ def thinking(
         apply_numeric_settings(num_threads)
     where = choose_device(EngineConfig(device=device).device)
     if settings is None:
-        run = resume_run(out, where)
+        run = resume_run(out, where, num_threads)
     else:
         _require_place(out, overwrite)
         if f"chat:{out / GENERAL_FILE}" in settings.tasks and not (out / GENERAL_FILE).exists():
             _write_general(settings, out / GENERAL_FILE, where.type)
         run = start_run(settings, where)
-    _train(run, out)
+    _train(run, out, num_threads)
 
 
 def _settings(preset: str | None, changes: dict[str, Any], more: list[str], out: Path) -> TrainingSettings:
@@ -162,14 +162,18 @@ def _require_place(out: Path, overwrite: bool) -> None:
         raise ConfigError(f"{out} cannot be written to: {error.strerror or error}") from error
 
 
-def _train(run: "TrainingRun", out: Path) -> None:
+def _train(run: "TrainingRun", out: Path, num_threads: int | None) -> None:
+    import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+    from holdfast_thinking.run.estimate import estimate
     from holdfast_thinking.run.loop import train as go_on
     from holdfast_thinking.run.loop import write_model
 
     count = sum(each.numel() for each in run.model.parameters())
     note(f"{count / 1e6:.1f} million parameters, {', '.join(run.settings.tasks)}, on {run.device}")
+    note(estimate(run, torch.get_num_threads() if run.step else num_threads))
+    right = "right, chain included" if run.settings.form == "cot" else "right"
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = stderr()
     last = (run.step, time.monotonic())  # of the log
@@ -180,10 +184,10 @@ def _train(run: "TrainingRun", out: Path) -> None:
             nonlocal last
             loss = f"loss {moment.loss:.4f}"
             bar.update(line, completed=moment.step, total=run.settings.steps, description=loss)
-            is_logged = not console.is_terminal and moment.step % _LOG_STEPS == 0
+            is_logged = not console.is_terminal and time.monotonic() - last[1] >= _LOG_SECONDS
             if moment.accuracy:
-                right = ", ".join(f"{name} {share:.1%}" for name, share in moment.accuracy.items())
-                note(f"step {moment.step} of {run.settings.steps}: {loss}, right: {right}")
+                found = ", ".join(f"{name} {share:.1%}" for name, share in moment.accuracy.items())
+                note(f"step {moment.step} of {run.settings.steps}: {loss}, {right}: {found}")
             elif is_logged:
                 ms = 1000 * (time.monotonic() - last[1]) / max(1, moment.step - last[0])
                 parts = f"answer {moment.answer:.4f}, thought {moment.thought:.4f}"
@@ -212,7 +216,7 @@ def _until_interrupted() -> Iterator[Callable[[], bool]]:
     def stop(number: int, frame: object) -> None:
         found.set()
         restore()
-        note("interrupted: finishing the step and saving the run; interrupt again to leave at once")
+        note("interrupted: leaving the step and saving the run; interrupt again to leave at once")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

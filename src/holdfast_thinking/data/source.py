@@ -42,7 +42,7 @@ _HELD_OUT = 10  # every tenth example of a file is for validation
 _READERS: dict[str, Callable[[Path], list[TextExample]]] = {"jsonl": read_thoughts, "chat": read_chat}
 _TASKS: dict[str, Callable[[TrainingSettings], TextTask]] = {
     "parity": lambda settings: Parity(settings.long_texts),
-    "variables": lambda settings: Variables(settings.variables_thought, settings.long_texts),
+    "variables": lambda settings: Variables(settings.long_texts),
     "coin-talk": lambda settings: CoinTalk(),
     "variable-talk": lambda settings: VariableTalk(),
     "outside": lambda settings: Outside(),

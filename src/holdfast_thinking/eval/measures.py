@@ -1,6 +1,4 @@
-"""Right answers by task and number of events, the share of thoughts that are gold, and right answers without
-states.
-"""
+"""Right answers by task and number of events, with states and without, and the share of gold thoughts."""
 
 import time
 from collections.abc import Sequence

@@ -67,7 +67,6 @@ class EvalModel:
             tasks=tasks,
             form=self.info.form,
             max_events=self.info.max_events,
-            variables_thought=self.info.variables_thought,
             long_texts=long_texts,
             seed=seed,
             chunk=1 if thinking is None else thinking.chunk,

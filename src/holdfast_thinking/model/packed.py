@@ -120,8 +120,9 @@ def pack(batch: Batch, spec: PackSpec) -> Packed[Ints]:
         raise ConfigError(
             f"a text has {longest} tokens, and the model is trained with {spec.max_len} positions; use shorter texts"
         )
-    ends = np.cumsum(round_up_all(batch.num_tokens, chunk))
-    starts = ends - round_up_all(batch.num_tokens, chunk)  # [B]
+    lens = -(-batch.num_tokens // chunk) * chunk
+    ends = np.cumsum(lens)
+    starts = ends - lens  # [B]
     windows = set(spec.windows)
     blocks = [block_of(each) for each in windows if each is not None and is_local(each, longest)]
     num_rows = padded(int(ends[-1]) + chunk, lcm(chunk, *blocks))
@@ -174,10 +175,6 @@ def send(packed: Packed[Ints], device: torch.device) -> Packed[Tensor]:
     return packed.map(take)
 
 
-def round_up_all(counts: Ints, unit: int) -> Ints:
-    return -(-counts // unit) * unit
-
-
 def _list_targets(batch: Batch, starts: Ints, num_rows: int) -> Targets[Ints]:
     """List the tokens of the answers. A target is predicted by the row before it."""
     text, position = np.nonzero(batch.is_answer())
@@ -185,8 +182,10 @@ def _list_targets(batch: Batch, starts: Ints, num_rows: int) -> Targets[Ints]:
 
 
 def _pad_targets(rows: Ints, ids: Ints, num_rows: int) -> Targets[Ints]:
+    """Pad with different rows: zero gradients that all go to one row would be added one by one."""
     missing = padded(len(ids)) - len(ids)
-    return Targets(_pad_indices(rows, missing, num_rows), np.pad(ids, (0, missing), constant_values=IGNORED))
+    rows = np.append(rows, np.arange(missing) % num_rows)
+    return Targets(rows, np.pad(ids, (0, missing), constant_values=IGNORED))
 
 
 def _list_target_thoughts(
@@ -272,8 +271,3 @@ def _by_length(lens: Ints, longest: int) -> list[tuple[Ints, int]]:
 def _set_width(tokens: Ints, width: int) -> Ints:
     tokens = tokens[:, :width]
     return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])), constant_values=-1)
-
-
-def _pad_indices(indices: Ints, missing: int, size: int) -> Ints:
-    """Pad with different indices: zero gradients that all go to one row would be added one by one."""
-    return np.concatenate((indices, np.arange(missing) % size))

@@ -29,12 +29,11 @@ from holdfast.thinking.config import WEIGHTS_FILE, write_thinking
 from holdfast_thinking.model.build import BuiltModel
 from holdfast_thinking.model.model import BLOCKS, ThinkingModel
 from holdfast_thinking.model.tokenizer import save_tokenizer
-from holdfast_thinking.settings import AnswerForm, ThoughtContent, TrainingSettings
+from holdfast_thinking.settings import AnswerForm, TrainingSettings
 
 if TYPE_CHECKING:
     from holdfast_thinking.run.loop import StepMetrics
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
 _MIN_LOSS = 1e-5  # for the logarithmic axis
 INFO_FILE = "training.json"
 STATE_FILE = "training.safetensors"
@@ -112,7 +111,6 @@ class TrainingInfo:
     seed: int = 0
     steps: int = 0
     long_texts: bool = True
-    variables_thought: ThoughtContent = "changed"
     chat: bool = False
     thought_delay: int = 0
     thinks_answer: bool = False
@@ -149,21 +147,15 @@ def plot_curves(metrics: "Sequence[StepMetrics]", path: Path) -> None:
     figure = Figure(figsize=(9.0, 3.6), dpi=150)
     FigureCanvasAgg(figure)
     losses, accuracies = figure.subplots(1, 2)
-    steps = [each.step for each in metrics]
-    for name, colour in zip(("loss", "answer", "thought"), _COLOURS, strict=False):
-        losses.plot(
-            steps, [max(_MIN_LOSS, getattr(each, name)) for each in metrics], color=colour, label=name, lw=1
-        )
-    losses.set_yscale("log")
-    losses.set_title("loss")
     tested = [(each.step, each.accuracy) for each in metrics if each.accuracy]
-    names = list(tested[-1][1]) if tested else []
-    for index, name in enumerate(names):
+    for name in ("loss", "answer", "thought"):
+        points = [(each.step, max(_MIN_LOSS, getattr(each, name))) for each in metrics]
+        losses.plot(*zip(*points, strict=True), label=name, lw=1)
+    for name in tested[-1][1] if tested else ():
         points = [(step, accuracy[name]) for step, accuracy in tested if name in accuracy]
-        colour = _COLOURS[index % len(_COLOURS)]
-        accuracies.plot(*zip(*points, strict=True), color=colour, marker="o", ms=3, label=name)
-    accuracies.set_ylim(-0.02, 1.02)
-    accuracies.set_title("right answers by task and events, own thoughts")
+        accuracies.plot(*zip(*points, strict=True), marker="o", ms=3, label=name)
+    losses.set(yscale="log", title="loss")
+    accuracies.set(ylim=(-0.02, 1.02), title="right answers by task and events, own thoughts")
     for panel in (losses, accuracies):
         panel.set_xlabel("step")
         panel.grid(alpha=0.25)

@@ -6,11 +6,9 @@ same number of threads, a resumed run has the same bits as one that was not inte
 """
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +30,9 @@ from holdfast_thinking.settings import TrainingSettings, settings_from_json
 
 _EXAMPLES_FILE = "examples.jsonl"  # in the folder of a run: those it was called with
 _EVAL_BATCH, _EVAL_BATCH_THINKING = 128, 512  # texts; chunk by chunk means many small passes
-_LOG_EVERY = 10
+_LOG_EVERY, _LOG_SECONDS = 10, 60
+_SAVE_SECONDS = 300  # after which a run is saved even before its save_every-th step
 _MEASURED_AT = (50, 400, 1500, 4000)  # steps after which the number of steps is set from the time of a step
-_NUM_TIMED = 20  # steps of a measurement
 _MARGIN = 0.03  # share of the time kept for saving and for variation
 _LAST_SHARE = 0.02  # of the learning rate, at the end of the cosine
 
@@ -75,6 +73,7 @@ class TrainingRun:
     def save(self, folder: Path) -> None:
         info: dict[str, Any] = {"settings": asdict(self.settings), "step": self.step}
         info["moments"] = [vars(each) for each in self.metrics]
+        info["threads"] = torch.get_num_threads()
         save_state(folder, self.model, self.optimizer, info)
 
 
@@ -88,21 +87,25 @@ class StepBudget:
 
     def __init__(self, run: TrainingRun) -> None:
         self._run, self._minutes = run, run.settings.minutes
-        self._ends: list[float] = []  # of the steps that are timed
+        self._begun, self._first = time.monotonic(), run.step
         self._eval_seconds: float | None = None
 
     def settings(self) -> TrainingSettings:
         """Return the run's settings after a step, with another number of steps if that is due."""
         run, s = self._run, self._run.settings
-        if self._minutes is None:
-            return s
-        if s.minutes is not None and any(last - _NUM_TIMED <= run.step <= last for last in _MEASURED_AT):
-            if run.device.type == "cuda":
-                torch.cuda.synchronize(run.device)
-            self._ends.append(time.monotonic())
-            if run.step in _MEASURED_AT and len(self._ends) > 1:
-                return self._fit()
-        return s if self._seconds_left() > 0 else replace(s, steps=run.step, minutes=None)
+        if s.minutes is not None and run.step in _MEASURED_AT:
+            return self._fit()
+        return self.end() if self.is_over else s
+
+    def end(self) -> TrainingSettings:
+        """Return settings with which the run ends after the steps it has."""
+        if not self._run.step:
+            raise ConfigError(f"no step ends in {self._minutes} minutes; train on a GPU, or a smaller batch")
+        return replace(self._run.settings, steps=self._run.step, minutes=None)
+
+    @property
+    def is_over(self) -> bool:
+        return self._minutes is not None and self._seconds_left() <= 0
 
     def _seconds_left(self) -> float:
         assert self._minutes is not None
@@ -111,13 +114,15 @@ class StepBudget:
     def _fit(self) -> TrainingSettings:
         """Fit the steps, evaluations included, into the time left. The last measurement is final."""
         run, s = self._run, self._run.settings
+        if run.device.type == "cuda":
+            torch.cuda.synchronize(run.device)
+        now = time.monotonic()
         if self._eval_seconds is None:
             start = time.monotonic()
             measure_accuracy(run, s.eval_lengths, s.eval_texts)
             self._eval_seconds = time.monotonic() - start
         left = self._seconds_left() - self._eval_seconds
-        a_step = statistics.median(b - a for a, b in pairwise(self._ends[-_NUM_TIMED - 1 :]))
-        a_step += self._eval_seconds / s.eval_every if s.eval_every > 0 else 0.0
+        a_step = (now - self._begun) / (run.step - self._first)
         steps = max(run.step + 1, run.step + int(left / a_step))
         if s.most_steps is not None:
             steps = max(run.step, min(steps, s.most_steps))
@@ -138,11 +143,13 @@ def start_run(settings: TrainingSettings, device: torch.device) -> TrainingRun:
     return TrainingRun(settings, device, built, source, optimizer, started=started)
 
 
-def resume_run(folder: Path, device: torch.device) -> TrainingRun:
+def resume_run(folder: Path, device: torch.device, threads: int | None = None) -> TrainingRun:
+    """Continue a run, with the number of threads it had unless another is given."""
     info = read_run_info(folder)
     run = start_run(settings_from_json(info["settings"]), device)
     load_state(folder, run.model, run.optimizer)
     run.step = info["step"]
+    torch.set_num_threads(threads or info.get("threads", torch.get_num_threads()))
     run.metrics = [StepMetrics(**each) for each in info["moments"]]
     return run
 
@@ -153,19 +160,25 @@ def train(
     report: ReportStep | None = None,
     stops: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Train up to the last step, or until stops(). The folder gets the state of the run."""
+    """Train up to the last step, or until stops(). The folder gets the state of the run, now and then."""
     budget = StepBudget(run)
+    reported = saved = time.monotonic()
     workers = run.settings.workers
     if workers is None:
         workers = 4 if run.device.type == "cuda" else 0
     steps = prefetch_steps(run.step_builder, run.device, run.step, workers)
     while run.step < run.settings.steps and not stops():
-        losses = _take_step(run, next(steps))
+        losses = _take_step(run, next(steps), lambda: stops() or budget.is_over)
+        if losses is None:
+            run.settings = budget.end() if budget.is_over else run.settings
+            break
         run.step += 1
         run.settings = s = budget.settings()
         is_last = run.step == s.steps
         is_evaluated = is_last or (s.eval_every > 0 and run.step % s.eval_every == 0)
-        if is_evaluated or run.step % _LOG_EVERY == 0:
+        is_late = time.monotonic() - reported > _LOG_SECONDS
+        if is_evaluated or is_late or run.step % _LOG_EVERY == 0:
+            reported = time.monotonic()
             loss, answer, thought = losses.tolist()
             if not math.isfinite(loss):
                 raise ConfigError(f"the loss of step {run.step} is {loss}; train with a lower learning rate")
@@ -173,8 +186,10 @@ def train(
             run.metrics.append(StepMetrics(run.step, loss, answer, thought, accuracy))
             if report is not None:
                 report(run.metrics[-1])
-        if folder is not None and s.save_every > 0 and run.step % s.save_every == 0 and not is_last:
+        is_due = s.save_every > 0 and run.step % s.save_every == 0
+        if folder is not None and not is_last and (is_due or time.monotonic() - saved > _SAVE_SECONDS):
             run.save(folder)
+            saved = time.monotonic()
     steps.close()
     if folder is not None:
         run.save(folder)
@@ -238,11 +253,14 @@ def learning_rate(settings: TrainingSettings, step: int) -> float:
     return settings.learning_rate * share
 
 
-def _take_step(run: TrainingRun, step: Step[torch.Tensor]) -> torch.Tensor:
+def _take_step(run: TrainingRun, step: Step[torch.Tensor], stops: Callable[[], bool]) -> torch.Tensor | None:
+    """Return the losses of a step; None if it stops between two passes, which changes no weight."""
     s = run.settings
     sums = torch.zeros(3, device=run.device)
     run.optimizer.zero_grad(set_to_none=True)
     for texts in step.passes:
+        if stops():
+            return None
         with autocast(run.device):
             losses = packed_loss(run.model, texts, step.counts, s.weights)
         losses.total.backward()  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@
        y 4   x 7 + 0 y 4 x 7
                   y 4 + 2 y 6 x 7
 
-The thought is that of `Variables` with "worked": the calculation, then all variables in the order in
+The thought is that of `Variables`: the calculation, then all variables in the order in
 which they were named. In the first statement every variable has a thought: all so far. A half is
 written as a difference. Two values that are swapped are one thought: "+ 0" for the first of them. Values
 are 0 to 9; a change that would leave them is another one.

@@ -1,24 +1,20 @@
-"""A few integers that are changed one by one: the thought after each change is the changed value.
+"""A few integers that are changed one by one: the thought after each change is its calculation and all values.
 
     Let a = 3, b = 5, c = 2. a = a + b. c = c - 1. What is the value of c? A: 1.
-    changed                           a 8        c 1
-    all                               a 8 b 5 c 2
-                                                 a 8 b 5 c 1
-    worked       a 3 b 5 c 2          a 3 + 5 a 8 b 5 c 2
+                 a 3 b 5 c 2          a 3 + 5 a 8 b 5 c 2
                                                  c 2 - 1 a 8 b 5 c 1
 
 A change is a = 4, a = b, or a plus or minus a small number or another variable; values are 0 to 9.
 Variables are in alphabetical order: likely positions of a letter help one layer to learn which value is whose.
-A change is decided by the mark after it: "a = a" may continue with "+ b". "worked" has the calculation, so that a
-token of a thought is one attention and one step, then all values. An assignment is written as + 0, and the initial
-values are a thought as well. As a chain of thought: " a = 8. c = 1. So 1."; with "all" and "worked" the thoughts.
+A change is decided by the mark after it: "a = a" may continue with "+ b". A thought has the calculation, so that
+each of its tokens is one attention and one step, then all values. An assignment is written as + 0, and the initial
+values are a thought as well.
 """
 
 import random
 
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
 from holdfast_thinking.grammar.words import OPENINGS, SENTENCES, draw_filler, draw_opening, draw_rate
-from holdfast_thinking.settings import ThoughtContent
 
 LETTERS = "abcdkmnpxyz"
 NUM_VARIABLES = 3
@@ -30,8 +26,7 @@ _WEIGHTS = (0.1, 0.1, 0.25, 0.25, 0.2, 0.1)
 
 
 class Variables:
-    def __init__(self, thought: ThoughtContent = "changed", long_texts: bool = True) -> None:
-        self._thought: ThoughtContent = thought
+    def __init__(self, long_texts: bool = True) -> None:
         self._long_texts = long_texts
 
     def words(self) -> list[str]:
@@ -42,25 +37,17 @@ class Variables:
         values = {name: rng.randint(0, LARGEST) for name in sorted(rng.sample(LETTERS, NUM_VARIABLES))}
         first = ", ".join(f"{name} = {value}" for name, value in values.items())
         text = f"{draw_opening(rng)}{rng.choice(_STARTS)} {first}."
-        steps = []
-        if self._thought == "worked":
-            steps.append(ThoughtStep(len(text) - 1, _listed(values), state=_listed(values)))
+        steps = [ThoughtStep(len(text) - 1, _listed(values), state=_listed(values))]
         rate, end = draw_rate(rng, self._long_texts), "." if rng.random() < 0.7 else ";"
         for _ in range(events):
             text += draw_filler(rng, rate)
             target, told, work = _change(rng, values)
             text += f" {target} = {told}{end}"
-            steps.append(self._step(len(text) - 1, target, work, values))
+            said = f" {target} {work}{_listed(values)}"
+            steps.append(ThoughtStep(len(text) - 1, said, state=said))
         asked = rng.choice(list(values))
         question = f" What is the value of {asked}?{QUESTION_END}"
         return TextExample(text + question, f" {values[asked]}.", tuple(steps))
-
-    def _step(self, at: int, target: str, work: str, values: dict[str, int]) -> ThoughtStep:
-        if self._thought == "changed":
-            said = f" {target} = {values[target]}"
-            return ThoughtStep(at, f" {target} {values[target]}", said=said)
-        every = _listed(values) if self._thought == "all" else f" {target} {work}{_listed(values)}"
-        return ThoughtStep(at, every, state=every)
 
 
 def _listed(values: dict[str, int]) -> str:

@@ -1,15 +1,13 @@
 """Variables, computed again from the text."""
 
 import re
-from typing import get_args
 
 import pytest
 
-from holdfast_thinking.settings import AnswerForm, ThoughtContent
+from holdfast_thinking.settings import AnswerForm
 from holdfast_thinking.tasks.variables import LARGEST, Variables
 from support.task_texts import chunk_texts, decode_texts, draw_batch
 
-THOUGHTS: tuple[ThoughtContent, ...] = get_args(ThoughtContent)
 CHANGE = re.compile(r" ([a-z]) = (\w+)(?: ([+-]) (\w+))?[.;]")
 START = re.compile(r"(?:Let|Given|We start with|First,)((?: [a-z] = \d+[,.]){3})")
 
@@ -18,9 +16,8 @@ def _value(text: str, values: dict[str, int]) -> int:
     return int(text) if text.isdecimal() else values[text]
 
 
-@pytest.mark.parametrize("thought", THOUGHTS)
-def test_answers_and_thoughts_are_right(thought: ThoughtContent) -> None:
-    batch, tokenizer = draw_batch(Variables(thought), 300, 1, 9, max_thought=12, carry=True)
+def test_answers_and_thoughts_are_right() -> None:
+    batch, tokenizer = draw_batch(Variables(), 300, 1, 9, max_thought=12, carry=True)
     for row, (prompt, answer) in enumerate(decode_texts(batch, tokenizer)):
         start = START.search(prompt)
         assert start is not None, prompt
@@ -28,9 +25,8 @@ def test_answers_and_thoughts_are_right(thought: ThoughtContent) -> None:
         assert len(values) == 3 and list(values) == sorted(values)
         offsets = tokenizer.encode(prompt).offsets
         expected: dict[int, str] = {}
-        if thought == "worked":
-            settled = next(i for i, (_, stop) in enumerate(offsets) if stop >= start.end())
-            expected[settled // 8] = "".join(f" {name} {value}" for name, value in values.items())
+        settled = next(i for i, (_, stop) in enumerate(offsets) if stop >= start.end())
+        expected[settled // 8] = "".join(f" {name} {value}" for name, value in values.items())
         for each in CHANGE.finditer(prompt, start.end()):
             target, left, sign, right = each.groups()
             result, operand = _value(left, values), _value(right or "0", values)
@@ -39,31 +35,20 @@ def test_answers_and_thoughts_are_right(thought: ThoughtContent) -> None:
             values[target] = result
             assert 0 <= result <= LARGEST
             token = next(i for i, (_, stop) in enumerate(offsets) if stop >= each.end())
-            before = expected.get(token // 8, "")
-            said = f" {target} {result}"
-            if thought == "all":
-                before, said = "", "".join(f" {name} {value}" for name, value in values.items())
-            elif thought == "worked":
-                before, said = "", work + "".join(f" {name} {value}" for name, value in values.items())
-            expected[token // 8] = before + said
+            expected[token // 8] = work + "".join(f" {name} {value}" for name, value in values.items())
         asked = prompt[prompt.rindex("value of") :].split()[2].rstrip("?")
         assert answer == f" {values[asked]}."
         assert chunk_texts(batch, tokenizer, row) == expected, prompt
 
 
 @pytest.mark.parametrize("form", ["thinking", "none", "cot"])
-def test_texts_do_not_depend_on_the_thought_content(form: AnswerForm) -> None:
-    drawn = [draw_batch(Variables(thought), 50, 1, 9, max_thought=12, form=form) for thought in THOUGHTS]
-    texts = [decode_texts(*each) for each in drawn]
-    for others in texts[1:]:
-        assert [prompt for prompt, _ in others] == [prompt for prompt, _ in texts[0]]
-        assert (others == texts[0]) == (form != "cot")  # which says what is thought
-    assert all((batch.thoughts >= 0).any() == (form == "thinking") for batch, _ in drawn)
+def test_only_the_thinking_form_thinks(form: AnswerForm) -> None:
+    batch, _ = draw_batch(Variables(), 50, 1, 9, max_thought=12, form=form)
+    assert (batch.thoughts >= 0).any() == (form == "thinking")
 
 
-@pytest.mark.parametrize("thought", ["all", "worked"])
-def test_chain_of_thought_has_the_thoughts(thought: ThoughtContent) -> None:
-    task = Variables(thought)
+def test_chain_of_thought_has_the_thoughts() -> None:
+    task = Variables()
     thinking, tokenizer = draw_batch(
         task, 100, 1, 9, chunk=4, max_thought=10, carry=True
     )  # a chunk holds one change
