@@ -37,6 +37,7 @@ from holdfast.certification.checks.operations import (
 from holdfast.certification.checks.order_probes import MIN_COLUMNS
 from holdfast.certification.checks.passes import AllPages, PassBench, check_passes
 from holdfast.certification.checks.probes import DENSE_SEATING
+from holdfast.certification.checks.recurrence import check_recurrence
 from holdfast.certification.checks.synthetic import sampler_ops, synthetic_layer, synthetic_linears, token_ops
 from holdfast.models.config import FAMILY_DEFAULTS, DecoderConfig, plain_value
 from holdfast.models.decoder import Decoder, NamedLinear
@@ -91,6 +92,7 @@ def plan_certification(
             *_gemm_checks(decoder, max_pass_tokens),
             *_layer_checks(decoder, max_pass_tokens),
             *_weightless_checks(backend, model, max_pass_tokens, max_len),
+            *_recurrence_checks(decoder, backend.can.sizes(max_pass_tokens)),
             *last,
         ]
 
@@ -275,6 +277,19 @@ def _weightless_checks(
         yield partial(check_sampler_op, backend, sampler_op, tested)
 
 
+def _recurrence_checks(
+    decoder: Decoder, sizes: tuple[int, ...], *, is_quick: bool = False
+) -> Iterator[Check]:
+    """Check the recurrence of the first layer of each kind."""
+    kinds = {
+        type(one.mixer.recurrence): one.mixer for one in reversed(decoder.layers) if one.mixer is not None
+    }
+    for kind, mixer in kinds.items():
+        name = f"recurrence {kind.__name__}"
+        recurrence = mixer.recurrence
+        yield partial(check_recurrence, decoder.backend, recurrence, sizes, name=name, is_quick=is_quick)
+
+
 def _reference_checks(decoder: Decoder, max_len: int) -> Iterator[Check]:
     """Yield the reference's own test, in a fraction of a second: every operation in canonical form, at other
     places, among other neighbours, in passes of one and two reference sizes.
@@ -294,6 +309,7 @@ def _reference_checks(decoder: Decoder, max_len: int) -> Iterator[Check]:
     for op in token_ops(backend, model, is_quick=True):
         yield partial(check_token_op, backend, op, (2 * rows,))
     yield partial(check_attention, backend, model, max_len, (2 * rows,), name="attention", is_quick=True)
+    yield from _recurrence_checks(decoder, (rows, 2 * rows), is_quick=True)
     for sampler_op in sampler_ops(backend, model.vocab_size, is_quick=True):
         yield partial(check_sampler_op, backend, sampler_op, _QUICK_SIZES)
 

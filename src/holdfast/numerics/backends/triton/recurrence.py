@@ -31,6 +31,7 @@ _MAX_COLUMNS = 32  # of a program
 _STAGES = 3  # tokens whose inputs are read ahead
 _LOG_ROWS = tl.constexpr(8)
 _PIECE = 1024  # columns that a program prepares
+_REPLAYERS = 256  # programs for a piece of replayed tokens, of which a captured graph allows many and has few
 _SPANS = tl.constexpr(64)
 _ITEMS = tl.constexpr(32)
 
@@ -49,7 +50,7 @@ def prepare(batch: RecurrentBatch, num_rows: int) -> RecurrentWork:
     """Find the span of each row and of each replayed token, once a pass."""
     spans, num_replayed = batch.spans, batch.num_replayed
     span_of = torch.empty(num_rows + num_replayed, dtype=torch.int32, device=spans.device)
-    firsts = torch.empty(len(spans), dtype=torch.int32, device=spans.device)
+    firsts = torch.empty(len(spans) + 1, dtype=torch.int32, device=spans.device)
     if len(span_of):
         _list_tokens[(triton.cdiv(len(span_of), _ITEMS.value),)](
             span_of, firsts, spans, len(spans), num_rows, len(span_of), num_warps=4
@@ -60,7 +61,7 @@ def prepare(batch: RecurrentBatch, num_rows: int) -> RecurrentWork:
 @triton.jit(do_not_specialize=["num_spans", "num_rows", "num_items"])
 def _list_tokens(span_of, firsts, spans, num_spans, num_rows, num_items):
     """span_of[i]: the span of row i, or of replayed token i - num_rows; -1: none. firsts[s]: where the replayed
-    tokens of span s begin among all items."""
+    tokens of span s begin among all items; firsts[num_spans]: where all end."""
     item = tl.program_id(0) * _ITEMS + tl.arange(0, _ITEMS)
     found = tl.full([_ITEMS], -1, tl.int32)
     next_item = num_rows
@@ -78,6 +79,8 @@ def _list_tokens(span_of, firsts, spans, num_spans, num_rows, num_items):
         found = tl.maximum(found, tl.max(tl.where(is_row | is_replayed, span[None, :], -1), 1))
         next_item += tl.sum(count, 0)
     tl.store(span_of + item, found, mask=item < num_items)
+    if tl.program_id(0) == 0:
+        tl.store(firsts + num_spans, next_item)
 
 
 def _work(batch: ForwardBatch, num_rows: int) -> tuple[RecurrentBatch, RecurrentWork]:
@@ -174,9 +177,12 @@ def _prepare_tokens(
         else (1.0, weights.dt_min, weights.dt_max)
     )
     bias = None if isinstance(weights, GatedDelta) else weights.conv_bias
-    _prepare[(len(work.span_of), key_pieces + triton.cdiv(out.shape[1], value_block))](
+    num_rows, num_spans = x.shape[0], len(recurrent.spans)
+    replayers = min(len(work.span_of) - num_rows, _REPLAYERS)
+    _prepare[(num_rows + replayers, key_pieces + triton.cdiv(out.shape[1], value_block))](
         *(prepared, out, x, layer.log, weights.conv, weights.conv if bias is None else bias),
-        *(weights.decay, weights.dt_bias, recurrent.spans, work.span_of, work.firsts, x.shape[0], x.stride(0), *limits),
+        *(weights.decay, weights.dt_bias, recurrent.spans, work.span_of, work.firsts, num_rows, num_spans),
+        *(replayers, x.stride(0), *limits),
         HEADS=shape.heads, GROUPS=shape.groups, ROWS=shape.rows, BLOCK_ROWS=block, LEVELS=block.bit_length() - 1,
         KEYS=keys, KEY_PIECES=key_pieces, INNER=out.shape[1], BLOCK=value_block, WIDTH=shape.width,
         BLOCK_HEADS=int(triton.next_power_of_2(shape.heads)), FIRST_KEY=min(shape.keys_at, shape.queries_at),
@@ -231,26 +237,49 @@ def _convolve(
     return total
 
 
-@triton.jit(do_not_specialize=["num_rows", "factor_scale", "dt_min", "dt_max"])
+@triton.jit(do_not_specialize=["num_rows", "num_spans", "replayers", "factor_scale", "dt_min", "dt_max"])
 def _prepare(
-    prepared, out, x, log, conv, bias, decay, dt_bias, spans, span_of, firsts, num_rows, stride,
-    factor_scale, dt_min, dt_max,
+    prepared, out, x, log, conv, bias, decay, dt_bias, spans, span_of, firsts, num_rows, num_spans, replayers,
+    stride, factor_scale, dt_min, dt_max,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, LEVELS: tl.constexpr,
     KEYS: tl.constexpr, KEY_PIECES: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, FIRST_KEY: tl.constexpr, VALUES_AT: tl.constexpr, CONV_WIDTH: tl.constexpr,
     KERNEL: tl.constexpr, LOG_LEN: tl.constexpr, LOG_WIDTH: tl.constexpr, DELTA: tl.constexpr,
     HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One piece of a token: some heads of k and q (of b and c), or a part of v (x)."""
+    """One piece of a row, or of some replayed tokens: some heads of k and q (of b and c), or a part of v (x)."""
     pdl_begin(PDL)
     item, piece = tl.program_id(0), tl.program_id(1)
-    span = tl.load(span_of + item)
-    value = (piece - KEY_PIECES) * BLOCK + tl.arange(0, BLOCK)
-    if span < 0:
-        if (item < num_rows) & (piece >= KEY_PIECES):  # padding
+    end = item + 1
+    if item >= num_rows:
+        end = tl.load(firsts + num_spans)
+    while item < end:
+        span = tl.load(span_of + item)
+        if span >= 0:
+            _prepare_token(
+                prepared, x, log, conv, bias, decay, dt_bias, spans, firsts, item, span, piece, num_rows, stride,
+                factor_scale, dt_min, dt_max, HEADS, GROUPS, ROWS, BLOCK_ROWS, LEVELS, KEYS, KEY_PIECES, INNER,
+                BLOCK, WIDTH, BLOCK_HEADS, FIRST_KEY, VALUES_AT, CONV_WIDTH, KERNEL, LOG_LEN, LOG_WIDTH, DELTA,
+                HAS_BIAS,
+            )  # fmt: skip
+        elif piece >= KEY_PIECES:  # padding
+            value = (piece - KEY_PIECES) * BLOCK + tl.arange(0, BLOCK)
             zeros = tl.zeros([BLOCK], out.dtype.element_ty)
             tl.store(out + item.to(tl.int64) * INNER + value, zeros, mask=value < INNER)
-        return
+        item += tl.maximum(replayers, 1)
+
+
+@triton.jit
+def _prepare_token(
+    prepared, x, log, conv, bias, decay, dt_bias, spans, firsts, item, span, piece, num_rows, stride, factor_scale,
+    dt_min, dt_max,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, LEVELS: tl.constexpr,
+    KEYS: tl.constexpr, KEY_PIECES: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, FIRST_KEY: tl.constexpr, VALUES_AT: tl.constexpr, CONV_WIDTH: tl.constexpr,
+    KERNEL: tl.constexpr, LOG_LEN: tl.constexpr, LOG_WIDTH: tl.constexpr, DELTA: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    value = (piece - KEY_PIECES) * BLOCK + tl.arange(0, BLOCK)
     at = spans + span * 6
     slot, start, checkpoint, first_row = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 4)
     position = start + item - first_row
