@@ -11,6 +11,7 @@ and scales of 2^-4 to 2^3, in which the order of a sum shows.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,14 +24,14 @@ from torch import Tensor
 from holdfast.certification.checks.synthetic import norm_dtype
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import layer_shape
-from holdfast.models.mixers import ConvSizes, MixerSizes
+from holdfast.models.mixers import ConvSizes, MixerSizes, SpaceSizes
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.backends.torch.sampling import SPLITMIX_GAMMA, mix64
 from holdfast.numerics.blocks import BLOCK_FORMATS, BlockBackend, blocks_of
 from holdfast.numerics.experts import activate
 from holdfast.numerics.forward_batch import ForwardBatch, RecurrentBatch
 from holdfast.numerics.ops import Backend, Linear
-from holdfast.numerics.recurrence import GatedDelta, Recurrence, ShortConv, run_recurrence
+from holdfast.numerics.recurrence import GatedDelta, Recurrence, ShortConv, StateSpace, run_recurrence
 from holdfast.numerics.sampling import SamplingBatch
 from holdfast.worker.spot_check import logits_checksums
 
@@ -103,6 +104,14 @@ def _recurrence(sizes: MixerSizes, take: Callable[[int, int], Tensor]) -> Recurr
     conv = take(sizes.kernel * sizes.conv_width, 16).view(sizes.kernel, -1) * 0.25
     if isinstance(sizes, ConvSizes):
         return ShortConv(conv, take(sizes.width, 17) if sizes.bias else None)
+    if isinstance(sizes, SpaceSizes):
+        return StateSpace(
+            *(conv, take(sizes.conv_width, 17) if sizes.conv_bias else None),
+            *(-take(sizes.heads, 18).abs(), take(sizes.heads, 19), take(sizes.heads, 20)),
+            *(sizes.heads, sizes.head_dim, sizes.groups, sizes.state_size),
+            dt_min=sizes.dt_min,
+            dt_max=math.inf if sizes.dt_max is None else sizes.dt_max,
+        )
     decay, dt_bias = -take(sizes.value_heads, 18).abs(), take(sizes.value_heads, 19)
     heads = (sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim)
     return GatedDelta(conv, decay, dt_bias, *heads)
