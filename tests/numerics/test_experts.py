@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.numerics.experts import Expert, Experts, combine, route
+from holdfast.numerics.experts import Expert, Experts, SigmoidScores, combine, route
 from holdfast.numerics.layer import LayerShape
 from holdfast.numerics.ops import Backend
 
@@ -118,6 +118,17 @@ def test_logits_that_are_no_numbers_choose_experts_that_exist(c_backend: Backend
     for normalizes in (False, True):
         _, ids = route(c_backend, logits, 3, normalizes=normalizes)
         assert ids.tolist() == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [3, 2, 0]]
+
+
+def test_biased_sigmoids_choose_experts(c_backend: Backend) -> None:
+    """The bias decides who sees a token, and is no part of the weights. Ties go to the lowest expert."""
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0], [1.0, 1.0, 1.0, 1.0], [float("nan"), 0.0, 0.0, 0.0]])
+    by = SigmoidScores(torch.tensor([2.0, 0.0, 0.0, -2.0]), 2.0)
+    weights, ids = route(c_backend, logits, 2, normalizes=False, sigmoid=by)
+    assert ids.tolist() == [[0, 2], [0, 1], [0, 1]]
+    torch.testing.assert_close(weights[0], 2.0 * torch.tensor([0.0, 2.0]).sigmoid())
+    weights, _ = route(c_backend, logits, 2, normalizes=True, sigmoid=by)
+    torch.testing.assert_close(weights.sum(1), torch.full((3,), 2.0), atol=1e-5, rtol=0)
 
 
 def test_outputs_are_added_in_the_order_of_a_token_s_experts() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.numerics.experts import SigmoidScores
 from holdfast.numerics.layer import Activation, LayerShape
 
 pytest.importorskip("triton")
@@ -91,6 +92,25 @@ def test_ties_go_to_the_lowest_expert_and_no_number_is_chosen_last() -> None:
     assert ids.tolist() == [[1, 2], [0, 1], [1, 3], [0, 2]]
     assert weights.isfinite().all()
     assert weights[[0, 1, 3]].tolist() == [[0.5, 0.5]] * 3
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_biased_sigmoids_choose_experts(normalizes: bool) -> None:
+    """The bias decides who sees a token, and is no part of the weights."""
+    from holdfast.numerics.backends.triton.gemms import routing
+
+    logits = torch.randn((6, NUM_EXPERTS), generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    logits[5] = float("nan")
+    bias = torch.tensor([0.0, 5.0, 0.1, -5.0, 0.2], device=DEVICE)
+    found, ids = routing.route(
+        *(logits[None], None, NUM_EXPERTS, TOP_K), normalizes=normalizes, sigmoid=SigmoidScores(bias, 2.5)
+    )
+    scores = logits.nan_to_num(nan=-1e38).sigmoid()
+    chosen = (scores + bias).topk(TOP_K, 1).indices
+    weights = scores.gather(1, chosen)
+    expected = weights / (weights.sum(1, keepdim=True) + 1e-6) if normalizes else weights
+    assert torch.equal(ids.long(), chosen)
+    torch.testing.assert_close(found, 2.5 * expected)
 
 
 @pytest.mark.parametrize("num_tokens", [20, 700, 9000])

@@ -30,6 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lfm2": {},
     "granitemoehybrid": {"std": 0.1},
     "falcon_h1": {"std": 0.1},
+    "lfm2_moe": {},
     "qwen3_next": {"std": 0.1},
     "qwen3_5_text": {"std": 0.1},
     "qwen3_5_moe_text": {"std": 0.1},

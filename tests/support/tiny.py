@@ -50,6 +50,7 @@ _CLASSES = {
     "lfm2": "Lfm2",
     "granitemoehybrid": "GraniteMoeHybrid",
     "falcon_h1": "FalconH1",
+    "lfm2_moe": "Lfm2Moe",
     "qwen3_next": "Qwen3Next",
     "qwen3_5_text": "Qwen3_5",
     "qwen3_5_moe_text": "Qwen3_5Moe",
@@ -144,6 +145,13 @@ FAMILY_SIZES |= {
     },
     "granitemoehybrid": _SPACE
     | {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 40},
+    "lfm2_moe": _EXPERTS
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
+        "routed_scaling_factor": 1.5,
+    },
     "qwen3_next": _DELTA | _EXPERTS | {"mlp_only_layers": [1], "shared_expert_intermediate_size": 40},
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 40},
@@ -238,8 +246,9 @@ def random_model(family: str, *, seed: int = 7, std: float = 0.2, **overrides: A
     config = random_config(family, **overrides)
     model = getattr(transformers, _CLASSES[family] + "ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(seed)
+    biases = ((name, one) for name, one in model.named_buffers() if name.endswith("expert_bias"))
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in (*model.named_parameters(), *biases):
             noise = torch.randn(parameter.shape, generator=generator) * std
             parameter.copy_(1 + noise if "norm" in name else noise)
     return model

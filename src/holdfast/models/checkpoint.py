@@ -150,6 +150,8 @@ def expert_tensors(config: DecoderConfig) -> dict[str, Shape]:
     tensors: dict[str, Shape] = {f"{router}.weight": (config.num_experts, hidden)}
     if config.router_bias:
         tensors[f"{router}.bias"] = (config.num_experts,)
+    if config.expert_bias:
+        tensors["mlp.expert_bias"] = (config.num_experts,)
     sizes = {f"mlp.experts.{number}": config.expert_size for number in range(config.num_experts)}
     if config.shared_expert_size:
         sizes["mlp.shared_expert"] = config.shared_expert_size

@@ -84,6 +84,9 @@ class DecoderConfig:
     clip_qkv: float | None = None  # q, k and v are clamped to -clip_qkv .. clip_qkv
     swiglu_alpha: float = 1.0  # of the activation "clamped_swiglu"
     swiglu_limit: float = 0.0
+    sigmoid_router: bool = False  # the weights of experts are sigmoids
+    expert_bias: bool = False  # of their choice, not of their weights
+    routed_scale: float = 1.0  # of these weights
     gated_attention: bool = False  # each dim of its output has a gate, stored with q
     layer_kinds: tuple[LayerKind, ...] | None = None  # None: all "attention"
     mixer: MixerSizes | None = None  # of recurrent layers

@@ -32,6 +32,7 @@ FamilyName = Literal[
     "olmoe",
     "gpt_oss",
     "lfm2",
+    "lfm2_moe",
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
@@ -227,6 +228,18 @@ def _lfm2(fields: Fields, num_layers: int) -> Traits:
             width=read_int(fields, "hidden_size", 1, 1 << 17),
             bias=read_bool(fields, "conv_bias", False),
         ),
+    }
+
+
+def _lfm2_moe(fields: Fields, num_layers: int) -> Traits:
+    return {
+        **_lfm2(fields, num_layers),
+        **_experts(fields, 32, "moe_intermediate_size"),
+        "normalizes_experts": read_bool(fields, "norm_topk_prob", True),
+        "dense_layers": tuple(range(read_int(fields, "num_dense_layers", 0, num_layers, 2))),
+        "sigmoid_router": True,
+        "expert_bias": read_bool(fields, "use_expert_bias", True),
+        "routed_scale": _scale(fields, "routed_scaling_factor"),
     }
 
 
@@ -457,9 +470,7 @@ def _gpt_oss_fields(fields: Fields) -> Fields:
 
 def _lfm2_fields(fields: Fields) -> Fields:
     """`intermediate_size` is adjusted by rules of its own; older files list the layers with attention."""
-    plain = {**fields, "rms_norm_eps": fields["norm_eps"], "hidden_act": "silu"}
-    if fields.get("tie_embedding") is not None:
-        plain["tie_word_embeddings"] = fields["tie_embedding"]
+    plain = _lfm2_moe_fields(fields)
     size_key = "block_ff_dim" if fields.get("block_ff_dim") is not None else "intermediate_size"
     size = read_int(fields, size_key, 1, 1 << 20)
     if read_bool(fields, "block_auto_adjust_ff_dim", True):
@@ -488,6 +499,13 @@ def _granitemoehybrid_fields(fields: Fields) -> Fields:
     if not fields["num_local_experts"]:
         return {**plain, "intermediate_size": fields["shared_intermediate_size"]}
     return {**plain, "expert_size": fields["intermediate_size"]}
+
+
+def _lfm2_moe_fields(fields: Fields) -> dict[str, object]:
+    plain = {**fields, "rms_norm_eps": fields["norm_eps"], "hidden_act": "silu"}
+    if fields.get("tie_embedding") is not None:
+        plain["tie_word_embeddings"] = fields["tie_embedding"]
+    return plain
 
 
 def _qwen3_5_fields(fields: Fields) -> Fields:
@@ -588,6 +606,15 @@ _GPT_OSS_ROPE: dict[str, object] = {
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 4096,
+}
+_LFM2: dict[str, object] = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": True,
+    "conv_L_cache": 3,
 }
 _DELTA: dict[str, object] = {
     "num_key_value_heads": 2,
@@ -752,19 +779,12 @@ FAMILIES: Mapping[FamilyName, Family] = {
         rope_theta=150000.0,
         quant_method="mxfp4",
     ),
-    "lfm2": Family(
-        "Lfm2ForCausalLM",
-        {
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 128000,
-            "norm_eps": 1e-5,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "tie_word_embeddings": True,
-            "conv_L_cache": 3,
-        },
-        _lfm2,
-        _lfm2_fields,
+    "lfm2": Family("Lfm2ForCausalLM", _LFM2, _lfm2, _lfm2_fields, rope_theta=1000000.0),
+    "lfm2_moe": Family(
+        "Lfm2MoeForCausalLM",
+        _LFM2 | {"num_experts_per_tok": 4, "moe_intermediate_size": 1792},
+        _lfm2_moe,
+        _lfm2_moe_fields,
         rope_theta=1000000.0,
     ),
     "qwen3_next": Family(

@@ -20,13 +20,14 @@ from holdfast.models.decoder import Decoder
 from holdfast.models.mixer_loader import load_mixer
 from holdfast.models.rope import rotary_order
 from holdfast.numerics.blocks import BlockBackend, Blocks, BlockSource
-from holdfast.numerics.experts import Expert, ExpertLinears, Experts
+from holdfast.numerics.experts import Expert, ExpertLinears, Experts, SigmoidScores
 from holdfast.numerics.layer import LayerWeights
 from holdfast.numerics.ops import Backend, Linear
 
 Progress = Callable[[int, int], None]  # (tensors loaded, tensors in total)
 
 
+_ROUTES = "it decides which experts see a token"
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -174,7 +175,14 @@ class WeightLoader:
             normalizes=config.normalizes_experts,
             shared=self._expert(prefix + "mlp.shared_expert.") if has_shared else None,
             shared_gate=self._router(prefix + "mlp.shared_expert_gate") if has_gate else None,
+            sigmoid=self._sigmoid_scores(prefix + "mlp.expert_bias") if config.sigmoid_router else None,
         )
+
+    def _sigmoid_scores(self, name: str) -> SigmoidScores:
+        config = self._config
+        if not config.expert_bias:
+            return SigmoidScores(torch.zeros(config.num_experts, device=self._device), config.routed_scale)
+        return SigmoidScores(_require_finite(self.fp32(name), name, _ROUTES), config.routed_scale)
 
     def _expert_linears(self, prefix: str, names: Sequence[str]) -> ExpertLinears:
         count = self._config.num_experts
@@ -191,10 +199,9 @@ class WeightLoader:
         )
 
     def _router(self, name: str) -> Linear:
-        purpose = "it decides which experts see a token"
-        weight = _require_finite(self.tensor(f"{name}.weight"), f"{name}.weight", purpose)
+        weight = _require_finite(self.tensor(f"{name}.weight"), f"{name}.weight", _ROUTES)
         has_bias = f"{name}.bias" in self._names
-        bias = _require_finite(self.tensor(f"{name}.bias"), f"{name}.bias", purpose) if has_bias else None
+        bias = _require_finite(self.tensor(f"{name}.bias"), f"{name}.bias", _ROUTES) if has_bias else None
         return self._backend.pack(weight, bias)
 
     def _sinks(self, name: str) -> Tensor:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+_EPS = 1e-6  # of the sum of sigmoids
+
 if TYPE_CHECKING:
     from holdfast.numerics.layer import LayerShape
     from holdfast.numerics.ops import Backend, Linear
@@ -42,11 +44,21 @@ class ExpertLinears:
 
 
 @dataclass(frozen=True)
+class SigmoidScores:
+    """Experts are chosen by sigmoid(logit) + bias, fp32 [experts]; their weights are sigmoid(logit), times
+    `scale` in the end. Weights that add up to 1 are divided by their sum and 1e-6."""
+
+    bias: Tensor
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class Experts:
     """The experts of one layer; gate and up are fused along the output dimension. top_k experts see a
     token. normalizes: their weights add up to 1, else they are probabilities among all experts.
 
-    shared: an expert for all tokens. With shared_gate its output is multiplied by sigmoid(shared_gate x).
+    shared: an expert for all tokens. With shared_gate its output is multiplied by sigmoid(shared_gate x). sigmoid:
+    None: the probabilities are a softmax.
     """
 
     router: "Linear"
@@ -56,12 +68,13 @@ class Experts:
     normalizes: bool
     shared: Expert | None = None
     shared_gate: "Linear | None" = None
+    sigmoid: SigmoidScores | None = None
 
 
 def run_experts(ops: "Backend", x: Tensor, layer: Experts, shape: "LayerShape", *, canonical: bool) -> Tensor:
     """x [tokens, hidden] -> [tokens, hidden], summed in fp32 and rounded once."""
     logits = ops.logits(x, layer.router, canonical=True)  # fp32 [tokens, experts]
-    weights, ids = ops.route(logits, layer.top_k, normalizes=layer.normalizes)
+    weights, ids = ops.route(logits, layer.top_k, normalizes=layer.normalizes, sigmoid=layer.sigmoid)
     experts = [Expert(*parts) for parts in zip(layer.gate_up.linears, layer.down.linears, strict=True)]
     outputs = _expert_outputs(ops, x, ids, experts, shape)  # [tokens, k, hidden]
     total = ops.combine(outputs, weights)  # fp32 [tokens, hidden]
@@ -73,7 +86,14 @@ def run_experts(ops: "Backend", x: Tensor, layer: Experts, shape: "LayerShape", 
     return total.to(x.dtype)
 
 
-def route(ops: "Backend", logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
+def route(
+    ops: "Backend",
+    logits: Tensor,
+    top_k: int,
+    *,
+    normalizes: bool,
+    sigmoid: SigmoidScores | None = None,
+) -> tuple[Tensor, Tensor]:
     """fp32 logits [tokens, experts] -> the weights fp32 [tokens, k] and ids int64 [tokens, k] of each
     token's experts, by descending probability, ties to the lowest id.
 
@@ -81,14 +101,32 @@ def route(ops: "Backend", logits: Tensor, top_k: int, *, normalizes: bool) -> tu
     """
     lowest, highest = torch.finfo(torch.float32).min / 4, torch.finfo(torch.float32).max / 4
     logits = logits.nan_to_num(nan=lowest, posinf=highest, neginf=lowest)
+    if sigmoid is not None:
+        return _route_by_sigmoid(ops, logits, top_k, sigmoid, normalizes=normalizes)
     top, ids = ops.topk(logits, top_k)
     if not normalizes:
         return ops.exp(top - ops.logsumexp(logits)[:, None]), ids
     weights = ops.exp(top - top[:, :1])
+    return weights / _sum_in_order(weights), ids
+
+
+def _route_by_sigmoid(
+    ops: "Backend", logits: Tensor, top_k: int, by: SigmoidScores, *, normalizes: bool
+) -> tuple[Tensor, Tensor]:
+    scores = sigmoid(ops, logits)
+    _, ids = ops.topk(scores + by.bias, top_k)
+    weights = scores.gather(1, ids)
+    if normalizes:
+        weights = weights / (_sum_in_order(weights) + _EPS)
+    return weights * by.scale, ids
+
+
+def _sum_in_order(weights: Tensor) -> Tensor:
+    """fp32 [tokens, k] -> [tokens, 1], added in the order of k."""
     total = weights[:, :1].clone()
-    for k in range(1, top_k):
+    for k in range(1, weights.shape[1]):
         total += weights[:, k : k + 1]
-    return weights / total, ids
+    return total
 
 
 def combine(outputs: Tensor, weights: Tensor) -> Tensor:

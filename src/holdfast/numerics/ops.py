@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from holdfast.numerics.experts import ExpertLinears, Experts
+from holdfast.numerics.experts import ExpertLinears, Experts, SigmoidScores
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.recipe import Recipe
@@ -288,9 +288,12 @@ class Backend(Protocol):
         """Run the layer's experts: x [rows, hidden] -> [rows, hidden], by the rules of
         `numerics/experts.py`."""
 
-    def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
+    def route(
+        self, logits: Tensor, top_k: int, *, normalizes: bool, sigmoid: SigmoidScores | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Choose experts: the router's logits fp32 [rows, experts] -> the weights fp32 [rows, top_k] and
-        ids [rows, top_k] of each token's experts, by descending logit, ties to the lowest id."""
+        ids [rows, top_k] of each token's experts, by descending logit, ties to the lowest id. sigmoid: by
+        descending biased score instead."""
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """Add outputs [rows, top_k, hidden], weights fp32 [rows, top_k] -> [rows, hidden], in fp32 and in

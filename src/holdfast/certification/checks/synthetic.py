@@ -26,6 +26,7 @@ from holdfast.certification.checks.order_probes import (
 )
 from holdfast.models.config import DecoderConfig, Norm
 from holdfast.numerics.blocks import BlockBackend, random_blocks
+from holdfast.numerics.experts import SigmoidScores
 from holdfast.numerics.layer import LayerWeights
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
@@ -143,8 +144,11 @@ def _expert_ops(backend: Backend, model: DecoderConfig, count: int, dtype: torch
     logits = torch.randn(count, model.num_experts, generator=generator) * 3
     logits[:, -1] = logits[:, 0]
 
+    biases = torch.linspace(-0.2, 0.2, model.num_experts, device=backend.device)
+    sigmoid = SigmoidScores(biases, model.routed_scale) if model.sigmoid_router else None
+
     def choose(x: Tensor) -> Tensor:
-        weights, ids = backend.route(x, top_k, normalizes=model.normalizes_experts)
+        weights, ids = backend.route(x, top_k, normalizes=model.normalizes_experts, sigmoid=sigmoid)
         return torch.cat([weights.double(), ids.double()], 1)
 
     def add(x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from holdfast.numerics.backends.triton.gemms.partial_sums import ExpertOutputs
 from holdfast.numerics.backends.triton.sampler import sampling
 from holdfast.numerics.backends.triton.sampler.token_history import DeviceTokenHistory
 from holdfast.numerics.batch_sizes import padded_batch_sizes, padded_head_size
-from holdfast.numerics.experts import ExpertLinears, Experts
+from holdfast.numerics.experts import ExpertLinears, Experts, SigmoidScores
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, mix, project, run_layers
 from holdfast.numerics.ops import Capabilities, Linear
@@ -311,7 +311,9 @@ class TritonBackend:
         slab = self.recipe.rows if canonical else None
         router = gemm.multiply_fp32(x, layer.router, slab=slab)
         weights, ids = routing.route(
-            router, layer.router.bias, num_experts, layer.top_k, normalizes=layer.normalizes
+            *(router, layer.router.bias, num_experts, layer.top_k),
+            normalizes=layer.normalizes,
+            sigmoid=layer.sigmoid,
         )
         tile = grouped_gemm.choose_tile(ids.numel(), num_experts, self.dtype, canonical=canonical)
         assignment = routing.assign(ids, num_experts, tile)
@@ -329,8 +331,12 @@ class TritonBackend:
             gate = self.logits(x, layer.shared_gate, canonical=canonical)
         return ExpertOutputs(outputs, weights, shared, gate)
 
-    def route(self, logits: Tensor, top_k: int, *, normalizes: bool) -> tuple[Tensor, Tensor]:
-        return routing.route(logits.contiguous()[None], None, logits.shape[1], top_k, normalizes=normalizes)
+    def route(
+        self, logits: Tensor, top_k: int, *, normalizes: bool, sigmoid: SigmoidScores | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return routing.route(
+            *(logits.contiguous()[None], None, logits.shape[1], top_k), normalizes=normalizes, sigmoid=sigmoid
+        )
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         return routing.combine(ExpertOutputs(outputs.flatten(0, 1), weights.contiguous()))

@@ -28,19 +28,28 @@ from holdfast.numerics.backends.triton.gemms.partial_sums import (
 from holdfast.numerics.backends.triton.launch import pdl_begin, pdl_launch
 from holdfast.numerics.backends.triton.norm import row_layout, row_sum
 from holdfast.numerics.backends.triton.sampler.logits import INFINITY, argmax_of
+from holdfast.numerics.experts import SigmoidScores
 
 _CHUNK, _SEGMENT = 2048, 8192  # pairs that a program of `assign` looks at together, and in all
 _COMBINE_BLOCK = 1024
+_SIGMOID_EPS = tl.constexpr(1e-6)
 _LOWEST = tl.constexpr(-8.5e37)  # of a logit that is no number
 
 
 def route(
-    data: Tensor, bias: Tensor | None, num_experts: int, top_k: int, *, normalizes: bool
+    data: Tensor,
+    bias: Tensor | None,
+    num_experts: int,
+    top_k: int,
+    *,
+    normalizes: bool,
+    sigmoid: SigmoidScores | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The router's GEMM result [tokens, at least num_experts] -> weights fp32 and ids int32 [tokens,
     top_k], by descending logit, ties to the lowest id.
 
-    normalizes: the weights add up to 1, else they are probabilities among all experts.
+    normalizes: the weights add up to 1, else they are probabilities among all experts. sigmoid: as in
+    `experts.route`.
     """
     partial = as_partial_sums(data, bias)
     shape = (partial.rows, top_k)
@@ -49,9 +58,10 @@ def route(
     if partial.rows:
         _route[(partial.rows,)](
             *(weights, ids, partial.data, partial.bias, partial.split_rows),
+            *((weights, 1.0) if sigmoid is None else (sigmoid.bias, sigmoid.scale)),
             WIDTH=partial.width, SPLIT_K=partial.split_k, HAS_BIAS=partial.has_bias, NUM_EXPERTS=num_experts,
             EXPERTS=int(triton.next_power_of_2(num_experts)), TOP_K=top_k, SLOTS=int(triton.next_power_of_2(top_k)),
-            NORMALIZES=normalizes, num_warps=1, **pdl_launch,
+            NORMALIZES=normalizes, SIGMOID=sigmoid is not None, num_warps=1, **pdl_launch,
         )  # fmt: skip
     return weights, ids
 
@@ -132,9 +142,10 @@ def _row_dot(
 
 @triton.jit(do_not_specialize=["split_rows"])
 def _route(
-    weights, ids, data, bias, split_rows,
+    weights, ids, data, bias, split_rows, score_bias, scale,
     WIDTH: tl.constexpr, SPLIT_K: tl.constexpr, HAS_BIAS: tl.constexpr, NUM_EXPERTS: tl.constexpr,
-    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SLOTS: tl.constexpr, NORMALIZES: tl.constexpr, PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SLOTS: tl.constexpr, NORMALIZES: tl.constexpr, SIGMOID: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_begin(PDL)
     row = tl.program_id(0)
@@ -144,18 +155,31 @@ def _route(
     logits = tl.where(expert < NUM_EXPERTS, logits, -INFINITY)
     highest = tl.max(logits, 0)
     left = logits
+    scores = logits
+    if SIGMOID:
+        scores = tl.math.div_rn(tl.full((EXPERTS,), 1.0, tl.float32), 1.0 + tl.exp(-logits))
+        biased = scores + tl.load(score_bias + expert, mask=expert < NUM_EXPERTS, other=0.0)
+        left = tl.where(expert < NUM_EXPERTS, biased, -INFINITY)
     chosen = tl.full((SLOTS,), -INFINITY, tl.float32)
     chosen_ids = tl.zeros((SLOTS,), tl.int32)
     total = tl.zeros((), tl.float32)
     for number in tl.static_range(TOP_K):
         best, best_id = argmax_of(left, expert)
         left = tl.where(expert == best_id, -INFINITY, left)
+        if SIGMOID:
+            best = tl.sum(tl.where(expert == best_id, scores, 0.0), 0)
         chosen = tl.where(slot == number, best, chosen)
         chosen_ids = tl.where(slot == number, best_id, chosen_ids)
-        total += tl.exp(best - highest)
-    if not NORMALIZES:
-        total = tl.sum(tl.exp(logits - highest), 0)
-    result = tl.math.div_rn(tl.exp(chosen - highest), total + tl.zeros_like(chosen))
+        total += best if SIGMOID else tl.exp(best - highest)
+    if SIGMOID:
+        result = tl.where(slot < TOP_K, chosen, 0.0)
+        if NORMALIZES:
+            result = tl.math.div_rn(result, total + _SIGMOID_EPS + tl.zeros_like(chosen))
+        result = result * scale
+    else:
+        if not NORMALIZES:
+            total = tl.sum(tl.exp(logits - highest), 0)
+        result = tl.math.div_rn(tl.exp(chosen - highest), total + tl.zeros_like(chosen))
     at = row.to(tl.int64) * TOP_K + slot
     tl.store(weights + at, result, mask=slot < TOP_K)
     tl.store(ids + at, chosen_ids, mask=slot < TOP_K)
