@@ -151,11 +151,17 @@ def test_longrope_bits_do_not_depend_on_the_length_seen(tmp_path: Path) -> None:
     assert (part - reference).abs().max() > TOLERANCE  # the short factors
 
 
-def test_gemma3_with_images_is_its_language_model(tmp_path: Path) -> None:
-    """Both spellings of the tensors' names."""
-    plain = open_checkpoint(tiny_model(tmp_path / "plain", "gemma3_text", tie_word_embeddings=True))
-    model = random_model("gemma3_text", tie_word_embeddings=True)
-    fields = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}
+@pytest.mark.parametrize(
+    ("family", "architecture"), [("gemma3", "Gemma3"), ("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe")]
+)
+def test_a_model_with_images_is_its_language_model(
+    family: str, architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both spellings of the tensors' names. Layers that predict several tokens are not read, and that is noted."""
+    plain = open_checkpoint(tiny_model(tmp_path / "plain", f"{family}_text", tie_word_embeddings=True))
+    model = random_model(f"{family}_text", tie_word_embeddings=True)
+    fields = {"model_type": family, "architectures": [f"{architecture}ForConditionalGeneration"]}
+    caplog.set_level("INFO")
     outer = fields | {"text_config": model.config.to_dict(), "eos_token_id": [0, 7], "vision_config": {}}
     for number, prefix in enumerate(("model.language_model.", "language_model.model.")):
         folder = tmp_path / str(number)
@@ -163,6 +169,7 @@ def test_gemma3_with_images_is_its_language_model(tmp_path: Path) -> None:
         found = open_checkpoint(folder)
         assert _without_eos(found.config) == _without_eos(plain.config)
         assert found.config.eos_token_ids[:1] == (0,)
+        assert "mtp.x" in caplog.text
         for name in plain.names():
             assert torch.equal(found.tensor(name), plain.tensor(name))
 
@@ -175,7 +182,8 @@ def _write_renamed(folder: Path, model: Any, prefix: str, config: dict[str, Any]
     folder.mkdir()
     state = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
     renamed = {name.replace("model.", prefix, 1): value.contiguous() for name, value in state.items()}
-    save_file(renamed | {"vision_tower.x": torch.zeros(2)}, folder / "model.safetensors")
+    others = {"vision_tower.x": torch.zeros(2), "mtp.x": torch.zeros(2)}
+    save_file(renamed | others, folder / "model.safetensors")
     folder.joinpath("config.json").write_text(json.dumps(config), encoding="utf-8")
     write_tokenizer(folder)
 

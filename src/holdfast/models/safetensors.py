@@ -3,6 +3,7 @@
 Only safetensors files in the folder itself are opened. A pickle can run code and is never loaded.
 """
 
+import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+_log = logging.getLogger(__name__)
 # Where the tensors of the language model are: alone, or in a model with images.
 _PREFIXES = {
     "model.": "model.",
@@ -31,6 +33,7 @@ _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
+_MULTI_TOKEN = "mtp."
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
 _MAX_SHARDS = 4096
 _DTYPES = ("F32", "F16", "BF16")
@@ -94,6 +97,12 @@ class SafetensorsCheckpoint:
         self._files: dict[str, _OpenFile] = {}  # opened with torch when a tensor is read
         self._parts = self._find_parts()
         require_tensors(self._stored_shapes(), self._find_shape, str(folder))
+        further = [stored for stored in shards if stored.startswith(_MULTI_TOKEN)]
+        if further:
+            _log.info(
+                "%d tensors of layers that predict several tokens are not read, such as %s",
+                *(len(further), further[0]),
+            )
         self._require_dtypes()
 
     def names(self) -> tuple[str, ...]:
