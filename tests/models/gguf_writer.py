@@ -1,7 +1,8 @@
 """Writes a transformers model as the GGUF file llama.cpp's converter would: `write_gguf(path,
 model, quant)`.
 
-Query and key rows of llama models and their like are interleaved, norms of Gemma models have 1 added,
+Query and key rows of llama models and their like are interleaved, norms of Gemma and Qwen3.5 models have 1 added,
+the value heads of Qwen3.5 stand in the order in which they take key heads in turns, Falcon's multipliers are in its weights,
 experts of a layer are one tensor. One-dimensional tensors and routers stay F32, and so do rows
 that are not a multiple of the format's block. Holdfast and transformers'
 `from_pretrained(gguf_file=...)` read it. transformers ignores rope scaling and `head_dim` there:
@@ -30,7 +31,13 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gpt-oss",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
+    "granitemoehybrid": "granitehybrid",
+    "falcon_h1": "falcon-h1",
 }
+RECURRENT = ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1")
 
 
 def write_gguf(
@@ -49,19 +56,25 @@ def write_gguf(
     _add_sizes(writer, model, arch)
     for key, value in (metadata or {}).items():
         _add_value(writer, key, value)
-    architecture = getattr(gguf.MODEL_ARCH, arch.upper().replace("-", "_"))
+    architecture = getattr(gguf.MODEL_ARCH, arch.upper().replace("-", "_").replace("EHYBRID", "E_HYBRID"))
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    state = model.state_dict()
+    for name, tensor in dict(_recurrent_tensors(state, config, arch) if arch in RECURRENT else state).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.detach().float().numpy()
+        if name.startswith("blk."):
+            _add_tensor(writer, name, values, "F32" if values.ndim < 2 or "conv1d" in name else quant)
+            continue
         if ".mlp.experts." in name:
             for stored_name, part in _expert_tensors(name, values, arch, experts):
                 _add_tensor(writer, stored_name, part, quant)
             continue
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
-        if arch in ("llama", "granite", "smollm3") and ("q_proj" in name or "k_proj" in name):
+        if arch in ("llama", "granite", "smollm3", "granitehybrid") and (
+            "q_proj" in name or "k_proj" in name
+        ):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             values = interleave(values, heads)
         name = name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if arch == "llama" else name
@@ -79,6 +92,105 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _recurrent_tensors(state: Mapping[str, Any], config: Any, arch: str) -> Iterator[tuple[str, Any]]:
+    """The tensors of a model with recurrent layers: those parts by GGUF's names, all values as in the file."""
+    delta = {
+        "in_proj_qkv": "attn_qkv",
+        "in_proj_z": "attn_gate",
+        "in_proj_b": "ssm_beta",
+        "in_proj_a": "ssm_alpha",
+    }
+    delta |= {"in_proj_ba": "ssm_ba", "in_proj": "ssm_in"}
+    delta |= {"conv1d": "ssm_conv1d", "norm": "ssm_norm", "out_proj": "ssm_out"}
+    vectors = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
+    for name, tensor in state.items():
+        value = tensor.detach().float()
+        parts = name.split(".")
+        if "linear_attn" not in parts and "mamba" not in parts:
+            yield from _plain_tensor(name, value, config, arch)
+            continue
+        module = name.split(".linear_attn." if "linear_attn" in parts else ".mamba.")[1]
+        if "linear_attn" in parts and arch != "qwen3next":
+            value = _in_turns(module, value, config)
+        if arch == "falcon-h1":
+            value = _falcon_scaled(module, value, config)
+        prefix = f"blk.{parts[2]}."
+        if module in vectors:
+            value = -torch.exp(value) if module == "A_log" else value
+            is_column = "mamba" in parts and module != "dt_bias"
+            yield prefix + vectors[module], value[:, None] if is_column else value
+        elif module == "in_proj_qkvz.weight":
+            ratio = config.linear_num_value_heads // config.linear_num_key_heads
+            sizes = [config.linear_key_head_dim] * 2 + [ratio * config.linear_value_head_dim] * 2
+            groups = value.view(config.linear_num_key_heads, sum(sizes), -1).split(sizes, 1)
+            q, k, v, z = (each.reshape(-1, value.shape[1]) for each in groups)
+            yield prefix + "attn_qkv.weight", torch.cat((q, k, v))
+            yield prefix + "attn_gate.weight", z
+        else:
+            what, _, kind = module.rpartition(".")
+            value = value[:, 0] if value.ndim == 3 else value
+            if what == "norm" and "mamba" in parts:
+                value = value.view(config.mamba_n_groups, -1)
+            yield f"{prefix}{delta[what]}.{kind}", value
+
+
+def _plain_tensor(name: str, value: torch.Tensor, config: Any, arch: str) -> Iterator[tuple[str, Any]]:
+    if arch.startswith("qwen3") and name.endswith("norm.weight"):
+        value = value + 1
+    if ".shared_mlp.input_linear" in name:
+        kind = "_shexp" if config.num_local_experts else ""
+        for half, part in zip(value.chunk(2), ("gate", "up"), strict=True):
+            yield f"blk.{name.split('.')[2]}.ffn_{part}{kind}.weight", half.contiguous()
+    elif ".shared_mlp.output_linear" in name:
+        yield f"blk.{name.split('.')[2]}.ffn_down{'_shexp' if config.num_local_experts else ''}.weight", value
+    elif ".block_sparse_moe." in name:
+        name = name.replace("input_linear.weight", "experts.gate_up_proj")
+        name = name.replace("output_linear.weight", "experts.down_proj").replace("router.layer.", "gate.")
+        yield (
+            name.replace(".block_sparse_moe.router.", ".mlp.gate.").replace(".block_sparse_moe.", ".mlp."),
+            value,
+        )
+    else:
+        yield name, _falcon_scaled(name, value, config) if arch == "falcon-h1" else value
+
+
+def _in_turns(module: str, value: torch.Tensor, config: Any) -> torch.Tensor:
+    """Bring the value heads into the order in which they take key heads in turns."""
+    groups, heads, dim = (
+        config.linear_num_key_heads,
+        config.linear_num_value_heads,
+        config.linear_value_head_dim,
+    )
+    first = 2 * groups * config.linear_key_head_dim
+    rows = torch.arange(heads * dim).view(groups, heads // groups, dim).transpose(0, 1).reshape(-1)
+    of_heads = torch.arange(heads).view(groups, -1).t().reshape(-1)
+    if module.startswith(("in_proj_qkv", "conv1d")):
+        return torch.cat((value[:first], value[first:][rows]))
+    if module.startswith("in_proj_z"):
+        return value[rows]
+    if module.startswith("out_proj"):
+        return value[:, rows]
+    return value if module.startswith("norm") else value[of_heads]
+
+
+def _falcon_scaled(name: str, value: torch.Tensor, config: Any) -> torch.Tensor:
+    read, (gate, down) = config.attention_in_multiplier, config.mlp_multipliers
+    factors = {
+        "down_proj": down, "gate_proj": gate, "k_proj": config.key_multiplier * read, "q_proj": read, "v_proj": read,
+        "o_proj": config.attention_out_multiplier, "out_proj": config.ssm_out_multiplier,
+        "lm_head": config.lm_head_multiplier, "embed_tokens": config.embedding_multiplier,
+    }  # fmt: skip
+    for part, factor in factors.items():
+        if part in name.split("."):
+            return value * factor
+    if not name.startswith("in_proj"):
+        return value
+    inner, states = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
+    widths = (inner, inner, states, states, config.mamba_n_heads)
+    rows = [torch.full((width, 1), each) for width, each in zip(widths, config.ssm_multipliers, strict=True)]
+    return value * config.ssm_in_multiplier * torch.cat(rows)
 
 
 def _expert_tensors(
@@ -129,7 +241,11 @@ def _add_sizes(writer: gguf.GGUFWriter, model: Any, arch: str) -> None:
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
         writer.add_vocab_size(config.vocab_size)
         return
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if arch == "granitehybrid":
+        attends = [kind in ("attention", "full_attention") for kind in config.layer_types]
+        writer.add_head_count_kv([config.num_key_value_heads if each else 0 for each in attends])
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_feed_forward_length(config.intermediate_size)
     if arch == "cohere2":
         writer.add_layer_norm_eps(config.layer_norm_eps)
@@ -149,7 +265,9 @@ def _add_sizes(writer: gguf.GGUFWriter, model: Any, arch: str) -> None:
 
 def _add_family(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     """What the converter writes for one family only."""
-    if arch == "granite":
+    if arch in RECURRENT:
+        _add_recurrent(writer, config, arch)
+    if arch in ("granite", "granitehybrid"):
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
@@ -172,15 +290,37 @@ def _add_family(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
             writer.add_tensor(f"rope_factors_{length}.weight", factors)
 
 
+def _add_recurrent(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
+    if arch.startswith("qwen3"):
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+        writer.add_uint32(f"{arch}.full_attention_interval", 2)
+        writer.add_rope_dimension_count(
+            int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
+        )
+        return
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    if arch == "granitehybrid":
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+
+
 def _add_experts(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     fields = config.to_dict()
     if not fields.get("num_experts_per_tok"):
         return
     writer.add_expert_count(fields.get("num_experts") or fields["num_local_experts"])
     writer.add_expert_used_count(config.num_experts_per_tok)
-    if arch in ("qwen2moe", "qwen3moe"):
+    if arch in ("qwen2moe", "qwen3moe", "qwen35moe", "qwen3next"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if arch == "qwen2moe":
+    if arch in ("qwen2moe", "qwen35moe", "qwen3next"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if arch == "olmoe" and config.clip_qkv is not None:
         writer.add_clamp_kqv(config.clip_qkv)

@@ -1,6 +1,7 @@
 """Recurrent layers: what they compute, and that no bit depends on how a sequence is cut into passes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -191,6 +192,28 @@ def test_values_of_the_gated_delta_rule() -> None:
         state = state + torch.einsum("hk,hv->hkv", k[at], b[at].sigmoid()[:, None] * (v[at] - seen))
         expected = torch.einsum("hkv,hk->hv", state, q[at]) / weights.key_dim**0.5
         torch.testing.assert_close(result[at], expected.flatten().float(), atol=1e-5, rtol=1e-4)
+
+
+def test_value_heads_may_take_key_heads_in_turns(backend: Backend) -> None:
+    """It is another order of the value heads, so it has the same bits."""
+    weights = make_weights("gated_delta")
+    assert isinstance(weights, GatedDelta)
+    heads, first = weights.value_heads, weights.conv_width - weights.output_width
+    order = torch.arange(heads).view(weights.key_heads, -1).t().reshape(-1)
+    columns = torch.arange(first, weights.conv_width).view(heads, -1)[order].flatten()
+    scalars = weights.conv_width + torch.cat((order, heads + order))
+    columns = torch.cat((torch.arange(first), columns))
+    turned = replace(
+        weights,
+        conv=weights.conv[:, columns].contiguous(),
+        decay=weights.decay[order],
+        dt_bias=weights.dt_bias[order],
+        in_turns=True,
+    )
+    inputs = _inputs(weights, 1, 9).to(backend.new_kv_layer(1, 1, 16).keys.dtype)
+    expected, _ = _whole(backend, weights, inputs)
+    found, _ = _whole(backend, turned, inputs[:, torch.cat((columns, scalars))])
+    assert torch.equal(found, expected.view(9, heads, -1)[:, order].reshape(9, -1))
 
 
 def test_values_of_a_state_space() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.models.mixers import ConvSizes, DeltaSizes, MixerSizes, SpaceSizes
+from holdfast.models.mixers import ConvSizes, DeltaSizes, MixerSizes, SpaceSizes, decay_name
 from holdfast.numerics.elementary import exp_fp64
 from holdfast.numerics.recurrence import GatedDelta, Mixer, ShortConv, StateSpace
 
@@ -26,16 +26,19 @@ def load_mixer(loader: "WeightLoader", prefix: str, sizes: MixerSizes, eps: floa
 def _load_delta(loader: "WeightLoader", prefix: str, sizes: DeltaSizes, eps: float) -> Mixer:
     if sizes.grouped:
         in_proj = loader.gathered(prefix, ("in_proj_qkvz", "in_proj_ba"), _ungrouped_rows(sizes))
+    elif sizes.grouped_ba:
+        in_proj = loader.gathered(prefix, ("in_proj_qkv", "in_proj_ba", "in_proj_z"), _rows_of_ba(sizes))
     else:
         in_proj = loader.linear(prefix, ("in_proj_qkv", "in_proj_a", "in_proj_b", "in_proj_z"))
     rule = GatedDelta(
         conv=_taps(loader, prefix + "conv1d.weight"),
-        decay=_decay(loader, prefix + "A_log"),
+        decay=_decay(loader, prefix, sizes),
         dt_bias=loader.fp32(prefix + "dt_bias"),
         key_heads=sizes.key_heads,
         value_heads=sizes.value_heads,
         key_dim=sizes.key_dim,
         value_dim=sizes.value_dim,
+        in_turns=sizes.in_turns,
     )
     norm = loader.fp32(prefix + "norm.weight")
     out_proj = loader.linear(prefix, ("out_proj",))
@@ -47,7 +50,7 @@ def _load_space(loader: "WeightLoader", prefix: str, sizes: SpaceSizes, eps: flo
     space = StateSpace(
         conv=_taps(loader, prefix + "conv1d.weight"),
         conv_bias=loader.fp32(prefix + "conv1d.bias") if sizes.conv_bias else None,
-        decay=_decay(loader, prefix + "A_log"),
+        decay=_decay(loader, prefix, sizes),
         dt_bias=loader.fp32(prefix + "dt_bias"),
         skip=loader.fp32(prefix + "D"),
         heads=sizes.heads,
@@ -80,10 +83,10 @@ def _taps(loader: "WeightLoader", name: str) -> Tensor:
     return loader.fp32(name)[:, 0].t().contiguous()
 
 
-def _decay(loader: "WeightLoader", name: str) -> Tensor:
+def _decay(loader: "WeightLoader", prefix: str, sizes: DeltaSizes | SpaceSizes) -> Tensor:
     """Return -exp(A_log), fp32."""
-    logs = loader.fp32(name)
-    if logs.device.type == "meta":
+    logs = loader.fp32(prefix + decay_name(sizes))
+    if logs.device.type == "meta" or sizes.has_decay:
         return logs
     wide = logs.cpu().numpy().astype(np.float64)
     magnitudes = np.where(wide > 0, 1.0 / exp_fp64(-np.abs(wide)), exp_fp64(-np.abs(wide)))
@@ -96,5 +99,18 @@ def _ungrouped_rows(sizes: DeltaSizes) -> list[Tensor]:
     widths = [sizes.key_dim, sizes.key_dim, ratio * sizes.value_dim, ratio * sizes.value_dim]
     qkvz = torch.arange(groups * sum(widths)).view(groups, -1)
     q, k, v, z = torch.split(qkvz, widths, dim=1)
-    b, a = (torch.arange(2 * sizes.value_heads) + groups * sum(widths)).view(groups, 2, ratio).unbind(1)
-    return [each.reshape(-1) for each in (q, k, v, a, b, z)]
+    return [each.reshape(-1) for each in (q, k, v, *_rows_of_groups(sizes, groups * sum(widths)), z)]
+
+
+def _rows_of_ba(sizes: DeltaSizes) -> list[Tensor]:
+    """Return which rows of in_proj_qkv, in_proj_ba and in_proj_z, one after the other, are qkv, a, b and z."""
+    end = sizes.conv_width + 2 * sizes.value_heads
+    a, b = _rows_of_groups(sizes, sizes.conv_width)
+    return [torch.arange(sizes.conv_width), a, b, torch.arange(end, end + sizes.values)]
+
+
+def _rows_of_groups(sizes: DeltaSizes, first: int) -> tuple[Tensor, Tensor]:
+    """Return which rows are a and b, if those of the value heads of a key head are together: b, then a."""
+    groups = sizes.key_heads
+    b, a = (torch.arange(2 * sizes.value_heads) + first).view(groups, 2, -1).unbind(1)
+    return a.reshape(-1), b.reshape(-1)

@@ -17,7 +17,8 @@ class DeltaSizes:
     """A gated delta rule (Gated DeltaNet).
 
     grouped: stored as in_proj_qkvz and in_proj_ba, in which q, k, v and z, or b and a, of a key head and
-    its value heads are together. Else each projection is a tensor.
+    its value heads are together. Else each projection is a tensor. grouped_ba: only b and a are so.
+    in_turns: as in `GatedDelta`. has_decay: -exp(A_log) is stored, as A.
     """
 
     kernel: int
@@ -26,6 +27,9 @@ class DeltaSizes:
     key_dim: int
     value_dim: int
     grouped: bool
+    grouped_ba: bool = False
+    in_turns: bool = False
+    has_decay: bool = False
 
     @property
     def keys(self) -> int:
@@ -61,17 +65,15 @@ class DeltaSizes:
         if self.grouped:
             inputs = {"in_proj_qkvz": self.conv_width + self.values, "in_proj_ba": 2 * heads}
         else:
-            inputs = {
-                "in_proj_qkv": self.conv_width,
-                "in_proj_z": self.values,
-                "in_proj_b": heads,
-                "in_proj_a": heads,
-            }
+            inputs = {"in_proj_qkv": self.conv_width, "in_proj_z": self.values}
+            inputs |= (
+                {"in_proj_ba": 2 * heads} if self.grouped_ba else {"in_proj_b": heads, "in_proj_a": heads}
+            )
         return {
             **{f"linear_attn.{name}.weight": (size, hidden) for name, size in inputs.items()},
             "linear_attn.conv1d.weight": (self.conv_width, 1, self.kernel),
             "linear_attn.dt_bias": (heads,),
-            "linear_attn.A_log": (heads,),
+            f"linear_attn.{decay_name(self)}": (heads,),
             "linear_attn.norm.weight": (self.value_dim,),
             "linear_attn.out_proj.weight": (hidden, self.values),
         }
@@ -134,6 +136,7 @@ class SpaceSizes:
     gates_first: bool = True
     dt_min: float = 0.0
     dt_max: float | None = None
+    has_decay: bool = False  # as in `DeltaSizes`
 
     @property
     def width(self) -> int:
@@ -165,7 +168,7 @@ class SpaceSizes:
             "in_proj.weight": (self.in_width, hidden),
             "conv1d.weight": (self.conv_width, 1, self.kernel),
             "dt_bias": (self.heads,),
-            "A_log": (self.heads,),
+            decay_name(self): (self.heads,),
             "D": (self.heads,),
             "out_proj.weight": (hidden, self.width),
         }
@@ -176,6 +179,11 @@ class SpaceSizes:
         if self.bias:
             found |= {"in_proj.bias": (self.in_width,), "out_proj.bias": (hidden,)}
         return {f"{self.name}.{name}": shape for name, shape in found.items()}
+
+
+def decay_name(sizes: DeltaSizes | SpaceSizes) -> str:
+    """Return the name of the tensor of decays."""
+    return "A" if sizes.has_decay else "A_log"
 
 
 MixerSizes: TypeAlias = DeltaSizes | ConvSizes | SpaceSizes

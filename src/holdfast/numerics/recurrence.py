@@ -35,7 +35,8 @@ class GatedDelta:
     """The weights of a gated delta rule. All are fp32.
 
     The inputs of a token are q [key_heads * key_dim], k [key_heads * key_dim], v [value_heads * value_dim],
-    then a and b [value_heads] each. Value head h reads q and k of head h // (value_heads // key_heads).
+    then a and b [value_heads] each. Value head h reads q and k of head h // (value_heads // key_heads), or, in
+    turns, of head h % key_heads.
     """
 
     conv: Tensor  # [kernel, width of q, k and v], the oldest position first
@@ -46,6 +47,7 @@ class GatedDelta:
     key_dim: int
     value_dim: int
     beta_scale: float = 1.0
+    in_turns: bool = False
 
     @property
     def conv_width(self) -> int:

@@ -1,6 +1,7 @@
 """A GGUF file as a checkpoint: Hugging Face names and row order; tensors are dequantised when they
 are read."""
 
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ class GgufCheckpoint:
         }
 
     def _whole_shape(self, stored: StoredName, shape: Shape) -> Shape:
-        if stored.name.endswith("shortconv.conv.weight"):
+        if len(shape) == 3:  # of a convolution
             return shape[0], shape[2]
         if stored.expert is None:
             return shape
@@ -110,6 +111,8 @@ class GgufCheckpoint:
         tensor = self.file.tensors.get(stored_name)
         if tensor is None:
             return None
+        if stored_name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
+            return (prod(tensor.shape),)
         is_one_row = stored_name.split(".")[-2] == "ffn_gate_inp_shexp" and len(tensor.shape) == 1
         return (1, *tensor.shape) if is_one_row else tensor.shape
 

@@ -15,6 +15,7 @@ from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.families import FamilyName
 from holdfast.models.fields import Fields, read_float, read_int, refuse
 from holdfast.models.gguf.reader import GgufFile
+from holdfast.models.mixers import DeltaSizes, MixerSizes, SpaceSizes
 from holdfast.models.rope import FactorsRope
 
 _FAMILIES: dict[str, FamilyName] = {  # by GGUF's name of the architecture
@@ -33,11 +34,19 @@ _FAMILIES: dict[str, FamilyName] = {  # by GGUF's name of the architecture
     "olmoe": "olmoe",
     "gpt-oss": "gpt_oss",
     "lfm2": "lfm2",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
+    "qwen3next": "qwen3_next",
+    "granitehybrid": "granitemoehybrid",
+    "falcon-h1": "falcon_h1",
 }
 _NORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False, "gpt-oss": True}
+_NORMALIZED |= {"qwen35moe": True, "qwen3next": True}
+_DELTA = ("qwen35", "qwen35moe", "qwen3next")
+_SPACE = ("granitehybrid", "falcon-h1")
 _WINDOWED = ("llama", "gemma2", "gemma3", "cohere2", "phi3", "gpt-oss")
 # The rows of q and k are stored in pairs: the converter turned the halves of a head into pairs.
-PERMUTED = frozenset({"llama", "granite", "smollm3"})
+PERMUTED = frozenset({"llama", "granite", "smollm3", "granitehybrid"})
 _MODULES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -68,6 +77,24 @@ _LFM2_MODULES = {
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
 }
+_DELTA_MODULES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+_SPACE_MODULES = {
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
+}
+_HEAD_VECTORS = {"A": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}  # of recurrent layers
 _NORM_MODULES = {  # of layers with norms after attention and MLP
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -115,7 +142,9 @@ def find_tensor(name: str, config: DecoderConfig, stored: Container[str]) -> Sto
     """Return where the tensor with this Hugging Face name is, or should be if it is missing."""
     match = _EXPERT.fullmatch(name)
     if match is None:
-        return StoredName(gguf_name(name, config))
+        found = gguf_name(name, config)
+        bare = found.removesuffix(".weight")  # a norm of Falcon-H1
+        return StoredName(bare if found not in stored and bare in stored else found)
     layer, number, kind, suffix = match[1], int(match[2]), match[3], match[4]
     together = f"blk.{layer}.ffn_{kind}_exps.{suffix}"
     both = f"blk.{layer}.ffn_gate_up_exps.{suffix}"
@@ -134,7 +163,13 @@ def gguf_name(name: str, config: DecoderConfig) -> str:
         modules = _MODULES | {"post_attention_layernorm": "post_attention_norm"}
     if config.family == "lfm2":
         modules = _MODULES | _LFM2_MODULES
+    if isinstance(config.mixer, DeltaSizes):
+        modules = _MODULES | _DELTA_MODULES
+    if isinstance(config.mixer, SpaceSizes):
+        modules = _MODULES | _SPACE_MODULES
     module, _, kind = name.rpartition(".")
+    if kind in _HEAD_VECTORS:
+        return f"blk.{name.split('.')[2]}.{_HEAD_VECTORS[kind]}"
     if kind not in ("weight", "bias"):  # sinks
         module, kind = name, "weight"
     if module in modules:
@@ -198,6 +233,10 @@ def _family_fields(arch: str, own: Fields) -> dict[str, object]:
         fields |= {"sliding_window": window} | _layer_types(own)
     if arch == "lfm2":
         fields |= _lfm2_fields(own)
+    if arch in _DELTA:
+        fields |= _delta_fields(own)
+    if arch in _SPACE:
+        fields |= _space_fields(arch, own)
     if arch in _LARGEST_GEMMA:
         fields["query_pre_attn_scalar"] = _gemma_scalar(arch, own)
     if own.get("attention.clamp_kqv"):
@@ -218,6 +257,54 @@ def _lfm2_fields(own: Fields) -> dict[str, object]:
         "layer_types": ["full_attention" if each else "conv" for each in kv_heads],
         "conv_L_cache": own.get("shortconv.l_cache"),
         "block_auto_adjust_ff_dim": False,  # the file has the size as it is
+    }
+
+
+def _delta_fields(own: Fields) -> dict[str, object]:
+    """Layers that only predict further tokens come last in the file, and are not read."""
+    num_layers = read_int(own, "block_count", 1, 1 << 10) - read_int(own, "nextn_predict_layers", 0, 16, 0)
+    value_heads = read_int(own, "ssm.time_step_rank", 1, 1 << 12)
+    inner = read_int(own, "ssm.inner_size", 1, 1 << 20)
+    head_dim = read_int(own, "attention.key_length", 1, 1 << 12, 256)
+    rotary_dim = read_int(own, "rope.dimension_count", 1, head_dim, head_dim // 4)
+    return {
+        "num_hidden_layers": num_layers,
+        "full_attention_interval": own.get("full_attention_interval", 4),
+        "linear_conv_kernel_dim": own.get("ssm.conv_kernel"),
+        "linear_key_head_dim": own.get("ssm.state_size"),
+        "linear_value_head_dim": inner // value_heads,
+        "linear_num_key_heads": own.get("ssm.group_count"),
+        "linear_num_value_heads": value_heads,
+        "partial_rotary_factor": rotary_dim / head_dim,
+    }
+
+
+def _space_fields(arch: str, own: Fields) -> dict[str, object]:
+    """Layers of Granite without KV heads have a state. The file has Falcon's multipliers in its weights."""
+    inner, heads = (
+        read_int(own, "ssm.inner_size", 1, 1 << 20),
+        read_int(own, "ssm.time_step_rank", 1, 1 << 12),
+    )
+    fields: dict[str, object] = {
+        "mamba_d_ssm": inner,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": own.get("ssm.group_count"),
+        "mamba_d_state": own.get("ssm.state_size"),
+        "mamba_d_conv": own.get("ssm.conv_kernel"),
+    }
+    if arch != "granitehybrid":
+        return fields
+    kv_heads = own.get("attention.head_count_kv")
+    if not isinstance(kv_heads, list) or not all(type(each) is int for each in kv_heads):
+        raise refuse("attention.head_count_kv", kv_heads, "a list, one number for each layer")
+    return fields | {
+        "num_key_value_heads": max(kv_heads, default=0),
+        "layer_types": ["attention" if each else "mamba" for each in kv_heads],
+        "position_embedding_type": "rope" if own.get("rope.scaling.finetuned") else None,
+        "num_local_experts": own.get("expert_count") or 0,
+        "shared_intermediate_size": own.get("expert_shared_feed_forward_length")
+        or own.get("feed_forward_length"),
     }
 
 
@@ -242,7 +329,7 @@ def _expert_fields(arch: str, own: Fields) -> dict[str, object]:
         if own.get(key) not in (None, *plain):
             raise refuse(key, own[key], "a softmax, or nothing" if "func" in key else "1 or nothing")
     fields: dict[str, object] = {"norm_topk_prob": own.get("expert_weights_norm", _NORMALIZED[arch])}
-    if arch in ("qwen2moe", "qwen3moe"):
+    if arch in ("qwen2moe", "qwen3moe", "qwen35moe", "qwen3next"):
         fields["moe_intermediate_size"] = own.get("expert_feed_forward_length") or size // num_used
         fields["shared_expert_intermediate_size"] = own.get("expert_shared_feed_forward_length") or size
     else:
@@ -321,6 +408,20 @@ def _rope_fields(arch: str, own: Fields) -> dict[str, object] | None:
     return rope
 
 
+def _mixer(file: GgufFile, config: DecoderConfig) -> MixerSizes | None:
+    """Return the sizes of recurrent layers as the file stores them."""
+    sizes, has = config.mixer, file.tensors.__contains__
+    first = next((layer for layer in range(config.num_layers) if config.mixer_sizes(layer) is not None), 0)
+    if isinstance(sizes, DeltaSizes):
+        joint = has(f"blk.{first}.ssm_ba.weight")
+        return replace(sizes, grouped=False, grouped_ba=joint, in_turns=not joint, has_decay=True)
+    if isinstance(sizes, SpaceSizes):
+        groups = sizes.groups if has(f"blk.{first}.ssm_norm.weight") else 0
+        has_bias = has(f"blk.{first}.ssm_conv1d.bias")
+        return replace(sizes, norm_groups=groups, gates_first=True, conv_bias=has_bias, has_decay=True)
+    return sizes
+
+
 def _require_whole_heads(own: Fields, config: DecoderConfig) -> None:
     sizes = {
         "rope.dimension_count": config.rotary_dim or config.head_dim,
@@ -340,6 +441,7 @@ def _with_tensors(file: GgufFile, config: DecoderConfig) -> DecoderConfig:
         o_bias=config.o_bias or has("blk.0.attn_output.bias"),
         mlp_bias=config.mlp_bias or has("blk.0.ffn_down.bias"),
         interleaved_experts=False,
+        mixer=_mixer(file, config),
     )
     if not has("rope_freqs.weight"):
         return config

@@ -134,7 +134,7 @@ typedef struct {
     void *log;
     const int32_t *spans;
     int64_t stride, rows, num_spans, kernel, log_len, log_width, conv_width, out_width;
-    int64_t heads, groups, state_rows, columns, is_delta, dt;
+    int64_t heads, groups, state_rows, columns, is_delta, dt; /* is_delta: 2 if heads take groups in turns */
     double beta_scale, dt_min, dt_max;
     float *prepared;
 } Recurrent;

@@ -206,7 +206,7 @@ typedef struct {
 INLINE void run_columns(const Recurrent *a, const RecurrentTokens *t, int64_t span_index, int64_t head, int64_t first, const Place *place, float *s, const int is_delta, const int dt) {
     const RecurrentSpan *span = &t->spans[span_index];
     const int64_t Dk = a->state_rows, Dv = a->columns, count = Dv - first, width = prepared_width(a);
-    const int64_t group = head / (a->heads / a->groups) * Dk, stop = stop_of(span);
+    const int64_t group = (a->is_delta == 2 ? head % a->groups : head / (a->heads / a->groups)) * Dk, stop = stop_of(span);
     const float *row = a->prepared + t->firsts[span_index] * width;
     vf seen[COLUMN_VECTORS], added[COLUMN_VECTORS], result[COLUMN_VECTORS], value[COLUMN_VECTORS];
     if (is_delta) look(seen, s, row + keys_at(a) + group, Dk);

@@ -106,8 +106,9 @@ def recurrent_words(weights: Recurrence, layer: StateLayer, dtype: torch.dtype) 
     """Return what the kernels read of a layer, checked."""
     heads = groups = 0
     vectors: tuple[Tensor | None, ...] = (None, None, None)  # decay, dt_bias, skip
-    limits, conv_bias, is_delta = (1.0, 0.0, 0.0), None, isinstance(weights, GatedDelta)
+    limits, conv_bias, is_delta = (1.0, 0.0, 0.0), None, 0
     if isinstance(weights, GatedDelta):
+        is_delta = 2 if weights.in_turns else 1
         heads, groups = weights.value_heads, weights.key_heads
         vectors, limits = (weights.decay, weights.dt_bias, None), (weights.beta_scale, 0.0, 0.0)
     elif isinstance(weights, StateSpace):

@@ -157,8 +157,11 @@ def _delta_step(state: Tensor, window: Tensor, weights: GatedDelta) -> tuple[Ten
     mixed = _silu(_convolve(window[:, :width], weights.conv, None))
     repeats = weights.value_heads // weights.key_heads
     q, k = (_unit(each.view(-1, weights.key_dim)) for each in (mixed[:keys], mixed[keys : 2 * keys]))
-    q = (q * weights.key_dim**-0.5).repeat_interleave(repeats, 0)
-    k = k.repeat_interleave(repeats, 0)
+    q = q * weights.key_dim**-0.5
+    if weights.in_turns:
+        q, k = q.repeat(repeats, 1), k.repeat(repeats, 1)
+    else:
+        q, k = q.repeat_interleave(repeats, 0), k.repeat_interleave(repeats, 0)
     v = mixed[2 * keys :].view(heads, weights.value_dim)
     a, b = window[-1, width:].to(torch.float32).view(2, heads).clone()
     beta = weights.beta_scale / (1.0 + torch.exp(-b))

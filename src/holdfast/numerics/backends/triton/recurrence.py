@@ -152,7 +152,8 @@ def _run(x: Tensor, weights: GatedDelta | StateSpace, layer: StateLayer, batch: 
         BLOCK=columns, BLOCKS=blocks, WIDTH=shape.width, KEYS_AT=shape.keys_at, QUERIES_AT=shape.queries_at,
         VALUES_AT=shape.values_at, SCALARS_AT=shape.conv_width, LOG_LEN=layer.log_len, LOG_WIDTH=log_width,
         LOG_BLOCK=triton.next_power_of_2(triton.cdiv(log_width, shape.heads * blocks)),
-        DELTA=isinstance(weights, GatedDelta), STAGES=_STAGES, num_warps=1, **_EXACT, **pdl_launch,
+        DELTA=isinstance(weights, GatedDelta), IN_TURNS=isinstance(weights, GatedDelta) and weights.in_turns,
+        STAGES=_STAGES, num_warps=1, **_EXACT, **pdl_launch,
     )  # fmt: skip
     return out
 
@@ -370,7 +371,7 @@ def _recur(
     BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr,
     KEYS_AT: tl.constexpr, QUERIES_AT: tl.constexpr, VALUES_AT: tl.constexpr, SCALARS_AT: tl.constexpr,
     LOG_LEN: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_BLOCK: tl.constexpr, DELTA: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    IN_TURNS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block of columns of a head, over all tokens of a span:
 
@@ -403,8 +404,9 @@ def _recur(
     num_replayed = start - checkpoint
     count = num_replayed + end_row - first_row
     replayed = tl.load(firsts + tl.program_id(1))
-    keys = prepared + KEYS_AT + head // (HEADS // GROUPS) * ROWS
-    queries = prepared + QUERIES_AT + head // (HEADS // GROUPS) * ROWS
+    group = head % GROUPS if IN_TURNS else head // (HEADS // GROUPS)
+    keys = prepared + KEYS_AT + group * ROWS
+    queries = prepared + QUERIES_AT + group * ROWS
     values = prepared + VALUES_AT + head * COLUMNS
     scalars = prepared + SCALARS_AT + head
     # From the checkpoint to the next one, which is stored; then the rest.
