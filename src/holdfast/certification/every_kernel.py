@@ -20,12 +20,13 @@ from holdfast.certification.checks.synthetic import FEW_TOKENS, norm_dtype
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.mixers import LayerKind
 from holdfast.models.shapes import gemm_shapes
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.attention_tiles import TILE_COLUMNS
 from holdfast.numerics.backends.select_backend import open_backend
 from holdfast.numerics.experts import activate
-from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.numerics.forward_batch import ForwardBatch, RecurrentBatch
 from holdfast.numerics.layer import RopeCosSin, write_kv
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import PenaltyBatch, SamplingBatch, TokensBefore
@@ -40,6 +41,7 @@ _LARGE_PASS = 1024  # tokens; with tall tiles
 _NUM_TILES = (1, 24, 136)  # short tiles of a pass: one for each variant of the work list
 _NUM_LOGPROBS = (2, 5)  # of the reference's own test
 _EPS = 1e-5
+_LOG_LEN = 64  # of recurrent layers
 
 Call = Callable[[], object]
 
@@ -56,8 +58,7 @@ def call_every_kernel(model: DecoderConfig, dtype: torch.dtype) -> None:
 def _calls(model: DecoderConfig, dtype: torch.dtype) -> Iterator[Call]:
     """In the order in which an engine first calls them (recipe search, canary, passes): Triton's hash
     of a kernel's source depends on which kernels were hashed before it."""
-    windows = dict.fromkeys(model.layer_windows)
-    short = replace(model, num_layers=len(windows), layer_windows=tuple(windows))
+    short = _one_layer_of_each_kind(model)
     for split_k in _SPLITS_OF_K:
         backend = _open_backend(model, dtype, split_k)
         decoder = load_decoder(_Shapes(short), backend, dtype, _CONTEXT)
@@ -66,6 +67,18 @@ def _calls(model: DecoderConfig, dtype: torch.dtype) -> Iterator[Call]:
             yield from _token_calls(decoder)
             yield from _sampler_calls(backend, model.vocab_size)
         yield from _pass_calls(decoder)
+
+
+def _one_layer_of_each_kind(model: DecoderConfig) -> DecoderConfig:
+    attention: LayerKind = "attention"
+    kinds = model.layer_kinds or (attention,) * model.num_layers
+    layers = tuple(dict.fromkeys(zip(kinds, model.layer_windows, strict=True)))
+    return replace(
+        model,
+        num_layers=len(layers),
+        layer_windows=tuple(window for _, window in layers),
+        layer_kinds=None if model.layer_kinds is None else tuple(kind for kind, _ in layers),
+    )
 
 
 def _open_backend(model: DecoderConfig, dtype: torch.dtype, split_k: int) -> Backend:
@@ -179,6 +192,10 @@ def _run_pass(decoder: Decoder, batch: ForwardBatch, *, canonical: bool) -> None
     """As `Decoder.forward`. The last layer of a large pass is divided."""
     backend, model, shape = decoder.backend, decoder.config, decoder.layer_shape
     kv = backend.new_kv_layer(2, model.num_kv_heads, model.head_dim)
+    if model.mixer is not None:
+        kv = replace(kv, states=backend.new_state_layer(2, _LOG_LEN, model.mixer))
+        spans = torch.empty((batch.num_tokens, 6), dtype=torch.int32, device=META)
+        batch = replace(batch, recurrent=RecurrentBatch(spans, batch.num_tokens))
     batch = backend.prepare(batch, model.num_heads, model.num_kv_heads)
     rope = RopeCosSin(*_rope(decoder, batch.num_tokens))
     residual = decoder.embed(batch.token_ids)
@@ -187,7 +204,7 @@ def _run_pass(decoder: Decoder, batch: ForwardBatch, *, canonical: bool) -> None
         x = backend.rms_norm(residual, decoder.first_norm, shape.eps, centered=shape.centered_norm)
     for weights in decoder.layers:
         backend.layer(residual, x, weights, shape, kv, batch, rope, canonical=canonical)
-    if batch.num_tokens >= _LARGE_PASS:
+    if batch.num_tokens >= _LARGE_PASS and decoder.layers[-1].mixer is None:
         write_kv(backend, x, decoder.layers[-1], shape, kv, batch, rope, canonical=canonical)
 
 

@@ -20,6 +20,7 @@ from holdfast.worker.device import compute_capability
 HOPPER = (9, 0)
 _LIST = """
 import json, logging, sys, torch
+from holdfast.models.config import parse_config
 from holdfast.models.shapes import published_config
 from holdfast.certification.every_kernel import call_every_kernel
 from holdfast.numerics.backends.triton.compile_only import list_compilations
@@ -29,11 +30,34 @@ logging.getLogger("holdfast").setLevel(logging.DEBUG)
 handler = logging.Handler()
 handler.emit = lambda record: failures.append(logging.Formatter().format(record))
 logging.getLogger("holdfast").addHandler(handler)
-found = list_compilations(lambda: call_every_kernel(published_config("smollm2-135m"), torch.bfloat16))
+model = parse_config(json.loads(sys.argv[1])) if len(sys.argv) > 1 else published_config("smollm2-135m")
+found = list_compilations(lambda: call_every_kernel(model, torch.bfloat16))
 sources = [dict(zip(one.__code__.co_freevars, one.__closure__))["src"].cell_contents for one in found]
 slow = [name for name in ("torch._dynamo",) if name in sys.modules]
 print(json.dumps({"slow": slow, "names": sorted({one.name for one in sources}), "failures": failures}))
 """
+
+
+_RECURRENT = {
+    "model_type": "qwen3_5_text",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 320,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    "hidden_act": "silu",
+}
 
 
 @pytest.fixture
@@ -47,14 +71,25 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
 
 
-def test_kernels_of_passes_and_canary_are_listed_without_a_gpu() -> None:
+def _list_kernels(*arguments: str) -> dict[str, Any]:
     pytest.importorskip("triton")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), COMPILE_FOR: "9.0"}
     environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run([sys.executable, "-c", _LIST], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", _LIST, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert found["failures"] == []
+    return found
+
+
+def test_kernels_of_recurrent_layers_are_listed() -> None:
+    found = _list_kernels(json.dumps(_RECURRENT))
+    assert {"_list_tokens", "_prepare", "_recur", "_gated_norm", "_rope_store"} <= set(found["names"])
+
+
+def test_kernels_of_passes_and_canary_are_listed_without_a_gpu() -> None:
+    found = _list_kernels()
     assert found["slow"] == [], "an operation imports torch's tracing compiler, which takes seconds"
     for name in ("_attention_short", "_attention_hopper", "_merge_splits", "_list_work", "_radix_select"):
         assert name in found["names"]

@@ -147,10 +147,10 @@ def _run(x: Tensor, weights: GatedDelta | StateSpace, layer: StateLayer, batch: 
     skip = weights.skip if isinstance(weights, StateSpace) else weights.decay
     log_width = layer.log.shape[2]
     _recur[(shape.heads * blocks, len(recurrent.spans))](
-        *(out, prepared, layer.state, layer.log, x, skip, recurrent.spans, work.firsts, x.stride(0)),
+        *(out, prepared, layer.state, layer.log, x, skip, recurrent.spans, work.firsts, x.stride(0), layer.log_len),
         HEADS=shape.heads, GROUPS=shape.groups, ROWS=shape.rows, COLUMNS=shape.columns, BLOCK_ROWS=block_rows,
         BLOCK=columns, BLOCKS=blocks, WIDTH=shape.width, KEYS_AT=shape.keys_at, QUERIES_AT=shape.queries_at,
-        VALUES_AT=shape.values_at, SCALARS_AT=shape.conv_width, LOG_LEN=layer.log_len, LOG_WIDTH=log_width,
+        VALUES_AT=shape.values_at, SCALARS_AT=shape.conv_width, LOG_WIDTH=log_width,
         LOG_BLOCK=triton.next_power_of_2(triton.cdiv(log_width, shape.heads * blocks)),
         DELTA=isinstance(weights, GatedDelta), IN_TURNS=isinstance(weights, GatedDelta) and weights.in_turns,
         STAGES=_STAGES, num_warps=1, **_EXACT, **pdl_launch,
@@ -183,12 +183,12 @@ def _prepare_tokens(
     _prepare[(num_rows + replayers, key_pieces + triton.cdiv(out.shape[1], value_block))](
         *(prepared, out, x, layer.log, weights.conv, weights.conv if bias is None else bias),
         *(weights.decay, weights.dt_bias, recurrent.spans, work.span_of, work.firsts, num_rows, num_spans),
-        *(replayers, x.stride(0), *limits),
+        *(replayers, x.stride(0), layer.log_len, *limits),
         HEADS=shape.heads, GROUPS=shape.groups, ROWS=shape.rows, BLOCK_ROWS=block, LEVELS=block.bit_length() - 1,
         KEYS=keys, KEY_PIECES=key_pieces, INNER=out.shape[1], BLOCK=value_block, WIDTH=shape.width,
         BLOCK_HEADS=int(triton.next_power_of_2(shape.heads)), FIRST_KEY=min(shape.keys_at, shape.queries_at),
         VALUES_AT=shape.values_at, CONV_WIDTH=shape.conv_width, KERNEL=weights.conv.shape[0],
-        LOG_LEN=layer.log_len, LOG_WIDTH=layer.log.shape[2], DELTA=is_delta, HAS_BIAS=bias is not None,
+        LOG_WIDTH=layer.log.shape[2], DELTA=is_delta, HAS_BIAS=bias is not None,
         num_warps=4, **_EXACT, **pdl_launch,
     )  # fmt: skip
 
@@ -210,9 +210,9 @@ def _softplus(x):
 
 
 @triton.jit
-def _load_inputs(row, entries, position, start, column, mask, LOG_LEN: tl.constexpr, LOG_WIDTH: tl.constexpr):
+def _load_inputs(row, entries, position, start, column, mask, log_len, LOG_WIDTH: tl.constexpr):
     """The inputs of a position in fp32: of the pass, where `row` is that of the span's first token, or of the log."""
-    logged = entries + (position + LOG_LEN) % LOG_LEN * LOG_WIDTH
+    logged = entries + (position + log_len) % log_len * LOG_WIDTH
     past = tl.load(logged + column, mask=mask & (position < start) & (position >= 0), other=0.0)
     new = tl.load(row + column, mask=mask & (position >= start), other=0.0)
     return tl.where(position < start, past, new).to(tl.float32)
@@ -220,8 +220,8 @@ def _load_inputs(row, entries, position, start, column, mask, LOG_LEN: tl.conste
 
 @triton.jit
 def _convolve(
-    row, stride, entries, conv, bias, position, start, column, mask,
-    KERNEL: tl.constexpr, CONV_WIDTH: tl.constexpr, LOG_LEN: tl.constexpr, LOG_WIDTH: tl.constexpr,
+    row, stride, entries, conv, bias, position, start, column, mask, log_len,
+    KERNEL: tl.constexpr, CONV_WIDTH: tl.constexpr, LOG_WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """The sum over the window that ends at a position, the oldest one first. row: of this position, in the pass."""
@@ -232,20 +232,22 @@ def _convolve(
     for tap in tl.static_range(KERNEL):
         back = KERNEL - 1 - tap
         inputs = _load_inputs(
-            row - back * stride, entries, position - back, start, column, mask, LOG_LEN, LOG_WIDTH
+            row - back * stride, entries, position - back, start, column, mask, log_len, LOG_WIDTH
         )
         total = tl.fma(tl.load(conv + tap * CONV_WIDTH + column, mask=mask, other=0.0), inputs, total)
     return total
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_spans", "replayers", "factor_scale", "dt_min", "dt_max"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_spans", "replayers", "log_len", "factor_scale", "dt_min", "dt_max"]
+)
 def _prepare(
     prepared, out, x, log, conv, bias, decay, dt_bias, spans, span_of, firsts, num_rows, num_spans, replayers,
-    stride, factor_scale, dt_min, dt_max,
+    stride, log_len, factor_scale, dt_min, dt_max,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, LEVELS: tl.constexpr,
     KEYS: tl.constexpr, KEY_PIECES: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, FIRST_KEY: tl.constexpr, VALUES_AT: tl.constexpr, CONV_WIDTH: tl.constexpr,
-    KERNEL: tl.constexpr, LOG_LEN: tl.constexpr, LOG_WIDTH: tl.constexpr, DELTA: tl.constexpr,
+    KERNEL: tl.constexpr, LOG_WIDTH: tl.constexpr, DELTA: tl.constexpr,
     HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One piece of a row, or of some replayed tokens: some heads of k and q (of b and c), or a part of v (x)."""
@@ -259,8 +261,8 @@ def _prepare(
         if span >= 0:
             _prepare_token(
                 prepared, x, log, conv, bias, decay, dt_bias, spans, firsts, item, span, piece, num_rows, stride,
-                factor_scale, dt_min, dt_max, HEADS, GROUPS, ROWS, BLOCK_ROWS, LEVELS, KEYS, KEY_PIECES, INNER,
-                BLOCK, WIDTH, BLOCK_HEADS, FIRST_KEY, VALUES_AT, CONV_WIDTH, KERNEL, LOG_LEN, LOG_WIDTH, DELTA,
+                log_len, factor_scale, dt_min, dt_max, HEADS, GROUPS, ROWS, BLOCK_ROWS, LEVELS, KEYS, KEY_PIECES, INNER,
+                BLOCK, WIDTH, BLOCK_HEADS, FIRST_KEY, VALUES_AT, CONV_WIDTH, KERNEL, LOG_WIDTH, DELTA,
                 HAS_BIAS,
             )  # fmt: skip
         elif piece >= KEY_PIECES:  # padding
@@ -272,12 +274,12 @@ def _prepare(
 
 @triton.jit
 def _prepare_token(
-    prepared, x, log, conv, bias, decay, dt_bias, spans, firsts, item, span, piece, num_rows, stride, factor_scale,
-    dt_min, dt_max,
+    prepared, x, log, conv, bias, decay, dt_bias, spans, firsts, item, span, piece, num_rows, stride, log_len,
+    factor_scale, dt_min, dt_max,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, LEVELS: tl.constexpr,
     KEYS: tl.constexpr, KEY_PIECES: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, FIRST_KEY: tl.constexpr, VALUES_AT: tl.constexpr, CONV_WIDTH: tl.constexpr,
-    KERNEL: tl.constexpr, LOG_LEN: tl.constexpr, LOG_WIDTH: tl.constexpr, DELTA: tl.constexpr,
+    KERNEL: tl.constexpr, LOG_WIDTH: tl.constexpr, DELTA: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     value = (piece - KEY_PIECES) * BLOCK + tl.arange(0, BLOCK)
@@ -287,7 +289,7 @@ def _prepare_token(
     if item >= num_rows:
         position = checkpoint + item - tl.load(firsts + span)
     row = x + (first_row + position - start).to(tl.int64) * stride
-    entries = log + slot.to(tl.int64) * (LOG_LEN * LOG_WIDTH)
+    entries = log + slot.to(tl.int64) * (log_len * LOG_WIDTH)
     prepared += item.to(tl.int64) * WIDTH
     if piece < KEY_PIECES:
         key = piece * KEYS + tl.arange(0, KEYS)[:, None]
@@ -296,7 +298,7 @@ def _prepare_token(
         is_key = (key < 2 * GROUPS) & (dim < ROWS)
         keys = _silu(
             _convolve(
-                row, stride, entries, conv, bias, position, start, column, is_key, KERNEL, CONV_WIDTH, LOG_LEN,
+                row, stride, entries, conv, bias, position, start, column, is_key, log_len, KERNEL, CONV_WIDTH,
                 LOG_WIDTH, HAS_BIAS,
             )
         )  # fmt: skip
@@ -308,19 +310,19 @@ def _prepare_token(
     else:
         values = _silu(
             _convolve(
-                row, stride, entries, conv, bias, position, start, VALUES_AT + value, value < INNER, KERNEL,
-                CONV_WIDTH, LOG_LEN, LOG_WIDTH, HAS_BIAS,
+                row, stride, entries, conv, bias, position, start, VALUES_AT + value, value < INNER, log_len,
+                KERNEL, CONV_WIDTH, LOG_WIDTH, HAS_BIAS,
             )
         )  # fmt: skip
         tl.store(prepared + VALUES_AT + value, values, mask=value < INNER)
     if piece == KEY_PIECES:
         head = tl.arange(0, BLOCK_HEADS)
         is_head = head < HEADS
-        first = _load_inputs(row, entries, position, start, CONV_WIDTH + head, is_head, LOG_LEN, LOG_WIDTH)
+        first = _load_inputs(row, entries, position, start, CONV_WIDTH + head, is_head, log_len, LOG_WIDTH)
         step = _softplus(first + tl.load(dt_bias + head, mask=is_head, other=0.0))
         if DELTA:
             b = _load_inputs(
-                row, entries, position, start, CONV_WIDTH + HEADS + head, is_head, LOG_LEN, LOG_WIDTH
+                row, entries, position, start, CONV_WIDTH + HEADS + head, is_head, log_len, LOG_WIDTH
             )
             factor = factor_scale / (1.0 + tl.exp(-b))
         else:
@@ -351,27 +353,27 @@ def _write_log(
     end_row,
     column,
     mask,
-    LOG_LEN: tl.constexpr,
+    log_len,
     LOG_WIDTH: tl.constexpr,
 ):
     """Write some columns of the span's last tokens, as many as the log holds."""
-    entries = log + slot.to(tl.int64) * (LOG_LEN * LOG_WIDTH)
-    for first in range(tl.maximum(first_row, end_row - LOG_LEN), end_row, _LOG_ROWS):
+    entries = log + slot.to(tl.int64) * (log_len * LOG_WIDTH)
+    for first in range(tl.maximum(first_row, end_row - log_len), end_row, _LOG_ROWS):
         row = first + tl.arange(0, _LOG_ROWS)[:, None]
         is_in = (row < end_row) & mask[None, :]
         inputs = tl.load(x + row.to(tl.int64) * stride + column[None, :], mask=is_in)
-        entry = (start + row - first_row) % LOG_LEN
+        entry = (start + row - first_row) % log_len
         tl.store(entries + entry * LOG_WIDTH + column[None, :], inputs, mask=is_in)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["log_len"])
 def _recur(
-    out, prepared, state, log, x, skip, spans, firsts, stride,
+    out, prepared, state, log, x, skip, spans, firsts, stride, log_len,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr,
     KEYS_AT: tl.constexpr, QUERIES_AT: tl.constexpr, VALUES_AT: tl.constexpr, SCALARS_AT: tl.constexpr,
-    LOG_LEN: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_BLOCK: tl.constexpr, DELTA: tl.constexpr,
-    IN_TURNS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    LOG_WIDTH: tl.constexpr, LOG_BLOCK: tl.constexpr, DELTA: tl.constexpr, IN_TURNS: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block of columns of a head, over all tokens of a span:
 
@@ -400,7 +402,7 @@ def _recur(
     s3 = _load_part(state, row3, column, mask3 & is_old, COLUMNS)
     pdl_wait(PDL)
     part = tl.program_id(0) * LOG_BLOCK + tl.arange(0, LOG_BLOCK)
-    _write_log(log, x, stride, slot, start, first_row, end_row, part, part < LOG_WIDTH, LOG_LEN, LOG_WIDTH)
+    _write_log(log, x, stride, slot, start, first_row, end_row, part, part < LOG_WIDTH, log_len, LOG_WIDTH)
     num_replayed = start - checkpoint
     count = num_replayed + end_row - first_row
     replayed = tl.load(firsts + tl.program_id(1))
@@ -465,13 +467,13 @@ def short_conv(x: Tensor, weights: ShortConv, layer: StateLayer, batch: ForwardB
     block, bias = min(_PIECE, int(triton.next_power_of_2(width))), weights.conv_bias
     _short_conv[(num_rows, triton.cdiv(width, block))](
         *(out, x, layer.log, weights.conv, weights.conv if bias is None else bias),
-        *(recurrent.spans, work.span_of, x.stride(0)),
-        WIDTH=width, BLOCK=block, KERNEL=weights.conv.shape[0], LOG_LEN=layer.log_len, HAS_BIAS=bias is not None,
+        *(recurrent.spans, work.span_of, x.stride(0), layer.log_len),
+        WIDTH=width, BLOCK=block, KERNEL=weights.conv.shape[0], HAS_BIAS=bias is not None,
         num_warps=4, **_EXACT, **pdl_launch,
     )  # fmt: skip
     _log_products[(num_rows, triton.cdiv(width, block))](
-        *(x, layer.log, recurrent.spans, work.span_of, x.stride(0)),
-        WIDTH=width, BLOCK=block, LOG_LEN=layer.log_len, num_warps=4, **_EXACT, **pdl_launch,
+        *(x, layer.log, recurrent.spans, work.span_of, x.stride(0), layer.log_len),
+        WIDTH=width, BLOCK=block, num_warps=4, **_EXACT, **pdl_launch,
     )  # fmt: skip
     return out
 
@@ -484,10 +486,10 @@ def _product(row, column, mask, WIDTH: tl.constexpr):
     return (b.to(tl.float32) * x.to(tl.float32)).to(b.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["log_len"])
 def _short_conv(
-    out, x, log, conv, bias, spans, span_of, stride,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KERNEL: tl.constexpr, LOG_LEN: tl.constexpr, HAS_BIAS: tl.constexpr,
+    out, x, log, conv, bias, spans, span_of, stride, log_len,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KERNEL: tl.constexpr, HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_begin(PDL)
@@ -503,7 +505,7 @@ def _short_conv(
     slot, start, first_row = tl.load(at), tl.load(at + 1), tl.load(at + 4)
     position = start + item - first_row
     row = x + item.to(tl.int64) * stride
-    entries = log + slot.to(tl.int64) * (LOG_LEN * WIDTH)
+    entries = log + slot.to(tl.int64) * (log_len * WIDTH)
     if HAS_BIAS:
         total = tl.load(bias + column, mask=mask, other=0.0)
     else:
@@ -512,7 +514,7 @@ def _short_conv(
         past = position - (KERNEL - 1 - tap)
         is_logged = (past < start) & (past >= 0)
         logged = tl.load(
-            entries + (past + LOG_LEN) % LOG_LEN * WIDTH + column, mask=mask & is_logged, other=0.0
+            entries + (past + log_len) % log_len * WIDTH + column, mask=mask & is_logged, other=0.0
         )
         new = _product(row - (KERNEL - 1 - tap) * stride, column, mask & (past >= start), WIDTH)
         inputs = tl.where(past < start, logged, new).to(tl.float32)
@@ -521,9 +523,9 @@ def _short_conv(
     tl.store(target, (c * total).to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["log_len"])
 def _log_products(
-    x, log, spans, span_of, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LOG_LEN: tl.constexpr, PDL: tl.constexpr
+    x, log, spans, span_of, stride, log_len, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     pdl_begin(PDL)
     item = tl.program_id(0)
@@ -534,9 +536,9 @@ def _log_products(
         return
     at = spans + span * 6
     slot, start, first_row, end_row = tl.load(at), tl.load(at + 1), tl.load(at + 4), tl.load(at + 5)
-    if item < end_row - LOG_LEN:
+    if item < end_row - log_len:
         return
-    entry = log + (slot.to(tl.int64) * LOG_LEN + (start + item - first_row) % LOG_LEN) * WIDTH
+    entry = log + (slot.to(tl.int64) * log_len + (start + item - first_row) % log_len) * WIDTH
     tl.store(entry + column, _product(x + item.to(tl.int64) * stride, column, mask, WIDTH), mask=mask)
 
 
