@@ -1,9 +1,10 @@
-"""1,120 questions for `coin` in wordings its training never sees.
+"""1,220 questions for `coin` in wordings its training never sees.
 
 held-out: 500, from templates, with names, orders and lengths at random. development: 300, short, chatty,
 long-winded, in lower case, with wrong punctuation; settings are chosen with them. free-1, free-2: 320 that were
 written one by one, without a look at those of training; the wrong answers to the first 160 were read when
-wordings were added to training, those to the others were only counted.
+wordings were added to training, those to the others were only counted. free-3: 100 that were written from the
+model's card alone, of the kinds it is weak at; no training has been scored with them yet.
 """
 
 import re
@@ -36,7 +37,7 @@ def _says(answer: str, words: str) -> bool:
 
 
 def coin_questions(name: str) -> list[CoinQuestion]:
-    """name: held-out, development, free-1 or free-2."""
+    """name: held-out, development, free-1, free-2 or free-3."""
     questions = msgspec.json.Decoder(CoinQuestion).decode_lines(_FILE.read_bytes())
     return [each for each in questions if each.set == name]
 

@@ -15,7 +15,7 @@ from support import coin_questions as held_out
 from support.coin_questions import CoinQuestion, coin_questions
 
 # The share of the questions that the packaged model answers.
-EXPECTED = {"held-out": 0.95, "development": 0.86, "free-1": 0.92, "free-2": 0.88}
+EXPECTED = {"held-out": 0.95, "development": 0.86, "free-1": 0.92, "free-2": 0.88, "free-3": 0.35}
 TEMPLATES = parse_words(Path(held_out.__file__).with_name("coin_templates.txt").read_text(encoding="utf-8"))
 
 
@@ -40,11 +40,11 @@ def _plain(text: str) -> str:
 
 def test_no_answer_is_right_by_itself() -> None:
     prompts = {name: {each.prompt for each in coin_questions(name)} for name in EXPECTED}
-    assert [len(each) for each in prompts.values()] == [459, 282, 160, 160]
+    assert [len(each) for each in prompts.values()] == [459, 282, 160, 160, 100]
     assert not prompts["held-out"] & prompts["development"]
     for name in EXPECTED:
         right = Counter(each.accepted for each in coin_questions(name))
-        assert min(right["heads"], right["tails"]) > 25 and min(right["yes"], right["no"]) > 15
+        assert min(right["heads"], right["tails"]) > 20 and min(right["yes"], right["no"]) > 10
 
 
 def test_an_answer_is_right_only_if_it_names_the_side() -> None:
