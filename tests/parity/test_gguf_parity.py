@@ -81,7 +81,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.long) for name in RECURRENT][1:] + ["qwen3_5_text"]
+    "family", [*[pytest.param(name, marks=pytest.mark.long) for name in RECURRENT][1:], "qwen3_5_text"]
 )
 def test_recurrent_models_compute_what_safetensors_do(family: str, tmp_path: Path) -> None:
     changes = {**RECURRENT[family], "std": 0.1}

@@ -112,7 +112,10 @@ class WeightLoader:
         """Return the weight of a norm: in the dtype, or in fp32 with the family's offset added."""
         if self._config.norm == "rms":
             return self.tensor(name)
-        return (self._read(name, torch.float32) + self._config.norm_offset).to(self._device)
+        weight = self._read(name, torch.float32)
+        if weight.device.type == "meta":  # where torch needs seconds to add
+            return weight
+        return (weight + self._config.norm_offset).to(self._device)
 
     def layer(self, prefix: str, next_norm: Tensor | None, index: int | None = None) -> LayerWeights:
         """Return the layer whose tensor names begin with `prefix`. Without an index it is none of the
@@ -148,7 +151,8 @@ class WeightLoader:
         weight = self.norm(name)
         if self._order is None:
             return weight
-        return weight.view(-1, self._config.head_dim)[:, self._order.to(weight.device)].reshape(-1)
+        heads = weight.view(-1, self._config.head_dim)
+        return heads.index_select(1, self._order.to(weight.device)).view(-1)
 
     def _qkv(self, prefix: str) -> Linear:
         config = self._config
@@ -227,7 +231,7 @@ class WeightLoader:
         blocks = self._blocks([f"{prefix}{name}.weight" for name in names])
         order = torch.cat(list(rows))
         bias = self._bias(prefix, names, is_qkv=False)
-        bias = None if bias is None else bias[order.to(bias.device)]
+        bias = None if bias is None else bias.index_select(0, order.to(bias.device))
         if blocks is not None:
             ends = list(accumulate(block.out_features for block in blocks))
             parts = []
@@ -237,7 +241,7 @@ class WeightLoader:
                 parts.append(replace(blocks[index], data=blocks[index].data[part - first]))
             return cast(BlockBackend, self._backend).pack_blocks(parts, bias)
         weight = self._fused([f"{prefix}{name}.weight" for name in names])
-        return self._backend.pack(weight[order.to(weight.device)], bias)
+        return self._backend.pack(weight.index_select(0, order.to(weight.device)), bias)
 
     def fp32(self, name: str) -> Tensor:
         """Return a tensor in fp32 on the device."""
