@@ -387,20 +387,20 @@ def _recur(
     at = spans + tl.program_id(1) * 6
     slot, start, checkpoint, store = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
     first_row, end_row = tl.load(at + 4), tl.load(at + 5)
-    if slot < 0:
-        return
     row = tl.arange(0, BLOCK_ROWS)[:, None]
     column = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < COLUMNS
     state += (slot.to(tl.int64) * HEADS + head) * (ROWS * COLUMNS)
     row1, row2, row3 = BLOCK_ROWS + row, 2 * BLOCK_ROWS + row, 3 * BLOCK_ROWS + row
     mask0, mask1, mask2, mask3 = row < ROWS, row1 < ROWS, row2 < ROWS, row3 < ROWS
-    is_old = in_columns & (checkpoint > 0)
+    is_old = in_columns & (checkpoint > 0) & (slot >= 0)
     s0 = _load_part(state, row, column, mask0 & is_old, COLUMNS)
     s1 = _load_part(state, row1, column, mask1 & is_old, COLUMNS)
     s2 = _load_part(state, row2, column, mask2 & is_old, COLUMNS)
     s3 = _load_part(state, row3, column, mask3 & is_old, COLUMNS)
-    pdl_wait(PDL)
+    pdl_wait(PDL)  # in every program: the next kernel waits for this one alone
+    if slot < 0:
+        return
     part = tl.program_id(0) * LOG_BLOCK + tl.arange(0, LOG_BLOCK)
     _write_log(log, x, stride, slot, start, first_row, end_row, part, part < LOG_WIDTH, log_len, LOG_WIDTH)
     num_replayed = start - checkpoint
