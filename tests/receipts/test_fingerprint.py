@@ -19,6 +19,7 @@ from holdfast.engine.llm.llm import LLM
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.reader import GgufFile
+from holdfast.models.mixers import ConvSizes
 from holdfast.models.rope import FactorsRope, LinearRope, YarnRope
 from holdfast.numerics import rope as numerics_rope
 from holdfast.numerics.backends.select_backend import open_backend
@@ -338,7 +339,9 @@ CHANGES: dict[str, Any] = {
     "embedding_scale": 2.0, "residual_scale": 0.5, "logits_scale": 0.5, "num_experts": 4, "experts_per_token": 2,
     "expert_size": 8, "shared_expert_size": 8, "normalizes_experts": True, "dense_layers": (0,),
     "router_bias": True, "interleaved_experts": True, "attention_sinks": True, "clip_qkv": 8.0,
-    "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
+    "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "expert_bias": True, "sigmoid_router": True, "routed_scale": 2.0,
+    "shared_expert_gate": False, "gated_attention": True, "layer_kinds": ("recurrent",),
+    "mixer": ConvSizes(3, 8, bias=False), "weight_scales": (("mlp.down_proj.weight", ((8, 0.5),)),),
 }  # fmt: skip
 IDLE: dict[str, Any] = {
     "family": "mistral", "max_position_embeddings": 9, "bos_token_id": 5, "torch_dtype": "float16",
