@@ -37,7 +37,7 @@ def apply(state: RequestState, outcome: SpanOutcome) -> tuple[tuple[Sampled, ...
     stop = span.start + len(span.token_ids)
     if outcome.is_canonical:
         stats.canonical_passes += 1
-        if span.start <= state.canonical_len < stop:
+        if span.start + span.num_cached <= state.canonical_len < stop:  # what is cached is not written
             state.canonical_len = stop
         if state.computed_len < stop:
             state.computed_len = stop

@@ -12,13 +12,18 @@ from support.serving import Server
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-RECORD_ALL = """
-  window.seen = new Set();
-  new MutationObserver(() => {
-    for (const one of document.querySelectorAll(".chunk .z, .chunk .wrong"))
-      for (const kind of one.classList) seen.add(kind);
-  }).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["class"] });
-"""
+DRAW = """async () => {
+  const { Columns } = await import("/inspector/thoughts.js");
+  const box = document.body.appendChild(document.createElement("div")), columns = new Columns(box);
+  const chunk = { number: 0, first: 0, is_committed: false, has_state: false };
+  const drawn = () => ["speculated", "wrong"].map((kind) => box.querySelector(`.${kind}`)?.textContent ?? null);
+  columns.show([{ ...chunk, thought: ["tails"], wrong: null }]);
+  const guessed = drawn();
+  columns.show([{ ...chunk, thought: ["heads"], wrong: ["tails"], is_committed: true }]);
+  const verified = drawn();
+  box.remove();
+  return [guessed, verified];
+}"""
 PROMPT = "heads tails the coin is flips heads heads tails"
 
 
@@ -26,7 +31,6 @@ PROMPT = "heads tails the coin is flips heads heads tails"
 def page(thinking_server: Server) -> "Iterator[Page]":
     with browsing() as browser:
         page = browser.new_page()
-        page.add_init_script(RECORD_ALL)
         page.goto(thinking_server.url)
         yield page
 
@@ -81,4 +85,7 @@ def test_chunks_have_their_words_states_and_thoughts(page: "Page", thinking_serv
     assert [one["thought"] for one in chunks[: len(thoughts)]] == [f"{one['text']}∎" for one in thoughts]
     assert [one["hasState"] for one in chunks[1:]] == [one["makesState"] for one in chunks[:-1]]
     assert any(one["hasState"] for one in chunks) and not all(one["hasState"] for one in chunks)
-    assert page.evaluate("() => ['speculated', 'wrong'].every((kind) => seen.has(kind))")
+
+
+def test_speculated_thoughts_are_marked_and_wrong_ones_struck_out(page: "Page") -> None:
+    assert page.evaluate(DRAW) == [["tails∎", None], [None, "tails∎"]]
