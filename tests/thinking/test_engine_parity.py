@@ -44,7 +44,7 @@ def _prompts(chunk: int) -> list[Ids]:
     rng = random.Random(chunk)
     edge = rng.randint(1, max(1, 20 // chunk)) * chunk
     lengths = [rng.randint(1, chunk - 1), edge, edge - 1, edge + 1, 90 if chunk == 4 else 40 + chunk]
-    lengths += [*range(22, 26), *range(38, 42)]
+    lengths += range(22, 26) if chunk == 4 else range(38, 41, 2) if chunk > 4 else ()
     return [draw_prompt(rng, max(1, length), 290) for length in lengths]
 
 
