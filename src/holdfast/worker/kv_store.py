@@ -74,6 +74,8 @@ class KVStore:
         self.num_kv_layers = config.num_attention_layers
         self._num_slots = num_states + NUM_SCRATCH_STATES
         self.states: StateLayer | None = None
+        # Positions after a checkpoint that a log holds, beside those that the convolution reads before it.
+        self.num_uncertain = 0 if config.mixer is None else log_len - config.mixer.kernel + 1
         try:
             self.kv = backend.new_kv_layer(num_pages * max(1, self.num_kv_layers), heads, dim)
             if config.mixer is not None:

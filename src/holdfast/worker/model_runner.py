@@ -245,7 +245,10 @@ class ModelRunner:
         return sent, hidden[sent.logits_indices], size
 
     def _copy_states(self, pass_: Pass) -> None:
-        """Copy recurrent states before the pass."""
+        """Copy recurrent states before the pass. Refuse a span whose log would lose what a later pass reads."""
+        for span in pass_.spans:
+            if span.state is not None and pass_.kind is not PassKind.CHECK:
+                assert span.stop - span.state.store <= self._store.num_uncertain, "a log is too short"
         states = [span.state for span in pass_.spans if span.state is not None]
         self._store.copy_states([(one.load, one.slot) for one in states if one.load >= 0])
         self._store.copy_states([(one.slot, one.snapshot) for one in states if one.snapshot >= 0])
