@@ -23,6 +23,14 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 1024,
 }
 HEAD = {"head_dim": 64}
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 128,
+}
+SPACE = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 2, "mamba_expand": 2}
+SPARSE = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 96}
 MODELS: dict[str, dict[str, Any]] = {
     "granite": {},
     "smollm3": {},
@@ -39,6 +47,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_oss": HEAD
     | {"intermediate_size": 192, "num_local_experts": 32, "num_experts_per_tok": 4}
     | {"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+    "lfm2": {},
+    "lfm2_moe": SPARSE,
+    "qwen3_next": HEAD | DELTA | SPARSE | {"shared_expert_intermediate_size": 128},
+    "qwen3_5_text": HEAD | DELTA,
+    "qwen3_5_moe_text": HEAD | DELTA | SPARSE | {"shared_expert_intermediate_size": 128},
+    "granitemoehybrid": SPACE | {"shared_intermediate_size": 128},
+    "falcon_h1": HEAD | SPACE | {"mamba_d_ssm": 512},
 }
 SCALE = LoadScale(max_background=20, max_prompt_len=300, max_tokens=16, fault_rates=(0.0, 0.1))
 NUM_RUNS = 6 if HAS_GPU else 2
