@@ -48,6 +48,82 @@ TINY_SHAPES: Mapping[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
 }
+_DELTA_LAYERS: Mapping[str, Any] = {
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+# Models with recurrent layers. The whole Qwen3-Next-80B-A3B has 48 layers, which one H200 cannot hold.
+RECURRENT_SHAPES: Mapping[str, dict[str, Any]] = {
+    "qwen3-next-24-layers": {
+        **_DELTA_LAYERS,
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "vocab_size": 151936,
+    },
+    "qwen3.5-9b": {
+        **_DELTA_LAYERS,
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+        "vocab_size": 248320,
+    },
+    "granite-4.0-h-micro": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "shared_intermediate_size": 8192,
+        "num_hidden_layers": 40,
+        "layer_types": ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)],
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "position_embedding_type": "nope",
+        "mamba_n_heads": 64,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.015625,
+        "logits_scaling": 8.0,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "vocab_size": 100352,
+    },
+}
 _TINY_OPTIONS = {
     "certification": "startup",
     "max_num_seqs": 8,
@@ -58,22 +134,30 @@ _END_SECONDS = 30.0
 
 
 def shape_config(shape: str) -> DecoderConfig:
-    """Return the configuration of a published shape or of a tiny one."""
-    return (
-        parse_config(tiny_fields(**TINY_SHAPES[shape])) if shape in TINY_SHAPES else published_config(shape)
-    )
+    """Return the configuration of a published shape, of a recurrent one or of a tiny one."""
+    fields = _fields_of(shape)
+    return published_config(shape) if fields is None else parse_config(fields)
+
+
+def _fields_of(shape: str) -> dict[str, Any] | None:
+    """Return the fields of a shape that the library does not know by name."""
+    if shape in TINY_SHAPES:
+        return tiny_fields(**TINY_SHAPES[shape])
+    return {**RECURRENT_SHAPES[shape], "torch_dtype": "bfloat16"} if shape in RECURRENT_SHAPES else None
 
 
 @contextmanager
 def llm_options(shape: str, dtype: str | None) -> Iterator[dict[str, Any]]:
-    """Yield the options of an `LLM` of random weights. A tiny shape is a folder while the block runs."""
+    """Yield the options of an `LLM` of random weights. A shape that the library does not know by name is
+    a folder while the block runs."""
     options: dict[str, Any] = {"load_format": "dummy", **({} if dtype is None else {"dtype": dtype})}
-    if shape not in TINY_SHAPES:
+    fields = _fields_of(shape)
+    if fields is None:
         yield {"model": shape, **options}
         return
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(tiny_fields(**TINY_SHAPES[shape])))
-        yield {"model": folder, **options, **_TINY_OPTIONS}
+        Path(folder, "config.json").write_text(json.dumps(fields))
+        yield {"model": folder, **options, **(_TINY_OPTIONS if shape in TINY_SHAPES else {})}
 
 
 @dataclass(frozen=True)
