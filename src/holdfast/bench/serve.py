@@ -6,9 +6,11 @@ the text that was given alone, before the load. Times are the client's.
 """
 
 import asyncio
+import ctypes
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +35,8 @@ _POLL_SECONDS = 0.2
 _RETRY_SECONDS = 0.1  # errors return quickly
 _TEMPERATURE = 0.8
 _PERCENTS = (50, 90, 99)
+_PR_SET_PDEATHSIG = 1
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)  # looked up before a child needs it
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,12 @@ async def connect(
         environment = {**os.environ, **({} if api_key is None else {"HOLDFAST_API_KEY": api_key})}
         with tempfile.TemporaryFile() as log:
             child = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_end_with_parent,
             )
 
             def last_words() -> str:
@@ -256,6 +265,12 @@ async def _wait_until_healthy(
             if (await client.get("/health")).status_code == 200:
                 return
         await asyncio.sleep(_POLL_SECONDS)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when its parent is killed. Linux only."""
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

@@ -26,6 +26,7 @@ _COMMANDS = {
     "generate": ("generate", "generate"),
     "chat": ("chat", "chat"),
     "score": ("score", "score"),
+    "run-batch": ("run_batch", "run_batch"),
     "certify": ("certify", "certify"),
     "replay": ("replay", "replay"),
     "continue": ("continuation", "continue_answer"),
