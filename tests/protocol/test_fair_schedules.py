@@ -38,6 +38,7 @@ class Load:
     max_tokens: int
     deterministic: bool
     repeats: bool  # its text repeats itself, so that n-grams match
+    is_background: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,15 @@ class Engine:
             for _ in range(load.num_requests):
                 self.send_hostile(number)
 
-    def send(self, tenant: str, first: int, prompt_len: int, max_tokens: int, deterministic: bool) -> int:
+    def send(
+        self,
+        tenant: str,
+        first: int,
+        prompt_len: int,
+        max_tokens: int,
+        deterministic: bool,
+        is_background: bool = False,
+    ) -> int:
         number = self.num_sent
         self.num_sent += 1
         prompt = (first, *(1 + (number * 31 + at * 7) % 49 for at in range(prompt_len - 1)))
@@ -74,14 +83,15 @@ class Engine:
             max_tokens=max_tokens, deterministic=deterministic, ignore_eos=True, temperature=0
         )
         self.tokens[number] = 0
-        request = Request(number, prompt, params, 0, share=Share(tenant))
+        request = Request(number, prompt, params, 0, share=Share(tenant, is_background=is_background))
         self.scheduler.submit(Prepared(request), NoText())
         return number
 
     def send_hostile(self, which: int) -> None:
         load = self.loads[which]
         first = 2 if load.repeats else 3 + which
-        number = self.send(f"hostile-{which}", first, load.prompt_len, load.max_tokens, load.deterministic)
+        settings = (first, load.prompt_len, load.max_tokens, load.deterministic, load.is_background)
+        number = self.send(f"hostile-{which}", *settings)
         self.load_of[number] = load
 
     def step(self) -> None:
@@ -155,6 +165,37 @@ def test_k_hostile_tenants_slow_another_down_by_a_bounded_factor(
     step = 2 * (ROWS + MAX_TOKENS) * (2 if ahead else 1)  # the step that runs when it arrives
     for alone, beside in zip(quiet, busy, strict=True):
         assert beside <= factor * alone + step, (beside / alone, alone, beside)
+
+
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(["auto", "off", "verify"]),
+    st.lists(LOADS, min_size=1, max_size=3, unique=True),
+    ASKS,
+    st.sampled_from([70, 1000]),
+    st.booleans(),
+)
+def test_background_requests_hardly_slow_another_down_and_go_on(
+    mode: DeterminismMode, loads: list[Load], ask: Ask, pages: int, ahead: bool
+) -> None:
+    """Also where places and pages are all taken. One step in BACKGROUND_STEPS is theirs too."""
+    if mode == "off":
+        ask = replace(ask, deterministic=False)
+    loads = [replace(load, is_background=True) for load in loads]
+    if mode == "off":
+        loads = [replace(load, deterministic=False) for load in loads]
+    alone, beside = (costs(mode, pages, some, ask, ahead)[1] for some in ((), loads))
+    step = 2 * (ROWS + MAX_TOKENS) * (2 if ahead else 1)
+    num_own_steps = 1 + (ask.max_tokens + 2) // share_policy.BACKGROUND_STEPS
+    assert beside <= alone + step * (1 + num_own_steps), (beside / alone, alone, beside)
+
+
+def test_background_requests_go_on_beside_others() -> None:
+    engine = Engine("auto", 1000, [Load(3, 5, 10, True, False)], ahead=False)
+    number = engine.send("batch", 40, 5, 8, True, is_background=True)
+    for _ in range(20 * share_policy.BACKGROUND_STEPS):
+        engine.step()
+    assert number in engine.ended
 
 
 def test_a_tenant_beside_more_tenants_than_places_gets_its_turn() -> None:

@@ -249,7 +249,7 @@ def requests_of(world: World) -> list[tuple[Client, Request]]:
                 client.params,
                 0,
                 read_len=client.score_from if scores and not index else None,
-                share=Share(client.tenant, client.max_running),
+                share=Share(client.tenant, client.max_running, is_background=client.tenant == "c"),
                 cache_salt=client.salt,
             )
             requests.append((client, request))

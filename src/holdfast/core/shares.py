@@ -16,11 +16,13 @@ _ALTERNATIVES = 10  # top logprobs
 class Share:
     """Whose share of the engine a request uses. Holders get equal shares while it is busy.
 
-    holder is an opaque name. max_running: how many requests of this holder may run at once.
+    holder is an opaque name. max_running: how many requests of this holder may run at once. is_background:
+    its requests use what those of other holders leave, such as those of a batch.
     """
 
     holder: str = ""
     max_running: int | None = None
+    is_background: bool = False
 
 
 def equal_level(demands: Collection[int], total: int) -> int:

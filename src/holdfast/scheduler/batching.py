@@ -285,7 +285,11 @@ class Batcher:
     def _split(self, budget: int) -> tuple[list[RequestState], list[RequestState]]:
         """Return the requests that decode in this step, and those that prefill. Holders share `budget`."""
         decoding, prefilling = self._queue.split()
-        if self._queue.shares.is_shared:
+        shares = self._queue.shares
+        if shares.is_shared:
+            if shares.leaves_out_background(decoding + prefilling, self._step, in_flight=self._in_flight):
+                decoding = [state for state in decoding if not state.is_background]
+                prefilling = [state for state in prefilling if not state.is_background]
             reference, is_padded = self._config.reference_tokens, not self._has_one_pass
             self._quotas = Quotas.of(decoding, prefilling, budget, reference, is_padded=is_padded)
             decoding = self._quotas.choose(decoding, prefilling, self._step)

@@ -170,6 +170,7 @@ class RequestState:
         self.request = request
         self.request_id = request.request_id + index
         self.holder = request.share.holder
+        self.is_background = request.share.is_background
         self.deterministic = request.deterministic
         self.max_tokens = params.max_tokens
         # No answer: the client asks only for the prompt's logprobs or its embedding.

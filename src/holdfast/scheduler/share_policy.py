@@ -21,6 +21,9 @@ Of N holders, the one with the least work in a step has w tokens in it. Every ot
 reference_tokens + w, so the step takes at most N times as long as without them; and each of these is
 computed at no less than 1/N of the speed it would have alone. So k hostile holders slow another one
 down by a factor of at most k + 1.
+
+**Background.** Requests of a background share get places and pages that no other request wants, and give
+them up at once. While others run, they are computed in one step of BACKGROUND_STEPS.
 """
 
 from bisect import insort
@@ -33,6 +36,7 @@ from holdfast.scheduler.request_state import RequestState
 
 SLICE_STEPS = 64
 PATIENCE_STEPS = 512
+BACKGROUND_STEPS = 32
 
 
 class WaitingRequests:
@@ -111,15 +115,24 @@ class SharePolicy:
             live = self._num_running.keys() | set(self._waiting.holders)
             self._last_admitted = {one: when for one, when in self._last_admitted.items() if one in live}
 
+    def leaves_out_background(self, states: Iterable[RequestState], step: int, *, in_flight: bool) -> bool:
+        """Return whether a step computes no background request. states: what could be computed. in_flight:
+        another plan is, maybe of requests that come first."""
+        if not step % BACKGROUND_STEPS:
+            return False
+        others = self._running.values() if in_flight else states
+        return any(not state.is_background for state in others)
+
     # Places
 
     def next_waiting(self, holders: Collection[str]) -> str:
         """Return the holder whose turn it is."""
 
-        def turn(holder: str) -> tuple[int, int, int]:
+        def turn(holder: str) -> tuple[bool, int, int, int]:
             oldest = self._waiting.of(holder)[:1]
             first_id = oldest[0].request_id if oldest else 0
-            return self._num_running[holder], self._last_admitted.get(holder, 0), first_id
+            is_background = bool(oldest) and oldest[0].is_background
+            return is_background, self._num_running[holder], self._last_admitted.get(holder, 0), first_id
 
         return min(holders, key=turn)
 
@@ -131,9 +144,12 @@ class SharePolicy:
     def place_victim(self, holder: str, step: int) -> RequestState | None:
         """Return the running request that gives up its place for one of this holder, if all are taken."""
         num_own = self._num_running[holder]
+        is_background = any(state.is_background for state in self._waiting.of(holder)[:1])
+        if not is_background and (deferred := self._background(step)):
+            return deferred[-1]
         # The largest holder, its youngest request; of holders with one request each, the one that ran longest.
         victim = max(
-            self._unprotected(step) if num_own < len(self._running) else (),
+            self._preemptible(is_background, step) if num_own < len(self._running) else (),
             key=lambda other: (
                 num := self._num_running[other.holder],
                 -other.admitted_at if num == 1 else other.request_id,
@@ -162,6 +178,8 @@ class SharePolicy:
         """Return the running request that gives up its pages for this one, which waits for `num_pages`."""
         if self.num_holders < 2:
             return None
+        if not state.is_background and (deferred := self._background(step)):
+            return deferred[-1]
         if state.short_since is None:
             state.short_since = step
         if step - state.short_since >= PATIENCE_STEPS:
@@ -172,7 +190,7 @@ class SharePolicy:
             return None
         others = [
             other
-            for other in self._unprotected(step)
+            for other in self._preemptible(state.is_background, step)
             if other.holder != state.holder and (least or other.has_progressed)
         ]
         return self._youngest_of_largest(others, least)
@@ -180,11 +198,23 @@ class SharePolicy:
     def growth_victim(self, states: Sequence[RequestState], step: int) -> RequestState:
         """Return which of these gives up its pages for a running request: the youngest of the holder that
         holds the most, if that is more than an equal part; else the youngest of all."""
+        states = [other for other in states if other.is_background] or states
         states = [other for other in states if step >= other.protected_until] or states
         victim = None
         if self.num_holders > 1:
             victim = self._youngest_of_largest(states, self._pool.num_pages // self.num_holders)
         return max(states, key=lambda other: other.request_id) if victim is None else victim
+
+    def _background(self, step: int) -> list[RequestState]:
+        """Return the background requests that may be preempted, the youngest last."""
+        found = [
+            state for state in self._running.values() if state.is_background and step > state.admitted_at
+        ]
+        return sorted(found, key=lambda state: state.request_id)
+
+    def _preemptible(self, is_background: bool, step: int) -> list[RequestState]:
+        """Return the requests that may be preempted for a waiting one: for one in the background only such."""
+        return [state for state in self._unprotected(step) if state.is_background or not is_background]
 
     def _unprotected(self, step: int) -> list[RequestState]:
         """Return the requests that may be preempted for a waiting one."""
