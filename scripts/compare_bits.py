@@ -42,6 +42,7 @@ JSON = dict[str, Any]
 # fmt: off
 RECURRENT = (
     "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "falcon_h1",
+    "nemotron_h",
 )
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "phi3", "olmo2", "gemma2", "gemma3_text", "cohere2",
@@ -126,7 +127,7 @@ def cpu_cases() -> Iterator[Case]:
     yield from _cases(f"{every} near-ties", "torch", "fp32", **one, **VERIFY)
     yield from _cases("llama gemma2 mixtral", "torch", "fp32", **one)
     yield from _cases("llama", "torch", "bf16", **one)
-    # Files of mistral are those of llama; lfm2_moe is not read from GGUF, and rows of tiny recurrent layers are no blocks.
+    # Files of mistral are those of llama, and rows of tiny recurrent layers are no blocks.
     stored = [family for family in FAMILIES if family != "mistral" and family not in RECURRENT]
     quantised = [f"{family}.{QUANTS[number % len(QUANTS)]}.gguf" for number, family in enumerate(stored)]
     yield from _cases(" ".join(quantised), "c", **one)

@@ -36,8 +36,9 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next",
     "granitemoehybrid": "granitehybrid",
     "falcon_h1": "falcon-h1",
+    "lfm2_moe": "lfm2moe",
 }
-RECURRENT = ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1")
+RECURRENT = ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe")
 
 
 def write_gguf(
@@ -52,6 +53,8 @@ def write_gguf(
     (rope_freqs.weight)."""
     config = model.config
     arch = ARCHITECTURES.get(config.model_type, config.model_type)
+    if arch == "nemotron_h" and "moe" in config.layers_block_type:
+        arch = "nemotron_h_moe"
     writer = gguf.GGUFWriter(path, arch)
     _add_sizes(writer, model, arch)
     for key, value in (metadata or {}).items():
@@ -66,7 +69,7 @@ def write_gguf(
         if name.startswith("blk."):
             _add_tensor(writer, name, values, "F32" if values.ndim < 2 or "conv1d" in name else quant)
             continue
-        if ".mlp.experts." in name:
+        if ".experts." in name:
             for stored_name, part in _expert_tensors(name, values, arch, experts):
                 _add_tensor(writer, stored_name, part, quant)
             continue
@@ -81,6 +84,10 @@ def write_gguf(
         name = f"{name}.weight" if name.endswith(".sinks") else name
         values = values[:, 0] if name.endswith("conv.conv.weight") else values
         values = values[0] if name.endswith("shared_expert_gate.weight") else values
+        name = name.replace("expert_bias", "expert_bias.bias").replace(
+            "score_correction_bias", "score_correction.bias"
+        )
+        name = name.replace("feed_forward.experts", "mlp.experts")
         stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored_name is not None, name
         is_router = ".ffn_gate_inp" in stored_name  # the converter keeps routers in F32
@@ -107,6 +114,10 @@ def _recurrent_tensors(state: Mapping[str, Any], config: Any, arch: str) -> Iter
     vectors = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
     for name, tensor in state.items():
         value = tensor.detach().float()
+        if arch.startswith("nemotron_h"):
+            kind = config.layers_block_type[int(name.split(".")[2])] if ".layers." in name else ""
+            is_space = kind == "linear_attention" and ".mixer." in name
+            name = name.replace(".mixer.", ".mamba.") if is_space else name.replace("model.", "backbone.", 1)
         parts = name.split(".")
         if "linear_attn" not in parts and "mamba" not in parts:
             yield from _plain_tensor(name, value, config, arch)
@@ -132,7 +143,7 @@ def _recurrent_tensors(state: Mapping[str, Any], config: Any, arch: str) -> Iter
             what, _, kind = module.rpartition(".")
             value = value[:, 0] if value.ndim == 3 else value
             if what == "norm" and "mamba" in parts:
-                value = value.view(config.mamba_n_groups, -1)
+                value = value.view(getattr(config, "mamba_n_groups", None) or config.n_groups, -1)
             yield f"{prefix}{delta[what]}.{kind}", value
 
 
@@ -201,7 +212,7 @@ def _expert_tensors(
     is_bias = kind.endswith("_bias")
     if arch == "gpt-oss" and not is_bias:
         values = values.swapaxes(1, 2)
-    parts = {"down": values}
+    parts = {"up" if kind == "up_proj" else "down": values}
     if kind.startswith("gate_up"):
         half = values.shape[1] // 2
         turns = (slice(0, None, 2), slice(1, None, 2))
@@ -232,10 +243,20 @@ def _add_sizes(writer: gguf.GGUFWriter, model: Any, arch: str) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_head_count(config.num_attention_heads)
-    if arch == "lfm2":
+    if arch.startswith("nemotron_h"):
+        _add_nemotron(writer, config, arch)
+        return
+    if arch in ("lfm2", "lfm2moe"):
         attends = [kind == "full_attention" for kind in config.layer_types]
         writer.add_head_count_kv([config.num_key_value_heads if each else 0 for each in attends])
-        writer.add_feed_forward_length(model.model.layers[0].feed_forward.w1.out_features)
+        first = model.model.layers[0].feed_forward
+        writer.add_feed_forward_length((first.w1 if hasattr(first, "w1") else first.gate_proj).out_features)
+        if arch == "lfm2moe":
+            _add_experts(writer, config, arch)
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+            writer.add_leading_dense_block_count(config.num_dense_layers)
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+            writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_shortconv_l_cache(config.conv_L_cache)
         writer.add_layer_norm_rms_eps(config.norm_eps)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
@@ -312,11 +333,38 @@ def _add_recurrent(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
         writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
 
 
+def _add_nemotron(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
+    kinds = config.layers_block_type
+    inner = config.moe_intermediate_size if arch.endswith("moe") else config.intermediate_size
+    writer.add_head_count_kv(
+        [config.num_key_value_heads if kind == "full_attention" else 0 for kind in kinds]
+    )
+    writer.add_feed_forward_length([inner if kind in ("mlp", "moe") else 0 for kind in kinds])
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_state_size(config.ssm_state_size)
+    writer.add_ssm_group_count(config.n_groups)
+    writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+    writer.add_ssm_time_step_rank(config.mamba_num_heads)
+    if arch.endswith("moe"):
+        _add_experts(writer, config, arch)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+
+
 def _add_experts(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     fields = config.to_dict()
     if not fields.get("num_experts_per_tok"):
         return
-    writer.add_expert_count(fields.get("num_experts") or fields["num_local_experts"])
+    writer.add_expert_count(
+        fields.get("num_experts") or fields.get("num_local_experts") or fields["n_routed_experts"]
+    )
     writer.add_expert_used_count(config.num_experts_per_tok)
     if arch in ("qwen2moe", "qwen3moe", "qwen35moe", "qwen3next"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)

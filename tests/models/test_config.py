@@ -142,6 +142,8 @@ FAMILY_FIELDS: dict[str, dict[str, Any]] = {
     "smollm3": SIZES | {"model_type": "smollm3"},
     "granite": SIZES | {"model_type": "granite"},
     "cohere2": SIZES | {"model_type": "cohere2"},
+    "nemotron_h": SIZES
+    | {"model_type": "nemotron_h", "hybrid_override_pattern": "M-MM*E", "n_routed_experts": 4},
 }
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 
@@ -172,6 +174,14 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0]
         ("granite", {"residual_multiplier": float("nan")}, "residual_multiplier"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm"),
         ("cohere2", {"layer_norm_eps": 0}, "rms_norm_eps"),
+        ("nemotron_h", {"hybrid_override_pattern": "-M"}, "a MLP or nothing after each"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-E"}, "a MLP or nothing after each"),
+        ("nemotron_h", {"hybrid_override_pattern": "Mx"}, "a MLP or nothing after each"),
+        ("nemotron_h", {"hybrid_override_pattern": None}, "hybrid_override_pattern"),
+        ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "relu2"),
+        ("nemotron_h", {"n_group": 2}, "topk_group"),
+        ("nemotron_h", {"n_shared_experts": 2}, "n_shared_experts"),
     ],
 )
 def test_bad_fields_of_other_families_are_refused(family: str, changes: dict[str, object], said: str) -> None:
@@ -194,4 +204,8 @@ def test_layers_differ_as_the_family_says() -> None:
     assert gemma.rope_kinds == ("local", "global")
     smollm = parse_config(FAMILY_FIELDS["smollm3"] | {"num_hidden_layers": 5})
     assert smollm.layer_ropes == ("global", "global", "global", "none", "global")
+    nemotron = parse_config(FAMILY_FIELDS["nemotron_h"])
+    assert nemotron.layer_kinds == ("recurrent", "recurrent", "recurrent", "attention")
+    assert nemotron.bare_layers == (1, 2) and nemotron.dense_layers == (0, 1, 2)
+    assert [nemotron.stored_layer(layer, is_mlp=False) for layer in range(4)] == [0, 2, 3, 4]
     assert not gemma.is_llama_like and parse_config(random_config("qwen3").to_dict()).is_llama_like

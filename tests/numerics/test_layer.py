@@ -46,6 +46,7 @@ FORMS: dict[str, LayerShape] = {
     "parallel": replace(SHAPE, is_parallel=True, centered_norm=True),
     "clipped": replace(SHAPE, clip_qkv=0.5),
     "gated": replace(SHAPE, gated_attention=True),
+    "without a gate": replace(SHAPE, activation="relu2"),
     **dict.fromkeys(("delta", "space", "conv", "beside attention", "no MLP"), SHAPE),
 }
 _KIND_OF = {
@@ -98,6 +99,9 @@ def _weights_of(ops: Backend, dtype: torch.dtype, form: str) -> LayerWeights:
         q_norm, k_norm = heads[:, :16].contiguous()
         plain = replace(plain, post_norm=norms[0], next_norm=norms[1], q_norm=q_norm, k_norm=k_norm)
         return replace(plain, attention_norm=norms[2], mlp_norm=norms[3])
+    if form == "without a gate":
+        weight = torch.randn(INNER, HIDDEN, generator=torch.Generator().manual_seed(7)) * 0.2
+        return replace(plain, gate_up=ops.pack(weight.to(dtype)))
     if form == "post":
         whole = {"q_norm": heads[0], "k_norm": heads[1, :32].contiguous()}
         return replace(

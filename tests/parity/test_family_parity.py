@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"std": 0.1},
     "falcon_h1": {"std": 0.1},
     "lfm2_moe": {},
+    "nemotron_h": {"std": 0.1},
     "qwen3_next": {"std": 0.1},
     "qwen3_5_text": {"std": 0.1},
     "qwen3_5_moe_text": {"std": 0.1},
@@ -44,6 +45,14 @@ CORNERS: dict[str, dict[str, Any]] = {
     },
     "falcon_h1-gate-first": {"std": 0.1, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
     "granitemoehybrid-dense": {"std": 0.1, "num_local_experts": 0, "position_embedding_type": "rope"},
+    "nemotron_h-biases": {
+        "std": 0.1,
+        "mlp_bias": True,
+        "use_bias": True,
+        "use_conv_bias": False,
+        "norm_topk_prob": False,
+        "layers_block_type": ["full_attention", "linear_attention", "mlp"],
+    },
     "granite-tied-biases": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     "smollm3-windows-sharded": {
         "use_sliding_window": True,

@@ -61,6 +61,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "olmoe": {"clip_qkv": 0.5},
     "gpt_oss": {"swiglu_limit": 7.0, "num_hidden_layers": 2},
     "lfm2": {},
+    "lfm2_moe": {"tie_word_embeddings": True},
 }
 QUICK = ["gpt_oss", "lfm2"]
 SLOW = [pytest.param(name, marks=pytest.mark.long) for name in MIXTURES if name not in QUICK]
@@ -77,6 +78,12 @@ RECURRENT: dict[str, dict[str, Any]] = {
     },
     "granitemoehybrid": {},
     "falcon_h1": {},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention", "mlp"]
+    },
+    "nemotron_h-experts": {
+        "layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention"]
+    },
 }
 
 
@@ -85,6 +92,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
 )
 def test_recurrent_models_compute_what_safetensors_do(family: str, tmp_path: Path) -> None:
     changes = {**RECURRENT[family], "std": 0.1}
+    family = family.partition("-")[0]
     folder = tiny_model(tmp_path / "folder", family, **changes)
     file = tiny_gguf(tmp_path / "model.gguf", family, **changes)
     prompt = torch.randint(0, VOCAB_SIZE, (50,), generator=torch.Generator().manual_seed(8)).tolist()
@@ -104,7 +112,7 @@ def test_mixtures_and_recurrent_models_have_the_bits_of_safetensors(family: str,
     # GGUF has fp32 where a configuration has fp64: both get what GGUF has
     config = folder / "config.json"
     fields = json.loads(config.read_text())
-    eps = "norm_eps" if family == "lfm2" else "rms_norm_eps"
+    eps = "norm_eps" if family.startswith("lfm2") else "rms_norm_eps"
     fields[eps] = float(np.float32(fields[eps]))
     config.write_text(json.dumps(fields))
     file = tiny_gguf(tmp_path / "model.gguf", family, **changes)

@@ -50,6 +50,7 @@ _CLASSES = {
     "lfm2": "Lfm2",
     "granitemoehybrid": "GraniteMoeHybrid",
     "falcon_h1": "FalconH1",
+    "nemotron_h": "NemotronH",
     "lfm2_moe": "Lfm2Moe",
     "qwen3_next": "Qwen3Next",
     "qwen3_5_text": "Qwen3_5",
@@ -152,6 +153,29 @@ FAMILY_SIZES |= {
         "num_dense_layers": 1,
         "routed_scaling_factor": 1.5,
     },
+    "nemotron_h": {
+        "num_hidden_layers": None,
+        "layers_block_type": [
+            "linear_attention",
+            "moe",
+            "linear_attention",
+            "full_attention",
+            "mlp",
+            "linear_attention",
+            "moe",
+        ],
+        "head_dim": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 12,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "time_step_min": 1e-9,  # in prefill alone, the reference takes it for the least step
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "moe_shared_expert_intermediate_size": 40,
+        "routed_scaling_factor": 1.5,
+    },
     "qwen3_next": _DELTA | _EXPERTS | {"mlp_only_layers": [1], "shared_expert_intermediate_size": 40},
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 40},
@@ -246,7 +270,11 @@ def random_model(family: str, *, seed: int = 7, std: float = 0.2, **overrides: A
     config = random_config(family, **overrides)
     model = getattr(transformers, _CLASSES[family] + "ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(seed)
-    biases = ((name, one) for name, one in model.named_buffers() if name.endswith("expert_bias"))
+    biases = (
+        (name, one)
+        for name, one in model.named_buffers()
+        if name.endswith(("expert_bias", "correction_bias"))
+    )
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *biases):
             noise = torch.randn(parameter.shape, generator=generator) * std

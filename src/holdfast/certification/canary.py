@@ -270,9 +270,10 @@ class _Bench:
         return torch.cat([q.flatten(1), k.flatten(1)], 1)
 
     def _activations(self) -> Iterator[tuple[str, Tensor]]:
-        rows = self._rows(self._num_rows, 2 * self._model.activation_size)
+        rows = self._rows(self._num_rows, self._model.activation_inputs)
         name = {"silu": "silu_mul", "gelu_tanh": "gelu_mul", "clamped_swiglu": "swiglu_mul"}
-        yield name[self._model.activation], activate(self._backend, rows, layer_shape(self._model))
+        activation = self._model.activation
+        yield name.get(activation, activation), activate(self._backend, rows, layer_shape(self._model))
         if self._model.logits_soft_cap is not None:
             logits = self._logits()
             self._backend.soft_cap(logits, self._model.logits_soft_cap)

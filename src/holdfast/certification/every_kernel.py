@@ -20,7 +20,6 @@ from holdfast.certification.checks.synthetic import FEW_TOKENS, norm_dtype
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.dummy import DummyCheckpoint
-from holdfast.models.mixers import LayerKind
 from holdfast.models.shapes import gemm_shapes
 from holdfast.models.weight_loader import load_decoder
 from holdfast.numerics.attention_tiles import TILE_COLUMNS
@@ -70,14 +69,19 @@ def _calls(model: DecoderConfig, dtype: torch.dtype) -> Iterator[Call]:
 
 
 def _one_layer_of_each_kind(model: DecoderConfig) -> DecoderConfig:
-    attention: LayerKind = "attention"
-    kinds = model.layer_kinds or (attention,) * model.num_layers
-    layers = tuple(dict.fromkeys(zip(kinds, model.layer_windows, strict=True)))
+    kinds = model.layer_kinds or (None,) * model.num_layers
+    traits = [
+        (kinds[layer], model.layer_windows[layer], model.has_experts(layer), model.has_mlp(layer))
+        for layer in range(model.num_layers)
+    ]
+    layers = [traits.index(each) for each in dict.fromkeys(traits)]
     return replace(
         model,
         num_layers=len(layers),
-        layer_windows=tuple(window for _, window in layers),
-        layer_kinds=None if model.layer_kinds is None else tuple(kind for kind, _ in layers),
+        layer_windows=tuple(model.layer_windows[layer] for layer in layers),
+        layer_kinds=model.layer_kinds and tuple(model.layer_kinds[layer] for layer in layers),
+        dense_layers=tuple(new for new, layer in enumerate(layers) if layer in model.dense_layers),
+        bare_layers=tuple(new for new, layer in enumerate(layers) if not model.has_mlp(layer)),
     )
 
 
@@ -141,7 +145,7 @@ def _token_calls(decoder: Decoder) -> Iterator[Call]:
     yield partial(backend.rms_norm, k, empty(model.head_dim), _EPS)
     yield partial(backend.add_rms_norm, hidden, hidden, norm, _EPS, centered=centered)
     yield partial(backend.rope, q, k, *_rope(decoder, rows))
-    yield partial(activate, backend, empty(rows, 2 * model.activation_size), decoder.layer_shape)
+    yield partial(activate, backend, empty(rows, model.activation_inputs), decoder.layer_shape)
     if model.logits_soft_cap is not None:
         logits = torch.empty((rows, model.vocab_size), dtype=torch.float32, device=META)
         yield partial(backend.soft_cap, logits, model.logits_soft_cap)

@@ -140,7 +140,14 @@ def projection_names(config: DecoderConfig) -> tuple[tuple[str, ...], tuple[str,
     """Return the stored tensors that make up qkv and gate_up, without ".weight"."""
     if config.fused_projections:
         return ("self_attn.qkv_proj",), ("mlp.gate_up_proj",)
-    return tuple(f"self_attn.{each}_proj" for each in "qkv"), ("mlp.gate_proj", "mlp.up_proj")
+    return tuple(f"self_attn.{each}_proj" for each in "qkv"), tuple(
+        f"mlp.{one}" for one in inner_names(config)
+    )
+
+
+def inner_names(config: DecoderConfig) -> tuple[str, ...]:
+    """Return the projections before the activation, in a MLP and in an expert."""
+    return ("gate_proj", "up_proj") if config.num_gates else ("up_proj",)
 
 
 def expert_tensors(config: DecoderConfig) -> dict[str, Shape]:
@@ -158,10 +165,11 @@ def expert_tensors(config: DecoderConfig) -> dict[str, Shape]:
         if config.shared_expert_gate:
             tensors["mlp.shared_expert_gate.weight"] = (1, hidden)
     for name, inner in sizes.items():
-        for kind, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
-            tensors[f"{name}.{kind}_proj.weight"] = shape
+        shapes: dict[str, Shape] = dict.fromkeys(inner_names(config), (inner, hidden))
+        for kind, shape in (shapes | {"down_proj": (hidden, inner)}).items():
+            tensors[f"{name}.{kind}.weight"] = shape
             if config.mlp_bias:
-                tensors[f"{name}.{kind}_proj.bias"] = shape[:1]
+                tensors[f"{name}.{kind}.bias"] = shape[:1]
     return tensors
 
 
@@ -176,7 +184,7 @@ def _layer_tensors(config: DecoderConfig, layer: int) -> dict[str, Shape]:
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv, gate_up = projection_names(config)
     gated = 2 if config.gated_attention else 1
-    qkv_sizes, gate_up_sizes = [gated * queries, keys, keys], [inner, inner]
+    qkv_sizes, gate_up_sizes = [gated * queries, keys, keys], [inner] * (1 + config.num_gates)
     if config.fused_projections:
         qkv_sizes, gate_up_sizes = [sum(qkv_sizes)], [sum(gate_up_sizes)]
     mlp: tuple[tuple[str, Shape, bool], ...] = (
@@ -187,7 +195,7 @@ def _layer_tensors(config: DecoderConfig, layer: int) -> dict[str, Shape]:
         *((name, (size, hidden), config.qkv_bias) for name, size in zip(qkv, qkv_sizes, strict=True)),
         ("self_attn.o_proj", (hidden, queries), config.o_bias),
     )
-    linears = (*(attention if attends else ()), *(() if has_experts else mlp))
+    linears = (*(attention if attends else ()), *(mlp if config.has_mlp(layer) and not has_experts else ()))
     norms = NORM_NAMES[config.block]
     tensors: dict[str, Shape] = {} if norms.input is None else {norms.input: (hidden,)}
     for name, shape, has_bias in linears:
@@ -202,7 +210,8 @@ def _layer_tensors(config: DecoderConfig, layer: int) -> dict[str, Shape]:
         tensors["self_attn.k_norm.weight"] = (keys if is_whole else config.head_dim,)
     if config.attention_sinks:
         tensors["self_attn.sinks"] = (config.num_heads,)
-    for norm in (norms.attention, norms.post, norms.mlp):
+    of_mlp = (norms.post, norms.mlp) if config.has_mlp(layer) else ()
+    for norm in (norms.attention, *of_mlp):
         if norm is not None:
             tensors[norm] = (hidden,)
     return tensors | (expert_tensors(config) if has_experts else {})

@@ -16,7 +16,7 @@ from holdfast.models.fields import Fields, read_bool, read_float, read_ids, read
 from holdfast.models.mixers import LayerKind, MixerSizes, WeightScales
 from holdfast.models.rope import MAX_CONTEXT, LongRope, RopeKind, RopeScaling, parse_rope
 
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2"]
 # Where a layer has norms: before attention and MLP, before and after each, after each; or one before
 # both, which run side by side.
 Block = Literal["pre", "sandwich", "post", "parallel"]
@@ -86,11 +86,14 @@ class DecoderConfig:
     swiglu_limit: float = 0.0
     sigmoid_router: bool = False  # the weights of experts are sigmoids
     expert_bias: bool = False  # of their choice, not of their weights
+    router_eps: float = 1e-6  # added to their sum before they are divided by it
     routed_scale: float = 1.0  # of these weights
     gated_attention: bool = False  # each dim of its output has a gate, stored with q
     layer_kinds: tuple[LayerKind, ...] | None = None  # None: all "attention"
     mixer: MixerSizes | None = None  # of recurrent layers
     weight_scales: WeightScales = ()  # what stored weights are multiplied by when they are loaded
+    bare_layers: tuple[int, ...] = ()  # layers without a MLP
+    splits_layers: bool = False  # what mixes tokens and the MLP of a layer are stored as two layers
 
     @property
     def rope_kinds(self) -> tuple[RopeKind, ...]:
@@ -107,8 +110,27 @@ class DecoderConfig:
         """The intermediate size of an expert, or of the MLP of a model without experts."""
         return self.expert_size or self.intermediate_size
 
+    @property
+    def num_gates(self) -> int:
+        """1: what the activation gets has a gate before each of its numbers, in a MLP and in an expert. Else 0."""
+        return 0 if self.activation == "relu2" else 1
+
+    @property
+    def activation_inputs(self) -> int:
+        return (1 + self.num_gates) * self.activation_size
+
     def has_experts(self, layer: int) -> bool:
-        return self.num_experts > 0 and layer not in self.dense_layers
+        return self.num_experts > 0 and layer not in self.dense_layers and self.has_mlp(layer)
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether the layer has a MLP or experts."""
+        return layer not in self.bare_layers
+
+    def stored_layer(self, layer: int, *, is_mlp: bool) -> int:
+        """Return the index under which a part of a layer is stored."""
+        if not self.splits_layers:
+            return layer
+        return 2 * layer - sum(bare < layer for bare in self.bare_layers) + is_mlp
 
     def has_attention(self, layer: int) -> bool:
         return self.layer_kinds is None or self.layer_kinds[layer] != "recurrent"
@@ -145,10 +167,14 @@ class DecoderConfig:
             width = self.mixer.in_width + self.mixer.out_width
             attention += self.num_recurrent_layers * self.hidden_size * width
         num_sparse = sum(map(self.has_experts, range(self.num_layers)))
-        inner = (self.num_layers - num_sparse) * self.intermediate_size
+        inner = (self.num_layers - num_sparse - len(self.bare_layers)) * self.intermediate_size
         inner += num_sparse * (self.num_experts * self.expert_size + self.shared_expert_size)
         heads = 1 if self.tie_word_embeddings else 2
-        return attention + 3 * self.hidden_size * inner + heads * self.vocab_size * self.hidden_size
+        return (
+            attention
+            + (2 + self.num_gates) * self.hidden_size * inner
+            + heads * self.vocab_size * self.hidden_size
+        )
 
 
 # Fields with defaults: a configuration that has them all is one of Llama's kind.

@@ -8,7 +8,7 @@ docs/adding-a-family.md says how to add one.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from holdfast.models.fields import Fields, read_bool, read_float, read_int, refuse
 from holdfast.models.mixers import ConvSizes, DeltaSizes, LayerKind, SpaceSizes, WeightScales
@@ -38,6 +38,7 @@ FamilyName = Literal[
     "qwen3_5_moe_text",
     "granitemoehybrid",
     "falcon_h1",
+    "nemotron_h",
 ]
 Traits = dict[str, Any]  # fields of DecoderConfig
 Windows = tuple[int | None, ...]
@@ -339,6 +340,43 @@ def _multipliers(fields: Fields, key: str, count: int) -> list[float]:
     return [read_float({key: each}, key, 0.0, _MAX_SCALE) for each in values]
 
 
+def _nemotron_h(fields: Fields, num_layers: int) -> Traits:
+    refused = ("attention_bias", "residual_in_fp32", "sliding_window", "moe_latent_size")
+    for key in refused:
+        if fields.get(key):
+            raise refuse(key, fields[key], "false or nothing")
+    if fields.get("mlp_hidden_act", "relu2") != "relu2":
+        raise refuse("mlp_hidden_act", fields["mlp_hidden_act"], "relu2")
+    mlps = cast("list[str | None]", fields["mlp_types"])
+    traits = {
+        "norm": "rms_fp32",
+        "activation": "relu2",
+        "mlp_bias": read_bool(fields, "mlp_bias", False),
+        "layer_kinds": _layer_kinds(fields, num_layers, "mamba"),
+        "layer_ropes": ("none",) * num_layers,
+        "mixer": _space_sizes(fields),
+        "splits_layers": True,
+        "bare_layers": tuple(layer for layer, kind in enumerate(mlps) if kind is None),
+    }
+    if "moe" not in mlps:
+        return traits
+    if fields.get("n_group", 1) != fields.get("topk_group", 1):
+        raise refuse("topk_group", fields.get("topk_group"), "n_group: experts are chosen among all")
+    if fields.get("n_shared_experts", 1) != 1:
+        raise refuse("n_shared_experts", fields["n_shared_experts"], "1")
+    return traits | {
+        **_experts({**fields, "num_experts": fields.get("n_routed_experts")}, 8, "moe_intermediate_size"),
+        "normalizes_experts": read_bool(fields, "norm_topk_prob", True),
+        "shared_expert_size": read_int(fields, "moe_shared_expert_intermediate_size", 1, 1 << 20),
+        "shared_expert_gate": False,
+        "dense_layers": tuple(layer for layer, kind in enumerate(mlps) if kind != "moe"),
+        "sigmoid_router": True,
+        "expert_bias": True,
+        "router_eps": 1e-20,
+        "routed_scale": _scale(fields, "routed_scaling_factor"),
+    }
+
+
 def _space_sizes(fields: Fields) -> SpaceSizes:
     heads = read_int(fields, "mamba_n_heads", 1, 1 << 12)
     groups = read_int(fields, "mamba_n_groups", 1, 1 << 12)
@@ -501,6 +539,39 @@ def _granitemoehybrid_fields(fields: Fields) -> Fields:
     return {**plain, "expert_size": fields["intermediate_size"]}
 
 
+def _nemotron_h_fields(fields: Fields) -> Fields:
+    """Join a layer that mixes tokens with the MLP after it: `layer_types`, and `mlp_types`, None where there is none."""
+    parts = (
+        fields.get("layers_block_type") or fields.get("layer_types") or fields.get("hybrid_override_pattern")
+    )
+    if not isinstance(parts, list | str):
+        raise refuse("hybrid_override_pattern", parts, f"a text of {', '.join(_NEMOTRON_PARTS)}")
+    kinds: list[str] = []
+    mlps: list[str | None] = []
+    for part in parts:
+        kind = _NEMOTRON_PARTS.get(part) if isinstance(part, str) else None
+        if kind in ("mamba", _FULL):
+            kinds.append(kind)
+            mlps.append(None)
+        elif kind is not None and mlps and mlps[-1] is None:
+            mlps[-1] = kind
+        else:
+            raise refuse(
+                "hybrid_override_pattern", parts, "a MLP or nothing after each layer that mixes tokens"
+            )
+    own = {key: fields.get(theirs) for key, theirs in _NEMOTRON_SPACE.items()}
+    return {
+        **own,
+        **fields,
+        "mamba_proj_bias": fields.get("use_bias", False),
+        "num_hidden_layers": len(kinds),
+        "layer_types": kinds,
+        "mlp_types": mlps,
+        "rms_norm_eps": fields["layer_norm_epsilon"],
+        "hidden_act": "silu",  # of the convolutions; MLPs have mlp_hidden_act
+    }
+
+
 def _lfm2_moe_fields(fields: Fields) -> dict[str, object]:
     plain = {**fields, "rms_norm_eps": fields["norm_eps"], "hidden_act": "silu"}
     if fields.get("tie_embedding") is not None:
@@ -615,6 +686,17 @@ _LFM2: dict[str, object] = {
     "eos_token_id": 2,
     "tie_word_embeddings": True,
     "conv_L_cache": 3,
+}
+_NEMOTRON_PARTS = {"M": "mamba", "mamba": "mamba", "linear_attention": "mamba"}
+_NEMOTRON_PARTS |= {"*": _FULL, "attention": _FULL, _FULL: _FULL}
+_NEMOTRON_PARTS |= {"-": "mlp", "mlp": "mlp", "E": "moe", "moe": "moe"}
+_NEMOTRON_SPACE = {
+    "mamba_n_heads": "mamba_num_heads",
+    "mamba_n_groups": "n_groups",
+    "mamba_d_state": "ssm_state_size",
+    "mamba_d_head": "mamba_head_dim",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
 }
 _DELTA: dict[str, object] = {
     "num_key_value_heads": 2,
@@ -827,6 +909,29 @@ FAMILIES: Mapping[FamilyName, Family] = {
             "mamba_d_conv": 4,
         },
         _falcon_h1,
+    ),
+    "nemotron_h": Family(
+        "NemotronHForCausalLM",
+        {
+            "max_position_embeddings": 4096,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "layer_norm_epsilon": 1e-5,
+            "intermediate_size": 21504,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "ssm_state_size": 128,
+            "conv_kernel": 4,
+            "use_conv_bias": True,
+        },
+        _nemotron_h,
+        _nemotron_h_fields,
     ),
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM", _DELTA | {"num_key_value_heads": 4}, _qwen3_5, _qwen3_5_fields

@@ -5,6 +5,7 @@ Only safetensors files in the folder itself are opened. A pickle can run code an
 
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -32,6 +33,7 @@ _PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "backbone.": "model.",
 }
 _MULTI_TOKEN = "mtp."
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
@@ -52,7 +54,7 @@ class _OpenFile(Protocol):
     def get_tensor(self, name: str) -> "Tensor": ...
 
 
-# Names of LFM2, of Granite's mixture of experts, and of Falcon-H1.
+# Names of LFM2, of Granite's mixture of experts, of Falcon-H1, and of Nemotron-H.
 _RENAMED = {
     ".mlp.input_linear.weight": ".mlp.experts.gate_up_proj",
     ".mlp.output_linear.weight": ".mlp.experts.down_proj",
@@ -76,7 +78,12 @@ _RENAMED = {
     ".self_attn.out_proj.": ".self_attn.o_proj.",
     ".q_layernorm.": ".q_norm.",
     ".k_layernorm.": ".k_norm.",
+    "model.embeddings.": "model.embed_tokens.",
+    "model.norm_f.": "model.norm.",
+    ".shared_experts.": ".shared_expert.",
+    ".gate.e_score_correction_bias": ".expert_bias",
 }
+_PART = re.compile(r"model\.layers\.(\d+)\.(norm|mixer)\.(.+)")
 # Mixtral's names of experts.
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _MIXTRAL_EXPERT = re.compile(r"(experts\.\d+\.)(w[123])(\.weight)$")
@@ -91,7 +98,7 @@ class SafetensorsCheckpoint:
         self._shapes = expected_tensors(self.config)
         shards = _find_shards(folder)
         self._headers = {name: _open_file(folder / name, "np") for name in sorted(set(shards.values()))}
-        self._stored = {_plain_name(stored): stored for stored in shards}
+        self._stored = _joined_names({_plain_name(stored): stored for stored in shards}, self.config)
         self._shards = {name: shards[stored] for name, stored in self._stored.items()}
         self._names = {name: frozenset(file.keys()) for name, file in self._headers.items()}
         self._files: dict[str, _OpenFile] = {}  # opened with torch when a tensor is read
@@ -185,6 +192,27 @@ def _plain_name(stored: str) -> str:
     for old, new in _RENAMED.items():
         name = name.replace(old, new)
     return _MIXTRAL_EXPERT.sub(lambda match: match[1] + _MIXTRAL[match[2]] + match[3], name)
+
+
+def _joined_names(names: Mapping[str, str], config: DecoderConfig) -> dict[str, str]:
+    """Return the tensors by name, if each part of a layer is stored as one: `norm` and `mixer`."""
+    parts = {
+        config.stored_layer(layer, is_mlp=is_mlp): (layer, is_mlp)
+        for layer in range(config.num_layers)
+        for is_mlp in (False, True)
+        if config.splits_layers and (config.has_mlp(layer) or not is_mlp)
+    }
+    found = {}
+    for name, stored in names.items():
+        match = _PART.fullmatch(name)
+        part = None if match is None else parts.get(int(match[1]))
+        if match is not None and part is not None:
+            layer, is_mlp = part
+            mixer = "mlp" if is_mlp else "self_attn" if config.has_attention(layer) else "mamba"
+            norm = "post_attention_layernorm" if is_mlp else "input_layernorm"
+            name = f"model.layers.{layer}.{norm if match[2] == 'norm' else mixer}.{match[3]}"
+        found[name] = stored
+    return found
 
 
 def read_config(folder: Path) -> DecoderConfig:

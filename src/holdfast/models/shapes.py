@@ -27,7 +27,8 @@ def gemm_shapes(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     sparse = [config.has_experts(layer) for layer in range(config.num_layers)]
-    mlps = [] if all(sparse) else [("", inner)]
+    is_dense = any(config.has_mlp(layer) and not each for layer, each in enumerate(sparse))
+    mlps = [("", inner)] if is_dense else []
     mlps += [("expert_", config.expert_size)] if any(sparse) else []
     mlps += [("shared_", config.shared_expert_size)] if any(sparse) and config.shared_expert_size else []
     gates = [("router", config.num_experts, hidden, config.router_bias)] if any(sparse) else []
@@ -52,7 +53,7 @@ def gemm_shapes(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
             part
             for name, size in mlps
             for part in (
-                (f"{name}gate_up", 2 * size, hidden, config.mlp_bias),
+                (f"{name}gate_up", (1 + config.num_gates) * size, hidden, config.mlp_bias),
                 (f"{name}down", hidden, size, config.mlp_bias),
             )
         ),

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import BadWeights
-from holdfast.models.checkpoint import NORM_NAMES, Checkpoint, TensorSource, projection_names, router_name
+from holdfast.models.checkpoint import (
+    NORM_NAMES,
+    Checkpoint,
+    TensorSource,
+    inner_names,
+    projection_names,
+    router_name,
+)
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder
 from holdfast.models.mixer_loader import load_mixer
@@ -123,6 +130,8 @@ class WeightLoader:
         config, norms = self._config, NORM_NAMES[self._config.block]
         _, gate_up = projection_names(config)
         has_experts = index is not None and config.has_experts(index)
+        is_bare = index is not None and not config.has_mlp(index)
+        is_dense = not is_bare and not has_experts
         sizes = None if index is None else config.mixer_sizes(index)
         attends = index is None or config.has_attention(index)
         kind = config.layer_ropes[index] if config.layer_ropes and index is not None else "global"
@@ -131,13 +140,13 @@ class WeightLoader:
             q_norm=self._head_norm(prefix + "self_attn.q_norm.weight") if attends else None,
             k_norm=self._head_norm(prefix + "self_attn.k_norm.weight") if attends else None,
             o=self.linear(prefix, ("self_attn.o_proj",)) if attends else None,
-            post_norm=self._optional(prefix, norms.post),
-            gate_up=None if has_experts else self.linear(prefix, gate_up),
-            down=None if has_experts else self.linear(prefix, ("mlp.down_proj",)),
+            post_norm=None if is_bare else self._optional(prefix, norms.post),
+            gate_up=self.linear(prefix, gate_up) if is_dense else None,
+            down=self.linear(prefix, ("mlp.down_proj",)) if is_dense else None,
             next_norm=next_norm,
             window=None if index is None else config.layer_windows[index],
             attention_norm=self._optional(prefix, norms.attention),
-            mlp_norm=self._optional(prefix, norms.mlp),
+            mlp_norm=None if is_bare else self._optional(prefix, norms.mlp),
             rope=config.rope_kinds.index(kind),
             experts=self._experts(prefix) if has_experts else None,
             sinks=self._sinks(prefix + "self_attn.sinks") if config.attention_sinks else None,
@@ -173,7 +182,7 @@ class WeightLoader:
         has_gate = has_shared and config.shared_expert_gate
         return Experts(
             router=self._router(f"{prefix}mlp.{router_name(config)}"),
-            gate_up=self._expert_linears(prefix, ("gate_proj", "up_proj")),
+            gate_up=self._expert_linears(prefix, inner_names(config)),
             down=self._expert_linears(prefix, ("down_proj",)),
             top_k=config.experts_per_token,
             normalizes=config.normalizes_experts,
@@ -185,8 +194,10 @@ class WeightLoader:
     def _sigmoid_scores(self, name: str) -> SigmoidScores:
         config = self._config
         if not config.expert_bias:
-            return SigmoidScores(torch.zeros(config.num_experts, device=self._device), config.routed_scale)
-        return SigmoidScores(_require_finite(self.fp32(name), name, _ROUTES), config.routed_scale)
+            bias = torch.zeros(config.num_experts, device=self._device)
+        else:
+            bias = _require_finite(self.fp32(name), name, _ROUTES)
+        return SigmoidScores(bias, config.routed_scale, config.router_eps)
 
     def _expert_linears(self, prefix: str, names: Sequence[str]) -> ExpertLinears:
         count = self._config.num_experts
@@ -198,7 +209,7 @@ class WeightLoader:
 
     def _expert(self, prefix: str) -> Expert:
         return Expert(
-            self.linear(prefix, ("gate_proj", "up_proj")),
+            self.linear(prefix, inner_names(self._config)),
             self.linear(prefix, ("down_proj",)),
         )
 

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-_EPS = 1e-6  # of the sum of sigmoids
-
 if TYPE_CHECKING:
     from holdfast.numerics.layer import LayerShape
     from holdfast.numerics.ops import Backend, Linear
@@ -46,10 +44,11 @@ class ExpertLinears:
 @dataclass(frozen=True)
 class SigmoidScores:
     """Experts are chosen by sigmoid(logit) + bias, fp32 [experts]; their weights are sigmoid(logit), times
-    `scale` in the end. Weights that add up to 1 are divided by their sum and 1e-6."""
+    `scale` in the end. Weights that add up to 1 are divided by their sum and `eps`."""
 
     bias: Tensor
     scale: float = 1.0
+    eps: float = 1e-6
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def _route_by_sigmoid(
     _, ids = ops.topk(scores + by.bias, top_k)
     weights = scores.gather(1, ids)
     if normalizes:
-        weights = weights / (_sum_in_order(weights) + _EPS)
+        weights = weights / (_sum_in_order(weights) + by.eps)
     return weights * by.scale, ids
 
 
@@ -168,7 +167,7 @@ def _run_expert(ops: "Backend", x: Tensor, expert: Expert, shape: "LayerShape", 
 
 
 def activate(ops: "Backend", gate_up: Tensor, shape: "LayerShape") -> Tensor:
-    """gate_up [tokens, 2 * intermediate] -> [tokens, intermediate]."""
+    """gate_up [tokens, 2 * intermediate], without a gate [tokens, intermediate] -> [tokens, intermediate]."""
     match shape.activation:
         case "silu":
             return ops.silu_mul(gate_up)
@@ -176,3 +175,6 @@ def activate(ops: "Backend", gate_up: Tensor, shape: "LayerShape") -> Tensor:
             return ops.gelu_mul(gate_up)
         case "clamped_swiglu":
             return ops.swiglu_mul(gate_up, alpha=shape.swiglu_alpha, limit=shape.swiglu_limit)
+        case "relu2":
+            positive = gate_up.clamp(min=0)
+            return positive.mul_(positive)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.numerics.ops import Backend, Linear
 
 
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LayerWeights:
     k_norm: Tensor | None
     o: "Linear | None"
     post_norm: Tensor | None  # after attention. None: the residual itself is the input
-    gate_up: "Linear | None"
+    gate_up: "Linear | None"  # with the activation "relu2" there is no gate
     down: "Linear | None"
     next_norm: Tensor | None  # after the layer: the first norm of the next layer, or the model's last norm
     window: int | None  # a sliding window in positions; None: full attention

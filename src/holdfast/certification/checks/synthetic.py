@@ -25,8 +25,9 @@ from holdfast.certification.checks.order_probes import (
     top_p_inputs,
 )
 from holdfast.models.config import DecoderConfig, Norm
+from holdfast.models.decoder import layer_shape
 from holdfast.numerics.blocks import BlockBackend, random_blocks
-from holdfast.numerics.experts import SigmoidScores
+from holdfast.numerics.experts import SigmoidScores, activate
 from holdfast.numerics.layer import LayerWeights
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
@@ -145,7 +146,7 @@ def _expert_ops(backend: Backend, model: DecoderConfig, count: int, dtype: torch
     logits[:, -1] = logits[:, 0]
 
     biases = torch.linspace(-0.2, 0.2, model.num_experts, device=backend.device)
-    sigmoid = SigmoidScores(biases, model.routed_scale) if model.sigmoid_router else None
+    sigmoid = SigmoidScores(biases, model.routed_scale, model.router_eps) if model.sigmoid_router else None
 
     def choose(x: Tensor) -> Tensor:
         weights, ids = backend.route(x, top_k, normalizes=model.normalizes_experts, sigmoid=sigmoid)
@@ -170,6 +171,8 @@ def _activation_op(
     if model.activation == "clamped_swiglu":
         limits = {"alpha": model.swiglu_alpha, "limit": model.swiglu_limit}
         return "swiglu_mul", inputs, lambda x: backend.swiglu_mul(x, **limits)
+    if model.activation == "relu2":
+        return "relu2", inputs, lambda x: activate(backend, x, layer_shape(model))
     return "silu_mul", inputs, backend.silu_mul
 
 

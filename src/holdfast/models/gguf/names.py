@@ -39,11 +39,15 @@ _FAMILIES: dict[str, FamilyName] = {  # by GGUF's name of the architecture
     "qwen3next": "qwen3_next",
     "granitehybrid": "granitemoehybrid",
     "falcon-h1": "falcon_h1",
+    "lfm2moe": "lfm2_moe",
+    "nemotron_h": "nemotron_h",
+    "nemotron_h_moe": "nemotron_h",
 }
 _NORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False, "gpt-oss": True}
-_NORMALIZED |= {"qwen35moe": True, "qwen3next": True}
+_NORMALIZED |= {"qwen35moe": True, "qwen3next": True, "lfm2moe": True, "nemotron_h_moe": True}
+_SIGMOID = ("lfm2moe", "nemotron_h_moe")
 _DELTA = ("qwen35", "qwen35moe", "qwen3next")
-_SPACE = ("granitehybrid", "falcon-h1")
+_SPACE = ("granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe")
 _WINDOWED = ("llama", "gemma2", "gemma3", "cohere2", "phi3", "gpt-oss")
 # The rows of q and k are stored in pairs: the converter turned the halves of a head into pairs.
 PERMUTED = frozenset({"llama", "granite", "smollm3", "granitehybrid"})
@@ -94,7 +98,7 @@ _SPACE_MODULES = {
     "mamba.norm": "ssm_norm",
     "mamba.out_proj": "ssm_out",
 }
-_HEAD_VECTORS = {"A": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}  # of recurrent layers
+_VECTORS = {"A": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias", "expert_bias": "exp_probs_b.bias"}
 _NORM_MODULES = {  # of layers with norms after attention and MLP
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -140,6 +144,7 @@ class StoredName:
 
 def find_tensor(name: str, config: DecoderConfig, stored: Container[str]) -> StoredName:
     """Return where the tensor with this Hugging Face name is, or should be if it is missing."""
+    name = _part_name(name, config)
     match = _EXPERT.fullmatch(name)
     if match is None:
         found = gguf_name(name, config)
@@ -156,20 +161,30 @@ def find_tensor(name: str, config: DecoderConfig, stored: Container[str]) -> Sto
     return StoredName(together, number)
 
 
+def _part_name(name: str, config: DecoderConfig) -> str:
+    """Return the name of a tensor in a layer of the file, each of which is a part of a layer with a norm before it."""
+    parts = name.split(".", 3)
+    if not config.splits_layers or len(parts) < 4 or parts[1] != "layers":
+        return name
+    norm = parts[3].startswith("post_attention_layernorm")
+    layer = config.stored_layer(int(parts[2]), is_mlp=norm or parts[3].startswith("mlp."))
+    return f"model.layers.{layer}.{'input_layernorm.weight' if norm else parts[3]}"
+
+
 def gguf_name(name: str, config: DecoderConfig) -> str:
     """Return the GGUF name of the tensor with this Hugging Face name, which belongs to no expert."""
     modules = _MODULES if config.block in ("pre", "parallel") else _MODULES | _NORM_MODULES
     if config.family == "gpt_oss":
         modules = _MODULES | {"post_attention_layernorm": "post_attention_norm"}
-    if config.family == "lfm2":
+    if config.family in ("lfm2", "lfm2_moe"):
         modules = _MODULES | _LFM2_MODULES
     if isinstance(config.mixer, DeltaSizes):
         modules = _MODULES | _DELTA_MODULES
     if isinstance(config.mixer, SpaceSizes):
         modules = _MODULES | _SPACE_MODULES
     module, _, kind = name.rpartition(".")
-    if kind in _HEAD_VECTORS:
-        return f"blk.{name.split('.')[2]}.{_HEAD_VECTORS[kind]}"
+    if kind in _VECTORS:
+        return f"blk.{name.split('.')[2]}.{_VECTORS[kind]}"
     if kind not in ("weight", "bias"):  # sinks
         module, kind = name, "weight"
     if module in modules:
@@ -227,11 +242,14 @@ def _family_fields(arch: str, own: Fields) -> dict[str, object]:
         fields["model_type"] = "mixtral"
     elif is_llama and window:
         fields["model_type"] = "mistral"
+    if arch.startswith("nemotron_h"):
+        fields |= _nemotron_fields(own)
+        own = {**own, "feed_forward_length": fields["intermediate_size"]}
     if arch in _NORMALIZED and fields["model_type"] not in ("llama", "mistral"):
         fields |= _expert_fields(arch, own)
     if arch in _WINDOWED and window:
         fields |= {"sliding_window": window} | _layer_types(own)
-    if arch == "lfm2":
+    if arch in ("lfm2", "lfm2moe"):
         fields |= _lfm2_fields(own)
     if arch in _DELTA:
         fields |= _delta_fields(own)
@@ -248,15 +266,42 @@ def _family_fields(arch: str, own: Fields) -> dict[str, object]:
 
 def _lfm2_fields(own: Fields) -> dict[str, object]:
     """Layers without KV heads have a convolution."""
-    kv_heads = own.get("attention.head_count_kv")
-    if not isinstance(kv_heads, list) or not all(type(each) is int for each in kv_heads):
-        raise refuse("attention.head_count_kv", kv_heads, "a list, one number for each layer")
+    kv_heads = _by_layer(own, "attention.head_count_kv")
     return {
+        "num_dense_layers": own.get("leading_dense_block_count", 0),
         "norm_eps": own.get("attention.layer_norm_rms_epsilon"),
         "num_key_value_heads": max(kv_heads, default=0),
         "layer_types": ["full_attention" if each else "conv" for each in kv_heads],
         "conv_L_cache": own.get("shortconv.l_cache"),
         "block_auto_adjust_ff_dim": False,  # the file has the size as it is
+    }
+
+
+def _by_layer(own: Fields, key: str) -> list[int]:
+    """Return a number for each layer."""
+    numbers = own.get(key)
+    if not isinstance(numbers, list) or not all(type(each) is int for each in numbers):
+        raise refuse(key, numbers, "a list, one number for each layer")
+    return numbers
+
+
+def _nemotron_fields(own: Fields) -> dict[str, object]:
+    """Layers of the file have KV heads, or the size of a MLP, or neither."""
+    num_layers = read_int(own, "block_count", 1, 1 << 10) - read_int(own, "nextn_predict_layers", 0, 16, 0)
+    kv_heads = _by_layer(own, "attention.head_count_kv")[:num_layers]
+    inner = _by_layer(own, "feed_forward_length")[:num_layers]
+    mlp = "E" if own.get("expert_count") else "-"
+    pattern = [mlp if size else "*" if heads else "M" for heads, size in zip(kv_heads, inner, strict=True)]
+    return {
+        "hybrid_override_pattern": "".join(pattern),
+        "num_key_value_heads": max(kv_heads, default=0),
+        "intermediate_size": max(inner, default=0) or 1,
+        "layer_norm_epsilon": own.get("attention.layer_norm_rms_epsilon"),
+        "n_routed_experts": own.get("expert_count"),
+        "moe_shared_expert_intermediate_size": own.get("expert_shared_feed_forward_length"),
+        "moe_latent_size": own.get("moe_latent_size"),
+        "n_group": own.get("expert_group_count", 1),
+        "topk_group": own.get("expert_group_used_count", 1),
     }
 
 
@@ -295,9 +340,7 @@ def _space_fields(arch: str, own: Fields) -> dict[str, object]:
     }
     if arch != "granitehybrid":
         return fields
-    kv_heads = own.get("attention.head_count_kv")
-    if not isinstance(kv_heads, list) or not all(type(each) is int for each in kv_heads):
-        raise refuse("attention.head_count_kv", kv_heads, "a list, one number for each layer")
+    kv_heads = _by_layer(own, "attention.head_count_kv")
     return fields | {
         "num_key_value_heads": max(kv_heads, default=0),
         "layer_types": ["attention" if each else "mamba" for each in kv_heads],
@@ -325,10 +368,16 @@ def _expert_fields(arch: str, own: Fields) -> dict[str, object]:
     read_int(own, "expert_count", 1, 1 << 12)
     num_used = read_int(own, "expert_used_count", 1, 1 << 12)
     size = read_int(own, "feed_forward_length", 1, 1 << 20)
+    fields: dict[str, object] = {"norm_topk_prob": own.get("expert_weights_norm", _NORMALIZED[arch])}
+    if arch in _SIGMOID:
+        if own.get("expert_gating_func") not in (None, 2):
+            raise refuse("expert_gating_func", own["expert_gating_func"], "a sigmoid, or nothing")
+        fields["routed_scaling_factor"] = own.get("expert_weights_scale") or 1.0
+        fields["moe_intermediate_size"] = own.get("expert_feed_forward_length") or size // num_used
+        return fields
     for key, plain in (("expert_gating_func", (0, 1, 3)), ("expert_weights_scale", (0.0, 1.0))):
         if own.get(key) not in (None, *plain):
             raise refuse(key, own[key], "a softmax, or nothing" if "func" in key else "1 or nothing")
-    fields: dict[str, object] = {"norm_topk_prob": own.get("expert_weights_norm", _NORMALIZED[arch])}
     if arch in ("qwen2moe", "qwen3moe", "qwen35moe", "qwen3next"):
         fields["moe_intermediate_size"] = own.get("expert_feed_forward_length") or size // num_used
         fields["shared_expert_intermediate_size"] = own.get("expert_shared_feed_forward_length") or size
@@ -411,7 +460,8 @@ def _rope_fields(arch: str, own: Fields) -> dict[str, object] | None:
 def _mixer(file: GgufFile, config: DecoderConfig) -> MixerSizes | None:
     """Return the sizes of recurrent layers as the file stores them."""
     sizes, has = config.mixer, file.tensors.__contains__
-    first = next((layer for layer in range(config.num_layers) if config.mixer_sizes(layer) is not None), 0)
+    layers = (layer for layer in range(config.num_layers) if config.mixer_sizes(layer) is not None)
+    first = config.stored_layer(next(layers, 0), is_mlp=False)
     if isinstance(sizes, DeltaSizes):
         joint = has(f"blk.{first}.ssm_ba.weight")
         return replace(sizes, grouped=False, grouped_ba=joint, in_turns=not joint, has_decay=True)
@@ -435,11 +485,12 @@ def _require_whole_heads(own: Fields, config: DecoderConfig) -> None:
 def _with_tensors(file: GgufFile, config: DecoderConfig) -> DecoderConfig:
     """Apply what GGUF expresses by tensors: biases, and one divisor for each rotary frequency."""
     has = file.tensors.__contains__
+    kinds = {name.split(".", 2)[-1] for name in file.tensors if name.startswith("blk.")}
     config = replace(
         config,
-        qkv_bias=config.qkv_bias or has("blk.0.attn_q.bias") or has("blk.0.attn_qkv.bias"),
-        o_bias=config.o_bias or has("blk.0.attn_output.bias"),
-        mlp_bias=config.mlp_bias or has("blk.0.ffn_down.bias"),
+        qkv_bias=config.qkv_bias or not kinds.isdisjoint(("attn_q.bias", "attn_qkv.bias")),
+        o_bias=config.o_bias or "attn_output.bias" in kinds,
+        mlp_bias=config.mlp_bias or "ffn_down.bias" in kinds,
         interleaved_experts=False,
         mixer=_mixer(file, config),
     )

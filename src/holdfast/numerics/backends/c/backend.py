@@ -36,6 +36,7 @@ _KV_BLOCK = 64  # BLOCK in attention.c
 _REFERENCE_ROWS = 16
 _BLOCK_HEADER = struct.Struct("<16q")  # BlockWeight in block_linear.c
 _MAX_BLOCK_PARTS = 3
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu2": 2}  # `Layers` in kernels.h
 
 
 class CBackend(CRecurrence, CpuBackend):
@@ -372,7 +373,7 @@ class CBackend(CRecurrence, CpuBackend):
             *(batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
             *(num_tokens, spans, max_pages, keys.shape[3], hidden),
             *(shape.heads, shape.kv_heads, shape.head_dim, self._gemm_code, self._num_threads),
-            *(shape.centered_norm, shape.is_parallel, shape.activation == "gelu_tanh"),
+            *(shape.centered_norm, shape.is_parallel, _ACTIVATIONS[shape.activation]),
             *(shape.eps, shape.scale, shape.soft_cap or 0.0, shape.residual_scale),
             *(0 if recurrent is None else recurrent.data_ptr(), 0 if recurrent is None else len(recurrent)),
             shape.gated_attention,

@@ -59,6 +59,7 @@ void team_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_st
 void run_activation_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t is_gelu, int64_t dt,
                         int64_t threads);
 void team_activation_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t is_gelu, int64_t dt);
+void team_positive_squares(void *out, const void *x, int64_t rows, int64_t width, int64_t dt);
 /* gate_up [rows, 2 * width], gate first -> gate * sigmoid(alpha * gate) * (up + 1), rounded once; gate is limited
  * to `limit`, up to -limit .. limit. */
 void run_swiglu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, double alpha, double limit, int64_t dt,
@@ -189,7 +190,7 @@ typedef struct {
     const int64_t *positions, *slots;
     const int32_t *span_starts, *page_table;
     int64_t rows, spans, max_pages, page, hidden, heads, kv_heads, head_dim, dt, threads;
-    int64_t is_centered, is_parallel, is_gelu;
+    int64_t is_centered, is_parallel, activation; /* 0 SiLU, 1 GELU, 2 the square of the positive part, without a gate */
     double eps, scale, soft_cap, residual_scale;
     const int32_t *recurrent_spans;
     int64_t num_recurrent_spans, is_gated; /* a gate of attention's output follows q, k and v */

@@ -31,7 +31,7 @@ static Weight weight_of(const Layers *p, const Layer *l, int index) {
     switch (index) {
         case 0: return (Weight){l->qkv, l->qkv_bias, qkv_width(p), p->hidden, (int)is_blocks};
         case 1: return (Weight){l->o, l->o_bias, p->hidden, p->heads * p->head_dim, (int)is_blocks};
-        case 2: return (Weight){l->gate_up, l->gate_up_bias, 2 * l->intermediate, p->hidden, (int)is_blocks};
+        case 2: return (Weight){l->gate_up, l->gate_up_bias, (p->activation == 2 ? 1 : 2) * l->intermediate, p->hidden, (int)is_blocks};
         case 3: return (Weight){l->down, l->down_bias, p->hidden, l->intermediate, (int)is_blocks};
         case 4: return (Weight){l->in_proj, l->in_bias, l->in_width, p->hidden, (int)is_blocks};
         default: return (Weight){l->out_proj, l->out_bias, p->hidden, l->recurrent->out_width, (int)is_blocks};
@@ -113,7 +113,8 @@ static void team_layer(const Layers *p, const Layer *l, const Buffers *b) {
     if (!l->gate_up) return;
     team_project(p, l, 2, b->gate_up, p->x, b);
     BARRIER
-    team_activation_mul(b->activated, b->gate_up, p->rows, l->intermediate, p->is_gelu, dt);
+    if (p->activation == 2) team_positive_squares(b->activated, b->gate_up, p->rows, l->intermediate, dt);
+    else team_activation_mul(b->activated, b->gate_up, p->rows, l->intermediate, p->activation, dt);
     BARRIER
     team_project(p, l, 3, b->delta, b->activated, b);
     BARRIER

@@ -104,7 +104,7 @@ def _words(
     inner = 0
     if weights.gate_up is not None and weights.down is not None:
         inner = weights.down.in_features
-        assert weights.gate_up.out_features == 2 * inner
+        assert weights.gate_up.out_features == (1 if shape.activation == "relu2" else 2) * inner
     norms = (weights.attention_norm, weights.mlp_norm, weights.post_norm, weights.next_norm)
     norm_code, is_whole = _norm_codes(weights, shape, dtype)
     pointers = [0 if linear is None else linear.data.data_ptr() for linear in linears]

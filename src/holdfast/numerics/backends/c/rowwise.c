@@ -193,6 +193,25 @@ void run_activation_mul(void *out, const void *gate_up, int64_t rows, int64_t wi
     TEAM(threads, rows * width > MIN_PARALLEL / 4, team_activation_mul(out, gate_up, rows, width, is_gelu, dt));
 }
 
+/* x squared where x is positive, else 0; a NaN stays one. */
+INLINE void square_positive(void *out, const void *x, int64_t count, const int dt) {
+    FOR_EACH_VECTOR(count, {
+        const vf value = load_partial(at(x, i, dt), n, dt);
+        const vf positive = select_v((vi)(value < splat(0.0f)), splat(0.0f), value);
+        store_partial(at_mut(out, i, dt), positive * positive, n, dt);
+    })
+}
+
+void team_positive_squares(void *out, const void *x, int64_t rows, int64_t width, int64_t dt) {
+    const int64_t total = rows * width;
+#pragma omp for schedule(static) nowait
+    for (int64_t first = 0; first < total; first += PART_LEN) {
+#define CALL(d_) square_positive(at_mut(out, first, d_), at(x, first, d_), min64(PART_LEN, total - first), d_)
+        BY_DTYPE(dt, CALL);
+#undef CALL
+    }
+}
+
 /* A NaN is neither above nor below a limit. */
 INLINE vf limit_v(vf x, float low, float high) {
     x = select_v((vi)(x > splat(high)), splat(high), x);

@@ -24,7 +24,7 @@ from holdfast.numerics.backends.triton.gemms.partial_sums import ExpertOutputs
 from holdfast.numerics.backends.triton.sampler import sampling
 from holdfast.numerics.backends.triton.sampler.token_history import DeviceTokenHistory
 from holdfast.numerics.batch_sizes import padded_batch_sizes, padded_head_size
-from holdfast.numerics.experts import ExpertLinears, Experts, SigmoidScores
+from holdfast.numerics.experts import ExpertLinears, Experts, SigmoidScores, activate
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer, StateLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, mix, project, run_layers
 from holdfast.numerics.ops import Capabilities, Linear
@@ -170,8 +170,11 @@ class TritonBackend:
             return gemm.multiply(x, w, slab=self.recipe.rows)
         return gemm.multiply(x, w, vendor_gemm=self._vendor_gemm)
 
-    def _gate_up(self, x: Tensor, w: Linear, canonical: bool, gelu: bool) -> Tensor:
+    def _gate_up(self, x: Tensor, w: Linear, canonical: bool, shape: LayerShape) -> Tensor:
         """activation(gate) * up of [gate, up] = x w^T; one fused kernel for few rows."""
+        if shape.activation == "relu2":
+            return activate(self, self.linear(x, w, canonical=canonical), shape)
+        gelu = shape.activation == "gelu_tanh"
         unfinished = canonical or self._vendor_gemm or w.split_k or w.bias is not None
         if not unfinished and small_m_gemm.supports(x.shape[0], w.data, 0):
             return small_m_gemm.gate_up(x, w.data, gelu=gelu)
@@ -295,7 +298,7 @@ class TritonBackend:
             return self._expert_outputs(x, weights.experts, shape, canonical), None
         assert weights.gate_up is not None
         assert weights.down is not None
-        inner = self._gate_up(x, weights.gate_up, canonical, shape.activation == "gelu_tanh")
+        inner = self._gate_up(x, weights.gate_up, canonical, shape)
         return self._gemm(inner, weights.down, canonical), weights.down.bias
 
     def experts(self, x: Tensor, layer: Experts, shape: LayerShape, *, canonical: bool) -> Tensor:
@@ -317,13 +320,17 @@ class TritonBackend:
         )
         tile = grouped_gemm.choose_tile(ids.numel(), num_experts, self.dtype, canonical=canonical)
         assignment = routing.assign(ids, num_experts, tile)
+        is_gated = shape.activation != "relu2"
         inner = grouped_gemm.multiply(
-            x, gate_up.data, gate_up.bias, assignment, tile, rows_per_input=layer.top_k, gated=shape
+            *(x, gate_up.data, gate_up.bias, assignment, tile),
+            rows_per_input=layer.top_k,
+            gated=shape if is_gated else None,
         )
+        inner = inner if is_gated else activate(self, inner, shape)
         outputs = grouped_gemm.multiply(inner, down.data, down.bias, assignment, tile)
         if layer.shared is None:
             return ExpertOutputs(outputs, weights)
-        inner = self._gate_up(x, layer.shared.gate_up, canonical, shape.activation == "gelu_tanh")
+        inner = self._gate_up(x, layer.shared.gate_up, canonical, shape)
         shared = self.linear(inner, layer.shared.down, canonical=canonical)
         if layer.shared_gate is None:  # the sigmoid of infinity is 1
             gate = torch.full((len(x), 1), float("inf"), dtype=torch.float32, device=x.device)

@@ -32,7 +32,6 @@ from holdfast.numerics.experts import SigmoidScores
 
 _CHUNK, _SEGMENT = 2048, 8192  # pairs that a program of `assign` looks at together, and in all
 _COMBINE_BLOCK = 1024
-_SIGMOID_EPS = tl.constexpr(1e-6)
 _LOWEST = tl.constexpr(-8.5e37)  # of a logit that is no number
 
 
@@ -58,7 +57,7 @@ def route(
     if partial.rows:
         _route[(partial.rows,)](
             *(weights, ids, partial.data, partial.bias, partial.split_rows),
-            *((weights, 1.0) if sigmoid is None else (sigmoid.bias, sigmoid.scale)),
+            *((weights, 1.0, 0.0) if sigmoid is None else (sigmoid.bias, sigmoid.scale, sigmoid.eps)),
             WIDTH=partial.width, SPLIT_K=partial.split_k, HAS_BIAS=partial.has_bias, NUM_EXPERTS=num_experts,
             EXPERTS=int(triton.next_power_of_2(num_experts)), TOP_K=top_k, SLOTS=int(triton.next_power_of_2(top_k)),
             NORMALIZES=normalizes, SIGMOID=sigmoid is not None, num_warps=1, **pdl_launch,
@@ -142,7 +141,7 @@ def _row_dot(
 
 @triton.jit(do_not_specialize=["split_rows"])
 def _route(
-    weights, ids, data, bias, split_rows, score_bias, scale,
+    weights, ids, data, bias, split_rows, score_bias, scale, eps,
     WIDTH: tl.constexpr, SPLIT_K: tl.constexpr, HAS_BIAS: tl.constexpr, NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SLOTS: tl.constexpr, NORMALIZES: tl.constexpr, SIGMOID: tl.constexpr,
     PDL: tl.constexpr,
@@ -174,7 +173,7 @@ def _route(
     if SIGMOID:
         result = tl.where(slot < TOP_K, chosen, 0.0)
         if NORMALIZES:
-            result = tl.math.div_rn(result, total + _SIGMOID_EPS + tl.zeros_like(chosen))
+            result = tl.math.div_rn(result, total + eps + tl.zeros_like(chosen))
         result = result * scale
     else:
         if not NORMALIZES:
