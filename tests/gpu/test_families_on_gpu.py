@@ -52,7 +52,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_next": HEAD | DELTA | SPARSE | {"shared_expert_intermediate_size": 128},
     "qwen3_5_text": HEAD | DELTA,
     "qwen3_5_moe_text": HEAD | DELTA | SPARSE | {"shared_expert_intermediate_size": 128},
-    "granitemoehybrid": SPACE | {"shared_intermediate_size": 128},
+    # One group, as published: older transformers do not read several.
+    "granitemoehybrid": SPACE | {"mamba_n_groups": 1, "shared_intermediate_size": 128},
     "falcon_h1": HEAD | SPACE | {"mamba_d_ssm": 512},
 }
 SCALE = LoadScale(max_background=20, max_prompt_len=300, max_tokens=16, fault_rates=(0.0, 0.1))
