@@ -126,6 +126,7 @@ CELLS: Mapping[str, Cell] = {
             Cell(f"prefill-{count}", f"{count} x 512/1, prompt tok/s", count, num_tokens=1, variants=_THREE)
             for count in (8, 64)
         ),
+        Cell("prefill-4k", "8 x 4096/1, prompt tok/s", 8, 4096, 1),
         Cell("receipts", "256, every receipt read", 256, variants=(DETERMINISTIC,), kind="receipts"),
         Cell("mixed", "400 of mixed lengths", 400, 2048, 768, kind="mixed"),
         Cell("shared", "200 x (2,000 shared + 60)/120", 200, 2060, 120, shared_len=2000),
@@ -145,7 +146,7 @@ CELLS: Mapping[str, Cell] = {
         Cell("long-100k", "1 x 100000/64", 1, 100_000, 64, times_prefill=True),
         *(
             Cell(f"verify-{count}", f"{count} x 512/256", count, variants=_VERIFIED)
-            for count in (32, 128, 256)
+            for count in (1, 32, 128, 256)
         ),
         Cell("verify-long", "64 x 1024/1024", 64, 1024, 1024, variants=_VERIFIED),
     )
