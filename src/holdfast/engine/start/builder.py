@@ -77,7 +77,7 @@ _log = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _MORE_STATES, _FEWEST_SPARE_STATES = 64, 4  # recurrent states besides those of running requests
 _MAX_RECURRENT_WINDOW = 31  # candidates; the log of a recurrent layer holds several windows
-_STATE_INTERVALS = {"cpu": 256, "cuda": 512}  # positions between states of a prompt that are kept
+_STATE_INTERVALS = {"cpu": 256, "cuda": 2048}  # positions between states of a prompt that are kept
 _MAX_GRAPH_REFERENCES = 2  # times the reference's tokens, in a canonical pass in a CUDA graph
 
 
