@@ -42,7 +42,7 @@ JSON = dict[str, Any]
 # fmt: off
 RECURRENT = (
     "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "falcon_h1",
-    "nemotron_h",
+    "nemotron_h", "olmo_hybrid",
 )
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "phi3", "olmo2", "gemma2", "gemma3_text", "cohere2",

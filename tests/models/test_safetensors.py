@@ -193,3 +193,23 @@ def test_corrupt_headers_are_refused(folder: Path) -> None:
         (folder / SINGLE).write_bytes(length.to_bytes(8, "little") + whole[8:])
         with pytest.raises(ModelError):
             open_checkpoint(folder)
+
+
+def test_a_convolution_may_be_cut_anywhere(tmp_path: Path) -> None:
+    """transformers stores thirds of the convolution of q, k and v, the publisher the three parts."""
+    random_model(
+        "olmo_hybrid", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
+    ).save_pretrained(tmp_path)
+    names = [f"model.layers.0.linear_attn.{each}_conv1d.weight" for each in "qkv"]
+
+    def found() -> torch.Tensor:
+        checkpoint = open_checkpoint(tmp_path)
+        return torch.cat([checkpoint.tensor(name) for name in names])
+
+    thirds, tensors = found(), load_file(tmp_path / SINGLE)
+    parts = [part.contiguous() for part in thirds.split([48, 48, 192])]
+    save_file(tensors | dict(zip(names, parts, strict=True)), tmp_path / SINGLE)
+    assert torch.equal(found(), thirds)
+    save_file(tensors | {names[0]: parts[0][1:].contiguous()}, tmp_path / SINGLE)
+    with pytest.raises(BadWeights, match="q_conv1d"):
+        found()

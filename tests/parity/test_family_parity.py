@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "falcon_h1": {"std": 0.1},
     "lfm2_moe": {},
     "nemotron_h": {"std": 0.1},
+    "olmo_hybrid": {"std": 0.1, "rope_parameters": {"rope_type": "default", "rope_theta": None}},
     "qwen3_next": {"std": 0.1},
     "qwen3_5_text": {"std": 0.1},
     "qwen3_5_moe_text": {"std": 0.1},
@@ -45,6 +46,14 @@ CORNERS: dict[str, dict[str, Any]] = {
     },
     "falcon_h1-gate-first": {"std": 0.1, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
     "granitemoehybrid-dense": {"std": 0.1, "num_local_experts": 0, "position_embedding_type": "rope"},
+    "olmo_hybrid-rope": {
+        "std": 0.1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 777.0},
+        "linear_allow_neg_eigval": False,
+        "layer_types": ["full_attention", "linear_attention", "full_attention"],
+        "num_key_value_heads": 1,
+        "attention_bias": True,
+    },
     "nemotron_h-biases": {
         "std": 0.1,
         "mlp_bias": True,

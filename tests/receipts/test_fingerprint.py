@@ -342,7 +342,7 @@ CHANGES: dict[str, Any] = {
     "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "expert_bias": True, "sigmoid_router": True, "routed_scale": 2.0,
     "shared_expert_gate": False, "gated_attention": True, "layer_kinds": ("recurrent",),
     "mixer": ConvSizes(3, 8, bias=False), "weight_scales": (("mlp.down_proj.weight", ((8, 0.5),)),),
-    "router_eps": 1e-20, "bare_layers": (0,), "splits_layers": True,
+    "recurrent_block": "post", "router_eps": 1e-20, "bare_layers": (0,), "splits_layers": True,
 }  # fmt: skip
 IDLE: dict[str, Any] = {
     "family": "mistral", "max_position_embeddings": 9, "bos_token_id": 5, "torch_dtype": "float16",

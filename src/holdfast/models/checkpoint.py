@@ -196,7 +196,7 @@ def _layer_tensors(config: DecoderConfig, layer: int) -> dict[str, Shape]:
         ("self_attn.o_proj", (hidden, queries), config.o_bias),
     )
     linears = (*(attention if attends else ()), *(mlp if config.has_mlp(layer) and not has_experts else ()))
-    norms = NORM_NAMES[config.block]
+    norms = NORM_NAMES[config.block_at(layer)]
     tensors: dict[str, Shape] = {} if norms.input is None else {norms.input: (hidden,)}
     for name, shape, has_bias in linears:
         tensors[f"{name}.weight"] = shape

@@ -57,6 +57,7 @@ class DecoderConfig:
     torch_dtype: str | None
     activation: Activation = "silu"
     block: Block = "pre"
+    recurrent_block: Block | None = None  # of recurrent layers, where it is another one
     norm: Norm = "rms"
     norm_offset: float = 0.0  # added to the stored weights of all norms
     whole_qk_norm: bool = False  # the norms of q and k are over all heads of a token
@@ -121,6 +122,10 @@ class DecoderConfig:
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers and self.has_mlp(layer)
+
+    def block_at(self, layer: int) -> Block:
+        """Return where the layer has norms."""
+        return self.recurrent_block or self.block if self.mixer_sizes(layer) is not None else self.block
 
     def has_mlp(self, layer: int) -> bool:
         """Return whether the layer has a MLP or experts."""

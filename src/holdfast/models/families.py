@@ -39,6 +39,7 @@ FamilyName = Literal[
     "granitemoehybrid",
     "falcon_h1",
     "nemotron_h",
+    "olmo_hybrid",
 ]
 Traits = dict[str, Any]  # fields of DecoderConfig
 Windows = tuple[int | None, ...]
@@ -128,6 +129,21 @@ def _phi3(fields: Fields, num_layers: int) -> Traits:
 def _olmo2(fields: Fields, num_layers: int) -> Traits:
     own = {"norm": "rms_fp32", "block": "post", "qk_norm": True, "whole_qk_norm": True}
     return _biases(fields, "qkv", "o") | own
+
+
+def _olmo_hybrid(fields: Fields, num_layers: int) -> Traits:
+    """Return the fields. Recurrent layers have their norms before, those with attention after."""
+    rope = fields.get("rope_parameters") or {}
+    theta = rope.get("rope_theta") if isinstance(rope, Mapping) else None
+    has_rope = theta is not None or fields.get("rope_theta") is not None
+    doubles = read_bool(fields, "linear_allow_neg_eigval", True)
+    sizes = _delta_sizes(fields, grouped=False)
+    return _olmo2(fields, num_layers) | {
+        "recurrent_block": "pre",
+        "layer_kinds": _layer_kinds(fields, num_layers, "linear_attention"),
+        "layer_ropes": None if has_rope else ("none",) * num_layers,
+        "mixer": replace(sizes, split_qkv=True, beta_scale=2.0 if doubles else 1.0, norm_eps=1e-5),
+    }
 
 
 def _gemma2(fields: Fields, num_layers: int) -> Traits:
@@ -592,6 +608,24 @@ def _qwen3_5_fields(fields: Fields) -> Fields:
     return plain
 
 
+def _olmo_hybrid_fields(fields: Fields) -> Fields:
+    """Sizes of the heads follow from those of attention if they are not given."""
+    heads = read_int(fields, "num_attention_heads", 1, 1 << 12)
+    sizes = {"linear_num_key_heads": heads, "linear_num_value_heads": heads}
+    plain = {
+        **_qwen3_5_fields(fields),
+        **{key: size for key, size in sizes.items() if fields.get(key) is None},
+    }
+    if plain.get("linear_key_head_dim") is None:
+        hidden = read_int(fields, "hidden_size", 1, 1 << 17)
+        plain["linear_key_head_dim"] = int(
+            0.75 * hidden / read_int(plain, "linear_num_key_heads", 1, 1 << 12)
+        )
+    if plain.get("linear_value_head_dim") is None:
+        plain["linear_value_head_dim"] = 2 * read_int(plain, "linear_key_head_dim", 1, 1 << 10)
+    return plain
+
+
 _WITH_IMAGES = {
     "gemma3": "gemma3_text",
     "qwen3_5": "qwen3_5_text",
@@ -932,6 +966,12 @@ FAMILIES: Mapping[FamilyName, Family] = {
         },
         _nemotron_h,
         _nemotron_h_fields,
+    ),
+    "olmo_hybrid": Family(
+        "OlmoHybridForCausalLM",
+        {"max_position_embeddings": 65536, "eos_token_id": 100257, "linear_conv_kernel_dim": 4},
+        _olmo_hybrid,
+        _olmo_hybrid_fields,
     ),
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM", _DELTA | {"num_key_value_heads": 4}, _qwen3_5, _qwen3_5_fields

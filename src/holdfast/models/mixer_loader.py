@@ -28,10 +28,13 @@ def _load_delta(loader: "WeightLoader", prefix: str, sizes: DeltaSizes, eps: flo
         in_proj = loader.gathered(prefix, ("in_proj_qkvz", "in_proj_ba"), _ungrouped_rows(sizes))
     elif sizes.grouped_ba:
         in_proj = loader.gathered(prefix, ("in_proj_qkv", "in_proj_ba", "in_proj_z"), _rows_of_ba(sizes))
+    elif sizes.split_qkv:
+        in_proj = loader.linear(prefix, tuple(f"{name}_proj" for name in (*sizes.parts, "a", "b", "g")))
     else:
         in_proj = loader.linear(prefix, ("in_proj_qkv", "in_proj_a", "in_proj_b", "in_proj_z"))
+    convs = [f"{name}_conv1d" for name in sizes.parts] if sizes.split_qkv else ["conv1d"]
     rule = GatedDelta(
-        conv=_taps(loader, prefix + "conv1d.weight"),
+        conv=torch.cat([_taps(loader, f"{prefix}{name}.weight") for name in convs], 1),
         decay=_decay(loader, prefix, sizes),
         dt_bias=loader.fp32(prefix + "dt_bias"),
         key_heads=sizes.key_heads,
@@ -39,10 +42,13 @@ def _load_delta(loader: "WeightLoader", prefix: str, sizes: DeltaSizes, eps: flo
         key_dim=sizes.key_dim,
         value_dim=sizes.value_dim,
         in_turns=sizes.in_turns,
+        beta_scale=sizes.beta_scale,
     )
-    norm = loader.fp32(prefix + "norm.weight")
-    out_proj = loader.linear(prefix, ("out_proj",))
-    return Mixer(in_proj, rule, out_proj, norm=norm, norm_group=sizes.value_dim, norm_eps=eps)
+    norm_name, out_name = ("o_norm", "o_proj") if sizes.split_qkv else ("norm", "out_proj")
+    norm = loader.fp32(f"{prefix}{norm_name}.weight")
+    out_proj = loader.linear(prefix, (out_name,))
+    own_eps = eps if sizes.norm_eps is None else sizes.norm_eps
+    return Mixer(in_proj, rule, out_proj, norm=norm, norm_group=sizes.value_dim, norm_eps=own_eps)
 
 
 def _load_space(loader: "WeightLoader", prefix: str, sizes: SpaceSizes, eps: float) -> Mixer:

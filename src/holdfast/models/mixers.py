@@ -18,7 +18,8 @@ class DeltaSizes:
 
     grouped: stored as in_proj_qkvz and in_proj_ba, in which q, k, v and z, or b and a, of a key head and
     its value heads are together. Else each projection is a tensor. grouped_ba: only b and a are so.
-    in_turns: as in `GatedDelta`. has_decay: -exp(A_log) is stored, as A.
+    in_turns: as in `GatedDelta`. has_decay: -exp(A_log) is stored, as A. split_qkv: q, k and v are tensors of
+    their own, and so are their convolutions. norm_eps: None: that of the model's norms.
     """
 
     kernel: int
@@ -30,6 +31,9 @@ class DeltaSizes:
     grouped_ba: bool = False
     in_turns: bool = False
     has_decay: bool = False
+    split_qkv: bool = False
+    beta_scale: float = 1.0
+    norm_eps: float | None = None
 
     @property
     def keys(self) -> int:
@@ -60,8 +64,20 @@ class DeltaSizes:
     def log_width(self) -> int:
         return self.conv_width + 2 * self.value_heads
 
+    @property
+    def parts(self) -> dict[str, int]:
+        """The widths of q, k and v."""
+        return {"q": self.keys, "k": self.keys, "v": self.values}
+
     def tensors(self, hidden: int) -> dict[str, Shape]:
         heads = self.value_heads
+        if self.split_qkv:
+            widths = self.parts | {"a": heads, "b": heads, "g": self.values}
+            found: dict[str, Shape] = {f"{name}_proj.weight": (size, hidden) for name, size in widths.items()}
+            found |= {f"{name}_conv1d.weight": (size, 1, self.kernel) for name, size in self.parts.items()}
+            found |= {"dt_bias": (heads,), "A_log": (heads,), "o_norm.weight": (self.value_dim,)}
+            found["o_proj.weight"] = hidden, self.values
+            return {f"linear_attn.{name}": shape for name, shape in found.items()}
         if self.grouped:
             inputs = {"in_proj_qkvz": self.conv_width + self.values, "in_proj_ba": 2 * heads}
         else:

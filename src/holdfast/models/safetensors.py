@@ -54,7 +54,7 @@ class _OpenFile(Protocol):
     def get_tensor(self, name: str) -> "Tensor": ...
 
 
-# Names of LFM2, of Granite's mixture of experts, of Falcon-H1, and of Nemotron-H.
+# Names of LFM2, of Granite's mixture of experts, of Falcon-H1, of Nemotron-H, and of OLMo Hybrid.
 _RENAMED = {
     ".mlp.input_linear.weight": ".mlp.experts.gate_up_proj",
     ".mlp.output_linear.weight": ".mlp.experts.down_proj",
@@ -81,8 +81,11 @@ _RENAMED = {
     "model.embeddings.": "model.embed_tokens.",
     "model.norm_f.": "model.norm.",
     ".shared_experts.": ".shared_expert.",
+    ".attention_layer_norm.": ".input_layernorm.",
+    ".feedforward_layer_norm.": ".post_attention_layernorm.",
     ".gate.e_score_correction_bias": ".expert_bias",
 }
+_CONV = re.compile(r"(.+\.linear_attn\.)[qkv](_conv1d\.weight)")
 _PART = re.compile(r"model\.layers\.(\d+)\.(norm|mixer)\.(.+)")
 # Mixtral's names of experts.
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -166,6 +169,20 @@ class SafetensorsCheckpoint:
         return shapes
 
     def _find_shape(self, name: str) -> Shape | None:
+        """Return the stored shape. The convolution of q, k and v may be cut elsewhere: transformers stores thirds."""
+        match = _CONV.fullmatch(name)
+        if match is None:
+            return self._header_shape(name)
+        parts = [f"{match[1]}{each}{match[2]}" for each in "qkv"]
+        stored, expected = (
+            [self._header_shape(part) for part in parts],
+            [self._shapes[part] for part in parts],
+        )
+        rows = [sum(shape[0] for shape in shapes if shape) for shapes in (stored, expected)]
+        is_whole = rows[0] == rows[1] and all(shape and shape[1:] == expected[0][1:] for shape in stored)
+        return self._shapes[name] if is_whole else self._header_shape(name)
+
+    def _header_shape(self, name: str) -> Shape | None:
         shard = self._shards.get(name)
         if shard is None or self._stored[name] not in self._names[shard]:
             return None

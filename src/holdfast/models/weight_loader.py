@@ -57,8 +57,11 @@ def load_decoder(
     embedding = loader.embedding() if shared is None else shared
     checkpoint.release()
     prefixes = [f"model.layers.{index}." for index in range(config.num_layers)]
-    first = NORM_NAMES[config.block].input
-    norms = [None if first is None else loader.norm(prefix + first) for prefix in prefixes]
+    firsts = [NORM_NAMES[config.block_at(layer)].input for layer in range(config.num_layers)]
+    norms = [
+        None if first is None else loader.norm(prefix + first)
+        for prefix, first in zip(prefixes, firsts, strict=True)
+    ]
     norms.append(loader.norm("model.norm.weight"))
     layers: list[LayerWeights] = []
     for index, prefix in enumerate(prefixes):
@@ -127,7 +130,8 @@ class WeightLoader:
     def layer(self, prefix: str, next_norm: Tensor | None, index: int | None = None) -> LayerWeights:
         """Return the layer whose tensor names begin with `prefix`. Without an index it is none of the
         decoder's, and attends without a window."""
-        config, norms = self._config, NORM_NAMES[self._config.block]
+        config = self._config
+        norms = NORM_NAMES[config.block if index is None else config.block_at(index)]
         _, gate_up = projection_names(config)
         has_experts = index is not None and config.has_experts(index)
         is_bare = index is not None and not config.has_mlp(index)
