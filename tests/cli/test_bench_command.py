@@ -73,7 +73,7 @@ def test_speeds_and_ratios_are_shown(holdfast, model, monkeypatch):
 def test_running_server_is_measured(holdfast, server, monkeypatch):
     server.api_key = "first"
     monkeypatch.setenv("HOLDFAST_API_KEY", "first,second")
-    result = holdfast("bench", "serve", "--url", server.url, *QUICK)
+    result = holdfast("bench", "serve", "--url", server.url, "--deterministic", "2", *QUICK)
     assert result.exit_code == 0, result.stdout + result.stderr
     assert "no problems" in result.stdout
     assert re.search(r"first text +deterministic +\d+ +\d", result.stdout)

@@ -46,7 +46,9 @@ phases.coverage.enabled = false
 generation.max-examples = 4
 """
 APIS = ("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens")
-SHORT = CHAT + "".join(TRANSLATED.format(path=path) for path in (*APIS, "/v1/continue"))
+FILES = [f"/v1/{one}" for one in ("files", "files/{file_id}", "files/{file_id}/content", "batches")]
+FILES += ["/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"]
+SHORT = CHAT + "".join(TRANSLATED.replace("{path}", path) for path in (*APIS, "/v1/continue", *FILES))
 
 
 ANSWERED = (

@@ -27,9 +27,10 @@ _ID_DIGITS = 32
 class BadLine(InvalidRequest):
     """A line that cannot be sent. param: the field that is wrong."""
 
-    def __init__(self, why: str, param: str | None = None) -> None:
+    def __init__(self, why: str, param: str | None = None, code: str = "invalid_line") -> None:
         super().__init__(why)
         self.param = param
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def output_line(
 
 def error_body(error: BadLine) -> dict[str, Any]:
     """Return the error object of a line that was not sent, as the server would write it."""
-    about = {"type": "invalid_request_error", "param": error.param, "code": "invalid_line"}
+    about = {"type": "invalid_request_error", "param": error.param, "code": error.code}
     return {"error": {"message": str(error), **about}}
 
 

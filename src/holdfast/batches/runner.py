@@ -40,9 +40,9 @@ class BatchRunner:
         parser: LineParser,
         *,
         concurrency: int,
-        on_answer: Callable[[], None] = lambda: None,
+        on_answer: Callable[[dict[str, Any]], None] = lambda output: None,
     ) -> None:
-        """on_answer: called after each line that is answered."""
+        """on_answer: called with the output of each line that is answered."""
         self._client = client
         self._journal = journal
         self._parser = parser
@@ -59,6 +59,7 @@ class BatchRunner:
                         line
                     )  # also one that is answered: its custom_id is used
                     if line.number in self._journal:
+                        await asyncio.sleep(0)  # many lines may follow
                         continue
                     await self._places.acquire()
                     group.create_task(self._answer_line(line, custom_id, parsed))
@@ -75,7 +76,7 @@ class BatchRunner:
                 status, body = await self._send(parsed)
                 output, receipts = output_line(line, custom_id, status, body, parsed.has_receipt)
             self._journal.add(line.number, {"output": output, "receipts": receipts})
-            self._on_answer()
+            self._on_answer(output)
         finally:
             self._places.release()
 

@@ -37,6 +37,7 @@ PROXY_OPTIONS = {
     "port": "http_options: port",
     "keep_alive_timeout": "http_options: keep_alive_timeout_s",
     "max_connections": "the load balancer before the proxy",
+    "files_dir": "a server of its own, with holdfast serve",
     "drain_timeout": "the deployment Frontend: graceful_shutdown_timeout_s",
     "ray_address": "the address that serve run or serve deploy is given",
 }

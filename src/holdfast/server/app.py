@@ -31,6 +31,8 @@ from holdfast.server.api.responses.routes import responses_routes
 from holdfast.server.api.schema.openapi import make_documented_app
 from holdfast.server.api.score import score_routes
 from holdfast.server.api.tokenize import token_routes
+from holdfast.server.batches.routes import batch_routes
+from holdfast.server.batches.service import open_service
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.routes import inspector_router
@@ -58,6 +60,7 @@ def make_app(frontend: Frontend) -> FastAPI:
         score_routes(frontend),
         replay_routes(frontend),
         continuation_routes(frontend),
+        batch_routes(frontend),
     ):
         app.include_router(routes)
         _serve_without_v1(app, routes)
@@ -73,6 +76,10 @@ def make_app(frontend: Frontend) -> FastAPI:
         Middleware(BodyLimitMiddleware, frontend.config),
     ]
     add_exception_handlers(app)
+    if frontend.config.files_dir is not None:
+        frontend.batches = open_service(
+            frontend, app, frontend.config.files_dir, frontend.config.max_files_bytes
+        )
     app.router.redirect_slashes = False  # a redirect would repeat the Host header
     return app
 

@@ -122,6 +122,15 @@ class ServerConfig:
     log_level: LogLevel = _logs(
         "info", "Least severe level that is logged. Each request is one line of level info."
     )
+    files_dir: str | None = _server(
+        None,
+        "A folder for the files and batches of clients: /v1/files and /v1/batches.",
+        metavar="FOLDER",
+        unset="no files and no batches",
+    )
+    max_files_bytes: int = _limit(
+        4 << 30, "Maximum size of all files and answers of batches in --files-dir; one client may take half."
+    )
     otlp_endpoint: str | None = _logs(
         None,
         "Send traces to this OpenTelemetry collector, such as http://localhost:4318. Needs the extra otel.",

@@ -12,7 +12,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
@@ -43,6 +43,9 @@ from holdfast.server.tenants.work_queue import Work
 from holdfast.text.chat_template import text_parts
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.version import __version__
+
+if TYPE_CHECKING:
+    from holdfast.server.batches.service import BatchService
 
 _log = logging.getLogger("holdfast.server")
 _INLINE_BYTES = 4096
@@ -108,6 +111,7 @@ class Frontend:
             on_crash=self.metrics.crashed.inc,
         )
         self.engines = connect(config, engine, callbacks)
+        self.batches: BatchService | None = None  # with --files-dir; `make_app` opens it
 
     def close(self) -> None:
         self.prompts.close()

@@ -148,6 +148,8 @@ class HttpServer(uvicorn.Server):
             )
         ]
         serving, supervising, _, signalled, _ = tasks
+        if self.frontend.batches is not None:
+            self.frontend.batches.start()
         try:
             await asyncio.wait((serving, supervising, signalled), return_when=asyncio.FIRST_COMPLETED)
             for task in (serving, supervising):
@@ -169,8 +171,10 @@ class HttpServer(uvicorn.Server):
         return f"http://{shown}:{port}"
 
     async def _drain(self) -> None:
-        """Refuse new requests and wait for the running ones, up to the drain timeout."""
+        """Refuse new requests and wait for the running ones, up to the drain timeout. Batches stop at once."""
         self.frontend.admission.is_open = False
+        if self.frontend.batches is not None:
+            await self.frontend.batches.stop()
         self._signalled.clear()
         if self.frontend.num_calls:
             _log.info("draining: %d requests are running", self.frontend.num_calls)
@@ -187,6 +191,8 @@ class HttpServer(uvicorn.Server):
 
     async def _shut_down(self, serving: "asyncio.Task[Any]", tasks: "list[asyncio.Task[Any]]") -> None:
         self.frontend.admission.is_open = False
+        if self.frontend.batches is not None:
+            await self.frontend.batches.stop()
         self.frontend.hub.close()
         self.should_exit = True
         await self.frontend.engines.stop()

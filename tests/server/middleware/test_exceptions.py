@@ -116,6 +116,10 @@ def app() -> FastAPI:
             raise HTTPException(418, "/secret/path")
         return {"number": number}
 
+    @app.delete("/only-get/{number}/part")
+    @app.get("/only-get/{number}/part")
+    async def part(number: int) -> None: ...
+
     return app
 
 
@@ -132,6 +136,7 @@ def test_method_not_allowed_names_the_allowed_ones(app: FastAPI) -> None:
     answer = call_app(app, "DELETE", "/only-get/1")
     assert (answer.status, answer.headers["allow"]) == (405, "GET")
     assert "GET" in answer.error["message"]
+    assert call_app(app, "POST", "/only-get/1/part").headers["allow"] == "DELETE, GET"
 
 
 def test_invalid_path_parameter_is_400(app: FastAPI) -> None:

@@ -151,7 +151,7 @@ def serve(
     engine = replace(engine, model=model)
     if url is None:
         o.open_model(engine)
-    elif given := given_options(context, parameter_names(EngineConfig)):
+    elif given := given_options(context, parameter_names(EngineConfig) - {"deterministic"}):
         raise ConfigError(f"{', '.join(given)} cannot be combined with --url: the server has its own")
     from holdfast.bench.serve import ServeLoad, connect, run_load
 

@@ -80,7 +80,7 @@ def run_batch(
                     journal,
                     LineParser(deterministic=not ordinary),
                     concurrency=concurrency,
-                    on_answer=lambda: bars("Answering", len(journal), total),
+                    on_answer=lambda output: bars("Answering", len(journal), total),
                 )
                 await runner.run(requests)
             num_failed = _write(journal, output, receipts or _receipts_path(output))

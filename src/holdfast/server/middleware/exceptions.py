@@ -26,6 +26,7 @@ from holdfast.server.errors import ApiError, internal_error, to_api_error
 from holdfast.server.http.sse import JSONResponse
 
 _log = logging.getLogger("holdfast.server")
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 _MAX_QUOTED = 200  # characters of a path
 _SHUTTING_DOWN = NotReady("the server is going down", code="shutting_down")
 
@@ -93,12 +94,21 @@ async def _handle_http_exception(request: Request, raised: Exception) -> Respons
         hint = _url_hint(request) or "Please check the URL for typos."
         error = ApiError(404, f"Unknown request URL: {route}. {hint}", code="unknown_url")
     elif raised.status_code == 405:
-        allowed = (raised.headers or {}).get("Allow", "another method")
+        allowed = _allowed_methods(request)
         message = f"Not allowed: {route}. (HINT: Perhaps you meant to use {allowed}?)"
-        error = ApiError(405, message, code="method_not_allowed", headers=raised.headers or {})
+        error = ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
     else:
         error = ApiError(raised.status_code, "The request was refused.", headers=raised.headers or {})
     return error_response(error, request.scope)
+
+
+def _allowed_methods(request: Request) -> str:
+    """Return the methods of all routes of a path. Starlette names those of the first."""
+    routes, scope = request.app.router.routes, request.scope
+    tried = [(method, {**scope, "method": method}) for method in _METHODS]
+    return ", ".join(
+        method for method, with_it in tried if any(one.matches(with_it)[0] is Match.FULL for one in routes)
+    )
 
 
 def _url_hint(request: Request) -> str | None:

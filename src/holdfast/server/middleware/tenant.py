@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.server.errors import ApiError, is_anthropic
 from holdfast.server.tenants.directory import TenantDirectory
-from holdfast.server.tenants.tenant import Tenant, set_tenant
+from holdfast.server.tenants.tenant import Tenant, given_tenant, set_tenant
 
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _PUBLIC = frozenset({"/health"})
@@ -30,7 +30,9 @@ class TenantMiddleware:
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._tenants.has_keys and scope["path"] not in _PUBLIC:
+        if (given := given_tenant(scope)) is not None:
+            set_tenant(scope, given)
+        elif scope["type"] == "http" and self._tenants.has_keys and scope["path"] not in _PUBLIC:
             set_tenant(scope, self._require_key(scope))
         await self.app(scope, receive, send)
 

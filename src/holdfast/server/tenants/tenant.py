@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 _STATE = "tenant"
+_GIVEN = "holdfast.tenant"
 
 
 _AtLeast0 = Annotated[int, Meta(ge=0)]
@@ -41,11 +42,12 @@ class Tenant:
     name: str = field(compare=False)
     has_key: bool = field(default=False, compare=False)
     is_admin: bool = field(default=False, compare=False)
+    is_background: bool = field(default=False, compare=False)
     limits: TenantLimits = field(default=TenantLimits(), compare=False)
 
     @property
     def share(self) -> Share:
-        return Share(self.id, self.limits.max_running)
+        return Share(self.id, self.limits.max_running, self.is_background)
 
     def salt(self, cache_salt: str | None) -> str:
         """Return the salt of a request in the prefix cache, so that keys share no cached page.
@@ -80,3 +82,13 @@ def tenant_of(request: "HTTPConnection | Scope") -> Tenant:
 def set_tenant(scope: "Scope", tenant: Tenant) -> None:
     """For the middleware that identifies clients."""
     scope.setdefault("state", {})[_STATE] = tenant
+
+
+def give_tenant(scope: "Scope", tenant: Tenant) -> None:
+    """For requests that this process makes itself: they need no key."""
+    scope[_GIVEN] = tenant
+
+
+def given_tenant(scope: "Scope") -> Tenant | None:
+    found: Tenant | None = scope.get(_GIVEN)
+    return found

@@ -37,6 +37,7 @@ _TAGS = {
     "messages": "Messages, compatible with Anthropic's.",
     "embeddings": "Embeddings, compatible with OpenAI's.",
     "tokens": "Tokenization.",
+    "batches": "Files and batches, compatible with OpenAI's.",
     "reproducibility": "Bitwise reproduction: scores, replays and continuations.",
     "server": "Information about the server.",
 }
