@@ -55,9 +55,25 @@ MODELS: dict[str, dict[str, Any]] = {
     # One group, as published: older transformers do not read several.
     "granitemoehybrid": SPACE | {"mamba_n_groups": 1, "shared_intermediate_size": 128},
     "falcon_h1": HEAD | SPACE | {"mamba_d_ssm": 512},
+    "nemotron_h": HEAD
+    | {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 64,
+        "n_groups": 1,
+        "n_routed_experts": 32,
+    }
+    | {"num_experts_per_tok": 4, "moe_intermediate_size": 96, "moe_shared_expert_intermediate_size": 128},
+    "olmo_hybrid": DELTA,
 }
 SCALE = LoadScale(max_background=20, max_prompt_len=300, max_tokens=16, fault_rates=(0.0, 0.1))
 NUM_RUNS = 6 if HAS_GPU else 2
+
+
+def _folder(tmp_path: Path, family: str, **changes: Any) -> Path:
+    if family in ("nemotron_h", "olmo_hybrid"):
+        pytest.importorskip(f"transformers.models.{family}", reason="an older transformers")
+    return tiny_model(tmp_path, family, **(SIZES | MODELS[family] | changes))
 
 
 def _prompt(length: int) -> list[int]:
@@ -72,7 +88,7 @@ def _open(folder: Path, dtype: str) -> LLM:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_tokens_and_logprobs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    folder = tiny_model(tmp_path, family, std=0.1, **(SIZES | MODELS[family]))
+    folder = _folder(tmp_path, family, std=0.1)
     llm = _open(folder, "fp32")
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **plain).eval()
@@ -91,7 +107,7 @@ def test_tokens_and_logprobs_are_those_of_transformers(family: str, tmp_path: Pa
 @pytest.mark.parametrize("family", MODELS)
 def test_one_answer_certified_and_verified(family: str, tmp_path: Path) -> None:
     """Loads of 0 to 20 other requests: an expert gets none to all of their tokens."""
-    engine = _open(tiny_model(tmp_path, family, **(SIZES | MODELS[family])), "bf16").engine
+    engine = _open(_folder(tmp_path, family), "bf16").engine
     assert engine.limits.refusal is None
     if HAS_GPU:
         assert engine.scheduler.config.one_pass_suffices

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import Pass, PassKind, Sampling, Span
+from holdfast.core.step_plan import Pass, PassKind, Sampling, Span, SpanState
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.worker import cuda_graphs as graphs
 from holdfast.worker.cuda_graphs import CudaGraphs, Work
@@ -41,6 +41,7 @@ class FakeDecoder:
     def __init__(self) -> None:
         self.seen: list[tuple[int, bool]] = []
         self.slots: list[int] = []
+        self.replayed: list[int] = []
 
     def forward(self, rows: ForwardBatch, kv: Any, *, canonical: bool, layer_hook: Any = None) -> Tensor:
         assert rows.tiles is not None
@@ -48,6 +49,8 @@ class FakeDecoder:
         assert rows.max_pages == 50
         self.seen.append((rows.num_tokens, canonical))
         self.slots = rows.slots.tolist()
+        if rows.recurrent is not None:
+            self.replayed.append(rows.recurrent.num_replayed)
         first_pages = torch.zeros(rows.num_tokens, dtype=torch.int64)
         for first, count, page, *_ in rows.tiles.tolist():
             first_pages[first : first + count] = rows.page_table.view(-1)[page]
@@ -145,6 +148,24 @@ def test_passes_too_large_for_a_graph_do_not_fit(
     monkeypatch.setattr(captured, "_buffer", captured._buffer[:200])
     assert fits(decode(2, num_pages=20))
     assert not fits(decode(8, num_pages=50)), "more pages than the buffer holds"
+
+
+def test_a_graph_computes_so_many_earlier_tokens_again_at_most(
+    decoder: FakeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "_MAX_REPLAYED", 20)
+    layer = SimpleNamespace(states=SimpleNamespace(log_len=8))
+    made = CudaGraphs(decoder, (layer,), TALL, ends_early)  # type: ignore[arg-type]
+    made.capture([2, 8], [], 50, FakeRecorder())
+    assert decoder.replayed == [20, 16]
+
+    def size_for(count: int, num_replayed: int) -> int | None:
+        states = [SpanState(number, 9 - num_replayed, 10) for number in range(count)]
+        spans = [Span(one.slot, 9, (4,), (0, 1, 2), 0, SAMPLING, state=one) for one in states]
+        return made.size_for(batch(*spans), 8, canonical=False, exact=True)
+
+    assert size_for(5, 4) == 8 and size_for(2, 8) == 8
+    assert size_for(7, 3) is None
 
 
 @pytest.mark.parametrize("count", [3, 1, 8, 5])

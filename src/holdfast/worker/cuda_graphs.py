@@ -31,7 +31,14 @@ from holdfast.core.garbage_collection import paused_collection
 from holdfast.models.decoder import Decoder, LayerHook
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.worker.input_batch import DeviceBatch, InputBatch, Layout, fill_buffer, layout_of
+from holdfast.worker.input_batch import (
+    DeviceBatch,
+    InputBatch,
+    Layout,
+    fill_buffer,
+    layout_of,
+    num_replayed,
+)
 from holdfast.worker.transfer import staging_buffer
 
 _log = logging.getLogger(__name__)
@@ -48,6 +55,7 @@ _TOKENS_OF_A_USE = (
 )
 _PARTIAL_TILES = 64  # tall tiles that are not full
 _MAX_STATES = 512  # spans with a recurrent state; passes with more run without a graph
+_MAX_REPLAYED = 4096  # tokens before them that are computed again, whose prepared inputs take memory
 _LISTED_SIZES = (8, 512, 4096)  # of passes whose kernels are listed
 
 
@@ -281,6 +289,7 @@ class CudaGraphs:
             and len(batch.tiles) - batch.num_short_tiles <= tall
             and batch.page_table.shape[1] <= self._max_pages
             and (batch.states is None or len(batch.states) <= self._num_states(size))
+            and (batch.states is None or num_replayed(batch.states) <= self._num_replayed(size))
             and layout_of(batch, size, (short, tall), self._num_states(size)).num_words <= len(self._buffer)
         )
 
@@ -339,8 +348,12 @@ class CudaGraphs:
         before = Layout(size, *self._num_tiles(size), (1, 0), (), num_states)
         entries = 2 * (len(self._buffer) - before.num_words) // 4 * 4  # so that what follows is aligned
         layout = Layout(size, *self._num_tiles(size), (1, entries), (), num_states)
-        num_replayed = num_states * self._max_replayed
-        return replace(layout.forward_batch(self._buffer, num_replayed), max_pages=self._max_pages)
+        batch = layout.forward_batch(self._buffer, self._num_replayed(size))
+        return replace(batch, max_pages=self._max_pages)
+
+    def _num_replayed(self, size: int) -> int:
+        """Return how many tokens before its spans a graph may compute again."""
+        return min(self._num_states(size) * self._max_replayed, _MAX_REPLAYED)
 
     @property
     def _max_replayed(self) -> int:
