@@ -1,18 +1,21 @@
 """Models with recurrent state in a whole engine: what continues, what is shared, what is scored, and memory."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from test_resumed_answers import check_resumes
 
+from holdfast.core.pooling import Pooling, PoolingType
 from holdfast.core.results import Result
-from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sampling_params import SamplingParams, score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.start.builder import assemble
 from holdfast.engine.start.preflight import OpenedModel
 from holdfast.errors import ConfigError
+from holdfast.kv_cache import state_pool
 from holdfast.models.dummy import DummyCheckpoint, tiny_config
 from holdfast.worker.kv_store import NUM_SCRATCH_STATES
 
@@ -76,6 +79,18 @@ def test_an_answer_continues_on_another_engine(engine: Engine, deterministic: bo
     check_resumes(engine, how, random.Random(1), prompt=PROMPT[:40], num_places=2, num_neighbours=2)
 
 
+def test_states_that_are_written_rarely_change_no_bit(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_pool, "_MANY", 2)
+    prompts = [PROMPT[number : 40 + 3 * number] for number in range(6)]
+    expected = answers(fresh(engine), prompts, params())
+    config = replace(engine.scheduler.config, state_stride=5, max_window=7)
+    for mode in ("auto", "verify"):
+        found = answers(engine.restarted(replace(config, determinism=mode)), prompts, params())
+        assert [one.choices for one in found] == [one.choices for one in expected]
+
+
 def test_an_answer_is_scored_as_it_was_generated(engine: Engine) -> None:
     engine = fresh(engine)
     (answer,) = answers(engine, [PROMPT[:70]], params())
@@ -100,6 +115,29 @@ def test_what_requests_share_is_computed_once(engine: Engine, num_shared: int) -
     assert [one.choices for one in found[:3]] == [one.choices for one in alone]
     (again,) = answers(engine, [PROMPT[:num_shared] + [2] * 20], params(max_tokens=3))
     assert again.stats.cached_tokens == num_shared // 16 * 16
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_an_embedding_has_one_value(engine: Engine, pooling: PoolingType) -> None:
+    """Alone, and in chunks beside answers that share its beginning."""
+    prompt, how = PROMPT[:150], score_params(deterministic=True)
+
+    def embed(one: Engine, neighbours: int) -> bytes | None:
+        for number in range(neighbours):
+            one.submit(one.prepare(prompt[: 40 * number + 20], params(deterministic=number % 2 == 0)))
+        request = one.prepare(prompt, how, pooling=Pooling(pooling))
+        one.submit(request)
+        found = None
+        while one.has_work:
+            for output in one.step():
+                if output.request_id == request.request_id and output.result is not None:
+                    found = output.result.embedding
+        return found
+
+    alone = embed(fresh(engine), 0)
+    assert alone is not None
+    chunks = engine.restarted(replace(engine.scheduler.config, max_pass_tokens=32))
+    assert [embed(chunks, 3), embed(chunks, 0)] == [alone, alone]
 
 
 def test_states_are_planned_in_the_memory_for_kv() -> None:

@@ -1,6 +1,7 @@
 """Replay: a repeated answer is equal, and the first difference is located."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from holdfast.receipts.receipt import (
 from holdfast.structured.behaviour import grammar_library
 from support.receipts import ask, prompt_of, resealed
 from support.stepping import Broken
+from support.tiny import tiny_model
 
 PROMPT = "the quick brown fox"
 
@@ -53,6 +55,16 @@ def test_replay_of_several_choices_scores_and_echo(auto_llm: LLM, verify_llm: LL
             48,
             48 + len(receipt.prompt.token_ids or ()) - 1,
         )
+
+
+def test_replay_of_a_model_with_recurrent_states(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "qwen3_5_text", std=0.1)
+    with LLM(
+        str(folder), dtype="fp32", max_num_seqs=8, max_pass_tokens=64, certification="background"
+    ) as llm:
+        receipt = parse_receipt(ask(llm, PROMPT * 6, settings(n=2, logprobs=1, prompt_logprobs=0)))
+        again = replay(llm, receipt, num_neighbours=5)
+    assert again.same, again.difference
 
 
 def score_of(llm: LLM) -> dict[str, Any]:

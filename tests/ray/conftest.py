@@ -67,10 +67,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def pool_server(cluster: Cluster, tiny_llama: Path) -> Iterator[Server]:
+def tiny_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with attention and recurrent states."""
+    from support.tiny import tiny_model
+
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "hybrid", "qwen3_5_text", std=0.1)
+
+
+@pytest.fixture(scope="session")
+def pool_server(cluster: Cluster, tiny_hybrid: Path) -> Iterator[Server]:
     """`holdfast serve --replicas 2` on the cluster."""
     with serving(
-        tiny_llama,
+        tiny_hybrid,
         *("--replicas", "2", "--ray-address", cluster.address, "--replica-cpus", "0.5"),
         *("--max-num-seqs", "16", "--served-model-name", "tiny", "--num-threads", "1"),
         environment=cluster.environment,
@@ -80,9 +88,9 @@ def pool_server(cluster: Cluster, tiny_llama: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def lone_server(tiny_llama: Path) -> Iterator[Server]:
+def lone_server(tiny_hybrid: Path) -> Iterator[Server]:
     """`holdfast serve` alone."""
     with serving(
-        tiny_llama, "--max-num-seqs", "16", "--served-model-name", "tiny", "--num-threads", "1"
+        tiny_hybrid, "--max-num-seqs", "16", "--served-model-name", "tiny", "--num-threads", "1"
     ) as server:
         yield server

@@ -51,12 +51,12 @@ class Load:
         assert not self.errors, self.errors
 
 
-def test_one_two_one_replicas_lose_no_stream(cluster: Any, tiny_llama: Path, lone_server: Server) -> None:
+def test_one_two_one_replicas_lose_no_stream(cluster: Any, tiny_hybrid: Path, lone_server: Server) -> None:
     scaling = ("--replicas", "1", "--max-replicas", "2", "--target-ongoing-requests", "3")
     delays = ("--upscale-delay", "0", "--downscale-delay", "2")
     expected = stream_answers(lone_server, 8)
     with serving(
-        tiny_llama,
+        tiny_hybrid,
         *scaling,
         *delays,
         *SMALL,
@@ -77,11 +77,11 @@ def test_one_two_one_replicas_lose_no_stream(cluster: Any, tiny_llama: Path, lon
 
 
 def test_replica_with_another_dtype_gets_no_deterministic_request(
-    cluster: Any, tiny_llama: Path, lone_server: Server, tmp_path: Path
+    cluster: Any, tiny_hybrid: Path, lone_server: Server, tmp_path: Path
 ) -> None:
     environment = {**cluster.environment, "HOLDFAST_CACHE_DIR": str(tmp_path)}
     with serving(
-        tiny_llama, "--replicas", "2", *SMALL, "--ray-address", cluster.address,
+        tiny_hybrid, "--replicas", "2", *SMALL, "--ray-address", cluster.address,
         engine="one_other_dtype_engine.py", environment=environment,
     ) as server:  # fmt: skip
         wait_until(lambda: num_ready(server) == 2)
@@ -98,10 +98,10 @@ def test_replica_with_another_dtype_gets_no_deterministic_request(
 
 
 def test_application_s_fingerprint_refuses_deterministic_requests_without_it(
-    cluster: Any, tiny_llama: Path
+    cluster: Any, tiny_hybrid: Path
 ) -> None:
     with serving(
-        tiny_llama, "--replicas", "1", *SMALL, "--ray-address", cluster.address,
+        tiny_hybrid, "--replicas", "1", *SMALL, "--ray-address", cluster.address,
         "--application-fingerprint", "0" * 64, environment=cluster.environment,
     ) as server:  # fmt: skip
         body = {"model": "tiny", "prompt": "a", "max_tokens": 4}
@@ -123,7 +123,7 @@ ray.init(address=sys.argv[1], namespace="serve", log_to_driver=False)
 found = serve.status().applications.items()  # that of an earlier test may still be there
 name = next(name for name, one in found if name.startswith("holdfast") and one.status != "DELETING")
 engine = EngineConfig(sys.argv[2], dtype="bfloat16", max_num_seqs=16, num_threads=1)
-app = engine_app(engine, ReplicasConfig(replicas=1, replica_cpus=0.5), ServerConfig(), num_gpus=0, max_num_seqs=16)
+app = engine_app(engine, ReplicasConfig(replicas=1, replica_cpus=0.5), ServerConfig())
 serve.run(app, name=name, route_prefix=None)
 """
 
@@ -134,12 +134,12 @@ def is_upgraded(server: Server, before: str) -> bool:
 
 
 def test_upgrade_that_changes_the_fingerprint_lets_streams_finish(
-    cluster: Any, tiny_llama: Path, lone_server: Server, tmp_path: Path
+    cluster: Any, tiny_hybrid: Path, lone_server: Server, tmp_path: Path
 ) -> None:
     script = tmp_path / "upgrade.py"
     script.write_text(UPGRADE)
     with serving(
-        tiny_llama,
+        tiny_hybrid,
         "--replicas",
         "1",
         *SMALL,
@@ -148,7 +148,7 @@ def test_upgrade_that_changes_the_fingerprint_lets_streams_finish(
         environment=cluster.environment,
     ) as server:
         before = server.get("/health").json()["replicas"][0]["fingerprint"]
-        words = [sys.executable, str(script), cluster.address, str(tiny_llama)]
+        words = [sys.executable, str(script), cluster.address, str(tiny_hybrid)]
         upgrading = subprocess.Popen(words, env=cluster.environment)
         batches = []
         while upgrading.poll() is None:
@@ -163,9 +163,11 @@ def test_upgrade_that_changes_the_fingerprint_lets_streams_finish(
             assert answers == [expected[one.fingerprint][number] for number, one in enumerate(answers)]
 
 
-def test_own_cluster_keeps_its_token_and_says_that_its_head_is_gone(tiny_llama: Path, tmp_path: Path) -> None:
+def test_own_cluster_keeps_its_token_and_says_that_its_head_is_gone(
+    tiny_hybrid: Path, tmp_path: Path
+) -> None:
     environment = {"HOME": str(tmp_path), "HOLDFAST_CACHE_DIR": os.environ["HOLDFAST_CACHE_DIR"]}
-    with serving(tiny_llama, "--replicas", "1", *SMALL, environment=environment) as server:
+    with serving(tiny_hybrid, "--replicas", "1", *SMALL, environment=environment) as server:
         server.wait_for("Ray listens on all interfaces")
         assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
         family = psutil.Process(server.pid).children(recursive=True)
