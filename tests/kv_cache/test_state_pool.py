@@ -43,19 +43,6 @@ def test_a_state_that_is_read_stays() -> None:
     pool.check(running, [], [])
 
 
-def test_states_are_written_rarely_while_many_requests_run() -> None:
-    pool = StatePool(40, max_running=20, stride=4)
-    keep(pool, 3)
-    kept = pool.keep(pool.lend())
-    pool.read(kept)
-    running = [pool.take() for _ in range(15)]
-    assert pool.stride == 1
-    running.append(pool.take())
-    assert pool.stride == 4
-    pool.drop(running.pop())
-    assert pool.stride == 1
-
-
 def test_a_lost_slot_is_found() -> None:
     pool = StatePool(2, max_running=1)
     pool.take()

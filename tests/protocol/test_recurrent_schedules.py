@@ -1,9 +1,7 @@
 """Random schedules of a model with recurrent state, over a scripted model that notices a stale one."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_recurrent import KERNEL, RecurrentRunner
@@ -22,35 +20,23 @@ from test_schedules import (
 )
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.kv_cache import state_pool
 from holdfast.scheduler.policy import SchedulerConfig
 from support.examples import examples
 
 
-@pytest.fixture(scope="module", autouse=True)
-def many_run() -> Iterator[None]:
-    """Two requests are many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_pool, "_MANY", 2)
-        yield
-
-
-def recurrent(world: World, num_more: int, num_pages: int, max_window: int | None, stride: int) -> World:
+def recurrent(world: World, num_more: int, num_pages: int, max_window: int | None) -> World:
     config = replace(
         world.config,
         num_states=world.config.max_num_seqs + num_more,
         state_interval=num_pages * PAGE_SIZE,
         max_window=max_window,
-        state_stride=stride,
     )
     return replace(world, config=config)
 
 
 def of(base: st.SearchStrategy[World]) -> st.SearchStrategy[World]:
     more, pages = st.sampled_from([0, 1, 2, 5, 40]), st.sampled_from([1, 1, 2, 5])
-    return st.builds(
-        recurrent, base, more, pages, st.sampled_from([None, 1, 3]), st.sampled_from([1, 1, 2, 4, 20])
-    )
+    return st.builds(recurrent, base, more, pages, st.sampled_from([None, 1, 3]))
 
 
 def scripted(world: World, during: Meanwhile) -> RecurrentRunner:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from holdfast.errors import ConfigError
 
-_MANY = 16  # running requests. To write the states of fewer costs less than to compute tokens again
-
 
 @dataclass(eq=False, slots=True)
 class KeptState:
@@ -29,23 +27,16 @@ class KeptState:
 
 
 class StatePool:
-    """The slots 0 .. num_slots - 1. stride: tokens after which a state is written while many requests run."""
+    """The slots 0 .. num_slots - 1."""
 
-    def __init__(self, num_slots: int, max_running: int, stride: int = 1) -> None:
+    def __init__(self, num_slots: int, max_running: int) -> None:
         if num_slots < max_running:
             raise ConfigError(f"{max_running} requests need as many recurrent states; there are {num_slots}")
         self.num_slots = num_slots
         self._max_lent = num_slots - max_running
-        self._stride = stride
         self._num_lent = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._kept: OrderedDict[int, KeptState] = OrderedDict()  # without readers
-
-    @property
-    def stride(self) -> int:
-        """Tokens after which a state is written."""
-        num_running = self.num_slots - len(self._free) - len(self._kept) - self._num_lent
-        return self._stride if num_running >= _MANY else 1
 
     def take(self) -> int:
         """Return a slot for a running request."""

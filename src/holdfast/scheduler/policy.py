@@ -35,7 +35,6 @@ class SchedulerConfig:
     new_extension      makes the extension of a request; None: the model has none
     num_states         recurrent states, more than max_num_seqs; 0: the model has none
     state_interval     positions between states that are kept for the prefix cache
-    state_stride       tokens after which a state is written, while many requests run
     """
 
     max_num_seqs: int
@@ -51,7 +50,6 @@ class SchedulerConfig:
     new_extension: ModelExtension | None = None
     num_states: int = 0
     state_interval: int = 256
-    state_stride: int = 1
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -79,9 +77,8 @@ class SchedulerConfig:
     @property
     def num_uncertain(self) -> int:
         """Most positions between the recurrent state that a pass starts from and its end: the window whose
-        verdict is newest, the next one, with async scheduling one that is not read yet; and the tokens after which
-        the state is written."""
-        return (1 + self.longest_window) * (3 if self.async_scheduling else 2) + self.state_stride - 1
+        verdict is newest, the next one, and with async scheduling one that is not read yet."""
+        return (1 + self.longest_window) * (3 if self.async_scheduling else 2)
 
     @property
     def one_pass_suffices(self) -> bool:

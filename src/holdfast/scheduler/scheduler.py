@@ -69,9 +69,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
         self.pool = pool
-        self.states = None
-        if config.num_states:
-            self.states = StatePool(config.num_states, config.max_num_seqs, config.state_stride)
+        self.states = StatePool(config.num_states, config.max_num_seqs) if config.num_states else None
         self.prefix_cache = PrefixCache(pool, self.states)
         self._in_flight: deque[InFlightPlan] = deque()
         self._step = 0

@@ -6,9 +6,7 @@
 
 A span of a pass says where the checkpoint is and where it is afterwards (`core/step_plan.SpanState`). Passes run
 in the order in which they are planned, so it is known as soon as a span is planned. It never passes a token
-that may still be rolled back, and in a deterministic request no token that is not canonical. While many requests run it
-moves by several tokens at once: a step that decodes takes the time of reading and writing states, and a token that is
-computed again from the log costs less than a write.
+that may still be rolled back, and in a deterministic request no token that is not canonical.
 
 At *edges* the state is saved for the prefix cache: at multiples of an interval, after the last full page of the
 prompt, where other requests are known to go on in another way, and where this request's tokens left what
@@ -72,8 +70,6 @@ class StateCursor:
         edges = [edge for edge in self._edges(self.checkpoint, store) if edge not in self.saves]
         if edges and (save := self._pool.lend()) >= 0:
             store, self._planned_save = max(edges), save
-        elif store - self.checkpoint < self._pool.stride:
-            store = self.checkpoint
         load = self.kept.slot if self.kept is not None and self._loads else -1
         return SpanState(self.slot, self.checkpoint, store, load, -1, self._planned_save)
 

@@ -78,7 +78,6 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 _MORE_STATES, _FEWEST_SPARE_STATES = 64, 4  # recurrent states besides those of running requests
 _MAX_RECURRENT_WINDOW = 31  # candidates; the log of a recurrent layer holds several windows
 _STATE_INTERVALS = {"cpu": 256, "cuda": 2048}  # positions between states of a prompt that are kept
-_STATE_STRIDES = {"cpu": 1, "cuda": 4}  # tokens after which many states are written
 _MAX_GRAPH_REFERENCES = 2  # times the reference's tokens, in a canonical pass in a CUDA graph
 
 
@@ -302,7 +301,6 @@ class _Builder:
             new_extension=logs,
             max_window=_MAX_RECURRENT_WINDOW if self.model.num_recurrent_layers else None,
             state_interval=_STATE_INTERVALS[self.device.type],
-            state_stride=_STATE_STRIDES[self.device.type],
         )
 
     def open_backend(self) -> Backend:
