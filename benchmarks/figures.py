@@ -86,7 +86,15 @@ TABLES: dict[str, Callable[[], str]] = {
         value="speed",
         ratio=("deterministic / off", "deterministic", "off"),
     ),
-    "gpu-vllm": partial(flat, "gpu-vllm", "api", "case", "Holdfast", "vLLM"),
+    "gpu-vllm": partial(flat, "gpu-vllm", "api", "case", "Holdfast", "vLLM", "Holdfast / vLLM"),
+    "gpu-http": partial(flat, "gpu-vllm", "http", "case", "Holdfast", "vLLM"),
+    "gpu-recurrent": partial(
+        flat,
+        "gpu-recurrent",
+        "recurrent",
+        *("model", "case", "mode", "deterministic", "off"),
+        *("deterministic / off", "vLLM", "deterministic / vLLM", "step, ms"),
+    ),
     "gpu-steps": partial(across, "gpu-steps", "steps", "variant", "streams"),
     "gpu-moe": partial(across, "gpu-moe", "moe", "variant", "cell"),
 }
