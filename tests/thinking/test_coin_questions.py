@@ -12,7 +12,7 @@ from holdfast.models.locate import COIN
 from holdfast_thinking.data.words import parse_words, read_words
 from holdfast_thinking.tasks import coin_talk
 from support import coin_questions as held_out
-from support.coin_questions import CoinQuestion, coin_questions
+from support.coin_questions import CoinMessage, CoinQuestion, coin_messages, coin_questions
 
 # The share of the questions that the packaged model answers.
 EXPECTED = {"held-out": 0.95, "development": 0.86, "free-1": 0.92, "free-2": 0.88, "free-3": 0.35}
@@ -40,7 +40,7 @@ def _plain(text: str) -> str:
 
 def test_no_answer_is_right_by_itself() -> None:
     prompts = {name: {each.prompt for each in coin_questions(name)} for name in EXPECTED}
-    assert [len(each) for each in prompts.values()] == [459, 282, 160, 160, 100]
+    assert [len(each) for each in prompts.values()] == [459, 282, 160, 160, 400]
     assert not prompts["held-out"] & prompts["development"]
     for name in EXPECTED:
         right = Counter(each.accepted for each in coin_questions(name))
@@ -53,6 +53,14 @@ def test_an_answer_is_right_only_if_it_names_the_side() -> None:
     assert not question.is_right(" tails.") and not question.is_right(" heads or tails.")
     denied = CoinQuestion("", "yes/no", "", "no", "yes")
     assert denied.is_right(" No, heads.") and not denied.is_right(" I do not know.")
+    assert CoinQuestion("", "other", "", "2|two").is_right(" Two.")
+
+
+def test_a_side_of_a_coin_follows_no_other_instruction() -> None:
+    assert [len(coin_messages(each)) for each in ("first", "last")] == [30, 30]
+    message = CoinMessage("last", "", ("anna",))
+    assert message.is_followed("Anna has a coin.") and not message.is_followed("Tim has a coin.")
+    assert not CoinMessage("last", "", ()).is_followed("Yes, it is tails up.")
 
 
 @pytest.mark.long
