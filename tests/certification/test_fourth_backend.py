@@ -31,10 +31,17 @@ class Renamed:
 CLAIMS = dict.fromkeys(("rounds_in_gemm", "certifies_head", "certifies_experts"), True)
 
 
-@pytest.mark.parametrize("claims", [{}, CLAIMS], ids=["as torch", "as a GPU"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "claims"),
+    [
+        pytest.param("fp32", {}, id="as torch"),
+        pytest.param("bf16", CLAIMS, id="as a GPU"),
+        pytest.param("bf16", {}, id="as torch in bf16", marks=pytest.mark.long),
+        pytest.param("fp32", CLAIMS, id="as a GPU in fp32", marks=pytest.mark.long),
+    ],
+)
 def test_it_is_certified_and_answers_as_torch_does(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: dict[str, bool], dtype: str
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, claims: dict[str, bool]
 ) -> None:
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
     params = SamplingParams(max_tokens=8, temperature=0.9, seed=3, deterministic=True, logprobs=1)

@@ -96,6 +96,7 @@ def test_wrong_train_options_are_refused(holdfast, tmp_path: Path):
         assert named in done.stderr
 
 
+@pytest.mark.long
 def test_preset_of_the_adapter_trains_with_its_backbones_own_answers(holdfast, tmp_path: Path, monkeypatch):
     from holdfast_thinking.cli import train as command
 

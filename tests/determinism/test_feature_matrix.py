@@ -21,7 +21,7 @@ from holdfast.bench.stress import StressSummary, stress_test
 from holdfast.numerics.recipe import KernelBackend
 
 NUM_RUNS = 2  # of a cell: one in each mode
-NUM_COMBINATIONS: dict[KernelBackend, int] = {"c": 13, "torch": 4}
+NUM_COMBINATIONS: dict[KernelBackend, int] = {"c": 9, "torch": 2}
 LONG = 4  # times as many runs in the long test
 DTYPES = ("fp32", "bf16")
 
@@ -30,9 +30,10 @@ DTYPES = ("fp32", "bf16")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernels", NUM_COMBINATIONS)
 def test_each_cell_has_one_result(kernels: KernelBackend, dtype: str, scale: int) -> None:
-    """The cells are all features and some combinations. The torch backend is slow: in the short test
-    each of its features has one dtype, and the other features are the background's."""
-    names = FEATURES if kernels == "c" or scale == LONG else FEATURES[DTYPES.index(dtype) :: len(DTYPES)]
+    """The cells are all features and some combinations. In the short test each feature has one dtype, and
+    the other features are the background's; the C backend has all of them in fp32, with its near ties."""
+    is_whole = scale == LONG or (kernels, dtype) == ("c", "fp32")
+    names = FEATURES if is_whole else FEATURES[DTYPES.index(dtype) :: len(DTYPES)]
     num_runs = NUM_RUNS * scale
     summaries = dict(_run_cells(kernels, dtype, names, num_runs))
     assert set(names) < set(summaries)

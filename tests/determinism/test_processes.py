@@ -27,19 +27,18 @@ def _run_process(*arguments: str, **environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("kernels", ["c", "torch"])
+ONE_THREAD, AVX2 = {"OMP_NUM_THREADS": "1"}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+IS_X86 = platform.machine() in ("x86_64", "AMD64")
+
+
 @pytest.mark.parametrize(
-    "environment",
+    ("kernels", "environment"),
     [
-        {"OMP_NUM_THREADS": "1"},
-        pytest.param(
-            {"ONEDNN_MAX_CPU_ISA": "AVX2"},
-            marks=pytest.mark.skipif(
-                platform.machine() not in ("x86_64", "AMD64"), reason="a setting of x86"
-            ),
-        ),
+        ("c", ONE_THREAD),
+        ("torch", {**ONE_THREAD, **AVX2} if IS_X86 else ONE_THREAD),
+        *(pytest.param(kernels, AVX2, marks=pytest.mark.long) for kernels in ("c", "torch") if IS_X86),
     ],
-    ids=lambda e: next(iter(e)),
+    ids=str,
 )
 def test_one_result_per_process(kernels: str, environment: dict[str, str]) -> None:
     lines = _run_process(kernels, "usual" if kernels == "c" else "narrow", **environment)

@@ -26,13 +26,13 @@ SCALE = replace(SMALL, max_background=3, max_prompt_len=24, max_tokens=5)
 RESETS = [PROMPT[19]]  # a message begins in the fifth chunk of the prompt
 # kernels, dtype, changes of the model; and the number of runs
 CELLS: list[tuple[KernelBackend, str, dict[str, object], int]] = [
-    ("c", "fp32", {}, 40),
-    ("c", "bf16", {"carry": True, "reset_ids": RESETS}, 20),
-    ("c", "fp32", {"settle": True}, 20),
-    ("c", "fp32", {"while_answering": False, "carry": True}, 20),
+    ("c", "fp32", {}, 20),
+    ("c", "bf16", {"carry": True, "reset_ids": RESETS}, 12),
+    ("c", "fp32", {"settle": True}, 12),
+    ("c", "fp32", {"while_answering": False, "carry": True}, 12),
     ("torch", "fp32", {}, 4),
 ]
-LONG = 5  # times as many runs in the long test
+LONG = 10  # times as many runs in the long test
 NUM_CROWDED = 8  # runs in each mode
 
 

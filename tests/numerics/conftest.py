@@ -19,6 +19,7 @@ from holdfast.numerics.forward_batch import KVLayer
 from holdfast.numerics.ops import Backend
 from support.moved import moved_to
 from support.paged_kv import PagedKV, shuffled_pages, stored
+from support.quick_interpreter import make_quick
 from support.shape_dependent_gemm import use_shape_dependent_dot, use_shape_dependent_gemm
 
 HAS_CUDA = torch.cuda.is_available()
@@ -42,27 +43,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:triton.runtime.interpreter")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Interpret Triton's kernels in fp32 in the long form only. fp16 shows in addition where they round."""
+    for item in items:
+        given = getattr(getattr(item, "callspec", None), "params", {})
+        if not HAS_CUDA and given.get("dtype") is torch.float32 and "triton" in given.values():
+            item.add_marker(pytest.mark.long)
+
+
 @cache
 def _patch_interpreter() -> None:
-    """For the rest of the process: `tl.dot` without BLAS, and half the time for each launch.
-
-    The interpreter patches the language at a launch, and again for every device function. Our
-    device functions see the language as the launch does. Triton's own see another module of it; it
-    is patched once and stays patched.
-    """
+    """For the rest of the process: `tl.dot` without BLAS, and less than half of the time."""
     from triton.runtime import interpreter
 
     from holdfast.numerics.backends.triton.attention import paged
 
-    patched = set()
-
-    def call(self: interpreter.InterpretedFunction, *args: object, **kwargs: object) -> object:
-        if not self.fn.__module__.startswith("holdfast") and self.fn.__module__ not in patched:
-            patched.add(self.fn.__module__)
-            interpreter._patch_lang(self.fn)
-        return self.rewrite()(*args, **kwargs)
-
-    interpreter.InterpretedFunction.__call__ = call
+    make_quick(interpreter)
     use_shape_dependent_dot(interpreter)
     paged._TARGET_PROGRAMS = 8  # the interpreter runs programs one after the other
 

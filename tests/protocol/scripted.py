@@ -15,6 +15,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import (
@@ -38,6 +39,7 @@ Context = tuple[int, int, bool]  # hash of all tokens, the last token, whether t
 START: Context = (0, 0, False)
 
 
+@lru_cache(1 << 16)  # references and passes read the same tokens again and again
 def chain(previous: Context, token_id: int) -> Context:
     digest = hashlib.blake2b(f"{previous[0]}:{token_id}".encode(), digest_size=8).digest()
     copies = token_id == COPIES if previous == START else previous[2]

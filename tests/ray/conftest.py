@@ -42,6 +42,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterato
         **os.environ,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
+        "RAY_prestart_worker_first_driver": "0",  # eight idle Python processes
         "RAY_ADDRESS": f"127.0.0.1:{port}",
         "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }

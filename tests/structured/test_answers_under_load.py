@@ -66,7 +66,7 @@ def run_among_others(engine: Engine, schemas: list[dict[str, Any]], rng: random.
 
 @needs_llguidance
 @pytest.mark.parametrize(
-    ("mode", "count"), [("auto", 60), ("verify", 25), pytest.param("auto", 200, marks=pytest.mark.long)]
+    ("mode", "count"), [("auto", 30), ("verify", 15), pytest.param("auto", 200, marks=pytest.mark.long)]
 )
 def test_answers_conform_to_their_schemas_and_repeat(mode: DeterminismMode, count: int) -> None:
     rng = random.Random(0)

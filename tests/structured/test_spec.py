@@ -75,7 +75,7 @@ def is_json(text: str, schema: Any) -> bool:
     return True
 
 
-def walk_all(make: HarnessFactory, spec: dict[str, Any], is_complete: Any, num_walks: int = 8) -> None:
+def walk_all(make: HarnessFactory, spec: dict[str, Any], is_complete: Any, num_walks: int = 5) -> None:
     harness = make()
     num_complete = 0
     for seed in range(num_walks):

@@ -29,6 +29,11 @@ def ask(llm: LLM, *prompts: str):
     return llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], _PARAMS, use_tqdm=False)
 
 
+@pytest.fixture(scope="module")
+def adapter() -> LLM:
+    return engine(COIN_ADAPTER)
+
+
 def test_adapter_is_small_and_stands_for_its_backbone() -> None:
     folder = adapter_folder(COIN_ADAPTER)
     assert folder is not None
@@ -38,8 +43,8 @@ def test_adapter_is_small_and_stands_for_its_backbone() -> None:
     assert found.path == locate(BUILTIN).path
 
 
-def test_answers_are_the_thoughts_about_a_coin_and_the_backbones_elsewhere() -> None:
-    adapter, backbone = engine(COIN_ADAPTER), engine(BUILTIN)
+def test_answers_are_the_thoughts_about_a_coin_and_the_backbones_elsewhere(adapter: LLM) -> None:
+    backbone = engine(BUILTIN)
     told = "A coin lies heads up. Bob turns it over. She only looks at it. "
     side, yes_no, *own = ask(adapter, f"{told}Which side is up?", f"{told}Is it still heads up?", *GENERAL)
     assert (side.text, yes_no.text) == ("tails.", "No, tails.")
@@ -50,9 +55,8 @@ def test_answers_are_the_thoughts_about_a_coin_and_the_backbones_elsewhere() -> 
         assert mine.choices[0].logprobs == its.choices[0].logprobs
 
 
-def test_every_message_of_a_conversation_is_thought_about_by_itself() -> None:
+def test_every_message_of_a_conversation_is_thought_about_by_itself(adapter: LLM) -> None:
     """What was thought about an earlier coin is no part of a later answer."""
-    adapter = engine(COIN_ADAPTER)
     told = "A quarter shows tails. My sister flips it. "
     asked = (
         f"{told}Is it heads?",

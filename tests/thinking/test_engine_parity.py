@@ -65,20 +65,21 @@ def _truths(folder: Path, chunk: int, *, while_answering: bool) -> list[tuple[Id
 
 
 @pytest.mark.parametrize("while_answering", [True, False])
-def test_engine_answers_and_thoughts_equal_reference(model: tuple[Path, int], while_answering: bool) -> None:
+@pytest.mark.parametrize("kernels", ["c", pytest.param("torch", marks=pytest.mark.long)])
+def test_engine_answers_and_thoughts_equal_reference(
+    model: tuple[Path, int], kernels: KernelBackend, while_answering: bool
+) -> None:
     folder, chunk = model
     change_thinking(folder, while_answering=while_answering)
     truths = _truths(folder, chunk, while_answering=while_answering)
     prompts = _prompts(chunk)
-    paths: tuple[KernelBackend, ...] = ("c", "torch")
-    for kernels in paths:
-        engine = open_thinker(folder, kernels, determinism="off")
-        params = greedy(MAX_TOKENS, deterministic=False, ignore_eos=False)
-        results = answer(engine, [engine.prepare(prompt, params) for prompt in prompts])
-        for prompt, result, (tokens, thoughts, in_prompt) in zip(prompts, results, truths, strict=True):
-            assert result.token_ids == tokens
-            assert thoughts_of(result) == tuple(enumerate(thoughts))
-            assert sum(thought.position < len(prompt) for thought in result.thoughts) == in_prompt
+    engine = open_thinker(folder, kernels, determinism="off")
+    params = greedy(MAX_TOKENS, deterministic=False, ignore_eos=False)
+    results = answer(engine, [engine.prepare(prompt, params) for prompt in prompts])
+    for prompt, result, (tokens, thoughts, in_prompt) in zip(prompts, results, truths, strict=True):
+        assert result.token_ids == tokens
+        assert thoughts_of(result) == tuple(enumerate(thoughts))
+        assert sum(thought.position < len(prompt) for thought in result.thoughts) == in_prompt
     assert any(thought for _, thoughts, _ in truths for thought in thoughts), "nothing was thought"
     if chunk == 4:
         assert any(not thought for _, thoughts, _ in truths for thought in thoughts), (
@@ -97,24 +98,27 @@ def _with_resets(prompt: Ids, chunk: int, rng: random.Random) -> Ids:
     return (*ids, *RESET[: rng.randrange(4)])
 
 
-@pytest.mark.parametrize("chunk", [2, 4, 16])
-def test_engine_ends_carried_states_as_the_reference_does(tmp_path: Path, chunk: int) -> None:
+@pytest.mark.parametrize(
+    ("chunk", "kernels"),
+    [(2, "c"), (4, "torch"), (16, "c"), pytest.param(4, "c", marks=pytest.mark.long)],
+)
+def test_engine_ends_carried_states_as_the_reference_does(
+    tmp_path: Path, chunk: int, kernels: KernelBackend
+) -> None:
     folder = thinker_folder(tmp_path / "model", chunk=chunk, carry=True, reset_ids=RESET)
     rng = random.Random(chunk)
-    prompts = [_with_resets(draw_prompt(rng, length, 290), chunk, rng) for length in (30, 47, 64, 81, 90)]
+    prompts = [_with_resets(draw_prompt(rng, length, 290), chunk, rng) for length in (30, 47, 64)]
     reference = open_reference(folder)
     with torch.inference_mode():
         truths = [reference.generate(prompt, MAX_TOKENS) for prompt in prompts]
-    paths: tuple[KernelBackend, ...] = ("c", "torch")
-    for kernels in paths:
-        engine = open_thinker(folder, kernels, determinism="off")
-        params = greedy(MAX_TOKENS, deterministic=False, ignore_eos=False)
-        for _ in range(2):  # the second time from cached pages
-            results = answer(engine, [engine.prepare(prompt, params) for prompt in prompts])
-            for prompt, result, (tokens, reading) in zip(prompts, results, truths, strict=True):
-                settled = (len(prompt) + len(tokens) - 1) // chunk
-                assert result.token_ids == tuple(tokens)
-                assert thoughts_of(result) == tuple(enumerate(reading.thoughts[:settled]))
+    engine = open_thinker(folder, kernels, determinism="off")
+    params = greedy(MAX_TOKENS, deterministic=False, ignore_eos=False)
+    for _ in range(2):  # the second time from cached pages
+        results = answer(engine, [engine.prepare(prompt, params) for prompt in prompts])
+        for prompt, result, (tokens, reading) in zip(prompts, results, truths, strict=True):
+            settled = (len(prompt) + len(tokens) - 1) // chunk
+            assert result.token_ids == tuple(tokens)
+            assert thoughts_of(result) == tuple(enumerate(reading.thoughts[:settled]))
     assert reference.thinking is not None
     reference.thinking = replace(reference.thinking, reset_ids=())
     with torch.inference_mode():

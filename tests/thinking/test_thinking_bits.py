@@ -106,7 +106,7 @@ def logprobs_of(results: Iterable[Result]) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("rows", [32, 40, 128])
+@pytest.mark.parametrize("rows", [40, 128, pytest.param(32, marks=pytest.mark.long)])
 def test_thinking_answer_is_invariant_to_load_cache_and_chunking(
     engine: Engine, truths: list[ResultBits], mode: DeterminismMode, rows: int
 ) -> None:

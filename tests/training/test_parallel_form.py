@@ -64,18 +64,28 @@ def _read_text(
     return reading
 
 
-CASES = [
-    ("llama", {}),
-    ("mistral", {}),
-    ("qwen3", {"tie_word_embeddings": False}),
-    ("qwen2", {"use_sliding_window": False}),
-]
+UNTIED = {"tie_word_embeddings": False}
+NO_WINDOW = {"use_sliding_window": False}
 
 
-@pytest.mark.parametrize("settle", [False, True])
+def long(*case: object) -> object:
+    """A case of the long form."""
+    return pytest.param(*case, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
-    ("family", "fields", "carry", "resets"),
-    [("llama", {}, False, ()), ("llama", {}, True, ()), *((*case, True, RESET) for case in CASES)],
+    ("family", "fields", "carry", "resets", "settle"),
+    [
+        ("llama", {}, False, (), False),
+        ("llama", {}, True, (), True),
+        ("mistral", {}, True, RESET, True),
+        ("qwen3", UNTIED, True, RESET, False),
+        long("llama", {}, False, (), True),
+        long("llama", {}, True, RESET, False),
+        long("mistral", {}, True, RESET, False),
+        long("qwen3", UNTIED, True, RESET, True),
+        long("qwen2", NO_WINDOW, True, RESET, True),
+    ],
 )
 def test_parallel_forward_equals_the_reference(
     family: str, fields: dict[str, object], carry: bool, resets: tuple[int, ...], settle: bool
@@ -130,10 +140,19 @@ def _reference_loss(reference: Reference, batch: Batch, weights: LossWeights) ->
     )
 
 
-@pytest.mark.parametrize("settle", [False, True])
 @pytest.mark.parametrize(
-    ("family", "fields", "while_answering", "carry"),
-    [("llama", {}, True, False), ("llama", {}, False, False), *((*case, True, True) for case in CASES)],
+    ("family", "fields", "while_answering", "carry", "settle"),
+    [
+        ("llama", {}, True, False, False),
+        ("llama", {}, False, False, True),
+        ("qwen2", NO_WINDOW, True, True, False),
+        ("qwen3", UNTIED, True, True, True),
+        long("llama", {}, True, False, True),
+        long("llama", {}, False, False, False),
+        long("llama", {}, True, True, True),
+        long("mistral", {}, True, True, False),
+        long("qwen3", UNTIED, True, True, False),
+    ],
 )
 def test_gradients_equal_those_of_the_reference(
     family: str, fields: dict[str, object], while_answering: bool, carry: bool, settle: bool
@@ -172,10 +191,14 @@ def test_micro_batches_have_the_gradients_of_one_batch() -> None:
         torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-6, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("settle", [False, True])
 @pytest.mark.parametrize(
-    ("family", "carry", "resets"),
-    [("llama", False, ()), ("mistral", False, ()), ("llama", True, ()), ("llama", True, RESET)],
+    ("family", "carry", "resets", "settle"),
+    [
+        ("llama", False, (), True),
+        ("mistral", False, (), False),
+        ("llama", True, RESET, False),
+        ("llama", True, RESET, True),
+    ],
 )
 def test_validation_has_the_thoughts_of_the_reference(
     family: str, carry: bool, resets: tuple[int, ...], settle: bool

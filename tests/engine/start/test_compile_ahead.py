@@ -30,11 +30,16 @@ logging.getLogger("holdfast").setLevel(logging.DEBUG)
 handler = logging.Handler()
 handler.emit = lambda record: failures.append(logging.Formatter().format(record))
 logging.getLogger("holdfast").addHandler(handler)
-model = parse_config(json.loads(sys.argv[1])) if len(sys.argv) > 1 else published_config("smollm2-135m")
-found = list_compilations(lambda: call_every_kernel(model, torch.bfloat16))
-sources = [dict(zip(one.__code__.co_freevars, one.__closure__))["src"].cell_contents for one in found]
+
+def list_kernels(model):
+    found = list_compilations(lambda: call_every_kernel(model, torch.bfloat16))
+    sources = [dict(zip(one.__code__.co_freevars, one.__closure__))["src"].cell_contents for one in found]
+    return sorted({one.name for one in sources})
+
+dense = list_kernels(published_config("smollm2-135m"))
+recurrent = list_kernels(parse_config(json.loads(sys.argv[1])))
 slow = [name for name in ("torch._dynamo",) if name in sys.modules]
-print(json.dumps({"slow": slow, "names": sorted({one.name for one in sources}), "failures": failures}))
+print(json.dumps({"slow": slow, "dense": dense, "recurrent": recurrent, "failures": failures}))
 """
 
 
@@ -71,30 +76,21 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
 
 
-def _list_kernels(*arguments: str) -> dict[str, Any]:
+def test_kernels_of_passes_and_canary_are_listed_without_a_gpu() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), COMPILE_FOR: "9.0"}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", _LIST, *arguments]
+    command = [sys.executable, "-c", _LIST, json.dumps(_RECURRENT)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert found["failures"] == []
-    return found
-
-
-def test_kernels_of_recurrent_layers_are_listed() -> None:
-    found = _list_kernels(json.dumps(_RECURRENT))
-    assert {"_list_tokens", "_prepare", "_recur", "_gated_norm", "_rope_store"} <= set(found["names"])
-
-
-def test_kernels_of_passes_and_canary_are_listed_without_a_gpu() -> None:
-    found = _list_kernels()
     assert found["slow"] == [], "an operation imports torch's tracing compiler, which takes seconds"
     for name in ("_attention_short", "_attention_hopper", "_merge_splits", "_list_work", "_radix_select"):
-        assert name in found["names"]
+        assert name in found["dense"]
     for name in ("_rope_store", "_add_rms_norm", "_silu_mul", "_embed", "_finish_greedy", "_chunk_topk"):
-        assert name in found["names"]
+        assert name in found["dense"]
+    assert {"_list_tokens", "_prepare", "_recur", "_gated_norm", "_rope_store"} <= set(found["recurrent"])
 
 
 def test_worker_ends_with_its_caller(model: DecoderConfig) -> None:
