@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SMALL = ("--max-pass-tokens", "128")  # few batch sizes to certify
+SMALL = ("--max-pass-tokens", "64")  # few batch sizes to certify
 
 
 @pytest.fixture(autouse=True)

@@ -227,7 +227,7 @@ def test_thoughts_continue_from_any_place(thinker: Engine, kind: str, determinis
 def test_answer_continues_with_async_scheduling(auto_llm: LLM, mode: str, deterministic: bool) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True, seed=SEED, deterministic=deterministic, n=2)
     whole, _ = run(deferred_engine(auto_llm, mode), params)
-    for stop_after in range(1, len(whole) - 1, 3):
+    for stop_after in range(1, len(whole) - 1, 7):
         begun, _ = run(deferred_engine(auto_llm, mode), params, stop_after=stop_after)
         engine = deferred_engine(auto_llm, mode)
         rest, result = run(engine, params, record_of(begun, params))

@@ -40,8 +40,13 @@ def example(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EXAMPLE, tmp_path / "example"))
 
 
-def test_the_example_gives_its_recorded_answers(example: Path) -> None:
-    output = run_pytest(example, "--holdfast", "-p", "xdist", "-n", "2", CI="true")
+@pytest.mark.parametrize(
+    "processes",
+    [(), pytest.param(("-p", "xdist", "-n", "2"), marks=pytest.mark.long)],
+    ids=["one", "several"],
+)
+def test_the_example_gives_its_recorded_answers(example: Path, processes: tuple[str, ...]) -> None:
+    output = run_pytest(example, "--holdfast", *processes, CI="true")
     assert "3 passed" in output, output
 
 

@@ -44,7 +44,7 @@ def is_healthy(server: Server) -> bool:
     return answer.status_code == 200 and answer.json()["choices"][0]["text"] == "yes"
 
 
-@pytest.mark.parametrize("hundreds", [20, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("hundreds", [12, pytest.param(100, marks=pytest.mark.long)])
 def test_thousands_of_connections_opened_and_dropped(server: Server, hundreds: int) -> None:
     """Some send nothing, some half a request, some a whole one; all disconnect abruptly."""
     frontend = psutil.Process(server.pid)

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ MODELS = [
 MAX_TOKENS = 10
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda model: "-".join(map(str, model)))
+@pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     family, chunk, l_in, l_out, carry, settle = request.param
     folder = tmp_path_factory.mktemp(family) / "model"
@@ -64,7 +65,16 @@ def _truths(folder: Path, chunk: int, *, while_answering: bool) -> list[tuple[Id
     return truths
 
 
-@pytest.mark.parametrize("while_answering", [True, False])
+@pytest.mark.parametrize(
+    ("model", "while_answering"),
+    [
+        *product(MODELS, (True,)),
+        *product(MODELS[::3], (False,)),
+        *(pytest.param(one, False, marks=pytest.mark.long) for one in MODELS if one not in MODELS[::3]),
+    ],
+    indirect=["model"],
+    ids=str,
+)
 @pytest.mark.parametrize("kernels", ["c", pytest.param("torch", marks=pytest.mark.long)])
 def test_engine_answers_and_thoughts_equal_reference(
     model: tuple[Path, int], kernels: KernelBackend, while_answering: bool

@@ -217,7 +217,7 @@ def test_injected_wrong_ngram_candidates_are_rolled_back(
         assert sum(result.stats.accepted for result in results) > 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param("auto", marks=pytest.mark.long), "verify"])
 def test_thinking_choices_follow_their_seeds(engine: Engine, mode: DeterminismMode) -> None:
     several = replace(SAMPLED, n=3)
     alone = [
@@ -276,7 +276,7 @@ def test_prompt_logprobs_across_chunks_equal_scores(engine: Engine, mode: Determ
         assert scores_of(ask_all(one, prompts, replace(SAMPLED, prompt_logprobs=1))) == expected
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param("auto", marks=pytest.mark.long), "verify"])
 def test_embeddings_across_chunks_and_wrong_guesses(engine: Engine, mode: DeterminismMode) -> None:
     def embed(engine: Engine, prompts: Sequence[Ids] = PROMPTS, **how: Any) -> list[bytes | None]:
         params, mean = score_params(deterministic=True, **how), Pooling("mean")
