@@ -16,7 +16,7 @@ PORT ?= 8000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-long gemma3 clients check bench install browser nginx clean
+.PHONY: help run demo test test-fast test-long gemma3 clients check bench dist install browser nginx clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ nginx:  ## nginx for the tests behind a proxy, where it can be had; without it t
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 		  apt-get update -qq && apt-get install -qq -y --no-install-recommends nginx-light >/dev/null; } || \
 		echo "no nginx: the tests behind a proxy will be skipped"
+
+dist:  ## the sdist and the wheels, checked and tried, in dist/
+	$(PYTHON) scripts/dist.py
 
 clean:  ## remove the virtual environment and what tools left behind
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,6 +1,7 @@
 """Builds the C kernels into wheels for Linux, for every instruction set of the machine's architecture.
 
-An editable installation gets the one library that this CPU uses. Without a compiler, on another
+HOLDFAST_WHEEL_MACHINE=aarch64 builds them with a cross compiler, HOLDFAST_WHEEL_PLATFORM is the platform of the
+wheel's name; scripts/dist.py sets both. An editable installation gets the one library that this CPU uses. Without a compiler, on another
 system, or with HOLDFAST_PREBUILT=0 there are none: the kernels are then built at first use.
 """
 
@@ -13,6 +14,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
+MACHINE = os.environ.get("HOLDFAST_WHEEL_MACHINE")
 sys.path.insert(0, str(HERE / "src"))
 
 from holdfast.errors import ConfigError  # noqa: E402
@@ -24,7 +26,7 @@ def _can_build() -> bool:
     if sys.platform != "linux" or os.environ.get("HOLDFAST_PREBUILT") == "0":
         return False
     try:
-        kernels_build.find_compiler()
+        kernels_build.find_compiler(MACHINE)
     except ConfigError:
         return False
     return True
@@ -40,7 +42,7 @@ class BuildKernels(build_py):
         targets = prebuilt.supported_targets()[:1] if self.editable_mode else None
         folder = prebuilt.PREBUILT_DIR.relative_to(HERE / "src")
         built = prebuilt.build_all(
-            (HERE / "src" if self.editable_mode else Path(self.build_lib)) / folder, targets
+            (HERE / "src" if self.editable_mode else Path(self.build_lib)) / folder, targets, MACHINE
         )
         self.announce(f"built the kernels for {', '.join(built)}", level=3)
 
@@ -50,6 +52,7 @@ class KernelsWheel(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         python, abi, platform = super().get_tag()
+        platform = os.environ.get("HOLDFAST_WHEEL_PLATFORM", platform)
         return (python, abi, platform) if self.root_is_pure else ("py3", "none", platform)
 
 

