@@ -1,8 +1,9 @@
 """Builds the C kernels into wheels for Linux, for every instruction set of the machine's architecture.
 
-HOLDFAST_WHEEL_MACHINE=aarch64 builds them with a cross compiler, HOLDFAST_WHEEL_PLATFORM is the platform of the
-wheel's name; scripts/dist.py sets both. An editable installation gets the one library that this CPU uses. Without a compiler, on another
-system, or with HOLDFAST_PREBUILT=0 there are none: the kernels are then built at first use.
+HOLDFAST_WHEEL_MACHINE=aarch64 builds them with a cross compiler, and HOLDFAST_WHEEL_PLATFORM is the platform
+in the wheel's name; scripts/dist.py sets both. An editable installation gets the one library that this CPU
+uses. Without a compiler, on another system, or with HOLDFAST_PREBUILT=0 there are none: the kernels are then
+built at first use.
 """
 
 import os

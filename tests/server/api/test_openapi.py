@@ -39,7 +39,7 @@ def test_document_contains_every_route(document: dict[str, Any]) -> None:
         *(("/v1/files/{file_id}", "delete"), ("/v1/files/{file_id}/content", "get")),
         *(("/v1/batches", "post"), ("/v1/batches", "get"), ("/v1/batches/{batch_id}", "get")),
         ("/v1/batches/{batch_id}/cancel", "post"),
-        *(("/health", "get"), ("/version", "get")),
+        *(("/health", "get"), ("/version", "get"), ("/load", "get")),
         *(
             ("/metrics", "get"),
             ("/v1/models", "get"),

@@ -15,6 +15,7 @@ from holdfast.server.api.schema.objects import (
     CertificateStateInfo,
     FingerprintInfo,
     HealthResponse,
+    LoadResponse,
     ModelInfo,
     ModelList,
     ReceiptKeyResponse,
@@ -57,6 +58,11 @@ def info_routes(frontend: Frontend) -> APIRouter:
     async def version() -> Response:
         """Return the version of Holdfast."""
         return JSONResponse(VersionResponse(__version__))
+
+    @router.get("/load", **documented(LoadResponse, GET_ERRORS))
+    async def load() -> Response:
+        """Return how many requests the server has, as vLLM does."""
+        return JSONResponse(LoadResponse(frontend.num_calls))
 
     @router.get("/v1/models", **documented(ModelList, GET_ERRORS))
     async def models() -> Response:

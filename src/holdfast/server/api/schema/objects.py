@@ -347,6 +347,10 @@ class VersionResponse(JsonObject):
     version: str
 
 
+class LoadResponse(JsonObject):
+    server_load: Annotated[int, Meta(description="Requests that run or wait.")]
+
+
 class ModelInfo(JsonObject, tag_field="object", tag="model"):
     id: str
     created: int
