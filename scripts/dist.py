@@ -87,10 +87,11 @@ def check(path: Path) -> None:
     is_ours = path.name.startswith("holdfast-")
     _require(not is_ours or path.stat().st_size < MAX_BYTES, f"{path.name} is larger than {MAX_BYTES} bytes")
     if path.suffix == ".whl":
-        _run(TOOLS / "bin" / "check-wheel-contents", path)
+        _run(TOOLS / "bin" / "check-wheel-contents", "--ignore", "W009", path)  # three packages are meant
     if "manylinux" in path.name:
-        said = _run(TOOLS / "bin" / "auditwheel", "show", path)
-        print(said)
+        platform_tag = path.stem.rpartition("-")[2]
+        said = " ".join(_run(TOOLS / "bin" / "auditwheel", "show", path).split())
+        _require(f'is consistent with the following platform tag: "{platform_tag}"' in said, said)
 
 
 def try_wheels(files: list[Path]) -> None:
