@@ -39,6 +39,7 @@ def few(monkeypatch):
     monkeypatch.setattr(determinism, "find_features", find)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few")
 def test_determinism_has_one_answer_and_several_without_the_guarantee(holdfast, model):
     if not determinism.products_disagree():

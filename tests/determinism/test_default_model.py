@@ -103,6 +103,7 @@ def test_each_feature_has_one_result_in_auto_and_verify(all_runs: Runs) -> None:
     assert whole.num_revocations == 0
 
 
+@pytest.mark.long  # test_features.py shows it on a tiny model
 def test_each_feature_changes_the_result(engine: Engine, known: dict[str, Feature], all_runs: Runs) -> None:
     features = [feature for feature in known.values() if feature.name != "copied text"]
     probes = list(dict.fromkeys(feature.without() for feature in features))  # many have the same

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from stress_helpers import digests
 
 PROGRAM = Path(__file__).with_name("stress_helpers.py")
@@ -34,8 +35,8 @@ IS_X86 = platform.machine() in ("x86_64", "AMD64")
 @pytest.mark.parametrize(
     ("kernels", "environment"),
     [
-        ("c", ONE_THREAD),
         ("torch", {**ONE_THREAD, **AVX2} if IS_X86 else ONE_THREAD),
+        pytest.param("c", ONE_THREAD, marks=pytest.mark.long),
         *(pytest.param(kernels, AVX2, marks=pytest.mark.long) for kernels in ("c", "torch") if IS_X86),
     ],
     ids=str,
@@ -46,10 +47,11 @@ def test_one_result_per_process(kernels: str, environment: dict[str, str]) -> No
     assert all(line.split()[1] == "1" for line in lines)
 
 
-def test_restart_and_other_limits_do_not_change_results() -> None:
-    """Fewer requests, fewer pages, smaller chunks, no prefix cache; plain requests and combinations
-    of features.
+def test_restart_other_limits_and_threads_do_not_change_results() -> None:
+    """Fewer requests, fewer pages, smaller chunks, no prefix cache, another number of threads; plain
+    requests and combinations of features.
     """
     here = digests("c")
     assert all(line.split()[1] == "1" for line in here)
-    assert _run_process("c", "tight") == here
+    threads = 2 if torch.get_num_threads() == 1 else 1
+    assert _run_process("c", "tight", OMP_NUM_THREADS=str(threads)) == here

@@ -159,6 +159,7 @@ def test_requests_of_a_failed_pass_continue(server: Server, faulty: FaultyServer
     assert server.get("/health").status_code == 200
 
 
+@pytest.mark.long
 def test_preemption_keeps_answers_unchanged(server: Server, faulty: FaultyServer, undisturbed: str) -> None:
     """Preempted requests start again and give the same answer."""
     num_before = server.metric("holdfast_num_preemptions_total")
@@ -181,7 +182,7 @@ def test_request_that_can_never_fit_is_refused(server: Server) -> None:
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_disconnect_during_the_answer_frees_pages(server: Server, faulty: FaultyServer, stream: bool) -> None:
     aborted = server.metric("holdfast_request_success_total{.*abort.*}")
     faulty.set_faults(slow=SLOW)

@@ -176,7 +176,9 @@ def test_speculative_prefill_equals_chunk_by_chunk(
         assert quick.prefill_passes < slow.prefill_passes
 
 
-@pytest.mark.parametrize(("kernels", "mode"), [("c", "verify"), ("torch", "verify")])
+@pytest.mark.parametrize(
+    ("kernels", "mode"), [("c", "verify"), pytest.param("torch", "verify", marks=pytest.mark.long)]
+)
 def test_speculative_prefill_equals_chunk_by_chunk_on_other_backends(
     kernels: KernelBackend,
     mode: DeterminismMode,

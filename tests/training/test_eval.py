@@ -109,6 +109,7 @@ def test_accuracy_has_the_engine_s_counts(model: EvalModel) -> None:
     assert 0 <= row["gold_chunks"] < 1
 
 
+@pytest.mark.long
 def test_swapped_last_thought_flips_the_answer_of_a_trained_model(model: EvalModel) -> None:
     assert opposite(" heads tails.") == " tails heads."
     coin = EvalModel("coin", locate(COIN).path, open_llm, ("parity",), 1, False)

@@ -146,6 +146,7 @@ def test_windows_wider_than_the_texts_have_no_effect() -> None:
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_processes_build_the_same_steps_as_a_thread() -> None:
     run = start_run(COIN, CPU)
     by_processes, by_thread = (prefetch_steps(run.step_builder, CPU, 5, workers) for workers in (1, 0))

@@ -172,6 +172,7 @@ def test_tokens_appear_and_rolled_back_ones_disappear(visit: Visit, server: Serv
     visit.page.wait_for_selector(".request", state="detached")
 
 
+@pytest.mark.long
 def test_prove_it_shows_one_distinct_output(visit: Visit) -> None:
     visit.page.fill("#max-tokens", "12")
     visit.page.select_option("#times", "8")
