@@ -67,6 +67,7 @@ def build_all(folder: Path) -> list[Path]:
     """Build every file into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    os.umask(0o022)  # modes are in the files
     with tempfile.TemporaryDirectory(prefix="holdfast-dist-") as work:
         source = Path(work) / "source"
         _export(source)
