@@ -190,6 +190,21 @@ def test_background_requests_hardly_slow_another_down_and_go_on(
     assert beside <= alone + step * (1 + num_own_steps), (beside / alone, alone, beside)
 
 
+@pytest.mark.parametrize("mode", ["auto", "off", "verify"])
+def test_background_requests_alone_have_short_steps(
+    mode: DeterminismMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share_policy, "BACKGROUND_PASSES", 2)
+    loads = [Load(6, 150, 20, mode != "off", False, is_background=True)] * 2
+    engine = Engine(mode, 1000, loads, ahead=False)
+    for _ in range(300):
+        before = engine.cost
+        engine.step()
+        # Of two passes in `verify`, each has its own padding.
+        assert engine.cost - before <= (2 * ROWS + 2 * 2 * ROWS if mode == "verify" else ROWS + 2 * ROWS)
+    assert len(engine.ended) > 6
+
+
 def test_background_requests_go_on_beside_others() -> None:
     engine = Engine("auto", 1000, [Load(3, 5, 10, True, False)], ahead=False)
     number = engine.send("batch", 40, 5, 8, True, is_background=True)

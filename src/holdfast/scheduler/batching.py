@@ -286,7 +286,11 @@ class Batcher:
         """Return the requests that decode in this step, and those that prefill. Holders share `budget`."""
         decoding, prefilling = self._queue.split()
         shares = self._queue.shares
-        if shares.is_shared:
+        if shares.has_background_only:
+            states, reference = decoding + prefilling, self._config.reference_tokens
+            self._quotas = Quotas.of_background(states, budget, reference)
+            decoding = self._quotas.choose(decoding, prefilling, self._step)
+        elif shares.is_shared:
             if shares.leaves_out_background(decoding + prefilling, self._step, in_flight=self._in_flight):
                 decoding = [state for state in decoding if not state.is_background]
                 prefilling = [state for state in prefilling if not state.is_background]

@@ -23,7 +23,8 @@ computed at no less than 1/N of the speed it would have alone. So k hostile hold
 down by a factor of at most k + 1.
 
 **Background.** Requests of a background share get places and pages that no other request wants, and give
-them up at once. While others run, they are computed in one step of BACKGROUND_STEPS.
+them up at once. While others run, they are computed in one step of BACKGROUND_STEPS. Alone, a step adds at
+most BACKGROUND_PASSES reference passes, so that a request which arrives does not wait for a long one.
 """
 
 from bisect import insort
@@ -37,6 +38,7 @@ from holdfast.scheduler.request_state import RequestState
 SLICE_STEPS = 64
 PATIENCE_STEPS = 512
 BACKGROUND_STEPS = 32
+BACKGROUND_PASSES = 4
 
 
 class WaitingRequests:
@@ -87,6 +89,7 @@ class SharePolicy:
         self._running = running
         self._max_remembered = max_remembered
         self._num_running: Counter[str] = Counter()  # by holder
+        self._num_background = 0  # of the running requests
         self._last_admitted: dict[str, int] = {}  # when each holder was, by number of admissions
         self._num_admissions = 0
 
@@ -96,12 +99,18 @@ class SharePolicy:
         return len(self._num_running.keys() | set(self._waiting.holders))
 
     @property
+    def has_background_only(self) -> bool:
+        """Return whether every running request is a background request, and there is one."""
+        return 0 < self._num_background == len(self._running)
+
+    @property
     def is_shared(self) -> bool:
         """Return whether requests of several holders run."""
         return len(self._num_running) > 1
 
     def started(self, state: RequestState, step: int) -> None:
         self._num_running[state.holder] += 1
+        self._num_background += state.is_background
         self._num_admissions += 1
         self._last_admitted[state.holder] = self._num_admissions
         if state.short_since is not None and step - state.short_since >= PATIENCE_STEPS:
@@ -109,6 +118,7 @@ class SharePolicy:
 
     def stopped(self, state: RequestState) -> None:
         self._num_running[state.holder] -= 1
+        self._num_background -= state.is_background
         if not self._num_running[state.holder]:
             del self._num_running[state.holder]
         if len(self._last_admitted) > self._max_remembered:
@@ -270,6 +280,13 @@ class Quotas:
             return cls(budget)
         quota = token_quota(demands.values(), budget, reference_tokens, is_padded=is_padded)
         return cls(budget, dict.fromkeys(demands, quota))
+
+    @classmethod
+    def of_background(cls, states: Iterable[RequestState], budget: int, reference_tokens: int) -> "Quotas":
+        """Give the holders of these background requests a part of `BACKGROUND_PASSES` reference passes."""
+        holders = {state.holder for state in states}
+        most = min(budget, BACKGROUND_PASSES * reference_tokens) // max(1, len(holders))
+        return cls(budget, dict.fromkeys(holders, max(1, most)))
 
     def left(self, holder: str, cost: int = 1) -> int:
         """Return how many tokens of this cost the holder may add: at least one if anything is left."""
