@@ -25,7 +25,7 @@ _LARGEST_PAGE = 64  # tokens of a KV page on a GPU; 16 on a CPU
 _ONE_OR_MORE = ("max_events", "chunk", "max_thought", "l_in", "steps", "batch", "accumulate", "eval_texts")
 _ABOVE_ZERO = ("learning_rate", "block_rate", "clip", "minutes")
 
-TASKS = ("parity", "variables", "coin-talk", "variable-talk", "outside")
+TASKS = ("parity", "variables", "any-variables", "coin-talk", "variable-talk", "outside")
 _FILE_TASKS = ("jsonl", "chat")
 
 

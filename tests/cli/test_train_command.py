@@ -21,7 +21,7 @@ def test_train_writes_a_model_and_resumes(holdfast, tmp_path: Path, monkeypatch)
     done = holdfast("train", "thinking", "--out", str(out), "--preset", "short", *TINY)
     assert done.exit_code == 0, done.stderr
     names = {each.name for each in out.iterdir()}
-    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "thinking.json", "curves.png"}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "thinking.json", "curves.jsonl"}
     assert holdfast("train", "thinking", "--out", str(out), "--resume").exit_code == 0
     again = ("train", "thinking", "--out", str(out), "--preset", "short", *TINY)
     refused = holdfast(*again)

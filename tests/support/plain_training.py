@@ -8,7 +8,7 @@ PLAIN = TrainingSettings(
     max_events=3,
     size=BackboneSize(layers=3, hidden=32, inner=64, heads=2, kv_heads=1),
     window=None,
-    context=512,
+    context=2048,
     steps=1,
     batch=4,
     warmup=1,

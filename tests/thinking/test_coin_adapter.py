@@ -13,8 +13,13 @@ from support.coin_questions import coin_questions, near_prompts
 pytestmark = pytest.mark.smollm2
 
 MAX_BYTES = 16 << 20
-KINDS = ("coin", "yes/no", "idle")
-EXPECTED = {"held-out": 0.95, "free-1": 0.75, "free-2": 0.83}  # the share of the questions about coins
+OTHER = ("variables", "outside")
+EXPECTED = {
+    "held-out": 0.95,
+    "free-1": 0.75,
+    "free-2": 0.83,
+    "free-3": 0.46,
+}  # the share of the questions about coins
 EXPECTED_SILENT = 0.99
 GENERAL = ["Hello!", "The card is face up. Tom turns it over. Is it face up?", "How are coins made?"]
 EXPECTED_NEAR = 28  # of 30
@@ -87,7 +92,7 @@ def test_every_message_of_a_conversation_is_thought_about_by_itself(adapter: LLM
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "expected"), EXPECTED.items())
 def test_coin_questions_in_chats_are_answered(name: str, expected: float) -> None:
-    asked = [each for each in coin_questions(name) if each.kind in KINDS]
+    asked = [each for each in coin_questions(name) if each.kind not in OTHER]
     results = ask(engine(COIN_ADAPTER), *(each.prompt.removesuffix(" A:") for each in asked))
     right = [each.is_right(f" {result.text}") for each, result in zip(asked, results, strict=True)]
     shares = Counter(each.kind for each, is_right in zip(asked, right, strict=True) if is_right)

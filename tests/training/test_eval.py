@@ -182,10 +182,6 @@ def test_file_and_text_tasks_are_evaluated_with_their_thoughts(
         ("chain", "outside", 0, 2),
         ("chain", tasks[0], 0, 1),
     ]
-    assert {each["model"] for each in report.examples} == {"own"}
-    last = report.examples[-1]
-    assert last["gold"] == "hall."
-    assert re.sub(r" ‹[^›]*›", "", last["prompt"]) == "Nora went to the hall. Where is Nora? A:"
     console = Console(file=io.StringIO(), width=220)
     show_eval(report, console)
     shown = console.file.getvalue()

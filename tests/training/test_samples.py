@@ -13,14 +13,15 @@ from support.tiny import tiny_model
 
 
 def test_answers_are_written_as_chat_texts(tmp_path: Path) -> None:
-    prompts = sample_prompts(2, 0, ["outside", "stories"])
-    assert prompts[:2] == training_prompts(2, 0) and len(prompts) == 6
+    prompts = sample_prompts(2, 0, ["outside", "stories", "coin-messages"])
+    assert [each.prompt for each in prompts[:2]] == training_prompts(2, 0) and len(prompts) == 6 + 6
     llm = LLM(str(tiny_model(tmp_path / "model", max_position_embeddings=2048)), device="cpu", max_num_seqs=4)
     file = tmp_path / "new" / "general.jsonl"
     written = write_samples(llm, file, prompts, 60, 0)
     read = read_chat(file)
-    assert written == len(read) > 0 and {each.prompt for each in read} <= set(prompts)
-    assert all(each.answer and not each.steps for each in read)
+    assert written == len(read) > 0 and all(each.answer for each in read)
+    assert {(each.prompt, each.steps) for each in read} <= {(each.prompt, each.steps) for each in prompts}
+    assert any(each.steps for each in prompts)
     again = tmp_path / "again.jsonl"
     write_samples(llm, again, prompts, 60, 1)
     assert [json.loads(line) for line in again.read_text().splitlines()] != [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.console import note, require_packages, stderr
+from holdfast.cli.console import note, stderr
 from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 train = App(help="Train models that think while they read.", no_args_is_help=True)
 _LOG_SECONDS = 60  # between log lines without a terminal
 _INTERRUPTED = 130  # the exit code of a shell
-_NUM_GENERAL, _GENERAL_TASKS = 400, ("outside", "variable-talk", "stories")  # of `GENERAL_FILE`
+_NUM_GENERAL, _GENERAL_TASKS = (
+    400,
+    ("outside", "variable-talk", "stories", "coin-messages"),
+)  # of `GENERAL_FILE`
 
 
 @train.callback()
@@ -63,7 +66,6 @@ def thinking(
     num_threads: Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")] = None,
 ) -> None:
     """Train a thinking model, or a baseline, and write it as a model folder."""
-    require_packages("matplotlib", extra="train", what="training")
     if resume and (changes or preset or set_):
         raise ConfigError(
             "--resume continues with the settings of the run in --out; other options cannot be given"
@@ -114,12 +116,14 @@ def _named_task(text: str) -> tuple[str, int]:
 def _write_general(settings: TrainingSettings, path: Path, device: str) -> None:
     """Write the backbone's own answers, with which an adapter learns where to think nothing."""
     from holdfast.engine.llm.llm import LLM
+    from holdfast.models.locate import locate
     from holdfast_thinking.data.samples import sample_prompts, write_samples
 
     assert settings.backbone is not None
-    note(f"the answers of {settings.backbone} to general prompts: {path}")
+    backbone = locate(settings.backbone).path  # of an adapter what it was trained for
+    note(f"the answers of {backbone.name} to general prompts: {path}")
     prompts = sample_prompts(_NUM_GENERAL, settings.seed, _GENERAL_TASKS)
-    llm = LLM(settings.backbone, device=device, max_model_len=settings.context)
+    llm = LLM(str(backbone), device=device, max_model_len=settings.context)
     write_samples(llm, path, prompts, max_tokens=48, seed=settings.seed)
 
 

@@ -1,6 +1,6 @@
 """Reads examples from files with a JSON object on each line.
 
-    chat     {"prompt": "Explain how a boat works.", "answer": "A boat .."}
+    chat     {"prompt": "Explain how a boat works.", "answer": "A boat .."}, with or without thoughts
     jsonl    {"prompt": "A coin lies heads up. Bob tosses it. Which side is up?", "answer": "tails.",
               "thoughts": [{"at": 31, "text": "tails"}]}
              {"prompt": "A coin lies heads up. Bob tosses ‹tails› it. Which side is up?", "answer": "tails."}
@@ -37,6 +37,10 @@ class _Message(msgspec.Struct):
     answer: str
 
 
+class _Chat(_Message):
+    thoughts: list[_Thought] = []
+
+
 _Fields = TypeVar("_Fields", bound=_Message)
 
 
@@ -45,9 +49,13 @@ class _Line(_Message, forbid_unknown_fields=True):
 
 
 def read_chat(path: Path) -> list[TextExample]:
-    """Read prompts and answers about which nothing is thought."""
-    lines = _read_lines(path, _Message)
-    return [TextExample(line.prompt, line.answer, (), has_chain=False) for _, line in lines]
+    """Read prompts and answers about which nothing is thought, or what a line says."""
+    return [
+        TextExample(
+            line.prompt, line.answer, _steps(line.prompt, line.thoughts, f"{path}, line {number}"), False
+        )
+        for number, line in _read_lines(path, _Chat)
+    ]
 
 
 def read_thoughts(path: Path) -> list[TextExample]:
@@ -59,6 +67,10 @@ def _example(line: _Line, where: str) -> TextExample:
     prompt, thoughts = line.prompt, line.thoughts
     if thoughts is msgspec.UNSET:
         prompt, thoughts = _read_marks(line.prompt, where)
+    return TextExample(prompt + QUESTION_END, f" {line.answer}", _steps(prompt, thoughts, where))
+
+
+def _steps(prompt: str, thoughts: list[_Thought], where: str) -> tuple[ThoughtStep, ...]:
     steps, last = [], 0
     for index, each in enumerate(thoughts):
         if not last <= each.at < len(prompt):
@@ -67,7 +79,7 @@ def _example(line: _Line, where: str) -> TextExample:
         last = each.at
         text, state = (f" {said}" if said else "" for said in (each.text, each.state))
         steps.append(ThoughtStep(last, text, state, each.at_once))
-    return TextExample(prompt + QUESTION_END, f" {line.answer}", tuple(steps))
+    return tuple(steps)
 
 
 def _read_marks(marked: str, where: str) -> tuple[str, list[_Thought]]:

@@ -1,35 +1,65 @@
 """General prompts, and a model's own answers to them. Trained with them, it keeps its way of answering.
 
-There is nothing to think about in them. Some of the prompts are stories with a question, of lamps, doors and
+There is nothing to think about in most of them. Some of the prompts are stories with a question, of lamps, doors and
 numbers of things: what a model thinks about is not known by the form of a text. Prompts of tasks may be
-among them, those that a model is to think nothing about: `words/stories.txt`, or other tasks.
+among them, those that a model is to think nothing about: `words/stories.txt`, or other tasks. A message that tells
+of a coin, and then wants something else, is thought about up to there; the last thought says that it is `OTHER`.
 """
 
 import json
 import random
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm.llm import LLM
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast_thinking.data.source import draw_prompts
-from holdfast_thinking.data.words import read_words
+from holdfast_thinking.data.text_examples import TextExample, ThoughtStep
+from holdfast_thinking.data.words import Words, read_words
 from holdfast_thinking.grammar.words import FEW_NAMES
+from holdfast_thinking.tasks.coin_talk import begin
+from holdfast_thinking.tasks.typed import typed
 
 _general = read_words("general")
 _STORY_SHARE = 0.3  # of the prompts
-STORIES = "stories"  # a task of `sample_prompts` alone
+STORIES, COIN_MESSAGES = "stories", "coin-messages"  # tasks of `sample_prompts` alone
+OTHER = " other"
 _TEMPERATURE = 0.7
 
 
-def sample_prompts(count: int, seed: int, tasks: Sequence[str] = ()) -> list[str]:
-    """Draw `count` general prompts, and as many of each task, or of the stories that come with the package."""
-    drawn = (
-        quiet_stories(count, seed) if task == STORIES else draw_prompts(task, count, seed) for task in tasks
-    )
-    return [*training_prompts(count, seed), *chain.from_iterable(drawn)]
+def sample_prompts(count: int, seed: int, tasks: Sequence[str] = ()) -> list[TextExample]:
+    """Draw `count` general prompts, and as many of each task, or of the stories that come with the package.
+
+    Of messages about coins three times as many.
+    """
+    told = [*training_prompts(count, seed)]
+    for task in tasks:
+        if task != COIN_MESSAGES:
+            told += quiet_stories(count, seed) if task == STORIES else draw_prompts(task, count, seed)
+    return [
+        *(TextExample(each, "", ()) for each in told),
+        *(coin_messages(3 * count, seed) if COIN_MESSAGES in tasks else ()),
+    ]
+
+
+def coin_messages(count: int, seed: int) -> list[TextExample]:
+    """Draw stories of coins with another instruction before or after them, and other messages about coins."""
+    rng, told = random.Random(f"coin messages {seed}"), read_words("coin_instructions")
+    return [_coin_message(rng, told) for _ in range(count)]
+
+
+def _coin_message(rng: random.Random, told: Words) -> TextExample:
+    kind = rng.random()
+    if kind < 0.1:
+        return TextExample(rng.choice(told.ALONE).format(s=rng.choice(_general.SUBJECTS)), "", ())
+    text, steps = begin(rng, rng.randint(0, 5)).told
+    if kind < 0.5:
+        return typed(TextExample(f"{rng.choice(told.FIRST)} {text}", "", ()), rng)
+    asked = f"{text} {rng.choice(told.LAST)}"
+    if not steps:
+        return TextExample(asked, "", ())
+    return typed(TextExample(asked, "", (*steps, ThoughtStep(len(asked) - 1, OTHER, OTHER, True))), rng)
 
 
 def quiet_stories(count: int, seed: int) -> list[str]:
@@ -38,13 +68,13 @@ def quiet_stories(count: int, seed: int) -> list[str]:
     return random.Random(f"stories {seed}").sample(stories, min(count, len(stories)))
 
 
-def write_samples(llm: LLM, path: Path, prompts: Sequence[str], max_tokens: int, seed: int) -> int:
+def write_samples(llm: LLM, path: Path, prompts: Sequence[TextExample], max_tokens: int, seed: int) -> int:
     """Returns the number of answers. An answer that does not end in time ends with its last sentence."""
     params = [
         SamplingParams(max_tokens=max_tokens, temperature=_TEMPERATURE, seed=seed + index)
         for index in range(len(prompts))
     ]
-    conversations = [[{"role": "user", "content": each}] for each in prompts]
+    conversations = [[{"role": "user", "content": each.prompt}] for each in prompts]
     results = llm.chat(conversations, params, use_tqdm=False, want_receipts=False)
     lines = []
     for prompt, result in zip(prompts, results, strict=True):
@@ -54,7 +84,7 @@ def write_samples(llm: LLM, path: Path, prompts: Sequence[str], max_tokens: int,
         if result.finish_reason == "length":  # end with the last sentence
             answer = answer[: max(answer.rfind(mark) for mark in ".!?") + 1]
         if answer:
-            lines.append(json.dumps({"prompt": prompt, "answer": answer}))
+            lines.append(json.dumps({"prompt": prompt.prompt, "answer": answer} | _thoughts(prompt)))
     if not lines:
         raise ConfigError(f"no answer ends within max_tokens, which is {max_tokens}; nothing was written")
     try:
@@ -63,6 +93,20 @@ def write_samples(llm: LLM, path: Path, prompts: Sequence[str], max_tokens: int,
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     return len(lines)
+
+
+def _thoughts(example: TextExample) -> dict[str, object]:
+    """Return the field `thoughts` of a line, if there are any."""
+    told = [
+        {
+            "at": step.settled_at,
+            "text": step.thought.strip(),
+            "state": step.state.strip(),
+            "at_once": step.at_once,
+        }
+        for step in example.steps
+    ]
+    return {"thoughts": told} if told else {}
 
 
 def training_prompts(count: int, seed: int) -> list[str]:

@@ -43,6 +43,7 @@ _READERS: dict[str, Callable[[Path], list[TextExample]]] = {"jsonl": read_though
 _TASKS: dict[str, Callable[[TrainingSettings], TextTask]] = {
     "parity": lambda settings: Parity(settings.long_texts),
     "variables": lambda settings: Variables(settings.long_texts),
+    "any-variables": lambda settings: Variables(settings.long_texts, any_number=True),
     "coin-talk": lambda settings: CoinTalk(),
     "variable-talk": lambda settings: VariableTalk(),
     "outside": lambda settings: Outside(),
@@ -159,7 +160,7 @@ class BatchSource:
         rng = random.Random(f"conversations {self._settings.seed} {step}")
         return [
             replace(each, follows=rng.choice(whole))
-            if rng.random() < self._settings.follow_ups and not each.given
+            if rng.random() < self._settings.follow_ups and not each.given and each.follows is None
             else each
             for each in messages
         ]

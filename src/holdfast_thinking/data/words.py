@@ -4,17 +4,22 @@
     flip {o}|             an entry a line, with {slots} and a bar, which mean what their task says
     turn {o} over *2      the same entry twice: repeats are weights
     ""                    the empty entry; others with spaces at their ends are quoted as well, as in JSON
+    <PEOPLE> flip it      an entry of the list PEOPLE is drawn for this part, by `draw`; of <file.PEOPLE> in another file
+    ^<PEOPLE> flip it     with a capital letter; {s} becomes {S}, other slots stay
     # ..                  a comment
 
 The order of entries decides what is drawn.
 """
 
 import json
+import random
 import re
 from functools import cache
 from importlib import resources
 
 _REPEATED = re.compile(r"(.*) \*(\d+)")
+_PART = re.compile(r"<(?:([a-z_]+)\.)?([A-Z_]+)>")
+_CAPITAL = re.compile(r"\^(\{s|[^{]|)")
 
 
 class Words:
@@ -23,7 +28,16 @@ class Words:
 
     @property
     def texts(self) -> list[str]:
-        return [text for each in self.lists.values() for text in each]
+        return [_PART.sub(" ", text).replace("^", "") for each in self.lists.values() for text in each]
+
+    def draw(self, name: str, rng: random.Random) -> str:
+        """Draw an entry of a list, and of the lists that are parts of it."""
+
+        def draw_part(part: re.Match[str]) -> str:
+            return (read_words(part[1]) if part[1] else self).draw(part[2], rng)
+
+        text = _PART.sub(draw_part, rng.choice(self.lists[name]))
+        return _CAPITAL.sub(lambda found: found[1].upper(), text)
 
     def __getattr__(self, name: str) -> tuple[str, ...]:
         try:

@@ -62,31 +62,6 @@ def _gold_shares(pairs: _Pairs) -> Row:
     }
 
 
-def show_thoughts(model: EvalModel, task: str, pairs: _Pairs) -> list[Row]:
-    """Return the prompts with the model's thoughts in them, the shortest first."""
-    return [
-        {
-            "model": model.name,
-            "task": task,
-            "prompt": _with_thoughts(model, prompt, result),
-            "answer": result.text.strip(),
-            "gold": prompt.answer.strip(),
-            "is_right": model.is_right(prompt, result),
-        }
-        for prompt, result in sorted(pairs, key=lambda each: len(each[0].token_ids))
-    ]
-
-
-def _with_thoughts(model: EvalModel, prompt: EvalPrompt, result: Result) -> str:
-    decode, text, first = model.tokenizer.decode, "", 0
-    for thought in result.thoughts:
-        if thought.token_ids and thought.position < len(prompt.token_ids):
-            text += decode(list(prompt.token_ids[first : thought.position + 1]), skip_special_tokens=True)
-            text += f" ‹{thought.text}›"
-            first = thought.position + 1
-    return text + decode(list(prompt.token_ids[first:]), skip_special_tokens=True)
-
-
 def zero_states(model: EvalModel, task: str, events: int, prompts: Sequence[EvalPrompt]) -> Row:
     results = model.generate(prompts, think=False)
     right = sum(model.is_right(*each) for each in zip(prompts, results, strict=True))

@@ -31,7 +31,6 @@ class EvalReport:
     models: dict[str, Row] = field(default_factory=dict)
     accuracy: list[Row] = field(default_factory=list)
     zeroed: list[Row] = field(default_factory=list)
-    examples: list[Row] = field(default_factory=list)
 
     def mean_accuracy(self, measured: list[Row]) -> list[Row]:
         """Return each model's mean over lengths of at least the longest it was trained on."""
@@ -74,10 +73,6 @@ def show_eval(report: EvalReport, console: Console | None = None) -> None:
     ]
     _show("thoughts equal to the gold ones, %, and the work of a prompt", work, console)
     _show("the same checkpoint without states, % right", _by_events(report.zeroed, report), console)
-    for one in report.examples:
-        verdict = "right" if one["is_right"] else f"wrong, gold: {one['gold']}"
-        console.print(f"{one['model']}, {task_label(one['task'])} ({verdict})", markup=False)
-        console.print(f"  {one['prompt'].strip()} {one['answer']}", markup=False, soft_wrap=True)
 
 
 def _pairs(rows: list[Row]) -> list[tuple[str, str]]:

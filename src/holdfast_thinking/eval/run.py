@@ -10,7 +10,6 @@ from holdfast.errors import ConfigError
 from holdfast.worker.device import choose_device, cpu_name
 from holdfast_thinking.eval.measures import (
     measure_accuracy,
-    show_thoughts,
     zero_states,
 )
 from holdfast_thinking.eval.model import EvalModel, OpenLLM
@@ -19,7 +18,6 @@ from holdfast_thinking.run.export import read_training_info
 from holdfast_thinking.settings import known_tasks
 
 Note = Callable[[str], None]
-_NUM_EXAMPLES = 2  # prompts of each task whose thoughts are kept
 
 
 @dataclass(frozen=True)
@@ -65,15 +63,11 @@ def _measure(
     model: EvalModel, task: str, events: int, settings: EvalSettings, report: EvalReport, note: Note
 ) -> None:
     prompts = model.draw(task, events, settings.count)
-    row, results = measure_accuracy(model, task, events, prompts)
+    row, _ = measure_accuracy(model, task, events, prompts)
     report.accuracy.append(row)
     length = f", {events} events" if events else ""
     note(f"{model.name}, {task}{length}: {row['accuracy']:.1%} in {row['seconds']:.1f} s")
-    if model.thinking is None:
-        return
-    pairs = list(zip(prompts, results, strict=True))
-    report.examples += show_thoughts(model, task, pairs)[:_NUM_EXAMPLES]
-    if settings.ablate:
+    if settings.ablate and model.thinking is not None:
         report.zeroed.append(zero_states(model, task, events, prompts))
 
 

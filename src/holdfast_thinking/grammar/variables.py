@@ -39,19 +39,6 @@ def draw_set(rng: random.Random) -> str:
     return _done(rng.choice(PUT), rng) if kind < 0.8 else rng.choice(parts.BECOME)
 
 
-def draw_question(rng: random.Random) -> str:
-    kind = rng.random()
-    if kind < 0.5:
-        return rng.choice(shapes.ASKS)
-    if kind < 0.75:
-        return _ended(_timed(rng.choice(parts.DIRECT), rng), rng)
-    return _ended(_timed(f"{rng.choice(parts.FRAMES)} {rng.choice(parts.INDIRECT)}", rng), rng)
-
-
-def draw_check(rng: random.Random) -> str:
-    return rng.choice(shapes.YES_NO) if rng.random() < 0.5 else _ended(rng.choice(parts.CHECKS), rng)
-
-
 def either(rng: random.Random, one: tuple[str, ...], other: tuple[str, ...]) -> str:
     return rng.choice(one if rng.random() < 0.5 else other)
 
@@ -68,23 +55,9 @@ def _tense(forms: Forms, rng: random.Random) -> str:
     return rng.choice((*done, f"is {forms.ing}", f"then {forms.third}", f"now {forms.third}"))
 
 
-def _timed(text: str, rng: random.Random) -> str:
-    kind = rng.random()
-    if kind < 0.55:
-        return text
-    when = rng.choice(parts.WHEN)
-    return f"{text} {when}" if kind < 0.85 else f"{when}{rng.choice((',', ''))} {text}"
-
-
-def _ended(text: str, rng: random.Random) -> str:
-    if rng.random() < 0.5 and text[0] != "{":
-        text = text[0].upper() + text[1:]
-    return text + rng.choice(parts.ENDS)
-
-
 def vocabulary() -> list[str]:
-    verbs = ("RAISE", "LOWER", "RISE", "FALL", "BECOME_SO", "PUT")
-    shown = [text for name, each in parts.lists.items() if name not in verbs for text in each]
     done = [text for forms in (*RAISE, *LOWER, *PUT) for text in forms[:4]]
-    first = [text[:1].upper() + text[1:] for text in (*shown, *(f.base for f in (*RAISE, *LOWER, *PUT)))]
-    return [*shown, *done, *first, *(text for forms in (*RISE, *FALL, *BECOME_SO) for text in forms)]
+    first = [
+        text[:1].upper() + text[1:] for text in (*parts.texts, *(f.base for f in (*RAISE, *LOWER, *PUT)))
+    ]
+    return [*parts.texts, *done, *first, *(text for forms in (*RISE, *FALL, *BECOME_SO) for text in forms)]

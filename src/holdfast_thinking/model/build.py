@@ -239,10 +239,10 @@ def _thinking(
 
 def _like(wanted: ThinkingConfig, trained: ThinkingConfig, name: str) -> ThinkingConfig:
     """The configuration of the model `name`, whose T and C are trained further, with as long thoughts as wanted,
-    and where messages begin. Raises `ConfigError` where they would have to learn something else."""
+    where messages begin, and settled or not. Raises `ConfigError` where they would have to learn something else."""
     wanted = replace(wanted, start_id=trained.start_id, end_id=trained.end_id)
     for key, value in asdict(trained).items():
-        if key not in ("max_thought", "reset_ids") and getattr(wanted, key) != value:
+        if key not in ("max_thought", "reset_ids", "settle") and getattr(wanted, key) != value:
             raise ConfigError(
                 f"{key} is {getattr(wanted, key)}, and {name} was trained with {value}; train it further with the same"
             )

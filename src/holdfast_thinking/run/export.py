@@ -1,7 +1,7 @@
 """Write a trained model as a model folder, with T and C if it thinks, and training.json. An adapter's
 folder has T and C only.
 
-training.json says how the model was trained; `holdfast eval` reads it. curves.png shows the run. The state of
+training.json says how the model was trained; `holdfast eval` reads it. curves.jsonl has its losses. The state of
 the run is one safetensors file: weights, but for frozen ones, optimizer moments, step, metrics. There is no
 random state to save: batches are made from (seed, step), weights from the seed.
 """
@@ -34,7 +34,6 @@ from holdfast_thinking.settings import AnswerForm, TrainingSettings
 if TYPE_CHECKING:
     from holdfast_thinking.run.loop import StepMetrics
 
-_MIN_LOSS = 1e-5  # for the logarithmic axis
 INFO_FILE = "training.json"
 STATE_FILE = "training.safetensors"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -140,29 +139,8 @@ def read_training_info(folder: Path) -> TrainingInfo:
         raise BadWeights(f"{path} does not say how the model was trained: {error!r}") from error
 
 
-def plot_curves(metrics: "Sequence[StepMetrics]", path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.0, 3.6), dpi=150)
-    FigureCanvasAgg(figure)
-    losses, accuracies = figure.subplots(1, 2)
-    tested = [(each.step, each.accuracy) for each in metrics if each.accuracy]
-    for name in ("loss", "answer", "thought"):
-        points = [(each.step, max(_MIN_LOSS, getattr(each, name))) for each in metrics]
-        losses.plot(*zip(*points, strict=True), label=name, lw=1)
-    for name in tested[-1][1] if tested else ():
-        points = [(step, accuracy[name]) for step, accuracy in tested if name in accuracy]
-        accuracies.plot(*zip(*points, strict=True), marker="o", ms=3, label=name)
-    losses.set(yscale="log", title="loss")
-    accuracies.set(ylim=(-0.02, 1.02), title="right answers by task and events, own thoughts")
-    for panel in (losses, accuracies):
-        panel.set_xlabel("step")
-        panel.grid(alpha=0.25)
-        if panel.lines:
-            panel.legend(fontsize=8, frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, format="png")
+def write_curves(metrics: "Sequence[StepMetrics]", path: Path) -> None:
+    path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in metrics), encoding="utf-8")
 
 
 def save_state(

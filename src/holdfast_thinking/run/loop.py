@@ -23,7 +23,7 @@ from holdfast_thinking.model.build import BuiltModel, build
 from holdfast_thinking.model.compiled import autocast, compile_rowwise
 from holdfast_thinking.model.loss import packed_loss
 from holdfast_thinking.model.model import BLOCKS, ThinkingModel
-from holdfast_thinking.run.export import export, load_state, plot_curves, read_run_info, save_state
+from holdfast_thinking.run.export import export, load_state, read_run_info, save_state, write_curves
 from holdfast_thinking.run.prefetch import Step, StepBuilder, prefetch_steps
 from holdfast_thinking.run.validation import validate
 from holdfast_thinking.settings import TrainingSettings, settings_from_json
@@ -198,7 +198,7 @@ def train(
 def write_model(run: TrainingRun, folder: Path) -> None:
     """Write the model folder and the curves of a run."""
     export(run.built, run.settings, folder)
-    plot_curves(run.metrics, folder / "curves.png")
+    write_curves(run.metrics, folder / "curves.jsonl")
 
 
 def train_model(

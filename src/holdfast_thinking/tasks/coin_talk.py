@@ -15,10 +15,12 @@ import re
 from holdfast_thinking.data.text_examples import TextExample, ThoughtStep
 from holdfast_thinking.grammar import asks_and_starts, styles, words
 from holdfast_thinking.grammar import coin as coin_grammar
+from holdfast_thinking.grammar.asks_and_starts import asks
 from holdfast_thinking.grammar.coin import CoinGrammar
 from holdfast_thinking.grammar.coin_phrases import FLIP, FLIP_IF, MARKS, START, TO, shapes, unmarked
 from holdfast_thinking.grammar.styles import draw_style, draw_typing
 from holdfast_thinking.tasks.outside import idle_sentence, opening
+from holdfast_thinking.tasks.typed import typed
 
 SIDES = shapes.SIDES
 UNKNOWN = " I do not know."
@@ -36,7 +38,8 @@ class CoinTalk:
 
     def example(self, rng: random.Random, events: int) -> TextExample:
         """Up to this number of events: half of the texts are short, like most questions of people."""
-        return self.eval_example(rng, min(events, rng.randint(1, _FEW)) if rng.random() < 0.5 else events)
+        few = min(events, rng.randint(1, _FEW)) if rng.random() < 0.5 else events
+        return typed(self.eval_example(rng, few), rng)
 
     def eval_example(self, rng: random.Random, events: int) -> TextExample:
         """With exactly this number of sentences about the coin."""
@@ -44,18 +47,24 @@ class CoinTalk:
 
 
 def tell(rng: random.Random, events: int) -> "CoinStory":
+    story = begin(rng, events)
+    story.ask()
+    return story
+
+
+def begin(rng: random.Random, events: int) -> "CoinStory":
+    """Return a story without its question."""
     story = CoinStory(rng)
     if rng.random() < (0.15 if story.is_simple else 0.5):
         story.say(opening(rng))
     if rng.random() >= 0.03:
         story.start()
     idle = 0.0 if story.is_simple else rng.choice((0.0, 0.0, 0.1, 0.4, 0.7))
-    stretch = rng.randrange(events) if rng.random() < 0.1 and not story.is_simple else -1
+    stretch = rng.randrange(events) if events and rng.random() < 0.1 and not story.is_simple else -1
     for number in range(events):
         for _ in range(rng.randint(8, 24) if number == stretch else int(rng.random() < idle)):
             story.say(idle_sentence(rng))
         story.event()
-    story.ask()
     return story
 
 
@@ -78,6 +87,11 @@ class CoinStory:
         self._held = ""  # a mark that what follows its sentence decides
         self.first: int | None = None
         self.marked = ""
+
+    @property
+    def told(self) -> tuple[str, tuple[ThoughtStep, ...]]:
+        """Return the story so far, and its thoughts."""
+        return unmarked(self.marked), tuple(self._steps)
 
     def say(self, sentence: str) -> None:
         self._last = ""
@@ -136,12 +150,11 @@ class CoinStory:
         rng, side = self._rng, SIDES[self._side]
         down = rng.random() < 0.06
         if rng.random() >= 0.4:
-            question = asks_and_starts.draw_side_question(rng, down)
+            question = asks.draw("DOWN_QUESTION" if down else "SIDE_QUESTION", rng)
             return self._named(question), f" {SIDES[self._side ^ down]}."
         asked = rng.choice(SIDES)
-        question = (
-            asks_and_starts.draw_yes_no(rng, down).replace("{s}", asked).replace("{S}", asked.capitalize())
-        )
+        question = asks.draw("DOWN_YES_NO" if down else "YES_NO_QUESTION", rng)
+        question = question.replace("{s}", asked).replace("{S}", asked.capitalize())
         return self._named(question), f" {'Yes' if (asked == side) != down else 'No'}, {side}."
 
     def _named(self, question: str) -> str:

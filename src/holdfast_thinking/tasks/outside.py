@@ -58,7 +58,7 @@ class Outside:
         if kind < 0.08:
             asked = idle_sentence(rng)
         else:
-            asked = _filled(_outside_shape(rng), rng)
+            asked = _filled(_outside.draw("SHAPE", rng), rng)
         if rng.random() < 0.12:
             asked = asked.rstrip("?.! ") or asked
         if rng.random() < 0.08:
@@ -70,36 +70,11 @@ class Outside:
         return TextExample(text + end, OUTSIDE, ())
 
 
-def _outside_shape(rng: random.Random) -> str:
-    kind = rng.random()
-    if kind < 0.5:
-        return rng.choice(_outside.COINS if kind < 0.12 else _outside.ASKS)
-    if kind < 0.7:
-        before = f"{rng.choice(_outside.BEFORE)} " if rng.random() < 0.5 else ""
-        shape, end = before + rng.choice(_outside.REQUESTS), rng.choice((".", ".", "", "!", "?"))
-    elif kind < 0.8:
-        shape, end = rng.choice(_outside.CHATS), rng.choice(("", "", ".", "!", "?"))
-    else:
-        before = f"{rng.choice(_outside.BEFORE[:12])} " if rng.random() < 0.15 else ""
-        shape, end = before + rng.choice(_outside.FACTS), rng.choice(("?", "?", "?", "", "??"))
-    if rng.random() < 0.6 and shape[0] != "{":
-        shape = shape[0].upper() + shape[1:]
-    return shape + end
-
-
 def _filled(shape: str, rng: random.Random) -> str:
-    if "{" not in shape:
-        return shape
     kinds = (words.COMMON, words.RARE, words.INVENTED)
-    return shape.format(
-        n=words.noun_phrase(rng) if rng.random() < 0.3 else rng.choice(words.NOUNS),
-        m=rng.choice(words.NOUNS if rng.random() < 0.8 else words.RARE),
-        a=rng.choice(words.ADJECTIVES),
-        b=rng.choice(words.ADJECTIVES),
+    return words.fill(shape, rng).format(
         w=rng.choice(rng.choice(kinds)),
         t=rng.choice(_idle.FLIPPED),
-        N=words.draw_name(rng),
-        M=words.draw_name(rng),
         i=rng.randint(0, 99),
         j=rng.randint(0, 99),
         s=rng.choice(_outside.SUBJECTS),

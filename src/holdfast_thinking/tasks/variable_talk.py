@@ -20,9 +20,10 @@ from holdfast_thinking.grammar import variables as drawn
 from holdfast_thinking.grammar.variables import CAPITALS, LETTERS, parts, shapes
 from holdfast_thinking.grammar.words import draw_name
 from holdfast_thinking.tasks.outside import idle_sentence, opening
+from holdfast_thinking.tasks.typed import typed
+from holdfast_thinking.tasks.variables import ANY_NUMBER
 
 LARGEST = 9
-MOST_VARIABLES = 4
 UNKNOWN = " I do not know."
 _FEW = 8  # changes of a short text
 _WITH_IT = re.compile(r"[\w ]*\{v\}[\w ]*(\{n\})?[\w ]*")
@@ -38,13 +39,14 @@ class VariableTalk:
 
     def example(self, rng: random.Random, events: int) -> TextExample:
         """Up to this number of changes: half of the texts are short."""
-        return self.eval_example(rng, min(events, rng.randint(1, _FEW)) if rng.random() < 0.5 else events)
+        few = min(events, rng.randint(0, _FEW)) if rng.random() < 0.5 else events
+        return typed(self.eval_example(rng, few), rng)
 
     def eval_example(self, rng: random.Random, events: int) -> TextExample:
         told = _Told(rng)
         told.begin()
         idle = rng.choice((0.0, 0.0, 0.0, 0.1, 0.4))
-        stretch = rng.randrange(events) if rng.random() < 0.06 else -1
+        stretch = rng.randrange(events) if events and rng.random() < 0.06 else -1
         for number in range(events):
             for _ in range(rng.randint(6, 16) if number == stretch else int(rng.random() < idle)):
                 told.say(idle_sentence(rng))
@@ -60,7 +62,7 @@ class _Told:
         self.steps: list[ThoughtStep] = []
         kind = rng.random()
         named = LETTERS if kind < 0.75 else CAPITALS if kind < 0.87 else shapes.NAMES
-        self._names = rng.sample(named, rng.randint(1, MOST_VARIABLES))
+        self._names = rng.sample(named, rng.choice(ANY_NUMBER))
         if rng.random() < 0.5:
             self._names.sort()
         self._mark, self._gap, self._item = rng.choice(styles.STATEMENTS)
@@ -223,12 +225,12 @@ class _Told:
         value, end = self.values[name], rng.choice(shapes.MARKS)
         if rng.random() < 0.04:
             unknown = rng.choice([each for each in LETTERS if each not in self.values])
-            return self._example(drawn.draw_question(rng).replace("{v}", unknown) + end, UNKNOWN)
+            return self._example(parts.draw("QUESTION", rng).replace("{v}", unknown) + end, UNKNOWN)
         if rng.random() < 0.25:
             asked = value if rng.random() < 0.5 else rng.randint(0, LARGEST)
-            question = drawn.draw_check(rng).replace("{v}", name).replace("{n}", self._number(asked))
+            question = parts.draw("CHECK", rng).replace("{v}", name).replace("{n}", self._number(asked))
             return self._example(question + end, f" {'Yes' if asked == value else 'No'}, {value}.")
-        question = drawn.draw_question(rng).replace("{v}", name)
+        question = parts.draw("QUESTION", rng).replace("{v}", name)
         if rng.random() < 0.05:
             question = question.rstrip("?. ")
         return self._example(question + end, f" {value}.")

@@ -15,9 +15,11 @@ import random
 
 from holdfast_thinking.data.text_examples import QUESTION_END, TextExample, ThoughtStep
 from holdfast_thinking.grammar.words import OPENINGS, SENTENCES, draw_filler, draw_opening, draw_rate
+from holdfast_thinking.tasks.typed import typed
 
 LETTERS = "abcdkmnpxyz"
 NUM_VARIABLES = 3
+ANY_NUMBER = (1, 2, 2, 3, 3, 3, 4, 4, 5, 6)  # of them as often
 LARGEST = 9
 _STEP = 5  # the largest constant that is added or subtracted
 _STARTS = ("Let", "Given", "We start with", "First,")
@@ -26,15 +28,27 @@ _WEIGHTS = (0.1, 0.1, 0.25, 0.25, 0.2, 0.1)
 
 
 class Variables:
-    def __init__(self, long_texts: bool = True) -> None:
-        self._long_texts = long_texts
+    """any_number: train on one to six, in any order, as people type them."""
+
+    def __init__(self, long_texts: bool = True, any_number: bool = False) -> None:
+        self._long_texts, self._any_number = long_texts, any_number
 
     def words(self) -> list[str]:
         starts = [*_STARTS, *(f" {each}" for each in _STARTS)]
         return [*OPENINGS, *SENTENCES, *starts, *(f" {each}" for each in LETTERS), " So What is the value of"]
 
     def example(self, rng: random.Random, events: int) -> TextExample:
-        values = {name: rng.randint(0, LARGEST) for name in sorted(rng.sample(LETTERS, NUM_VARIABLES))}
+        if not self._any_number:
+            return self.eval_example(rng, events)
+        names = rng.sample(LETTERS, rng.choice(ANY_NUMBER))
+        names = sorted(names) if rng.random() < 0.6 else names
+        return typed(self._example(rng, rng.randint(0, 4) if rng.random() < 0.5 else events, names), rng)
+
+    def eval_example(self, rng: random.Random, events: int) -> TextExample:
+        return self._example(rng, events, sorted(rng.sample(LETTERS, NUM_VARIABLES)))
+
+    def _example(self, rng: random.Random, events: int, names: list[str]) -> TextExample:
+        values = {name: rng.randint(0, LARGEST) for name in names}
         first = ", ".join(f"{name} = {value}" for name, value in values.items())
         text = f"{draw_opening(rng)}{rng.choice(_STARTS)} {first}."
         steps = [ThoughtStep(len(text) - 1, _listed(values), state=_listed(values))]
@@ -57,9 +71,9 @@ def _listed(values: dict[str, int]) -> str:
 def _change(rng: random.Random, values: dict[str, int]) -> tuple[str, str, str]:
     """Change a variable so that it stays in 0 .. LARGEST. Return its name, its text, the calculation."""
     target = rng.choice(list(values))
-    other = rng.choice([each for each in values if each != target])
+    other = rng.choice([each for each in values if each != target] or [target])
     own, its = values[target], values[other]
-    (kind,) = rng.choices(_KINDS, _WEIGHTS)
+    (kind,) = rng.choices(_KINDS, _WEIGHTS) if other != target else rng.choices(_KINDS[2:4])
     amount = its if kind.endswith("other") else rng.randint(1, _STEP)
     is_less = own >= amount if kind.startswith("take") else own + amount > LARGEST
     changed = own - amount if is_less else own + amount

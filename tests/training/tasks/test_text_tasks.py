@@ -6,20 +6,22 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.thinking.coin_cases import SIDES, CaseStory, CoinCases
 from benchmarks.thinking.entities import Entities
 from benchmarks.thinking.eval import eval_prompts
 from benchmarks.thinking.two_hop import TwoHop
 from holdfast_thinking.data.samples import training_prompts
-from holdfast_thinking.data.text_examples import TextExample, TextTask
+from holdfast_thinking.data.text_examples import TextExample, TextTask, ThoughtStep
 from holdfast_thinking.settings import TrainingSettings
 from holdfast_thinking.tasks.coin_talk import CoinTalk
 from holdfast_thinking.tasks.outside import Outside
 from holdfast_thinking.tasks.parity import Parity
+from holdfast_thinking.tasks.typed import typed
 from holdfast_thinking.tasks.variable_talk import VariableTalk
 from holdfast_thinking.tasks.variables import Variables
 
 SETTINGS = TrainingSettings(chunk=16, max_thought=32)
-OWN = (Entities(SETTINGS), Entities(replace(SETTINGS, carry=True)), TwoHop(SETTINGS))
+OWN = (CoinCases(SETTINGS), Entities(SETTINGS), Entities(replace(SETTINGS, carry=True)), TwoHop(SETTINGS))
 
 
 def examples(task: TextTask, count: int = 300, most: int = 9) -> list[TextExample]:
@@ -29,7 +31,7 @@ def examples(task: TextTask, count: int = 300, most: int = 9) -> list[TextExampl
 
 @pytest.mark.parametrize(
     "task",
-    [CoinTalk(), VariableTalk(), Outside(), Parity(), Variables(), *OWN],
+    [CoinTalk(), VariableTalk(), Outside(), Parity(), Variables(any_number=True), *OWN],
     ids=lambda task: type(task).__name__,
 )
 def test_steps_are_in_order_and_inside_the_prompt(task: TextTask) -> None:
@@ -40,8 +42,61 @@ def test_steps_are_in_order_and_inside_the_prompt(task: TextTask) -> None:
         assert "  " not in each.prompt, each.prompt
 
 
+@pytest.mark.parametrize("num_coins", [1, 3])
+def test_last_thought_about_coins_has_the_answer(num_coins: int) -> None:
+    rng = random.Random(2)
+    for _ in range(200):
+        story = CaseStory(rng, num_coins)
+        for _ in range(4):
+            story.event()
+        first, last = ((step.state or step.thought).split() for step in story.steps[:: len(story.steps) - 1])
+        coin = rng.choice(story.coins)
+        assert (
+            last[-2 * num_coins :][-1 if num_coins == 1 else last[-2 * num_coins :].index(coin.key) + 1]
+            == (SIDES[coin.side])
+        )
+        now, start = story.ask("now"), story.ask("start")
+        assert now.answer.strip(" .") in last and (num_coins > 1 or start.answer.strip(" .") == first[0])
+
+
+def test_people_who_flip_a_coin_are_counted() -> None:
+    story = CaseStory(random.Random(1), 1)
+    story.coins[0].side = story.coins[0].start = 0
+    story.tell(["Ann"], times=2)
+    story.tell(["Bob"])
+    story.tell(["Eve"], times=0)
+    answers = {
+        "first": "Ann",
+        "last": "Bob",
+        "times": "3",
+        "people": "2",
+        "even": "No",
+        "not": "Eve",
+        "start": "heads",
+    }
+    assert {kind: story.ask(kind).answer for kind in answers} == {
+        k: f" {said}." for k, said in answers.items()
+    }
+    assert story.ask("now").answer == " tails."
+
+
+def test_thoughts_stay_at_their_words_however_they_are_typed() -> None:
+    told = TextExample(
+        "Bob's coin is heads up. He flips it. Is it heads? A:", " No, tails.", (ThoughtStep(34, " tails"),)
+    )
+    rng, seen = random.Random(3), set[str]()
+    for _ in range(400):
+        found = typed(told, rng)
+        read = found.prompt[: found.steps[0].settled_at + 1].lower()
+        assert found.prompt.endswith(" A:") and abs(len(read.split("? ")[-1]) - 35) < 6, found
+        seen.add(found.prompt)
+    assert told.prompt in seen and told.prompt.replace("A:", "").upper() in {each[:-2] for each in seen}
+    assert "Is it heads? Bob's coin is heads up. He flips it. A:" in seen and len(seen) > 50
+
+
 def test_variable_talk_thoughts_are_right() -> None:
-    for each in examples(VariableTalk()):
+    rng = random.Random(5)
+    for each in [VariableTalk().eval_example(rng, rng.randint(0, 9)) for _ in range(300)]:
         known: dict[str, int] = {}
         named: list[str] = []
         for step in each.steps:
