@@ -90,8 +90,8 @@ def write_gguf(
         name = name.replace("feed_forward.experts", "mlp.experts")
         stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored_name is not None, name
-        is_router = ".ffn_gate_inp" in stored_name  # the converter keeps routers in F32
-        _add_tensor(writer, stored_name, values, "F32" if is_router else quant)
+        is_plain = ".ffn_gate_inp" in stored_name or ".shortconv.conv" in stored_name  # the converter keeps them in F32
+        _add_tensor(writer, stored_name, values, "F32" if is_plain else quant)
     for name, values in (tensors or {}).items():
         writer.add_tensor(name, values.astype(np.float32))
     writer.write_header_to_file()
@@ -318,7 +318,9 @@ def _add_recurrent(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
         writer.add_ssm_group_count(config.linear_num_key_heads)
         writer.add_ssm_time_step_rank(config.linear_num_value_heads)
         writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
-        writer.add_uint32(f"{arch}.full_attention_interval", 2)
+        interval = config.layer_types.index("full_attention") + 1
+        writer.add_uint32(f"{arch}.full_attention_interval", interval)
+        writer.add_rope_dimension_sections([11, 11, 10, 0])  # of text: one position for all
         writer.add_rope_dimension_count(
             int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
         )

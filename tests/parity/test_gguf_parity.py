@@ -105,6 +105,30 @@ def test_recurrent_models_compute_what_safetensors_do(family: str, tmp_path: Pat
         assert plain.std() > 0.05
 
 
+@pytest.mark.parametrize(
+    "family",
+    [
+        *[
+            pytest.param(name, marks=pytest.mark.long)
+            for name in (*RECURRENT, "lfm2")
+            if name != "qwen3_5_text"
+        ],
+        "qwen3_5_text",
+    ],
+)
+def test_recurrent_models_compute_with_quantised_blocks(family: str, tmp_path: Path) -> None:
+    """Near what the dequantised weights give: activations have 8 bits."""
+    changes = {**RECURRENT.get(family, {}), "std": 0.1}
+    file = tiny_gguf(tmp_path / "model.gguf", family.partition("-")[0], "Q8_0", **changes)
+    prompt = torch.randint(0, VOCAB_SIZE, (50,), generator=torch.Generator().manual_seed(8)).tolist()
+    limits: dict[str, Any] = {"max_pass_tokens": 64, "max_num_seqs": 4, "determinism": "off"}
+    with LLM(str(file), **limits) as llm, LLM(str(file), dtype="fp32", **limits) as plain:
+        assert any(one.linear.blocks for one in llm.engine.runner._decoder.linears())  # type: ignore[attr-defined]
+        found, expected = (raw_logits(each, prompt, 16, True) for each in (llm, plain))
+    assert not torch.equal(found, expected)
+    assert (found - expected).std() < 0.1 * expected.std()
+
+
 @pytest.mark.parametrize("family", [*QUICK, *SLOW])
 def test_mixtures_and_recurrent_models_have_the_bits_of_safetensors(family: str, tmp_path: Path) -> None:
     changes = MIXTURES[family]

@@ -35,7 +35,7 @@ _BF16_AMX = 3  # of packed weights and of GEMMs
 _KV_BLOCK = 64  # BLOCK in attention.c
 _REFERENCE_ROWS = 16
 _BLOCK_HEADER = struct.Struct("<16q")  # BlockWeight in block_linear.c
-_MAX_BLOCK_PARTS = 3
+_MAX_BLOCK_PARTS = 5
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu2": 2}  # `Layers` in kernels.h
 
 

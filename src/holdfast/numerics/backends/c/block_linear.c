@@ -40,8 +40,7 @@ typedef struct {
 
 typedef struct {
     int64_t num_parts;
-    BlockPart parts[3];
-    int64_t unused[6];
+    BlockPart parts[5]; /* what a recurrent layer reads: qkv, a, b and z of a delta rule */
 } BlockWeight;
 
 typedef struct {
