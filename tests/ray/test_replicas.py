@@ -71,7 +71,7 @@ def num_ready(server: Server) -> int:
     return sum(one["state"] == "ready" for one in server.get("/health").json().get("replicas", ()))
 
 
-@pytest.mark.parametrize("victim", ["engine", "replica"])
+@pytest.mark.parametrize("victim", [pytest.param("engine", marks=pytest.mark.long), "replica"])
 def test_killed_replica_loses_no_stream(pool_server: Server, lone_server: Server, victim: str) -> None:
     wait_until(lambda: num_ready(pool_server) == 2)  # also after the one killed before
     pid = engine_pids()[0]  # before the streams begin: the search can outlast them
