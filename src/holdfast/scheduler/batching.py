@@ -287,8 +287,8 @@ class Batcher:
         decoding, prefilling = self._queue.split()
         shares = self._queue.shares
         if shares.has_background_only:
-            states, reference = decoding + prefilling, self._config.reference_tokens
-            self._quotas = Quotas.of_background(states, budget, reference)
+            most = shares.background_tokens(self._step, self._config.reference_tokens)
+            self._quotas = Quotas.of_background(decoding + prefilling, min(budget, most))
             decoding = self._quotas.choose(decoding, prefilling, self._step)
         elif shares.is_shared:
             if shares.leaves_out_background(decoding + prefilling, self._step, in_flight=self._in_flight):

@@ -24,7 +24,8 @@ down by a factor of at most k + 1.
 
 **Background.** Requests of a background share get places and pages that no other request wants, and give
 them up at once. While others run, they are computed in one step of BACKGROUND_STEPS. Alone, a step adds at
-most BACKGROUND_PASSES reference passes, so that a request which arrives does not wait for a long one.
+most BACKGROUND_PASSES reference passes, and one for BACKGROUND_STEPS steps after another request ran: the next
+one, which may come soon, does not wait for a long step.
 """
 
 from bisect import insort
@@ -37,7 +38,7 @@ from holdfast.scheduler.request_state import RequestState
 
 SLICE_STEPS = 64
 PATIENCE_STEPS = 512
-BACKGROUND_STEPS = 32
+BACKGROUND_STEPS = 64
 BACKGROUND_PASSES = 4
 
 
@@ -90,6 +91,7 @@ class SharePolicy:
         self._max_remembered = max_remembered
         self._num_running: Counter[str] = Counter()  # by holder
         self._num_background = 0  # of the running requests
+        self._others_at = -BACKGROUND_STEPS  # the step in which another request ran or started last
         self._last_admitted: dict[str, int] = {}  # when each holder was, by number of admissions
         self._num_admissions = 0
 
@@ -111,6 +113,8 @@ class SharePolicy:
     def started(self, state: RequestState, step: int) -> None:
         self._num_running[state.holder] += 1
         self._num_background += state.is_background
+        if not state.is_background:
+            self._others_at = step
         self._num_admissions += 1
         self._last_admitted[state.holder] = self._num_admissions
         if state.short_since is not None and step - state.short_since >= PATIENCE_STEPS:
@@ -128,10 +132,16 @@ class SharePolicy:
     def leaves_out_background(self, states: Iterable[RequestState], step: int, *, in_flight: bool) -> bool:
         """Return whether a step computes no background request. states: what could be computed. in_flight:
         another plan is, maybe of requests that come first."""
-        if not step % BACKGROUND_STEPS:
-            return False
         others = self._running.values() if in_flight else states
-        return any(not state.is_background for state in others)
+        if all(state.is_background for state in others):
+            return False
+        self._others_at = step
+        return step % BACKGROUND_STEPS != 0
+
+    def background_tokens(self, step: int, reference_tokens: int) -> int:
+        """Return how many tokens a step of background requests alone may have."""
+        is_quiet = step - self._others_at >= BACKGROUND_STEPS
+        return reference_tokens * (BACKGROUND_PASSES if is_quiet else 1)
 
     # Places
 
@@ -282,11 +292,10 @@ class Quotas:
         return cls(budget, dict.fromkeys(demands, quota))
 
     @classmethod
-    def of_background(cls, states: Iterable[RequestState], budget: int, reference_tokens: int) -> "Quotas":
-        """Give the holders of these background requests a part of `BACKGROUND_PASSES` reference passes."""
+    def of_background(cls, states: Iterable[RequestState], budget: int) -> "Quotas":
+        """Give the holders of these background requests equal parts of the budget."""
         holders = {state.holder for state in states}
-        most = min(budget, BACKGROUND_PASSES * reference_tokens) // max(1, len(holders))
-        return cls(budget, dict.fromkeys(holders, max(1, most)))
+        return cls(budget, dict.fromkeys(holders, max(1, budget // max(1, len(holders)))))
 
     def left(self, holder: str, cost: int = 1) -> int:
         """Return how many tokens of this cost the holder may add: at least one if anything is left."""
