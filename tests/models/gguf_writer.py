@@ -90,7 +90,9 @@ def write_gguf(
         name = name.replace("feed_forward.experts", "mlp.experts")
         stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored_name is not None, name
-        is_plain = ".ffn_gate_inp" in stored_name or ".shortconv.conv" in stored_name  # the converter keeps them in F32
+        is_plain = (
+            ".ffn_gate_inp" in stored_name or ".shortconv.conv" in stored_name
+        )  # the converter keeps them in F32
         _add_tensor(writer, stored_name, values, "F32" if is_plain else quant)
     for name, values in (tensors or {}).items():
         writer.add_tensor(name, values.astype(np.float32))
