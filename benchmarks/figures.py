@@ -77,6 +77,12 @@ def _cpu(file: str, peer: str) -> Callable[[], str]:
 TABLES: dict[str, Callable[[], str]] = {
     "cpu": _cpu("cpu", "Hugging Face"),
     "llama-cpp": _cpu("llama-cpp", "llama.cpp"),
+    "cpu-recurrent": partial(
+        flat,
+        "cpu-recurrent",
+        "ratio",
+        *("model", "format", "beside", "prefill 512", "1 stream", "8 streams", "32 streams"),
+    ),
     "gpu-cells": partial(
         across,
         "bench-gpu",
